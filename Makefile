@@ -1,0 +1,86 @@
+# Everything a developer or a newcomer does, from a fresh clone: `make demo`, `make run`, `make test`, `make bench`.
+# Needs Python 3.11 or newer and, for the compiled broker, a C compiler. All else goes into .venv.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+CONFIG ?= conf/mqttbroker.toml
+DATA ?=
+PYTEST_ARGS ?=
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+CC_FOUND := $(shell command -v $${CC:-cc} || command -v gcc)
+export MQTTBROKER_COMPILE ?= $(if $(CC_FOUND),1,0)
+BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
+
+SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
+
+.PHONY: build run test test-compiled test-plain check demo bench clean test-tools
+build: $(VENV)/built
+
+$(VENV)/created:
+	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or newer with the venv module (PYTHON=... names one)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# Requirements come from pyproject.toml, so that a change of the code alone installs no dependency again.
+$(VENV)/base: pyproject.toml | $(VENV)/created
+	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
+	print(*p['build-system']['requires'], *p['project']['dependencies'], sep='\n')" > $@.txt
+	$(BIN)/python -m pip install --quiet -r $@.txt
+	touch $@
+
+$(VENV)/extras: pyproject.toml | $(VENV)/base
+	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
+	print(*sum(p['project']['optional-dependencies'].values(), []), sep='\n')" > $@.txt
+	$(BIN)/python -m pip install --quiet -r $@.txt
+	touch $@
+
+# The stamp holds the hash of all sources: touching files or switching branches forth and back builds nothing.
+$(VENV)/built: $(SOURCES) setup.py pyproject.toml | $(VENV)/base
+	@hash="$(BUILD_KIND) $$(cat $(sort $(SOURCES)) setup.py pyproject.toml | sha256sum)"; \
+	if [ "$$hash" = "$$(cat $@ 2>/dev/null)" ]; then touch $@; exit 0; fi; \
+	echo "building mqttbroker ($(BUILD_KIND)) into $(VENV)"; \
+	rm -rf build/lib build/lib.* build/bdist.*; \
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps --no-build-isolation . && echo "$$hash" > $@
+	@$(BIN)/mqttbroker --version
+
+run: build
+	$(BIN)/mqttbroker serve --config $(CONFIG)
+
+test-tools: $(VENV)/extras build
+	@command -v mosquitto_pub >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends mosquitto-clients; \
+	  else echo "make test: needs mosquitto_pub and mosquitto_sub: apt-get install mosquitto-clients" >&2; exit 1; fi; }
+	@command -v java >/dev/null || test -x "$${JAVA_HOME:-/nonexistent}/bin/java" || { \
+	  echo "make test: Spark needs Java 17 or newer: apt-get install openjdk-17-jre-headless, or set JAVA_HOME" >&2; exit 1; }
+
+# The same suite against the installed build, and against the sources as they are.
+test-compiled: test-tools
+	env -u PYTHONPATH EXPECT_BUILD=$(BUILD_KIND) $(BIN)/pytest $(PYTEST_ARGS)
+
+test-plain: test-tools
+	PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload EXPECT_BUILD=plain $(BIN)/pytest $(PYTEST_ARGS)
+
+test:
+	$(MAKE) --no-print-directory check
+	$(MAKE) --no-print-directory test-compiled
+	$(MAKE) --no-print-directory test-plain
+
+check: $(VENV)/extras
+	$(BIN)/mypy
+
+demo: $(VENV)/extras build
+	$(BIN)/python -P -m bridge_spark.demo $(if $(DATA),--data "$(DATA)")
+
+bench: build
+	@command -v mosquitto >/dev/null || test -x /usr/sbin/mosquitto || echo "bench: no mosquitto here to compare with"
+	$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .hypothesis bench/results bench/mqtt_load bench/null_broker

@@ -1,0 +1,122 @@
+"""Packaging: metadata is in pyproject.toml, here is what needs code, above all the compiled modules.
+
+Rule: one list, ``COMPILED``, says what mypyc compiles, as one unit. The environment decides how:
+``MQTTBROKER_COMPILE=0`` never compiles, ``=1`` must compile, unset compiles where a C compiler and Python's headers
+are found. A compilation that fails is an error and never a plain build in disguise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+COMPILED = [
+]
+
+ROOT = Path(__file__).resolve().parent
+LIBRARY = "mqttbroker_native"
+CACHE = ROOT / "build" / "native"
+
+
+def can_compile() -> bool:
+    """Whether a program that includes Python.h compiles here; says why not on stderr."""
+    from setuptools._distutils.ccompiler import new_compiler
+    from setuptools._distutils.errors import CompileError, DistutilsError
+    from setuptools._distutils.sysconfig import customize_compiler
+
+    with tempfile.TemporaryDirectory() as directory:
+        probe = Path(directory) / "probe.c"
+        probe.write_text("#include <Python.h>\n")
+        compiler = new_compiler()
+        customize_compiler(compiler)
+        try:
+            compiler.compile([str(probe)], output_dir=directory, include_dirs=[sysconfig.get_path("include")])
+        except (CompileError, DistutilsError, OSError) as error:
+            print(f"mqttbroker: not compiled, no usable C compiler: {error}", file=sys.stderr)
+            return False
+    return True
+
+
+def wants_compiled() -> bool:
+    choice = os.environ.get("MQTTBROKER_COMPILE", "")
+    if choice not in ("", "0", "1"):
+        raise SystemExit(f"MQTTBROKER_COMPILE must be 0 or 1, got {choice!r}")
+    return bool(COMPILED) and (choice == "1" or (choice == "" and can_compile()))
+
+
+def fingerprint() -> str:
+    """Names everything the compiled files depend on."""
+    digest = hashlib.sha256()
+    tools = [sys.version, sysconfig.get_platform(), importlib.metadata.version("mypy"), os.environ.get("CFLAGS", "")]
+    for part in tools + [str(sysconfig.get_config_var("CC"))]:
+        digest.update(part.encode() + b"\0")
+    for name in ["setup.py", *COMPILED]:
+        digest.update(name.encode() + b"\0" + (ROOT / name).read_bytes() + b"\0")
+    return digest.hexdigest()[:20]
+
+
+class BuildCompiled(build_ext):
+    """Compiles with mypyc, or takes the files of an earlier build of exactly the same sources from build/native."""
+
+    def run(self) -> None:
+        cached = CACHE / fingerprint()
+        extensions = cached / "extensions"
+        if extensions.exists():
+            self.extensions = [Extension(name, []) for name in extensions.read_text().split()]
+            files = self.files()
+        else:
+            files = self.compile()
+            shutil.rmtree(CACHE, ignore_errors=True)
+            copy_files(files, Path(self.build_lib), cached)
+            extensions.write_text("\n".join(extension.name for extension in self.extensions))
+        copy_files(files, cached, Path(self.build_lib))
+
+    def files(self) -> list[str]:
+        return [self.get_ext_filename(extension.name) for extension in self.extensions]
+
+    def compile(self) -> list[str]:
+        from mypyc.build import mypycify
+
+        self.distribution.ext_modules = mypycify(
+            COMPILED,
+            opt_level="3",
+            debug_level="0",
+            group_name=LIBRARY,
+            multi_file=False,
+            target_dir=str(ROOT / "build" / "mypyc"),
+        )
+        self.initialize_options()
+        self.finalize_options()
+        super().run()
+        return self.files()
+
+
+def copy_files(names: list[str], source: Path, target: Path) -> None:
+    for name in names:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / name, target / name)
+
+
+packages = find_packages(include=["topic_matcher*", "sessions*", "bridge_spark*", "mqttbroker*"])
+package_dir = {}
+# Spark registers the data source of every importable module named pyspark_*, so this one is installed at the top.
+if (ROOT / "bridge_spark" / "autoload" / "pyspark_mqtt").is_dir():
+    packages.append("pyspark_mqtt")
+    package_dir["pyspark_mqtt"] = "bridge_spark/autoload/pyspark_mqtt"
+
+options: dict[str, Any] = {}
+if wants_compiled():
+    # The placeholder says that the wheel belongs to one platform; BuildCompiled puts the real list in its place.
+    options = {"ext_modules": [Extension(f"{LIBRARY}__mypyc", [])], "cmdclass": {"build_ext": BuildCompiled}}
+
+setup(packages=packages, package_dir=package_dir, **options)
