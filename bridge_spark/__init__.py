@@ -1,0 +1,1 @@
+"""The stream log and the PySpark source that reads it."""
