@@ -42,7 +42,7 @@ $(VENV)/extras: pyproject.toml | $(VENV)/base
 
 # The stamp holds the hash of all sources: touching files or switching branches forth and back builds nothing.
 $(VENV)/built: $(SOURCES) setup.py pyproject.toml | $(VENV)/base
-	@hash="$(BUILD_KIND) $$(cat $(sort $(SOURCES)) setup.py pyproject.toml | sha256sum)"; \
+	@hash="$(BUILD_KIND) $$(sha256sum $(sort $(SOURCES)) setup.py pyproject.toml | sha256sum)"; \
 	if [ "$$hash" = "$$(cat $@ 2>/dev/null)" ]; then touch $@; exit 0; fi; \
 	echo "building mqttbroker ($(BUILD_KIND)) into $(VENV)"; \
 	rm -rf build/lib build/lib.* build/bdist.*; \

@@ -1,0 +1,89 @@
+"""The ``mqttbroker`` command.
+
+Rule: whatever is wrong with how it was called is one line on stderr and exit status 2; what goes wrong while running
+is exit status 1. Nothing heavy is imported before it is known that it will be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import NoReturn, Optional, Sequence
+
+from mqttbroker import __version__, build_kind
+from mqttbroker.config import FLAGS, ConfigError, load_settings
+
+_FLAG_HELP = {
+    "--host": ("HOST", "address to listen on (first listener)"),
+    "--port": ("PORT", "port to listen on (first listener); 0 = any free one"),
+    "--http-port": ("PORT", 'port of health, metrics and streams over HTTP; 0 = any free one, "off" = none'),
+    "--data-dir": ("DIR", "directory of the database and the streams"),
+    "--durability": ("MODE", "commit | interval | off"),
+    "--allow-anonymous": ("WHO", "true | false | loopback; true when the flag stands alone"),
+    "--log-level": ("LEVEL", "debug | info | warning | error"),
+}
+_SPARK_MODULES = ("pyspark", "py4j", "pyarrow", "pandas", "numpy")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="mqttbroker", description="MQTT 3.1.1 and 5.0 broker with durable streams for Spark",
+                     allow_abbrev=False)
+    version = f"mqttbroker {__version__} ({build_kind()}, Python {platform.python_version()})"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    serve = commands.add_parser("serve", help="run the broker", allow_abbrev=False)
+    serve.add_argument("--config", metavar="FILE", type=Path, help="TOML file (conf/mqttbroker.toml shows every key)")
+    for flag in FLAGS:
+        metavar, text = _FLAG_HELP[flag]
+        if flag == "--allow-anonymous":
+            serve.add_argument(flag, dest=flag, metavar=metavar, help=text, nargs="?", const="true")
+        else:
+            serve.add_argument(flag, dest=flag, metavar=metavar, help=text)
+
+    check = commands.add_parser("check-config", help="say what is wrong with a configuration file")
+    check.add_argument("file", metavar="FILE", type=Path)
+
+    commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
+    return parser
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the command; returns its exit status: 0 fine, 1 failed while running, 2 called or configured wrongly."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["ingest"]:
+        return _ingest(given[1:])
+    options = _parser().parse_args(given)
+    try:
+        if options.command == "check-config":
+            load_settings(options.file)
+            print(f"{options.file}: fine")
+            return 0
+        flags = {flag: value for flag in FLAGS if (value := getattr(options, flag)) is not None}
+        settings = load_settings(options.config, os.environ, flags)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    from mqttbroker.server import serve
+
+    return serve(settings)
+
+
+def _ingest(arguments: Sequence[str]) -> int:
+    try:
+        from bridge_spark.ingest import main as ingest
+
+        return ingest(list(arguments))
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in _SPARK_MODULES:
+            raise
+        print(f"mqttbroker ingest: {error.name} is missing: pip install 'mqttbroker[spark]'", file=sys.stderr)
+        return 1
