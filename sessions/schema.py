@@ -1,0 +1,153 @@
+"""The tables of the durable store, and the way an older database becomes today's.
+
+The rule kept here: a database is migrated whole or not at all.  One transaction
+takes it from any older version to the newest, a backup of what it was stands
+beside it first, and one that is newer, foreign or damaged is refused untouched.
+
+`PRAGMA user_version` counts the migrations a database has had; sqlite-utils
+records each by name in ``_sqlite_migrations``.  A table whose rows are found by
+a compound key has no rowid, so that a row is stored once.  The payload stands
+last: a reader of the small columns never follows its overflow pages.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Callable, Sequence
+
+from sqlite_utils import Database, Migrations
+
+# "MQTB": tells the broker's database from any other SQLite file.
+APPLICATION_ID = 0x4D515442
+MIGRATION_SET = "sessions"
+# UPDATE ... FROM came with 3.33.
+OLDEST_SQLITE = (3, 33, 0)
+
+Migration = Callable[[Database], None]
+
+
+class StoreError(Exception):
+    """The store cannot be used; the text is one line that names file and reason."""
+
+
+def create_tables(db: Database) -> None:
+    """Version 1."""
+    db.table("sessions").create(
+        {
+            "session_id": int,
+            "client_id": str,
+            "version": int,
+            "expiry_interval": int,
+            "disconnected_at": float,
+            "will": bytes,
+            "will_due": float,
+        },
+        pk="session_id",
+        not_null={"client_id", "version", "expiry_interval"},
+    )
+    db.table("sessions").create_index(["client_id"], unique=True)
+    db.execute(
+        "CREATE TABLE subscriptions (session_id INTEGER NOT NULL, topic_filter TEXT NOT NULL,"
+        " qos INTEGER NOT NULL, options INTEGER NOT NULL, subscription_id INTEGER NOT NULL,"
+        " PRIMARY KEY (session_id, topic_filter)) WITHOUT ROWID"
+    )
+    db.table("messages").create(
+        {
+            "id": int,
+            "topic": str,
+            "qos": int,
+            "retain": int,
+            "properties": bytes,
+            "publisher": str,
+            "timestamp": int,
+            "expires_at": int,
+            "payload": bytes,
+        },
+        pk="id",
+        not_null={"topic", "qos", "retain", "properties", "publisher", "timestamp", "payload"},
+    )
+    db.execute(
+        "CREATE TABLE queue (session_id INTEGER NOT NULL, seq INTEGER NOT NULL,"
+        " message_id INTEGER NOT NULL, shared INTEGER NOT NULL, qos INTEGER NOT NULL,"
+        " retain INTEGER NOT NULL, subscription_ids BLOB NOT NULL, packet_id INTEGER NOT NULL,"
+        " state INTEGER NOT NULL, PRIMARY KEY (session_id, seq)) WITHOUT ROWID"
+    )
+    # Only entries of shared messages are ever looked up by message.
+    db.execute("CREATE INDEX queue_shared ON queue (message_id) WHERE shared = 1")
+    db.execute(
+        "CREATE TABLE received (session_id INTEGER NOT NULL, packet_id INTEGER NOT NULL,"
+        " PRIMARY KEY (session_id, packet_id)) WITHOUT ROWID"
+    )
+    db.table("retained").create(
+        {
+            "topic": str,
+            "qos": int,
+            "properties": bytes,
+            "publisher": str,
+            "timestamp": int,
+            "expires_at": int,
+            "payload": bytes,
+        },
+        not_null={"topic", "qos", "properties", "publisher", "timestamp", "payload"},
+    )
+    db.table("retained").create_index(["topic"], unique=True)
+    db.execute(
+        "CREATE TABLE stream_ends (stream TEXT NOT NULL, partition INTEGER NOT NULL,"
+        " end_offset INTEGER NOT NULL, PRIMARY KEY (stream, partition)) WITHOUT ROWID"
+    )
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables,)
+
+
+def prepare(
+    connection: sqlite3.Connection, path: str, migrations: Sequence[Migration] = MIGRATIONS
+) -> None:
+    """Bring the database to today's schema; `connection` is in autocommit mode.
+
+    ``path`` names the database in errors and is where the backup goes:
+    ``<path>.v<version>.backup``, of the version it was.  Raises `StoreError` if
+    the database is newer than this program or no database of the broker, and
+    `sqlite3.Error` if it cannot be read or written; either leaves it as it was.
+    """
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    if tables and application != APPLICATION_ID:
+        raise StoreError(f"{path}: not a database of this broker")
+    if version > len(migrations):
+        raise StoreError(
+            f"{path}: schema version {version} is newer than this program's"
+            f" {len(migrations)}; use the newer program"
+        )
+    if version == len(migrations):
+        return
+    if tables:
+        _back_up(connection, f"{path}.v{version}.backup")
+    pending = Migrations(MIGRATION_SET)
+    for migration in migrations:
+        pending(name=migration.__name__)(migration)
+    db = Database(connection, recursive_triggers=False, execute_plugins=False)
+    with db.atomic():
+        pending.apply(db)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {len(migrations)}")
+
+
+def _back_up(connection: sqlite3.Connection, target: str) -> None:
+    """A copy of the database at `target`, complete and on disk, or none at all."""
+    unfinished = Path(f"{target}.part")
+    unfinished.unlink(missing_ok=True)
+    copy = sqlite3.connect(unfinished)
+    try:
+        connection.backup(copy)
+    finally:
+        copy.close()
+    os.replace(unfinished, target)
+    directory = os.open(Path(target).parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

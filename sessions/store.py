@@ -1,0 +1,574 @@
+"""The durable store: one thread that owns SQLite and the end of the stream log.
+
+The rule kept here: one write set is one transaction, of the log and of SQLite
+together.  Log records are synced before COMMIT, COMMIT holds the log's ends,
+and after any failure both are back at the last commit.  `done` without an
+error means that everything in the write set is on disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import queue
+import sqlite3
+import sys
+import threading
+from itertools import chain
+from pathlib import Path
+from typing import Any, Callable, Iterable, Optional, Protocol, Sequence, Union
+
+from sessions.message import Message
+from sessions.schema import OLDEST_SQLITE, StoreError, prepare
+from sessions.write_set import Page, PageRequest, WriteSet
+
+logger = logging.getLogger(__name__)
+
+DURABILITIES = ("commit", "interval", "off")
+
+# The most rows of one statement.  Lists are padded to a power of two, so that
+# a handful of statements serve every length and stay prepared.
+CHUNK = 512
+CACHED_STATEMENTS = 256
+CACHE_KIB = 32 * 1024
+
+# The WAL goes back into the database when it holds this many pages.
+CHECKPOINT_PAGES = 4096
+WAL_KEEP_BYTES = 64 * 1024 * 1024
+
+# How many entries of an ended session go with one transaction.
+PURGE_ENTRIES = 4096
+PURGE_SESSIONS = 64
+
+# Free pages go back to the file system when they are this many and a quarter of the file.
+VACUUM_FREE_PAGES = 1024
+VACUUM_STEP = 128
+# How often a busy writer looks for free pages, in commits, and how long a writer
+# with something to tidy waits for work, in seconds.
+VACUUM_EVERY = 64
+IDLE_AFTER = 0.05
+
+# Where the write-ahead log's index keeps the count of its frames
+# (sqlite.org/walformat.html, section 2.1: mxFrame, native byte order).
+_MX_FRAME = 16
+
+Done = Callable[[WriteSet, "list[Page]", Optional[Exception]], None]
+Row = tuple[Any, ...]
+
+
+class Log(Protocol):
+    """The stream log as the store drives it."""
+
+    def append(
+        self, records: dict[tuple[str, int], list[Message]]
+    ) -> dict[tuple[str, int], tuple[int, int, str]]:
+        """Write records, not yet durable; per partition the new (end offset, position, segment)."""
+
+    def sync(self) -> None:
+        """Put everything appended on disk."""
+
+    def rollback(self) -> None:
+        """Cut back to the last committed end; does nothing when that is the end."""
+
+    def committed(self) -> None:
+        """The transaction with the appended ends is durable."""
+
+    def recover(self, ends: Optional[dict[tuple[str, int], int]]) -> None:
+        """Cut back to these ends (missing = 0), or keep every valid batch (None)."""
+
+
+class Recovered:
+    """What the disk holds at start.
+
+    ``sessions``, ``subscriptions`` and ``retained`` are rows as in `WriteSet`;
+    a session that was connected at a crash has ``disconnected_at`` None.
+    ``queues`` has (session_id, entries, bytes, last_seq) of every session with a
+    queue, bytes being len(topic) + len(payload) + len(properties) summed over
+    its entries.  The ``next_`` ids are greater than any that is stored.
+    """
+
+    def __init__(
+        self,
+        sessions: list[Row],
+        subscriptions: list[Row],
+        retained: list[Row],
+        queues: list[tuple[int, int, int, int]],
+        next_session_id: int,
+        next_message_id: int,
+        next_seq: int,
+    ) -> None:
+        self.sessions = sessions
+        self.subscriptions = subscriptions
+        self.retained = retained
+        self.queues = queues
+        self.next_session_id = next_session_id
+        self.next_message_id = next_message_id
+        self.next_seq = next_seq
+
+
+class _Statement:
+    """One statement over a list of rows: ``{rows}`` becomes a table of parameters.
+
+    Rows of NULL fill the table up to its size, so the statement must pass over
+    a row whose first value is NULL.
+    """
+
+    def __init__(self, sql: str, width: int) -> None:
+        row = "(" + ",".join("?" * width) + ")"
+        self._padding = (None,) * width
+        self.by_size: dict[int, str] = {}
+        size = 1
+        while size <= CHUNK:
+            values = "(VALUES " + ",".join([row] * size) + ")"
+            self.by_size[size] = sql.replace("{rows}", values)
+            size *= 2
+
+    def run(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
+        for start in range(0, len(rows), CHUNK):
+            part = rows[start : start + CHUNK]
+            size = 1 << (len(part) - 1).bit_length()
+            parameters = list(chain.from_iterable(part))
+            parameters += self._padding * (size - len(part))
+            connection.execute(self.by_size[size], parameters)
+
+
+def _upsert(table: str, keys: str, columns: str) -> _Statement:
+    names = columns.split(", ")
+    updates = ", ".join(f"{name} = excluded.{name}" for name in names if name not in keys.split(", "))
+    return _Statement(
+        f"INSERT INTO {table} ({columns}) SELECT * FROM {{rows}} WHERE column1 IS NOT NULL"
+        f" ON CONFLICT ({keys}) DO UPDATE SET {updates}",
+        len(names),
+    )
+
+
+def _insert(table: str, columns: str, verb: str = "INSERT") -> _Statement:
+    return _Statement(
+        f"{verb} INTO {table} ({columns}) SELECT * FROM {{rows}} WHERE column1 IS NOT NULL",
+        len(columns.split(", ")),
+    )
+
+
+def _delete(table: str, keys: str, condition: str = "") -> _Statement:
+    # SQLite searches by a row value only if the list is no bare VALUES; a bare
+    # one makes it scan the whole table.
+    return _Statement(
+        f"DELETE FROM {table} WHERE ({keys}) IN (SELECT * FROM {{rows}}){condition}",
+        len(keys.split(", ")),
+    )
+
+
+END_SESSIONS = _delete("sessions", "session_id")
+END_SUBSCRIPTIONS = _delete("subscriptions", "session_id")
+END_RECEIVED = _delete("received", "session_id")
+FIND_QUEUES = _Statement(
+    "SELECT column1, (SELECT max(seq) FROM queue WHERE session_id = column1) FROM {rows}"
+    " WHERE EXISTS (SELECT 1 FROM queue WHERE session_id = column1)",
+    1,
+)
+SESSIONS = _upsert(
+    "sessions",
+    "session_id",
+    "session_id, client_id, version, expiry_interval, disconnected_at, will, will_due",
+)
+SUBSCRIPTIONS = _upsert(
+    "subscriptions",
+    "session_id, topic_filter",
+    "session_id, topic_filter, qos, options, subscription_id",
+)
+UNSUBSCRIPTIONS = _delete("subscriptions", "session_id, topic_filter")
+MESSAGES = _insert(
+    "messages",
+    "id, topic, payload, qos, retain, properties, publisher, timestamp, expires_at",
+)
+ENTRIES = _insert(
+    "queue",
+    "session_id, seq, message_id, shared, qos, retain, subscription_ids, packet_id, state",
+)
+UPDATES = _Statement(
+    "UPDATE queue SET packet_id = v.column1, state = v.column2 FROM {rows} AS v"
+    " WHERE queue.session_id = v.column3 AND queue.seq = v.column4",
+    4,
+)
+DELETES = _delete("queue", "session_id, seq")
+SOLE_MESSAGES = _delete("messages", "id")
+SHARED_MESSAGES = _delete(
+    "messages",
+    "id",
+    " AND NOT EXISTS (SELECT 1 FROM queue WHERE shared = 1 AND message_id = messages.id)",
+)
+RECEIVED = _insert("received", "session_id, packet_id", "INSERT OR IGNORE")
+RELEASED = _delete("received", "session_id, packet_id")
+RETAINED = _upsert(
+    "retained",
+    "topic",
+    "topic, payload, qos, properties, publisher, timestamp, expires_at",
+)
+UNRETAINED = _delete("retained", "topic")
+STREAM_ENDS = _upsert("stream_ends", "stream, partition", "stream, partition, end_offset")
+
+# An ended session's entries up to a seq, in the order in which they must go.
+PURGE = (
+    "DELETE FROM messages WHERE id IN"
+    " (SELECT message_id FROM queue WHERE session_id = ?1 AND seq <= ?2 AND shared = 0)",
+    "DELETE FROM messages WHERE id IN"
+    " (SELECT message_id FROM queue AS q WHERE session_id = ?1 AND seq <= ?2 AND shared = 1"
+    " AND NOT EXISTS (SELECT 1 FROM queue AS other WHERE other.shared = 1"
+    " AND other.message_id = q.message_id"
+    " AND NOT (other.session_id = ?1 AND other.seq <= ?2)))",
+    "DELETE FROM queue WHERE session_id = ?1 AND seq <= ?2",
+)
+PURGE_END = "SELECT seq FROM queue WHERE session_id = ? AND seq <= ? ORDER BY seq LIMIT 1 OFFSET ?"
+
+PAGE = (
+    "SELECT q.seq, q.qos, q.retain, q.subscription_ids, q.packet_id, q.state, q.message_id,"
+    " q.shared, m.topic, m.payload, m.qos, m.retain, m.properties, m.publisher, m.timestamp,"
+    " m.expires_at FROM queue AS q CROSS JOIN messages AS m ON m.id = q.message_id"
+    " WHERE q.session_id = ? AND q.seq > ? ORDER BY q.seq LIMIT ?"
+)
+PAGE_RECEIVED = "SELECT packet_id FROM received WHERE session_id = ? ORDER BY packet_id"
+
+QUEUES = (
+    "SELECT q.session_id, count(*), sum(length(m.topic) + length(m.payload)"
+    " + length(m.properties)), max(q.seq)"
+    " FROM queue AS q CROSS JOIN messages AS m ON m.id = q.message_id GROUP BY q.session_id"
+)
+
+
+class Store:
+    """Sessions, queues, retained messages and the ends of the streams, on disk.
+
+    ``path`` is the database file; its directory is the data directory and is
+    created.  ``durability`` is ``commit`` or ``interval`` (the file, every
+    commit synced) or ``off`` (a database in memory, the log never synced).
+    `recover`, `start`, `submit` and `stop` are for one thread, the owner's.
+    """
+
+    def __init__(self, path: Union[str, Path], durability: str, log: Optional[Log]) -> None:
+        if durability not in DURABILITIES:
+            raise ValueError(f"durability is {durability!r}, not one of {', '.join(DURABILITIES)}")
+        self._path = Path(path)
+        self._durable = durability != "off"
+        self._log = log
+        self._log_ahead = False
+        self._lock: Optional[int] = None
+        self._wal_index: Optional[int] = None
+        self._connection: Optional[sqlite3.Connection] = None
+        self._done: Optional[Done] = None
+        self._work: queue.SimpleQueue[Optional[WriteSet]] = queue.SimpleQueue()
+        self._thread: Optional[threading.Thread] = None
+        self._ending: dict[int, int] = {}
+        self._commits = 0
+        self._vacuuming = False
+
+    # -- opening ------------------------------------------------------------
+
+    def recover(self) -> Recovered:
+        """Open and migrate the database, cut the log back to it, and read what it holds.
+
+        Raises `StoreError` if the directory or the file cannot be used, the
+        database is damaged, newer than this program or in use by another
+        process.  Whatever was opened is closed again then.
+        """
+        try:
+            self._connection = connection = self._open()
+            if self._log is not None:
+                self._log.recover(self._stream_ends(connection) if self._durable else None)
+            return self._read_all(connection)
+        except sqlite3.Error as error:
+            self._close()
+            raise StoreError(f"{self._path}: {error}") from error
+        except OSError as error:
+            self._close()
+            raise StoreError(f"{error.filename or self._path}: {error.strerror}") from error
+        except BaseException:
+            self._close()
+            raise
+
+    def _open(self) -> sqlite3.Connection:
+        if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+            wanted = ".".join(map(str, OLDEST_SQLITE))
+            raise StoreError(
+                f"{self._path}: needs SQLite {wanted} or newer, this is {sqlite3.sqlite_version}"
+            )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        connection = sqlite3.connect(
+            self._path if self._durable else ":memory:",
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=CACHED_STATEMENTS,
+        )
+        self._connection = connection
+        # Takes effect only in a database that has no table yet.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+        connection.execute("PRAGMA temp_store = MEMORY")
+        prepare(connection, str(self._path))
+        if not self._durable:
+            return connection
+        connection.execute("PRAGMA synchronous = FULL")
+        if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise StoreError(f"{self._path}: the file system does not allow a write-ahead log")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_KEEP_BYTES}")
+        # A database that can be read but not written must not pass for a usable one.
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("UPDATE stream_ends SET end_offset = end_offset")
+        connection.execute("COMMIT")
+        # SQLite's locks on this file would go if it were closed before the connection.
+        self._wal_index = os.open(f"{self._path}-shm", os.O_RDONLY)
+        return connection
+
+    def _take_lock(self) -> None:
+        lock = os.open(self._path.parent / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise StoreError(f"{self._path.parent}: in use by another process") from None
+        self._lock = lock
+
+    @staticmethod
+    def _stream_ends(connection: sqlite3.Connection) -> dict[tuple[str, int], int]:
+        rows = connection.execute("SELECT stream, partition, end_offset FROM stream_ends")
+        return {(stream, partition): end for stream, partition, end in rows}
+
+    def _read_all(self, connection: sqlite3.Connection) -> Recovered:
+        sessions = connection.execute(
+            "SELECT session_id, client_id, version, expiry_interval, disconnected_at, will,"
+            " will_due FROM sessions ORDER BY session_id"
+        ).fetchall()
+        subscriptions = connection.execute(
+            "SELECT session_id, topic_filter, qos, options, subscription_id FROM subscriptions"
+        ).fetchall()
+        retained = connection.execute(
+            "SELECT topic, payload, qos, properties, publisher, timestamp, expires_at FROM retained"
+        ).fetchall()
+        queues = connection.execute(QUEUES).fetchall()
+        known = {row[0] for row in sessions}
+        self._ending = {row[0]: row[3] for row in queues if row[0] not in known}
+        last_message = connection.execute("SELECT max(id) FROM messages").fetchone()[0]
+        return Recovered(
+            sessions,
+            subscriptions,
+            retained,
+            [row for row in queues if row[0] in known],
+            1 + max(chain(known, self._ending), default=0),
+            1 + (last_message or 0),
+            1 + max((row[3] for row in queues), default=0),
+        )
+
+    # -- the owner's side ---------------------------------------------------
+
+    def start(self, done: Done) -> None:
+        """Start the writer thread; it calls `done` once for each write set, in their order.
+
+        ``done(write_set, pages, None)``: the write set is durable.
+        ``done(write_set, [], error)``: none of it is, nor will be.
+        """
+        self._done = done
+        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self._thread.start()
+
+    def submit(self, write_set: WriteSet) -> None:
+        """Hand a write set to the writer; never blocks."""
+        self._work.put(write_set)
+
+    def stop(self) -> None:
+        """Finish what was submitted, bring the WAL into the database and close."""
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+            self._thread = None
+        self._close()
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            # The last connection's close checkpoints and removes the WAL.
+            self._connection.close()
+            self._connection = None
+        for descriptor in (self._wal_index, self._lock):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._wal_index = self._lock = None
+
+    # -- the writer thread --------------------------------------------------
+
+    def _run(self) -> None:
+        assert self._connection is not None and self._done is not None
+        connection, done = self._connection, self._done
+        while True:
+            write_set = self._next(connection)
+            if write_set is None:
+                return
+            pages: list[Page] = []
+            failure: Optional[Exception] = None
+            try:
+                self._commit(connection, write_set)
+                pages = [self._page(connection, request) for request in write_set.pages]
+            except Exception as error:
+                failure = error
+                self._roll_back(connection)
+            try:
+                done(write_set, pages, failure)
+            except Exception:
+                logger.exception("store: the report of a commit failed")
+            self._tidy(connection, idle=False)
+
+    def _next(self, connection: sqlite3.Connection) -> Optional[WriteSet]:
+        """The next write set, None at the end; tidies as long as there is none."""
+        while self._ending or self._vacuuming:
+            try:
+                return self._work.get(timeout=IDLE_AFTER)
+            except queue.Empty:
+                self._tidy(connection, idle=True)
+        return self._work.get()
+
+    def _commit(self, connection: sqlite3.Connection, write_set: WriteSet) -> None:
+        if self._log_ahead:
+            self._undo_log()
+        if not write_set.has_changes():
+            return
+        ends: Iterable[Row] = ()
+        if write_set.stream_messages:
+            ends = self._append(write_set.stream_messages)
+        connection.execute("BEGIN IMMEDIATE")
+        ending = dict(self._ending)
+        self._apply(connection, write_set, ending)
+        STREAM_ENDS.run(connection, list(ends))
+        connection.execute("COMMIT")
+        self._ending = ending
+        self._commits += 1
+        if self._log_ahead:
+            self._log_ahead = False
+            self._announce()
+
+    def _append(self, records: dict[tuple[str, int], list[Message]]) -> list[Row]:
+        if self._log is None:
+            raise ValueError("messages for a stream, and no stream log")
+        self._log_ahead = True
+        ends = self._log.append(records)
+        if self._durable:
+            self._log.sync()
+        return [(stream, partition, end[0]) for (stream, partition), end in ends.items()]
+
+    def _announce(self) -> None:
+        """Move the log's high watermarks; the commit stands even if that fails."""
+        assert self._log is not None
+        try:
+            self._log.committed()
+        except Exception:
+            logger.exception("store: high watermarks stay behind until the next commit")
+
+    def _undo_log(self) -> None:
+        assert self._log is not None
+        self._log.rollback()
+        self._log_ahead = False
+
+    def _roll_back(self, connection: sqlite3.Connection) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if self._log_ahead:
+                self._undo_log()
+        except Exception:
+            logger.exception("store: a rollback failed and is repeated before the next commit")
+
+    def _apply(
+        self, connection: sqlite3.Connection, write_set: WriteSet, ending: dict[int, int]
+    ) -> None:
+        if write_set.ended:
+            ended = [(session_id,) for session_id in write_set.ended]
+            END_SESSIONS.run(connection, ended)
+            END_SUBSCRIPTIONS.run(connection, ended)
+            END_RECEIVED.run(connection, ended)
+            ending.update(_queues_of(connection, ended))
+        if ending:
+            _purge(connection, ending)
+        SESSIONS.run(connection, write_set.sessions)
+        SUBSCRIPTIONS.run(connection, write_set.subscriptions)
+        UNSUBSCRIPTIONS.run(connection, write_set.unsubscriptions)
+        MESSAGES.run(connection, write_set.messages)
+        ENTRIES.run(connection, write_set.entries)
+        UPDATES.run(connection, write_set.updates)
+        DELETES.run(connection, write_set.deletes)
+        SOLE_MESSAGES.run(connection, [(key,) for key in write_set.sole_messages])
+        SHARED_MESSAGES.run(connection, [(key,) for key in write_set.shared_messages])
+        RECEIVED.run(connection, write_set.received)
+        RELEASED.run(connection, write_set.released)
+        RETAINED.run(connection, write_set.retained)
+        UNRETAINED.run(connection, [(topic,) for topic in write_set.unretained])
+
+    @staticmethod
+    def _page(connection: sqlite3.Connection, request: PageRequest) -> Page:
+        try:
+            rows = connection.execute(
+                PAGE, (request.session_id, request.after_seq, request.limit)
+            ).fetchall()
+            received: list[int] = []
+            if request.with_received:
+                received = [
+                    row[0] for row in connection.execute(PAGE_RECEIVED, (request.session_id,))
+                ]
+            return Page(request.session_id, rows, received)
+        except sqlite3.Error as error:
+            return Page(request.session_id, [], [], error)
+
+    # -- tidying ------------------------------------------------------------
+
+    def _tidy(self, connection: sqlite3.Connection, idle: bool) -> None:
+        """Bounded work that nobody waits for; its failure costs only itself."""
+        try:
+            if self._ending and idle:
+                ending = dict(self._ending)
+                connection.execute("BEGIN IMMEDIATE")
+                _purge(connection, ending)
+                connection.execute("COMMIT")
+                self._ending = ending
+            if self._commits % VACUUM_EVERY == 0 or idle:
+                self._vacuum(connection)
+            if self._wal_pages() >= CHECKPOINT_PAGES:
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        except Exception:
+            logger.exception("store: tidying failed")
+            self._roll_back(connection)
+
+    def _vacuum(self, connection: sqlite3.Connection) -> None:
+        free = connection.execute("PRAGMA freelist_count").fetchone()[0]
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        self._vacuuming = free >= VACUUM_FREE_PAGES and free * 4 >= pages
+        if self._vacuuming:
+            connection.execute(f"PRAGMA incremental_vacuum({VACUUM_STEP})").fetchall()
+
+    def _wal_pages(self) -> int:
+        if self._wal_index is None:
+            return 0
+        return int.from_bytes(os.pread(self._wal_index, 4, _MX_FRAME), sys.byteorder)
+
+
+def _queues_of(connection: sqlite3.Connection, ended: list[Row]) -> dict[int, int]:
+    """The last seq of each of these sessions that has a queue."""
+    found: dict[int, int] = {}
+    for start in range(0, len(ended), CHUNK):
+        part = ended[start : start + CHUNK]
+        size = 1 << (len(part) - 1).bit_length()
+        parameters = list(chain.from_iterable(part)) + [None] * (size - len(part))
+        found.update(connection.execute(FIND_QUEUES.by_size[size], parameters).fetchall())
+    return found
+
+
+def _purge(connection: sqlite3.Connection, ending: dict[int, int]) -> None:
+    """Delete some entries of ended sessions; takes a session out of `ending` with its last."""
+    left = PURGE_ENTRIES
+    for session_id, last_seq in list(ending.items())[:PURGE_SESSIONS]:
+        row = connection.execute(PURGE_END, (session_id, last_seq, left)).fetchone()
+        until = last_seq if row is None else row[0]
+        for statement in PURGE:
+            left -= max(0, connection.execute(statement, (session_id, until)).rowcount)
+        if row is not None:
+            return
+        del ending[session_id]
+        if left <= 0:
+            return
