@@ -1,0 +1,118 @@
+"""What topic names and topic filters are, and when one matches the other.
+
+The rule: characters are compared as they came, without any normalisation [MQTT-4.7.3-4], and
+this module is the only place that knows the syntax of ``+``, ``#``, ``$share`` and ``$``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Optional
+
+MAX_BYTES: Final = 65_535  # UTF-8, [MQTT-4.7.3-3]
+
+_SHARE: Final = "$share/"
+
+
+def _fits(text: str) -> bool:
+    """Non-empty, no U+0000, short enough for the wire."""
+    size = len(text)
+    if size == 0 or "\0" in text:  # [MQTT-4.7.3-1] [MQTT-4.7.3-2]
+        return False
+    # A character takes at most four bytes: only long texts need counting.
+    return size <= MAX_BYTES // 4 or len(text.encode("utf-8", "surrogatepass")) <= MAX_BYTES
+
+
+def is_valid_topic(topic: str) -> bool:
+    """Whether a message may be published to ``topic`` (4.7.3)."""
+    return _fits(topic) and not has_wildcard(topic)  # [MQTT-4.7.0-1]
+
+
+def is_valid_filter(topic_filter: str) -> bool:
+    """Whether ``topic_filter`` may be subscribed to; ``$share`` filters are judged whole."""
+    if not _is_well_formed(topic_filter):
+        return False
+    if not topic_filter.startswith(_SHARE):
+        return True
+    try:
+        parse_shared(topic_filter)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_well_formed(topic_filter: str) -> bool:
+    if not _fits(topic_filter):
+        return False
+    last = len(topic_filter) - 1
+    position = topic_filter.find("#")
+    if position >= 0:  # [MQTT-4.7.1-1]
+        if position != last or (position > 0 and topic_filter[position - 1] != "/"):
+            return False
+    position = topic_filter.find("+")
+    while position >= 0:  # [MQTT-4.7.1-2]
+        if position > 0 and topic_filter[position - 1] != "/":
+            return False
+        if position < last and topic_filter[position + 1] != "/":
+            return False
+        position = topic_filter.find("+", position + 1)
+    return True
+
+
+def has_wildcard(topic_filter: str) -> bool:
+    """Whether ``+`` or ``#`` occurs."""
+    return "+" in topic_filter or "#" in topic_filter
+
+
+def parse_shared(topic_filter: str) -> Optional[tuple[str, str]]:
+    """(group, filter) of ``$share/<group>/<filter>``; None if it is no shared filter.
+
+    ValueError if it begins with ``$share/`` but breaks 4.8.2.
+    """
+    if not topic_filter.startswith(_SHARE):
+        return None
+    slash = topic_filter.find("/", len(_SHARE))
+    if slash < 0:
+        raise ValueError("shared filter without a topic filter")  # [MQTT-4.8.2-2]
+    group = topic_filter[len(_SHARE) : slash]
+    if group == "":
+        raise ValueError("shared filter without a share name")  # [MQTT-4.8.2-1]
+    if has_wildcard(group):
+        raise ValueError("wildcard in a share name")  # [MQTT-4.8.2-2]
+    wanted = topic_filter[slash + 1 :]
+    if not _is_well_formed(wanted):
+        raise ValueError("shared filter with an invalid topic filter")
+    return group, wanted
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Whether a valid, not shared filter matches a valid topic name (4.7)."""
+    if topic[0] == "$" and (topic_filter[0] == "+" or topic_filter[0] == "#"):
+        return False  # [MQTT-4.7.2-1]
+    return matches_from(topic_filter, 0, topic, 0)
+
+
+def matches_from(topic_filter: str, at: int, topic: str, pos: int) -> bool:
+    """``matches`` for the levels that begin at ``at`` and ``pos``, without the ``$`` rule.
+
+    A position one beyond the end says that no level is left.
+    """
+    filter_size = len(topic_filter)
+    topic_size = len(topic)
+    while at <= filter_size:
+        stop = topic_filter.find("/", at)
+        if stop < 0:
+            stop = filter_size
+        size = stop - at
+        if size == 1 and topic_filter[at] == "#":
+            return True
+        if pos > topic_size:
+            return False
+        end = topic.find("/", pos)
+        if end < 0:
+            end = topic_size
+        if size != 1 or topic_filter[at] != "+":
+            if end - pos != size or topic_filter[at:stop] != topic[pos:end]:
+                return False
+        at = stop + 1
+        pos = end + 1
+    return pos > topic_size

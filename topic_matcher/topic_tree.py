@@ -1,0 +1,261 @@
+"""Stored topics and what belongs to them: from a filter to every topic it matches.
+
+The rule: a scan stays right while the tree changes under it. A topic present from its first
+``take`` to its last is seen exactly once, and a ``take`` costs what it visits, however large
+the tree. To that end the children of a branch are also a linked list that only grows at its
+tail; an entry taken out keeps its way to the next, so a scan that waits on it finds on.
+
+A topic alone below its level is one leaf there, however many levels follow: branches exist
+only where topics part.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from topic_matcher.filters import matches
+
+
+class _Leaf:
+    """One stored topic."""
+
+    def __init__(self, topic: str, value: object) -> None:
+        self.topic = topic  # "" on a branch that is no topic itself
+        self.value = value
+        self.live = True  # False: ``next`` is the entry to go on with
+        self.next: Optional[_Leaf] = None
+        self.previous: Optional[_Leaf] = None
+
+
+class _Branch(_Leaf):
+    """A level that topics go on from; perhaps a topic itself."""
+
+    def __init__(self, topic: str, value: object) -> None:
+        super().__init__(topic, value)
+        self.children: dict[str, _Leaf] = {}
+        self.first: Optional[_Leaf] = None
+        self.last: Optional[_Leaf] = None
+
+    def append(self, level: str, child: _Leaf) -> None:
+        self.children[level] = child
+        child.previous = self.last
+        if self.last is None:
+            self.first = child
+        else:
+            self.last.next = child
+        self.last = child
+
+    def remove(self, level: str) -> None:
+        child = self.children.pop(level)
+        before = child.previous
+        after = child.next
+        if before is None:
+            self.first = after
+        else:
+            before.next = after
+        if after is None:
+            self.last = before
+        else:
+            after.previous = before
+        child.live = False
+        child.previous = None
+
+    def replace(self, level: str, child: _Leaf) -> None:
+        """Put ``child`` in the place of the one at ``level``; scans waiting there move over."""
+        old = self.children[level]
+        self.children[level] = child
+        child.previous = old.previous
+        child.next = old.next
+        if old.previous is None:
+            self.first = child
+        else:
+            old.previous.next = child
+        if old.next is None:
+            self.last = child
+        else:
+            old.next.previous = child
+        old.live = False
+        old.previous = None
+        old.next = child
+
+
+class Scan:
+    """The stored topics that match a filter, a few at a time."""
+
+    def __init__(self, root: _Branch, topic_filter: str) -> None:
+        self._filter = topic_filter
+        self._levels: list[str] = topic_filter.split("/")
+        # One frame per wildcard level that is being walked: the entry to visit next, and the
+        # filter level the entry's own children answer to.
+        self._waiting: list[Optional[_Leaf]] = []
+        self._depths: list[int] = []
+        self._found: list[tuple[str, object]] = []
+        self._visit(root, 0)
+
+    @property
+    def done(self) -> bool:
+        """True when nothing is left to visit."""
+        return not self._waiting and not self._found
+
+    def take(self, limit: int) -> list[tuple[str, object]]:
+        """Up to ``limit`` (at least 1) more topics with their values; [] when there are none."""
+        taken: list[tuple[str, object]] = []
+        while not taken and not self.done:
+            taken = self.take_within(limit, 1024)
+        return taken
+
+    def take_within(self, limit: int, visits: int) -> list[tuple[str, object]]:
+        """``take`` that gives up after about ``visits`` entries; [] is the end only if ``done``.
+
+        For filters like ``+/+/rare``, which visit far more than they find.
+        """
+        found = self._found
+        while len(found) < limit and visits > 0 and self._waiting:
+            visits -= 1
+            entry = self._waiting[-1]
+            while entry is not None and not entry.live:
+                entry = entry.next
+            if entry is None:
+                self._waiting.pop()
+                self._depths.pop()
+                continue
+            self._waiting[-1] = entry.next
+            self._visit(entry, self._depths[-1])
+        self._found = found[limit:]
+        return found[:limit]
+
+    def _visit(self, entry: _Leaf, depth: int) -> None:
+        """Note the entry if it matches, go to what is below; ``depth`` levels are matched."""
+        levels = self._levels
+        while isinstance(entry, _Branch):
+            if depth == len(levels):
+                if entry.topic:
+                    self._note(entry)
+                return
+            level = levels[depth]
+            if level == "#":
+                if entry.topic:
+                    self._note(entry)
+                self._waiting.append(entry.first)
+                self._depths.append(depth)
+                return
+            if level == "+":
+                self._waiting.append(entry.first)
+                self._depths.append(depth + 1)
+                return
+            child = entry.children.get(level)
+            if child is None:
+                return
+            entry = child
+            depth += 1
+        self._note(entry)
+
+    def _note(self, entry: _Leaf) -> None:
+        if matches(self._filter, entry.topic):
+            self._found.append((entry.topic, entry.value))
+
+
+class TopicTree:
+    """Valid topic names -> values other than None."""
+
+    def __init__(self) -> None:
+        self._root = _Branch("", None)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def set(self, topic: str, value: object) -> None:
+        """Store or replace the value of a topic."""
+        levels = topic.split("/")
+        branch = self._root
+        last = len(levels) - 1
+        depth = 0
+        while True:
+            level = levels[depth]
+            child = branch.children.get(level)
+            if child is None:
+                branch.append(level, _Leaf(topic, value))
+                self._size += 1
+                return
+            if not isinstance(child, _Branch):
+                if child.topic == topic:
+                    child.value = value
+                    return
+                child = _split(branch, child, levels, depth)
+            if depth == last:
+                if not child.topic:
+                    child.topic = topic
+                    self._size += 1
+                child.value = value
+                return
+            branch = child
+            depth += 1
+
+    def get(self, topic: str) -> object:
+        """The value of a topic, or None."""
+        branch = self._root
+        for level in topic.split("/"):
+            child = branch.children.get(level)
+            if child is None:
+                return None
+            if not isinstance(child, _Branch):
+                return child.value if child.topic == topic else None
+            branch = child
+        return branch.value
+
+    def pop(self, topic: str) -> Optional[object]:
+        """Take a topic out: its value, or None if it was not stored."""
+        levels = topic.split("/")
+        branches: list[_Branch] = [self._root]
+        entry: Optional[_Leaf] = None
+        for level in levels:
+            entry = branches[-1].children.get(level)
+            if not isinstance(entry, _Branch):
+                break
+            branches.append(entry)
+        if entry is None or entry.topic != topic:
+            return None
+        value = entry.value
+        self._size -= 1
+        if isinstance(entry, _Branch):
+            entry.topic = ""
+            entry.value = None
+        else:
+            branches[-1].remove(levels[len(branches) - 1])
+        while len(branches) > 1 and not branches[-1].children and not branches[-1].topic:
+            branches.pop()
+            branches[-1].remove(levels[len(branches) - 1])
+        return value
+
+    def match(self, topic_filter: str) -> list[tuple[str, object]]:
+        """All stored topics that match a valid, not shared filter."""
+        scan = self.scan(topic_filter)
+        found: list[tuple[str, object]] = []
+        while not scan.done:
+            found.extend(scan.take(4096))
+        return found
+
+    def scan(self, topic_filter: str) -> Scan:
+        """A walk over the topics that match a valid, not shared filter."""
+        return Scan(self._root, topic_filter)
+
+
+def _split(branch: _Branch, leaf: _Leaf, levels: list[str], depth: int) -> _Branch:
+    """Make the leaf at ``levels[depth]`` branches as far as its topic goes along ``levels``."""
+    own = leaf.topic.split("/")
+    top = _Branch("", None)
+    lowest = top
+    below = depth + 1
+    while below < len(own) and below < len(levels) and own[below] == levels[below]:
+        deeper = _Branch("", None)
+        lowest.append(own[below], deeper)
+        lowest = deeper
+        below += 1
+    if below == len(own):
+        lowest.topic = leaf.topic
+        lowest.value = leaf.value
+    else:
+        lowest.append(own[below], _Leaf(leaf.topic, leaf.value))
+    branch.replace(levels[depth], top)
+    return top

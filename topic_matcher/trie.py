@@ -1,0 +1,342 @@
+"""The index of subscriptions: from a topic to everything that subscribed to it.
+
+The rule: a filter costs one dictionary entry per wildcard run, not one object per level. The
+literal levels between two wildcards are one key, found by slicing the topic at its slashes;
+so exact filters are a single lookup and a million filters fit in memory. Walks keep their own
+stack, because a filter may have more levels than the C stack has room for.
+
+A node stands at a level boundary of the filter. From there a filter goes on in one of five
+ways: it ends (``here``), ends with ``#`` (``rest``), takes any level (``plus``), has only
+literal levels left (``exact``), or literal levels and then a wildcard (``prefixes``).
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Optional, Union
+
+from topic_matcher.filters import matches_from
+
+# The subscribers of one filter: one of them is a (subscriber, value) pair, more are a dict.
+# None means nobody. The pair is a third of the smallest dict.
+
+
+class _Leaf:
+    """A subscription that is alone behind its prefix; ``suffix`` begins with a wildcard."""
+
+    def __init__(self, suffix: str, subscriber: object, value: object) -> None:
+        self.suffix = suffix
+        self.subscriber = subscriber
+        self.value = value
+
+
+class _Node:
+    """A level boundary; see the module's header."""
+
+    def __init__(self) -> None:
+        self.here: object = None
+        self.rest: object = None
+        self.plus: Optional[_Node] = None
+        self.exact: Optional[dict[str, object]] = None
+        self.prefixes: Optional[dict[str, Union[_Leaf, _Node]]] = None
+        # How many keys of ``prefixes`` have so many levels: a topic is cut nowhere else.
+        self.depths: Optional[list[int]] = None
+
+    def is_empty(self) -> bool:
+        return (
+            self.here is None
+            and self.rest is None
+            and self.plus is None
+            and self.exact is None
+            and self.prefixes is None
+        )
+
+
+def _same(one: object, other: object) -> bool:
+    return one is other or one == other
+
+
+def _added(group: object, subscriber: object, value: object) -> tuple[object, bool]:
+    """The group with the subscriber, and whether it is new there."""
+    if group is None:
+        return (subscriber, value), True
+    if isinstance(group, dict):
+        size = len(group)
+        group[subscriber] = value
+        return group, len(group) > size
+    assert isinstance(group, tuple)
+    if _same(group[0], subscriber):
+        return (subscriber, value), False
+    return {group[0]: group[1], subscriber: value}, True
+
+
+def _without(group: object, subscriber: object) -> tuple[object, bool]:
+    """The group without the subscriber, and whether it was there."""
+    if group is None:
+        return None, False
+    if isinstance(group, dict):
+        if subscriber not in group:
+            return group, False
+        del group[subscriber]
+        if len(group) == 1:
+            for pair in group.items():
+                return pair, True
+        return group, True
+    assert isinstance(group, tuple)
+    if _same(group[0], subscriber):
+        return None, True
+    return group, False
+
+
+def _collect(found: list[object], group: object) -> None:
+    if isinstance(group, tuple):
+        found.append(group[1])
+    elif isinstance(group, dict):
+        found.extend(group.values())
+
+
+def _wildcard(topic_filter: str, pos: int) -> int:
+    """Position of the first wildcard at or after ``pos``; -1 if there is none."""
+    plus = topic_filter.find("+", pos)
+    if plus >= 0:
+        return plus  # "#" can only be last
+    if topic_filter[-1] == "#":
+        return len(topic_filter) - 1
+    return -1
+
+
+class SubscriptionTrie:
+    """(filter, subscriber) -> value, for valid filters without ``$share``.
+
+    Subscribers are hashable; equal ones are the same. Values may be anything.
+    """
+
+    def __init__(self) -> None:
+        self._root = _Node()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def insert(self, topic_filter: str, subscriber: object, value: object) -> bool:
+        """Add or replace; True if this subscriber did not have this filter."""
+        new = _insert(self._root, topic_filter, 0, subscriber, value)
+        if new:
+            self._size += 1
+        return new
+
+    def remove(self, topic_filter: str, subscriber: object) -> bool:
+        """Take out; False if it was not there. Nodes left empty are freed."""
+        # The nodes walked through, and the key that led out of each ("+" or a prefix).
+        nodes: list[_Node] = []
+        keys: list[str] = []
+        node = self._root
+        pos = 0
+        size = len(topic_filter)
+        while True:
+            wildcard = _wildcard(topic_filter, pos) if pos <= size else -1
+            if wildcard < 0 or (wildcard == pos and topic_filter[pos] == "#"):
+                removed = _remove_last(node, topic_filter, pos, wildcard, subscriber)
+                break
+            if wildcard == pos:
+                nodes.append(node)
+                keys.append("+")
+                if node.plus is None:
+                    return False
+                node = node.plus
+                pos += 2
+                continue
+            prefix = topic_filter[pos : wildcard - 1]
+            child = None if node.prefixes is None else node.prefixes.get(prefix)
+            if child is None:
+                return False
+            if isinstance(child, _Leaf):
+                removed = _same(child.subscriber, subscriber) and child.suffix == (
+                    topic_filter[wildcard:]
+                )
+                if removed:
+                    _forget_prefix(node, prefix)
+                break
+            nodes.append(node)
+            keys.append(prefix)
+            node = child
+            pos = wildcard
+        if removed:
+            self._size -= 1
+            _prune(nodes, keys, node)
+        return removed
+
+    def match(self, topic: str) -> list[object]:
+        """The values of all matching filters, in no particular order.
+
+        A subscriber with two matching filters is there twice.
+        """
+        found: list[object] = []
+        size = len(topic)
+        root = self._root
+        if root.exact is not None:
+            _collect(found, root.exact.get(topic))
+        nodes: list[_Node] = []
+        positions: list[int] = []
+        if root.prefixes is not None:
+            _follow(root, topic, 0, found, nodes, positions)
+        if topic[0] != "$":  # [MQTT-4.7.2-1]
+            _collect(found, root.rest)
+            if root.plus is not None:
+                nodes.append(root.plus)
+                positions.append(_next_level(topic, 0))
+        while nodes:
+            node = nodes.pop()
+            pos = positions.pop()
+            _collect(found, node.rest)
+            if pos > size:
+                _collect(found, node.here)
+                continue
+            if node.exact is not None:
+                _collect(found, node.exact.get(topic[pos:]))
+            if node.prefixes is not None:
+                _follow(node, topic, pos, found, nodes, positions)
+            if node.plus is not None:
+                nodes.append(node.plus)
+                positions.append(_next_level(topic, pos))
+        return found
+
+
+def _next_level(topic: str, pos: int) -> int:
+    """Where the level after the one at ``pos`` begins; beyond the end if it was the last."""
+    slash = topic.find("/", pos)
+    return len(topic) + 1 if slash < 0 else slash + 1
+
+
+def _follow(
+    node: _Node,
+    topic: str,
+    pos: int,
+    found: list[object],
+    nodes: list[_Node],
+    positions: list[int],
+) -> None:
+    """Look up the literal prefixes of ``topic[pos:]``: leaves into ``found``, nodes to walk."""
+    prefixes = node.prefixes
+    depths = node.depths
+    assert prefixes is not None and depths is not None
+    start = pos
+    size = len(topic)
+    for depth in range(1, len(depths)):
+        after = _next_level(topic, pos)
+        if depths[depth]:
+            child = prefixes.get(topic[start : after - 1])
+            if child is not None:
+                if isinstance(child, _Leaf):
+                    if matches_from(child.suffix, 0, topic, after):
+                        found.append(child.value)
+                else:
+                    nodes.append(child)
+                    positions.append(after)
+        if after > size:
+            return
+        pos = after
+
+
+def _insert(
+    node: _Node, topic_filter: str, pos: int, subscriber: object, value: object
+) -> bool:
+    """Insert the filter's levels from ``pos`` on below ``node``."""
+    size = len(topic_filter)
+    while pos <= size:
+        wildcard = _wildcard(topic_filter, pos)
+        if wildcard < 0:
+            if node.exact is None:
+                node.exact = {}
+            rest = topic_filter[pos:] if pos else topic_filter
+            node.exact[rest], new = _added(node.exact.get(rest), subscriber, value)
+            return new
+        if wildcard > pos:
+            prefix = topic_filter[pos : wildcard - 1]
+            child = None if node.prefixes is None else node.prefixes.get(prefix)
+            if child is None:
+                leaf = _Leaf(sys.intern(topic_filter[wildcard:]), subscriber, value)
+                _remember_prefix(node, prefix, leaf)
+                return True
+            if isinstance(child, _Leaf):
+                if _same(child.subscriber, subscriber) and child.suffix == topic_filter[wildcard:]:
+                    child.value = value
+                    return False
+                child = _expanded(child)
+                assert node.prefixes is not None
+                node.prefixes[prefix] = child
+            node = child
+            pos = wildcard
+        if topic_filter[pos] == "#":
+            node.rest, new = _added(node.rest, subscriber, value)
+            return new
+        if node.plus is None:
+            node.plus = _Node()
+        node = node.plus
+        pos += 2
+    node.here, new = _added(node.here, subscriber, value)
+    return new
+
+
+def _expanded(leaf: _Leaf) -> _Node:
+    node = _Node()
+    _insert(node, leaf.suffix, 0, leaf.subscriber, leaf.value)
+    return node
+
+
+def _remember_prefix(node: _Node, prefix: str, child: _Leaf) -> None:
+    if node.prefixes is None or node.depths is None:
+        node.prefixes = {}
+        node.depths = []
+    node.prefixes[prefix] = child
+    depth = prefix.count("/") + 1
+    while len(node.depths) <= depth:
+        node.depths.append(0)
+    node.depths[depth] += 1
+
+
+def _forget_prefix(node: _Node, prefix: str) -> None:
+    assert node.prefixes is not None and node.depths is not None
+    del node.prefixes[prefix]
+    if not node.prefixes:
+        node.prefixes = None
+        node.depths = None
+        return
+    node.depths[prefix.count("/") + 1] -= 1
+    while node.depths[-1] == 0:
+        node.depths.pop()
+
+
+def _remove_last(
+    node: _Node, topic_filter: str, pos: int, wildcard: int, subscriber: object
+) -> bool:
+    """Remove from the group the filter ends in: ``rest``, ``exact`` or ``here``."""
+    if wildcard >= 0:
+        node.rest, removed = _without(node.rest, subscriber)
+        return removed
+    if pos > len(topic_filter):
+        node.here, removed = _without(node.here, subscriber)
+        return removed
+    if node.exact is None:
+        return False
+    rest = topic_filter[pos:] if pos else topic_filter
+    group, removed = _without(node.exact.get(rest), subscriber)
+    if group is not None:
+        node.exact[rest] = group
+    elif removed:
+        del node.exact[rest]
+        if not node.exact:
+            node.exact = None
+    return removed
+
+
+def _prune(nodes: list[_Node], keys: list[str], node: _Node) -> None:
+    """Free ``node`` and those above it as far as they are empty."""
+    while nodes and node.is_empty():
+        parent = nodes.pop()
+        key = keys.pop()
+        if key == "+":
+            parent.plus = None
+        else:
+            _forget_prefix(parent, key)
+        node = parent
