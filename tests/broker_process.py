@@ -1,0 +1,199 @@
+"""A real broker for tests: a subprocess on a free port with its own data directory.
+
+Rule: the broker chooses its ports and its log says them, so no test races for one; a broker that ends by itself or
+logs a traceback fails the test that used it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Optional, Union
+
+START_SECONDS = 30.0
+STOP_SECONDS = 20.0
+
+
+class BrokerProcess:
+    """``mqttbroker serve`` with ``config`` (TOML text, or tables as a dict) and everything else at its default.
+
+    Port, HTTP port and data directory are given as flags and so override ``config``. ``data_dir`` is kept when it is
+    given, else a temporary one lasts as long as this object. Starts with ``start()`` or ``with``.
+    """
+
+    def __init__(
+        self,
+        data_dir: Optional[Path] = None,
+        config: Union[Mapping[str, Any], str, None] = None,
+        env: Optional[Mapping[str, str]] = None,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="mqttbroker-test-"))
+        self.data_dir = self.directory / "data" if data_dir is None else Path(data_dir)
+        self.config = self.directory / "broker.toml"
+        self.config.write_text(config if isinstance(config, str) else to_toml(config or {}), encoding="utf-8")
+        self.arguments = list(arguments)
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("MQTTBROKER_")}
+        self.env = {**clean, **(env or {})}
+        self.host = "127.0.0.1"
+        self.port = 0
+        self.http_port = 0
+        self.lines: list[str] = []
+        self._heard = threading.Condition()
+        self._process: Optional[subprocess.Popen[str]] = None
+        self._reader: Optional[threading.Thread] = None
+        self._ended_by_test = True
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> BrokerProcess:
+        """Start it and wait until it listens; AssertionError with its log if it does not."""
+        assert self._process is None or self._process.poll() is not None, "already running"
+        first = len(self.lines)
+        command = [sys.executable, "-P", "-m", "mqttbroker", "serve", "--config", str(self.config)]
+        command += ["--port", str(self.port), "--http-port", str(self.http_port), "--data-dir", str(self.data_dir)]
+        self._process = subprocess.Popen(
+            command + self.arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env=self.env,
+            cwd=self.directory,
+        )
+        self._ended_by_test = False
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+        self.port = self._port_of("tcp", first)
+        if "off" not in self.arguments:
+            self.http_port = self._port_of("http", first)
+        return self
+
+    def kill(self) -> None:
+        """SIGKILL: what it has not written is lost."""
+        self._end(signal.SIGKILL)
+
+    def terminate(self) -> int:
+        """SIGTERM and wait; the exit status."""
+        return self._end(signal.SIGTERM)
+
+    def restart(self, kill: bool = False) -> BrokerProcess:
+        """End it (``kill``: by SIGKILL) and start it on the same ports and data."""
+        self._end(signal.SIGKILL if kill else signal.SIGTERM)
+        return self.start()
+
+    def close(self) -> None:
+        """End it and remove what it left; AssertionError if it had ended by itself or logged a traceback."""
+        try:
+            if self._process is not None:
+                ended = None if self._ended_by_test else self._process.poll()
+                self._end(signal.SIGTERM)
+                assert ended is None, f"the broker ended by itself with {ended}:\n{self.log}"
+            assert "Traceback" not in self.log, f"the broker logged a traceback:\n{self.log}"
+        finally:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> BrokerProcess:
+        return self.start()
+
+    def __exit__(
+        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        if error is not None:
+            print(f"log of the broker:\n{self.log}")
+        self.close()
+
+    # --- what it says ---------------------------------------------------------------------------------------------
+
+    @property
+    def log(self) -> str:
+        with self._heard:
+            return "\n".join(self.lines)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.http_port}"
+
+    def get(self, path: str, headers: Optional[Mapping[str, str]] = None) -> bytes:
+        """The body of an HTTP GET; urllib's HTTPError for a status of 400 and above."""
+        request = urllib.request.Request(self.url + path, headers=dict(headers or {}))
+        with urllib.request.urlopen(request, timeout=10) as response:
+            body: bytes = response.read()
+        return body
+
+    def wait_for_log(self, pattern: str, timeout: float = 10.0, after: int = 0) -> re.Match[str]:
+        """The first match of ``pattern`` in a line of the log, from line number ``after`` on."""
+        deadline = time.monotonic() + timeout
+        with self._heard:
+            while True:
+                for line in self.lines[after:]:
+                    match = re.search(pattern, line)
+                    if match is not None:
+                        return match
+                left = deadline - time.monotonic()
+                ended = self._process is None or self._reader is None or not self._reader.is_alive()
+                assert left > 0 and not ended, f"the log has no {pattern!r}:\n" + "\n".join(self.lines)
+                self._heard.wait(min(left, 0.2))
+
+    def _port_of(self, listener: str, after: int) -> int:
+        pattern = rf'event=listening .*\btype={listener}\b.*\bport=(\d+)|"event": ?"listening".*"type": ?"{listener}".*"port": ?(\d+)'
+        match = self.wait_for_log(pattern, START_SECONDS, after)
+        return int(match[1] or match[2])
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            with self._heard:
+                self.lines.append(line.rstrip("\n"))
+                self._heard.notify_all()
+
+    def _end(self, how: signal.Signals) -> int:
+        process = self._process
+        assert process is not None and self._reader is not None
+        self._ended_by_test = True
+        if process.poll() is None:
+            process.send_signal(how)
+        try:
+            status = process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"the broker did not end within {STOP_SECONDS} s:\n{self.log}") from None
+        self._reader.join()
+        return status
+
+
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """Tables as TOML; JSON's scalars and lists are TOML's too."""
+
+    def inline(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return "{" + ", ".join(f"{json.dumps(key)} = {inline(item)}" for key, item in value.items()) + "}"
+        if isinstance(value, (list, tuple)):
+            return "[" + ", ".join(inline(item) for item in value) + "]"
+        return json.dumps(value)
+
+    return "".join(f"{json.dumps(key)} = {inline(value)}\n" for key, value in tables.items())

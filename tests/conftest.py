@@ -1,0 +1,40 @@
+"""Fixtures shared by all tests: brokers as subprocesses and clients that are closed at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from broker_process import BrokerProcess
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    """A broker with default settings, shared by the tests of a module: use topics and client ids of your own."""
+    with BrokerProcess() as process:
+        yield process
+
+
+@pytest.fixture
+def start_broker() -> Iterator[Callable[..., BrokerProcess]]:
+    """Start brokers of one's own: the arguments are those of BrokerProcess."""
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(BrokerProcess(**options))
+
+
+@pytest.fixture
+def connect(broker: BrokerProcess) -> Iterator[Callable[..., Any]]:
+    """Connect to ``broker``: ``connect(client_id, version=5, **fields of CONNECT)`` gives a RawClient."""
+    from raw_client import RawClient
+
+    with ExitStack() as stack:
+
+        def connected(client_id: str = "", version: int = 5, **fields: Any) -> RawClient:
+            client = stack.enter_context(RawClient(broker.port, version))
+            connack = client.connect(client_id, **fields)
+            assert connack.reason_code == 0, f"refused with {connack.reason_code:#x}"
+            return client
+
+        yield connected
