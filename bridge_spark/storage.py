@@ -1,0 +1,216 @@
+"""Where a stream's files are: a data directory or a broker's HTTP address.
+
+The rule kept here: what is not committed is never seen.  A manifest is taken
+at one moment and names per partition what is kept and committed; every read
+stays inside it, and the two kinds of storage answer alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional, Protocol
+
+from bridge_spark.options import SourceOptions
+from bridge_spark.segment import IndexEntry, SegmentError, Watermark, decode_index, decode_watermark
+
+_TORN_READS = 100
+
+
+class StreamError(Exception):
+    """A stream that cannot be read, said in one line."""
+
+
+class UnknownStream(StreamError):
+    """There is no such stream at the place that was named."""
+
+
+class SegmentGone(StreamError):
+    """A segment's file is no longer there: retention has taken it."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The committed part of one segment file: ``size`` bytes with the offsets
+    from ``first_offset`` up to ``end_offset``, exclusive."""
+
+    file: str
+    first_offset: int
+    end_offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class PartitionState:
+    """What one partition holds: offsets from ``log_start`` up to
+    ``high_watermark``, exclusive, in ``segments`` by ascending offset."""
+
+    log_start: int
+    high_watermark: int
+    segments: tuple[Segment, ...]
+
+
+Manifest = dict[int, PartitionState]
+
+
+class Storage(Protocol):
+    """A stream's manifest and the bytes of its segment files."""
+
+    def manifest(self) -> Manifest:
+        """What is kept and committed now, by partition; raises `StreamError`."""
+
+    def read(self, partition: int, file: str, position: int, length: int) -> bytes:
+        """Exactly ``length`` bytes; raises `SegmentGone` or `StreamError`."""
+
+    def index(self, partition: int, segment: Segment) -> list[IndexEntry]:
+        """The segment's sparse index in order; empty when there is none."""
+
+    def describe(self, partition: int, file: str) -> str:
+        """The file's full name for error messages."""
+
+    def close(self) -> None:
+        """Free what is open; the storage opens it again when it is needed."""
+
+
+def open_storage(options: SourceOptions) -> Storage:
+    """The storage that the options name.  Nothing is read yet."""
+    if options.url is not None:
+        from bridge_spark.http_storage import HttpStorage
+
+        return HttpStorage(options.url, options.stream, options.token)
+    assert options.path is not None
+    return DirectoryStorage(options.path, options.stream)
+
+
+def usable_index(data: bytes, segment: Segment) -> list[IndexEntry]:
+    """The entries of an index file that lie inside the segment's committed part."""
+    return [entry for entry in decode_index(data)
+            if segment.first_offset <= entry.first_offset < segment.end_offset and entry.position < segment.size]
+
+
+def index_file(segment_file: str) -> str:
+    """The name of the index beside a segment file."""
+    return segment_file.removesuffix(".seg") + ".idx"
+
+
+class DirectoryStorage:
+    """A stream below a data directory, or below its ``streams`` directory."""
+
+    def __init__(self, path: str, stream: str) -> None:
+        local = path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:")
+        self._root = Path(local)
+        self._stream = stream
+
+    def manifest(self) -> Manifest:
+        directory = self._directory()
+        try:
+            description = json.loads((directory / "stream.json").read_bytes())
+            partitions = int(description["partitions"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StreamError(f"mqtt source: {directory / 'stream.json'}: {error}") from None
+        return {number: _partition_state(directory / str(number)) for number in range(partitions)}
+
+    def read(self, partition: int, file: str, position: int, length: int) -> bytes:
+        path = self._directory() / str(partition) / file
+        try:
+            with open(path, "rb", buffering=0) as segment:
+                segment.seek(position)
+                data = segment.read(length)
+                while len(data) < length:
+                    more = segment.read(length - len(data))
+                    if not more:
+                        raise StreamError(f"mqtt source: {path} ends at byte {position + len(data)}, "
+                                          f"before its committed end")
+                    data += more
+                return data
+        except FileNotFoundError:
+            raise SegmentGone(f"mqtt source: {path} is gone") from None
+        except OSError as error:
+            raise StreamError(f"mqtt source: {path}: {error.strerror}") from None
+
+    def index(self, partition: int, segment: Segment) -> list[IndexEntry]:
+        path = self._directory() / str(partition) / index_file(segment.file)
+        try:
+            return usable_index(path.read_bytes(), segment)
+        except OSError:
+            return []
+
+    def describe(self, partition: int, file: str) -> str:
+        return str(self._directory() / str(partition) / file)
+
+    def close(self) -> None:
+        """Nothing stays open between reads."""
+
+    def _directory(self) -> Path:
+        for streams in (self._root / "streams", self._root):
+            if (streams / self._stream / "stream.json").is_file():
+                return streams / self._stream
+        if not self._root.is_dir():
+            raise UnknownStream(f"mqtt source: option 'path': {str(self._root)!r} is not a directory")
+        names = sorted(found.parent.name for pattern in ("streams/*/stream.json", "*/stream.json")
+                       for found in self._root.glob(pattern))
+        raise UnknownStream(f"mqtt source: option 'stream': no stream {self._stream!r} below {str(self._root)!r} "
+                            f"({'there are: ' + ', '.join(names) if names else 'it holds none'})")
+
+
+def _partition_state(directory: Path) -> PartitionState:
+    watermark = _read_watermark(directory / "high_watermark")
+    if watermark is None:
+        return PartitionState(0, 0, ())
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        raise StreamError(f"mqtt source: {directory}: {error.strerror}") from None
+    firsts = sorted(int(name[:-4]) for name in names
+                    if name.endswith(".seg") and name[:-4].isdigit() and int(name[:-4]) <= watermark.segment)
+    segments: list[Segment] = []
+    for number, first_offset in enumerate(firsts):
+        last = first_offset == watermark.segment
+        end_offset = watermark.high_watermark if last else firsts[number + 1] if number + 1 < len(firsts) else first_offset
+        if end_offset <= max(first_offset, watermark.log_start_offset):
+            continue
+        file = f"{first_offset:020d}.seg"
+        try:
+            size = watermark.position if last else os.path.getsize(directory / file)
+        except FileNotFoundError:
+            continue
+        segments.append(Segment(file, first_offset, end_offset, size))
+    kept_from = segments[0].first_offset if segments else watermark.high_watermark
+    return PartitionState(max(watermark.log_start_offset, kept_from), watermark.high_watermark, tuple(segments))
+
+
+def _read_watermark(path: Path) -> Optional[Watermark]:
+    """None where nothing was committed yet.  The broker overwrites the file in
+    place, so a reading in mid-write is repeated."""
+    for _ in range(_TORN_READS):
+        try:
+            return decode_watermark(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except SegmentError:
+            continue
+        except OSError as error:
+            raise StreamError(f"mqtt source: {path}: {error.strerror}") from None
+    raise StreamError(f"mqtt source: {path} is corrupt")
+
+
+def parse_manifest(document: Any, where: str) -> Manifest:
+    """The broker's JSON manifest as a `Manifest`; raises `StreamError`."""
+    try:
+        manifest: Manifest = {}
+        for partition in document["partitions"]:
+            segments = [
+                Segment(str(entry["file"]), int(entry["first_offset"]), int(entry["end_offset"]), int(entry["bytes"]))
+                for entry in partition["segments"]
+                if entry["end_offset"] > entry["first_offset"]
+            ]
+            manifest[int(partition["partition"])] = PartitionState(
+                int(partition["log_start_offset"]), int(partition["high_watermark"]),
+                tuple(sorted(segments, key=lambda segment: segment.first_offset)),
+            )
+        return manifest
+    except (KeyError, TypeError, ValueError) as error:
+        raise StreamError(f"mqtt source: {where} did not answer with a stream's manifest ({error!r}): "
+                          f"is it a broker of another version?") from None
