@@ -1,0 +1,191 @@
+"""Rows of a stream as Arrow columns.
+
+The rule kept here: a value that is not asked for is not touched, and one that
+is asked for is not copied one by one.  Columns are laid over the bytes of the
+segment; only MQTT 5.0 properties are decoded in Python, once per distinct set.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from bridge_spark.segment import QOS_MASK, RETAIN_FLAG, Batch, Columns
+from topic_matcher.filters import matches
+
+SCHEMA_DDL = (
+    "topic string, payload binary, qos byte, retain boolean, partition int, offset long, timestamp timestamp, "
+    "client_id string, content_type string, response_topic string, correlation_data binary, "
+    "user_properties map<string,string>, stream string"
+)
+USER_PROPERTY_LIST_DDL = "user_property_list array<struct<key:string,value:string>>"
+
+_PROPERTY_COLUMNS = frozenset(
+    {"content_type", "response_topic", "correlation_data", "user_properties", "user_property_list"}
+)
+_TYPES = {
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "flags": pa.uint8(),
+    "topic": pa.string(),
+    "payload": pa.binary(),
+    "client_id": pa.string(),
+    "properties": pa.binary(),
+}
+
+
+class PropertyError(ValueError):
+    """Bytes that are not the properties of a PUBLISH packet."""
+
+
+class Properties:
+    """The properties of one PUBLISH that have columns; None where absent."""
+
+    __slots__ = ("content_type", "response_topic", "correlation_data", "user_properties")
+
+    def __init__(self) -> None:
+        self.content_type: Optional[str] = None
+        self.response_topic: Optional[str] = None
+        self.correlation_data: Optional[bytes] = None
+        self.user_properties: list[tuple[str, str]] = []
+
+
+def decode_properties(data: bytes) -> Properties:
+    """Decode the stored properties of a PUBLISH, which stand without their
+    length (MQTT 5.0, section 3.3.2.3); raises `PropertyError`."""
+    properties = Properties()
+    position = 0
+    try:
+        while position < len(data):
+            identifier = data[position]
+            position += 1
+            if identifier == 0x01:
+                position += 1
+            elif identifier == 0x03:
+                value, position = _binary(data, position)
+                properties.content_type = value.decode()
+            elif identifier == 0x08:
+                value, position = _binary(data, position)
+                properties.response_topic = value.decode()
+            elif identifier == 0x09:
+                properties.correlation_data, position = _binary(data, position)
+            elif identifier == 0x26:
+                name, position = _binary(data, position)
+                value, position = _binary(data, position)
+                properties.user_properties.append((name.decode(), value.decode()))
+            else:
+                raise PropertyError(f"unknown property 0x{identifier:02x}")
+    except (IndexError, UnicodeDecodeError):
+        raise PropertyError("malformed properties") from None
+    if position != len(data):
+        raise PropertyError("malformed properties")
+    return properties
+
+
+def _binary(data: bytes, position: int) -> tuple[bytes, int]:
+    end = position + 2 + (data[position] << 8 | data[position + 1])
+    if end > len(data):
+        raise PropertyError("malformed properties")
+    return data[position + 2:end], end
+
+
+class ColumnMaker:
+    """Makes the columns of ``schema`` (a selection of the source's columns, as
+    Spark wants it in Arrow) for rows of ``stream`` that match ``topic_filter``."""
+
+    def __init__(self, schema: pa.Schema, stream: str, topic_filter: Optional[str]) -> None:
+        self._schema = schema
+        self._stream = stream
+        self._filter = topic_filter
+        self._matches: dict[str, bool] = {}
+        wanted = set(schema.names)
+        stored = {name for name in ("timestamp", "topic", "payload", "client_id") if name in wanted}
+        if wanted & {"qos", "retain"}:
+            stored.add("flags")
+        if wanted & _PROPERTY_COLUMNS:
+            stored.add("properties")
+        if topic_filter is not None:
+            stored.add("topic")
+        self._stored = sorted(stored)
+
+    def lay_over(self, buffer: pa.Buffer, batch: Batch, columns: Columns, start: int, end: int) -> pa.RecordBatch:
+        """The stored columns that are needed, over the bytes of a checked
+        batch, of its rows from offset ``start`` up to ``end``."""
+        arrays = []
+        for name in self._stored:
+            data = buffer.slice(*getattr(columns, name))
+            if name in ("timestamp", "flags"):
+                buffers = [None, data]
+            else:
+                buffers = [None, buffer.slice(*getattr(columns, f"{name}_offsets")), data]
+            arrays.append(pa.Array.from_buffers(_TYPES[name], batch.count, buffers))
+        first, last = max(start, batch.first_offset), min(end, batch.end_offset)
+        arrays.append(_offset_array(batch.first_offset, batch.end_offset))
+        rows = pa.RecordBatch.from_arrays(arrays, names=[*self._stored, "offset"])
+        return rows.slice(first - batch.first_offset, last - first)
+
+    def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows whose topic matches the filter."""
+        if self._filter is None:
+            return rows
+        topics = rows.column("topic").dictionary_encode()
+        wanted = pa.array([self._is_wanted(topic) for topic in topics.dictionary.to_pylist()], pa.bool_())
+        return rows.filter(wanted.take(topics.indices))
+
+    def finish(self, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+        """All columns of the schema for ``rows`` of one partition.
+
+        Raises `PropertyError`.
+        """
+        made: dict[str, pa.Array] = {name: rows.column(name) for name in rows.schema.names}
+        count = rows.num_rows
+        if "flags" in made:
+            made["qos"] = pc.bit_wise_and(made["flags"], pa.scalar(QOS_MASK, pa.uint8())).cast(pa.int8())
+            made["retain"] = pc.not_equal(
+                pc.bit_wise_and(made["flags"], pa.scalar(RETAIN_FLAG, pa.uint8())), pa.scalar(0, pa.uint8()))
+        if "properties" in made:
+            made.update(self._property_columns(made["properties"]))
+        if "partition" in self._schema.names:
+            made["partition"] = pa.repeat(pa.scalar(partition, pa.int32()), count)
+        if "stream" in self._schema.names:
+            made["stream"] = pa.repeat(pa.scalar(self._stream, pa.string()), count)
+        return pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
+
+    def _is_wanted(self, topic: str) -> bool:
+        assert self._filter is not None
+        known = self._matches.get(topic)
+        if known is None:
+            if len(self._matches) >= 100_000:
+                self._matches.clear()
+            known = self._matches[topic] = matches(self._filter, topic)
+        return known
+
+    def _property_columns(self, encoded: pa.Array) -> dict[str, pa.Array]:
+        names = [name for name in self._schema.names if name in _PROPERTY_COLUMNS]
+        if not pc.max(pc.binary_length(encoded)).as_py():
+            return {name: self._property_column(name, [Properties()]).take(_zeros(len(encoded))) for name in names}
+        distinct = encoded.dictionary_encode()
+        decoded = [decode_properties(data) for data in distinct.dictionary.to_pylist()]
+        return {name: self._property_column(name, decoded).take(distinct.indices) for name in names}
+
+    def _property_column(self, name: str, decoded: Sequence[Properties]) -> pa.Array:
+        values: Iterable[Any]
+        if name == "user_properties":
+            values = [list(dict(properties.user_properties).items()) for properties in decoded]
+        elif name == "user_property_list":
+            values = [[{"key": key, "value": value} for key, value in properties.user_properties]
+                      for properties in decoded]
+        else:
+            values = [getattr(properties, name) for properties in decoded]
+        return pa.array(values, self._schema.field(name).type)
+
+
+def _offset_array(first: int, end: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.int64(), end - first, [None, pa.py_buffer(array("q", range(first, end)))])
+
+
+def _zeros(count: int) -> pa.Array:
+    return pa.Array.from_buffers(pa.int32(), count, [None, pa.py_buffer(bytes(4 * count))])

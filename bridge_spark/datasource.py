@@ -1,0 +1,227 @@
+"""The Spark data source `mqtt`: batch and streaming reads of a stream.
+
+The rule kept here: the same range of offsets always yields the same rows, and
+never one that is not committed.  Offsets live in Spark's checkpoint; nothing
+is remembered here that a restarted query would need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from bridge_spark import offsets
+from bridge_spark.columns import ColumnMaker
+from bridge_spark.offsets import Offsets
+from bridge_spark.options import OptionError, SourceOptions, check_for_batch, check_for_stream, parse_options
+from bridge_spark.plan import Planner, Slice
+from bridge_spark.slice_reader import read_slices
+from bridge_spark.storage import Manifest, Storage, StreamError, open_storage
+from bridge_spark.time_index import offsets_at
+
+_COLUMNS = (
+    ("topic", StringType()),
+    ("payload", BinaryType()),
+    ("qos", ByteType()),
+    ("retain", BooleanType()),
+    ("partition", IntegerType()),
+    ("offset", LongType()),
+    ("timestamp", TimestampType()),
+    ("client_id", StringType()),
+    ("content_type", StringType()),
+    ("response_topic", StringType()),
+    ("correlation_data", BinaryType()),
+    ("user_properties", MapType(StringType(), StringType())),
+    ("stream", StringType()),
+)
+_USER_PROPERTY_LIST = (
+    "user_property_list",
+    ArrayType(StructType([StructField("key", StringType()), StructField("value", StringType())])),
+)
+
+
+class SliceTask(InputPartition):
+    """What one Spark task reads."""
+
+    def __init__(self, slices: list[Slice]) -> None:
+        super().__init__(None)
+        self.slices = slices
+
+
+class MqttDataSource(DataSource):
+    """`spark.read.format("mqtt")` and `spark.readStream.format("mqtt")`.
+
+    Bad options and unknown streams are refused here, at load time, with
+    `OptionError` or `StreamError`.  A user-given schema selects columns: those
+    it leaves out are not read.
+    """
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._parsed = parse_options(options)
+        storage = open_storage(self._parsed)
+        storage.manifest()
+        storage.close()
+
+    @classmethod
+    def name(cls) -> str:
+        return "mqtt"
+
+    def schema(self) -> StructType:
+        columns = [*_COLUMNS, _USER_PROPERTY_LIST] if self._parsed.include_user_properties else _COLUMNS
+        return StructType([StructField(name, kind) for name, kind in columns])
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        check_for_batch(self._parsed)
+        return MqttReader(self._parsed, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        check_for_stream(self._parsed)
+        return MqttStreamReader(self._parsed, schema)
+
+
+class MqttReader(DataSourceReader):
+    """One batch read; its end is fixed when it is planned."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = _arrow_schema(schema)
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        storage = open_storage(options)
+        try:
+            manifest = storage.manifest()
+            start = _starting(options, storage, manifest, offsets.earliest(manifest))
+            end = offsets.resolve("endingOffsets", options.ending_offsets, offsets.latest(manifest), manifest)
+            for partition, offset in start.items():
+                if offset > end[partition] and options.ending_offsets is not None:
+                    raise OptionError("endingOffsets", f"partition {partition} would end at {end[partition]}, "
+                                                       f"before it starts at {offset}")
+            return _tasks(options, Planner(storage), manifest, start, end)
+        finally:
+            storage.close()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._schema, partition)
+
+
+class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read with admission control (`maxOffsetsPerTrigger`)."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = _arrow_schema(schema)
+        self._storage: Optional[Storage] = None
+        self._planner: Optional[Planner] = None
+        self._manifest: Optional[Manifest] = None
+        self._target: Optional[Offsets] = None
+
+    def initialOffset(self) -> dict[str, int]:
+        manifest = self._fetch()
+        return offsets.to_json(_starting(self._options, self._open(), manifest, offsets.latest(manifest)))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        rows = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = offsets.latest(self._fetch())
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        manifest = self._fetch()
+        begin = offsets.from_json(start)
+        end = dict(self._target) if self._target is not None else offsets.latest(manifest)
+        for partition in begin:
+            end.setdefault(partition, begin[partition])
+        begin, end = offsets.check_kept(begin, end, manifest, self._options.fail_on_data_loss)
+        if isinstance(limit, ReadMaxRows):
+            end = offsets.limit_rows(begin, end, limit.max_rows)
+        return offsets.to_json(end)
+
+    def reportLatestOffset(self) -> Optional[dict[str, int]]:
+        return None if self._manifest is None else offsets.to_json(offsets.latest(self._manifest))
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        begin, until = offsets.from_json(start), offsets.from_json(end)
+        manifest = self._manifest
+        if manifest is None or any(
+            partition not in manifest or offset > manifest[partition].high_watermark
+            for partition, offset in until.items()
+        ):
+            manifest = self._fetch()
+        self._open()
+        assert self._planner is not None
+        return _tasks(self._options, self._planner, manifest, begin, until)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._schema, partition)
+
+    def stop(self) -> None:
+        if self._storage is not None:
+            self._storage.close()
+
+    def _open(self) -> Storage:
+        if self._storage is None:
+            self._storage = open_storage(self._options)
+            self._planner = Planner(self._storage)
+        return self._storage
+
+    def _fetch(self) -> Manifest:
+        self._manifest = self._open().manifest()
+        return self._manifest
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    known = dict([*_COLUMNS, _USER_PROPERTY_LIST])
+    for field in schema.fields:
+        kind = known.get(field.name)
+        if kind is None:
+            raise StreamError(f"mqtt source: there is no column {field.name!r}; "
+                              f"the columns are {', '.join(known)}")
+        if field.dataType != kind:
+            raise StreamError(f"mqtt source: column {field.name!r} is {kind.simpleString()}, "
+                              f"not {field.dataType.simpleString()}: parse it after reading")
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def _starting(options: SourceOptions, storage: Storage, manifest: Manifest, default: Offsets) -> Offsets:
+    if options.starting_timestamp is not None:
+        return offsets_at(storage, manifest, options.starting_timestamp)
+    return offsets.resolve("startingOffsets", options.starting_offsets, default, manifest)
+
+
+def _tasks(
+    options: SourceOptions, planner: Planner, manifest: Manifest, start: Offsets, end: Offsets
+) -> list[InputPartition]:
+    kept_start, kept_end = offsets.check_kept(start, end, manifest, options.fail_on_data_loss)
+    return [SliceTask(slices) for slices in planner.plan(manifest, kept_start, kept_end, options.min_partitions)]
+
+
+def _read(options: SourceOptions, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    if not isinstance(partition, SliceTask):
+        return
+    storage = open_storage(options)
+    try:
+        maker = ColumnMaker(schema, options.stream, options.topic_filter)
+        yield from read_slices(storage, partition.slices, maker, options.fail_on_data_loss)
+    finally:
+        storage.close()

@@ -1,0 +1,38 @@
+"""From a time to offsets.
+
+The rule kept here: reading from a time misses nothing that was received at or
+after it.  Clocks may step back, so what counts is the first such record.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from bridge_spark.offsets import Offsets
+from bridge_spark.plan import Slice
+from bridge_spark.segment import timestamps
+from bridge_spark.slice_reader import log_batches
+from bridge_spark.storage import Manifest, PartitionState, Storage
+
+
+def offsets_at(storage: Storage, manifest: Manifest, timestamp: int) -> Offsets:
+    """Per partition the first offset received at or after ``timestamp``
+    (microseconds since the epoch), its end where there is none.
+
+    Of each segment that is older, only what follows its last index entry is read.
+    """
+    return {partition: _first_at(storage, partition, state, timestamp) for partition, state in manifest.items()}
+
+
+def _first_at(storage: Storage, partition: int, state: PartitionState, timestamp: int) -> int:
+    for segment in state.segments:
+        index = storage.index(partition, segment)
+        number = bisect_left(index, timestamp, key=lambda entry: entry.timestamp)
+        start = index[number - 1] if number else None
+        part = Slice(partition, segment.file, start.position if start else 0, segment.size,
+                     start.first_offset if start else segment.first_offset, segment.end_offset)
+        for data, batch in log_batches(storage, part):
+            for offset, received in enumerate(timestamps(data, batch), batch.first_offset):
+                if received >= timestamp and offset >= state.log_start:
+                    return offset
+    return state.high_watermark
