@@ -348,7 +348,8 @@ class _Builder:
 
     def problem(self, path: _Path, reason: str) -> None:
         source = next((name for said, name in self.sources.items() if said[: len(path)] == path), self.file)
-        self.problems.append(": ".join(part for part in (source, ".".join(path), reason) if part))
+        key = ".".join(name if name.isprintable() else json.dumps(name) for name in path)
+        self.problems.append(": ".join(part for part in (source, key, reason) if part))
 
     def settings(self, tree: dict[str, Any]) -> Settings:
         plain = {name: value for name, value in tree.items() if name not in _SECTION_LISTS}
@@ -453,7 +454,7 @@ def _suggestion(name: str, section: type[Any], path: _Path) -> str:
     near = difflib.get_close_matches(name, names, 1)
     if near:
         return f", did you mean {near[0]}?"
-    places: dict[str, type[Any]] = {"": Settings, "limits.": Limits, "http.": Http, "log.": Log, "listeners.0.": Listener}
+    places: dict[str, type[Any]] = {"": Settings, "listeners.0.": Listener, "limits.": Limits, "http.": Http, "log.": Log}
     for prefix, other in places.items():
         if other is not section and name in {f.name for f in dataclasses.fields(other) if "kind" in f.metadata}:
             return f", did you mean {prefix}{name}?"
