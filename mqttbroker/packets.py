@@ -11,8 +11,13 @@ empty. Encoding trusts the caller's values.
 
 from __future__ import annotations
 
-from typing import ClassVar, Final, Optional
+from typing import ClassVar, Optional
 
+from mqttbroker import reason_codes as rc
+from mqttbroker.frames import FLAGS, encode_frame
+from mqttbroker.frames import encode_ack as encode_ack
+from mqttbroker.frames import encode_fixed_header as encode_fixed_header
+from mqttbroker.frames import encode_publish as encode_publish
 from mqttbroker.properties import (
     Properties,
     WILL,
@@ -22,81 +27,8 @@ from mqttbroker.properties import (
     encode_binary,
     encode_properties,
     encode_utf8,
-    encode_varint,
 )
-from mqttbroker.reason_codes import (
-    AUTH,
-    CONNACK,
-    CONNECT,
-    DISCONNECT,
-    MALFORMED_PACKET,
-    MQTTError,
-    PINGREQ,
-    PINGRESP,
-    PROTOCOL_ERROR,
-    PUBACK,
-    PUBCOMP,
-    PUBLISH,
-    PUBREC,
-    PUBREL,
-    SUBACK,
-    SUBSCRIBE,
-    TOPIC_NAME_INVALID,
-    UNSUBACK,
-    UNSUBSCRIBE,
-    UNSUPPORTED_PROTOCOL_VERSION,
-    is_legal,
-)
-
-# Low half of the first byte, by packet type; PUBLISH has flags of its own.
-_FLAGS: Final = bytes((0, 0, 0, 0, 0, 0, 2, 0, 2, 0, 2, 0, 0, 0, 0, 0))
-
-
-def encode_fixed_header(first_byte: int, remaining: int) -> bytes:
-    """First byte and Remaining Length; ValueError if the length does not fit."""
-    if 0 <= remaining < 128:
-        return (first_byte << 8 | remaining).to_bytes(2, "big")
-    return first_byte.to_bytes(1, "big") + encode_varint(remaining)
-
-
-def encode_publish(
-    topic: bytes,
-    payload: bytes,
-    qos: int,
-    retain: bool,
-    dup: bool,
-    packet_id: int,
-    version: int,
-    properties: bytes,
-) -> bytes:
-    """A PUBLISH. ``properties`` are encoded, without length prefix, and unused below version 5."""
-    first = PUBLISH << 4 | qos << 1
-    if retain:
-        first |= 1
-    if dup:
-        first |= 8
-    size = len(topic)
-    head = size.to_bytes(2, "big") + topic
-    if qos:
-        head += packet_id.to_bytes(2, "big")
-        size += 2
-    size += 2 + len(payload)
-    if version < 5:
-        return encode_fixed_header(first, size) + head + payload
-    prefix = encode_varint(len(properties))
-    size += len(prefix) + len(properties)
-    return b"".join((encode_fixed_header(first, size), head, prefix, properties, payload))
-
-
-def encode_ack(packet_type: int, packet_id: int, reason_code: int, version: int) -> bytes:
-    """PUBACK, PUBREC, PUBREL or PUBCOMP without properties.
-
-    The code is left out when it is 0, and always below version 5.
-    """
-    first: int = packet_type << 4 | _FLAGS[packet_type]
-    if reason_code == 0 or version < 5:
-        return (first << 24 | 0x020000 | packet_id).to_bytes(4, "big")
-    return (first << 32 | 0x03000000 | packet_id << 8 | reason_code).to_bytes(5, "big")
+from mqttbroker.reason_codes import MQTTError, is_legal
 
 
 class Packet:
@@ -109,10 +41,6 @@ class Packet:
         raise NotImplementedError
 
 
-def _frame(packet_type: int, body: bytes) -> bytes:
-    return encode_fixed_header(packet_type << 4 | _FLAGS[packet_type], len(body)) + body
-
-
 def _properties(properties: Properties, version: int) -> bytes:
     return encode_properties(properties) if version >= 5 else b""
 
@@ -121,12 +49,7 @@ class Will:
     """The message a server publishes for a client that is gone."""
 
     def __init__(
-        self,
-        topic: str,
-        payload: bytes,
-        qos: int = 0,
-        retain: bool = False,
-        properties: Optional[Properties] = None,
+        self, topic: str, payload: bytes, qos: int = 0, retain: bool = False, properties: Optional[Properties] = None
     ) -> None:
         self.topic = topic
         self.payload = payload
@@ -138,7 +61,7 @@ class Will:
 class Connect(Packet):
     """CONNECT (3.1). ``clean_start`` is Clean Session below version 5."""
 
-    packet_type: ClassVar[int] = CONNECT
+    packet_type: ClassVar[int] = rc.CONNECT
 
     def __init__(
         self,
@@ -178,30 +101,28 @@ class Connect(Packet):
             payload += encode_binary(self.password)
         head = encode_utf8(self.protocol_name) + bytes((self.version, flags))
         head += self.keep_alive.to_bytes(2, "big") + _properties(self.properties, self.version)
-        return _frame(CONNECT, head + payload)
+        return encode_frame(rc.CONNECT, head + payload)
 
 
 class Connack(Packet):
     """CONNACK (3.2). Below version 5 ``reason_code`` is the 3.1.1 return code, 0 to 5."""
 
-    packet_type: ClassVar[int] = CONNACK
+    packet_type: ClassVar[int] = rc.CONNACK
 
-    def __init__(
-        self, session_present: bool, reason_code: int, properties: Optional[Properties] = None
-    ) -> None:
+    def __init__(self, session_present: bool, reason_code: int, properties: Optional[Properties] = None) -> None:
         self.session_present = session_present
         self.reason_code = reason_code
         self.properties: Properties = Properties() if properties is None else properties
 
     def encode(self, version: int) -> bytes:
         head = bytes((1 if self.session_present else 0, self.reason_code))
-        return _frame(CONNACK, head + _properties(self.properties, version))
+        return encode_frame(rc.CONNACK, head + _properties(self.properties, version))
 
 
 class Publish(Packet):
     """PUBLISH (3.3). ``packet_id`` is 0 at QoS 0."""
 
-    packet_type: ClassVar[int] = PUBLISH
+    packet_type: ClassVar[int] = rc.PUBLISH
 
     def __init__(
         self,
@@ -222,7 +143,7 @@ class Publish(Packet):
         self.properties: Properties = Properties() if properties is None else properties
 
     def encode(self, version: int) -> bytes:
-        first = PUBLISH << 4 | (8 if self.dup else 0) | self.qos << 1 | (1 if self.retain else 0)
+        first = rc.PUBLISH << 4 | (8 if self.dup else 0) | self.qos << 1 | (1 if self.retain else 0)
         body = encode_utf8(self.topic)
         if self.qos:
             body += self.packet_id.to_bytes(2, "big")
@@ -233,9 +154,7 @@ class Publish(Packet):
 class _Acknowledgement(Packet):
     """What PUBACK, PUBREC, PUBREL and PUBCOMP share."""
 
-    def __init__(
-        self, packet_id: int, reason_code: int = 0, properties: Optional[Properties] = None
-    ) -> None:
+    def __init__(self, packet_id: int, reason_code: int = 0, properties: Optional[Properties] = None) -> None:
         self.packet_id = packet_id
         self.reason_code = reason_code
         self.properties: Properties = Properties() if properties is None else properties
@@ -245,31 +164,31 @@ class _Acknowledgement(Packet):
         if len(encoded) <= 1:
             return encode_ack(self.packet_type, self.packet_id, self.reason_code, version)
         head = self.packet_id.to_bytes(2, "big") + self.reason_code.to_bytes(1, "big")
-        return _frame(self.packet_type, head + encoded)
+        return encode_frame(self.packet_type, head + encoded)
 
 
 class Puback(_Acknowledgement):
     """PUBACK (3.4)."""
 
-    packet_type: ClassVar[int] = PUBACK
+    packet_type: ClassVar[int] = rc.PUBACK
 
 
 class Pubrec(_Acknowledgement):
     """PUBREC (3.5)."""
 
-    packet_type: ClassVar[int] = PUBREC
+    packet_type: ClassVar[int] = rc.PUBREC
 
 
 class Pubrel(_Acknowledgement):
     """PUBREL (3.6)."""
 
-    packet_type: ClassVar[int] = PUBREL
+    packet_type: ClassVar[int] = rc.PUBREL
 
 
 class Pubcomp(_Acknowledgement):
     """PUBCOMP (3.7)."""
 
-    packet_type: ClassVar[int] = PUBCOMP
+    packet_type: ClassVar[int] = rc.PUBCOMP
 
 
 class Subscription:
@@ -287,13 +206,10 @@ class Subscription:
 class Subscribe(Packet):
     """SUBSCRIBE (3.8)."""
 
-    packet_type: ClassVar[int] = SUBSCRIBE
+    packet_type: ClassVar[int] = rc.SUBSCRIBE
 
     def __init__(
-        self,
-        packet_id: int,
-        subscriptions: list[Subscription],
-        properties: Optional[Properties] = None,
+        self, packet_id: int, subscriptions: list[Subscription], properties: Optional[Properties] = None
     ) -> None:
         self.packet_id = packet_id
         self.subscriptions = subscriptions
@@ -303,37 +219,37 @@ class Subscribe(Packet):
         body = self.packet_id.to_bytes(2, "big") + _properties(self.properties, version)
         for wanted in self.subscriptions:
             body += encode_utf8(wanted.topic_filter) + wanted.options.to_bytes(1, "big")
-        return _frame(SUBSCRIBE, body)
+        return encode_frame(rc.SUBSCRIBE, body)
 
 
-class Suback(Packet):
-    """SUBACK (3.9): one code per filter of the SUBSCRIBE, in its order."""
+class _Codes(Packet):
+    """What SUBACK and UNSUBACK share: one code per filter of the request, in its order."""
 
-    packet_type: ClassVar[int] = SUBACK
-
-    def __init__(
-        self, packet_id: int, reason_codes: list[int], properties: Optional[Properties] = None
-    ) -> None:
+    def __init__(self, packet_id: int, reason_codes: list[int], properties: Optional[Properties] = None) -> None:
         self.packet_id = packet_id
         self.reason_codes = reason_codes
         self.properties: Properties = Properties() if properties is None else properties
+
+
+class Suback(_Codes):
+    """SUBACK (3.9). Below version 5 every failure is sent as 0x80."""
+
+    packet_type: ClassVar[int] = rc.SUBACK
 
     def encode(self, version: int) -> bytes:
         head = self.packet_id.to_bytes(2, "big") + _properties(self.properties, version)
         codes = self.reason_codes
         if version < 5:
-            codes = [code if code < 0x80 else 0x80 for code in codes]  # 3.1.1 [MQTT-3.9.3-2]
-        return _frame(SUBACK, head + bytes(codes))
+            codes = [min(code, 0x80) for code in codes]  # 3.1.1 [MQTT-3.9.3-2]
+        return encode_frame(rc.SUBACK, head + bytes(codes))
 
 
 class Unsubscribe(Packet):
     """UNSUBSCRIBE (3.10)."""
 
-    packet_type: ClassVar[int] = UNSUBSCRIBE
+    packet_type: ClassVar[int] = rc.UNSUBSCRIBE
 
-    def __init__(
-        self, packet_id: int, topic_filters: list[str], properties: Optional[Properties] = None
-    ) -> None:
+    def __init__(self, packet_id: int, topic_filters: list[str], properties: Optional[Properties] = None) -> None:
         self.packet_id = packet_id
         self.topic_filters = topic_filters
         self.properties: Properties = Properties() if properties is None else properties
@@ -342,32 +258,25 @@ class Unsubscribe(Packet):
         body = self.packet_id.to_bytes(2, "big") + _properties(self.properties, version)
         for topic_filter in self.topic_filters:
             body += encode_utf8(topic_filter)
-        return _frame(UNSUBSCRIBE, body)
+        return encode_frame(rc.UNSUBSCRIBE, body)
 
 
-class Unsuback(Packet):
-    """UNSUBACK (3.11): one code per filter; below version 5 no codes at all."""
+class Unsuback(_Codes):
+    """UNSUBACK (3.11). Below version 5 it has no codes."""
 
-    packet_type: ClassVar[int] = UNSUBACK
-
-    def __init__(
-        self, packet_id: int, reason_codes: list[int], properties: Optional[Properties] = None
-    ) -> None:
-        self.packet_id = packet_id
-        self.reason_codes = reason_codes
-        self.properties: Properties = Properties() if properties is None else properties
+    packet_type: ClassVar[int] = rc.UNSUBACK
 
     def encode(self, version: int) -> bytes:
         body = self.packet_id.to_bytes(2, "big")
         if version >= 5:
             body += encode_properties(self.properties) + bytes(self.reason_codes)
-        return _frame(UNSUBACK, body)
+        return encode_frame(rc.UNSUBACK, body)
 
 
 class Pingreq(Packet):
     """PINGREQ (3.12)."""
 
-    packet_type: ClassVar[int] = PINGREQ
+    packet_type: ClassVar[int] = rc.PINGREQ
 
     def encode(self, version: int) -> bytes:
         return b"\xc0\x00"
@@ -376,43 +285,38 @@ class Pingreq(Packet):
 class Pingresp(Packet):
     """PINGRESP (3.13)."""
 
-    packet_type: ClassVar[int] = PINGRESP
+    packet_type: ClassVar[int] = rc.PINGRESP
 
     def encode(self, version: int) -> bytes:
         return b"\xd0\x00"
 
 
-class Disconnect(Packet):
+class _Reason(Packet):
+    """What DISCONNECT and AUTH share."""
+
+    def __init__(self, reason_code: int = 0, properties: Optional[Properties] = None) -> None:
+        self.reason_code = reason_code
+        self.properties: Properties = Properties() if properties is None else properties
+
+    def encode(self, version: int) -> bytes:
+        if version < 5:
+            return encode_frame(self.packet_type, b"")
+        encoded = encode_properties(self.properties)
+        if self.reason_code == 0 and len(encoded) == 1:
+            return encode_frame(self.packet_type, b"")
+        return encode_frame(self.packet_type, self.reason_code.to_bytes(1, "big") + encoded)
+
+
+class Disconnect(_Reason):
     """DISCONNECT (3.14)."""
 
-    packet_type: ClassVar[int] = DISCONNECT
-
-    def __init__(self, reason_code: int = 0, properties: Optional[Properties] = None) -> None:
-        self.reason_code = reason_code
-        self.properties: Properties = Properties() if properties is None else properties
-
-    def encode(self, version: int) -> bytes:
-        return _encode_short(DISCONNECT, self.reason_code, _properties(self.properties, version))
+    packet_type: ClassVar[int] = rc.DISCONNECT
 
 
-class Auth(Packet):
+class Auth(_Reason):
     """AUTH (3.15); version 5 only."""
 
-    packet_type: ClassVar[int] = AUTH
-
-    def __init__(self, reason_code: int = 0, properties: Optional[Properties] = None) -> None:
-        self.reason_code = reason_code
-        self.properties: Properties = Properties() if properties is None else properties
-
-    def encode(self, version: int) -> bytes:
-        return _encode_short(AUTH, self.reason_code, _properties(self.properties, version))
-
-
-def _encode_short(packet_type: int, reason_code: int, properties: bytes) -> bytes:
-    """DISCONNECT or AUTH; ``properties`` are empty below version 5."""
-    if properties == b"" or (reason_code == 0 and properties == b"\x00"):
-        return _frame(packet_type, b"")
-    return _frame(packet_type, reason_code.to_bytes(1, "big") + properties)
+    packet_type: ClassVar[int] = rc.AUTH
 
 
 def decode(data: bytes, version: int, pos: int = 0) -> tuple[Optional[Packet], int]:
@@ -431,9 +335,9 @@ def decode(data: bytes, version: int, pos: int = 0) -> tuple[Optional[Packet], i
             break
         shift += 7
         if shift > 21:
-            raise MQTTError(MALFORMED_PACKET, "Remaining Length of more than four bytes")
+            raise MQTTError(rc.MALFORMED_PACKET, "Remaining Length of more than four bytes")
     if byte == 0 and shift:
-        raise MQTTError(MALFORMED_PACKET, "overlong Remaining Length")  # [MQTT-1.5.5-1]
+        raise MQTTError(rc.MALFORMED_PACKET, "overlong Remaining Length")  # [MQTT-1.5.5-1]
     end = body + remaining
     if end > size:
         return None, pos
@@ -441,70 +345,67 @@ def decode(data: bytes, version: int, pos: int = 0) -> tuple[Optional[Packet], i
     return decode_body(first >> 4, first & 15, data, body, end, version), end
 
 
-def decode_body(
-    packet_type: int, flags: int, data: bytes, pos: int, end: int, version: int
-) -> Packet:
-    """The packet whose fixed header said ``packet_type`` and ``flags`` and whose rest is
+def decode_body(packet_type: int, flags: int, data: bytes, pos: int, end: int, version: int) -> Packet:
+    """The packet of that type and flags (the halves of its first byte) whose rest is
     ``data[pos:end]``. CONNECT brings its own version."""
-    if packet_type == PUBLISH:
+    if packet_type == rc.PUBLISH:
         return _decode_publish(flags, data, pos, end, version)
     # [MQTT-2.1.3-1] [MQTT-3.6.1-1] [MQTT-3.8.1-1] [MQTT-3.10.1-1] [MQTT-3.14.1-1] [MQTT-3.15.1-1]
-    if flags != _FLAGS[packet_type]:
-        raise MQTTError(MALFORMED_PACKET, f"flags {flags} on packet type {packet_type}")
-    if PUBACK <= packet_type <= PUBCOMP:
+    if flags != FLAGS[packet_type]:
+        raise MQTTError(rc.MALFORMED_PACKET, f"flags {flags} on packet type {packet_type}")
+    if rc.PUBACK <= packet_type <= rc.PUBCOMP:
         return _decode_acknowledgement(packet_type, data, pos, end, version)
-    if packet_type == SUBSCRIBE:
+    if packet_type == rc.SUBSCRIBE:
         return _decode_subscribe(data, pos, end, version)
-    if packet_type == UNSUBSCRIBE:
+    if packet_type == rc.UNSUBSCRIBE:
         return _decode_unsubscribe(data, pos, end, version)
-    if packet_type == PINGREQ or packet_type == PINGRESP:
+    if packet_type == rc.PINGREQ or packet_type == rc.PINGRESP:
         _finish(pos, end)
-        return Pingreq() if packet_type == PINGREQ else Pingresp()
-    if packet_type == CONNECT:
+        return Pingreq() if packet_type == rc.PINGREQ else Pingresp()
+    if packet_type == rc.CONNECT:
         return _decode_connect(data, pos, end)
-    if packet_type == DISCONNECT:
-        return _decode_disconnect(data, pos, end, version)
-    if packet_type == AUTH and version >= 5:
-        return _decode_auth(data, pos, end)
-    if packet_type == CONNACK:
+    if packet_type == rc.DISCONNECT:
+        code, properties = _decode_reason(rc.DISCONNECT, data, pos, end, version)
+        return Disconnect(code, properties)
+    if packet_type == rc.AUTH and version >= 5:
+        return _decode_auth(data, pos, end, version)
+    if packet_type == rc.CONNACK:
         return _decode_connack(data, pos, end, version)
-    if packet_type == SUBACK or packet_type == UNSUBACK:
+    if packet_type == rc.SUBACK or packet_type == rc.UNSUBACK:
         return _decode_codes(packet_type, data, pos, end, version)
-    raise MQTTError(MALFORMED_PACKET, f"packet type {packet_type} at version {version}")
+    raise MQTTError(rc.MALFORMED_PACKET, f"packet type {packet_type} at version {version}")
 
 
 def _finish(pos: int, end: int) -> None:
     if pos != end:
-        raise MQTTError(MALFORMED_PACKET, "bytes left over at the end of the packet")
+        raise MQTTError(rc.MALFORMED_PACKET, "bytes left over at the end of the packet")
 
 
 def _u16(data: bytes, pos: int, end: int) -> int:
     if pos + 2 > end:
-        raise MQTTError(MALFORMED_PACKET, "packet too short")
+        raise MQTTError(rc.MALFORMED_PACKET, "packet too short")
     return data[pos] << 8 | data[pos + 1]
 
 
 def _packet_id(data: bytes, pos: int, end: int) -> int:
     packet_id = _u16(data, pos, end)
     if packet_id == 0:
-        raise MQTTError(PROTOCOL_ERROR, "packet identifier 0")  # [MQTT-2.2.1-3]
+        raise MQTTError(rc.PROTOCOL_ERROR, "packet identifier 0")  # [MQTT-2.2.1-3]
     return packet_id
 
 
 def _legal_code(packet_type: int, code: int) -> int:
     if not is_legal(packet_type, code):
-        raise MQTTError(PROTOCOL_ERROR, f"code 0x{code:02X} on packet type {packet_type}")
+        raise MQTTError(rc.PROTOCOL_ERROR, f"code 0x{code:02X} on packet type {packet_type}")
     return code
 
 
 def _check_topic(topic: str, what: str) -> None:
     if "+" in topic or "#" in topic:
-        raise MQTTError(TOPIC_NAME_INVALID, f"wildcard in {what}")  # [MQTT-3.3.2-2]
+        raise MQTTError(rc.TOPIC_NAME_INVALID, f"wildcard in {what}")  # [MQTT-3.3.2-2]
 
 
-def _no_properties_or(
-    data: bytes, pos: int, end: int, version: int, packet_type: int
-) -> tuple[Properties, int]:
+def _no_properties_or(data: bytes, pos: int, end: int, version: int, packet_type: int) -> tuple[Properties, int]:
     if version < 5:
         return Properties(), pos
     return decode_properties(data, pos, end, packet_type)
@@ -513,28 +414,23 @@ def _no_properties_or(
 def _decode_publish(flags: int, data: bytes, pos: int, end: int, version: int) -> Publish:
     qos = flags >> 1 & 3
     if qos == 3:
-        raise MQTTError(MALFORMED_PACKET, "PUBLISH with QoS 3")  # [MQTT-3.3.1-4]
+        raise MQTTError(rc.MALFORMED_PACKET, "PUBLISH with QoS 3")  # [MQTT-3.3.1-4]
     if qos == 0 and flags & 8:
-        raise MQTTError(MALFORMED_PACKET, "DUP with QoS 0")  # [MQTT-3.3.1-2]
+        raise MQTTError(rc.MALFORMED_PACKET, "DUP with QoS 0")  # [MQTT-3.3.1-2]
     topic, pos = decode_utf8(data, pos, end)  # [MQTT-3.3.2-1]
     _check_topic(topic, "Topic Name")
     packet_id = 0
     if qos:
         packet_id = _packet_id(data, pos, end)
         pos += 2
-    properties, pos = _no_properties_or(data, pos, end, version, PUBLISH)
+    properties, pos = _no_properties_or(data, pos, end, version, rc.PUBLISH)
     if topic == "" and properties.topic_alias < 0:
-        raise MQTTError(PROTOCOL_ERROR, "empty Topic Name without Topic Alias")  # [MQTT-4.7.3-1]
-    return Publish(
-        topic, data[pos:end], qos, flags & 1 != 0, flags & 8 != 0, packet_id, properties
-    )
+        raise MQTTError(rc.PROTOCOL_ERROR, "empty Topic Name without Topic Alias")  # [MQTT-4.7.3-1]
+    return Publish(topic, data[pos:end], qos, flags & 1 != 0, flags & 8 != 0, packet_id, properties)
 
 
-def _decode_acknowledgement(
-    packet_type: int, data: bytes, pos: int, end: int, version: int
-) -> Packet:
-    packet_id = _packet_id(data, pos, end)
-    pos += 2
+def _decode_reason(packet_type: int, data: bytes, pos: int, end: int, version: int) -> tuple[int, Properties]:
+    """The code and properties that fill the packet's end; each may be left out."""
     code = 0
     properties = Properties()
     if version >= 5 and pos < end:
@@ -543,60 +439,66 @@ def _decode_acknowledgement(
         if pos < end:
             properties, pos = decode_properties(data, pos, end, packet_type)
     _finish(pos, end)
-    if packet_type == PUBACK:
+    return code, properties
+
+
+def _decode_acknowledgement(packet_type: int, data: bytes, pos: int, end: int, version: int) -> Packet:
+    packet_id = _packet_id(data, pos, end)
+    code, properties = _decode_reason(packet_type, data, pos + 2, end, version)
+    if packet_type == rc.PUBACK:
         return Puback(packet_id, code, properties)
-    if packet_type == PUBREC:
+    if packet_type == rc.PUBREC:
         return Pubrec(packet_id, code, properties)
-    if packet_type == PUBREL:
+    if packet_type == rc.PUBREL:
         return Pubrel(packet_id, code, properties)
     return Pubcomp(packet_id, code, properties)
 
 
 def _decode_subscribe(data: bytes, pos: int, end: int, version: int) -> Subscribe:
     packet_id = _packet_id(data, pos, end)
-    properties, pos = _no_properties_or(data, pos + 2, end, version, SUBSCRIBE)
+    properties, pos = _no_properties_or(data, pos + 2, end, version, rc.SUBSCRIBE)
     subscriptions: list[Subscription] = []
     while pos < end:
         topic_filter, pos = decode_utf8(data, pos, end)  # [MQTT-3.8.3-1]
         if pos >= end:
-            raise MQTTError(MALFORMED_PACKET, "topic filter without options")
+            raise MQTTError(rc.MALFORMED_PACKET, "topic filter without options")
         options: int = data[pos]
         pos += 1
         if options & (0xC0 if version >= 5 else 0xFC):
-            raise MQTTError(MALFORMED_PACKET, "reserved subscription options")  # [MQTT-3.8.3-5]
+            raise MQTTError(rc.MALFORMED_PACKET, "reserved subscription options")  # [MQTT-3.8.3-5]
         if options & 3 == 3 or options & 0x30 == 0x30:
-            raise MQTTError(PROTOCOL_ERROR, "QoS 3 or Retain Handling 3")
+            raise MQTTError(rc.PROTOCOL_ERROR, "QoS 3 or Retain Handling 3")
         if options & 4 and topic_filter.startswith("$share/"):
-            raise MQTTError(PROTOCOL_ERROR, "No Local on a shared subscription")  # [MQTT-3.8.3-4]
+            # [MQTT-3.8.3-4]
+            raise MQTTError(rc.PROTOCOL_ERROR, "No Local on a shared subscription")
         subscriptions.append(Subscription(topic_filter, options))
     if not subscriptions:
-        raise MQTTError(PROTOCOL_ERROR, "SUBSCRIBE without topic filter")  # [MQTT-3.8.3-2]
+        raise MQTTError(rc.PROTOCOL_ERROR, "SUBSCRIBE without topic filter")  # [MQTT-3.8.3-2]
     return Subscribe(packet_id, subscriptions, properties)
 
 
 def _decode_unsubscribe(data: bytes, pos: int, end: int, version: int) -> Unsubscribe:
     packet_id = _packet_id(data, pos, end)
-    properties, pos = _no_properties_or(data, pos + 2, end, version, UNSUBSCRIBE)
+    properties, pos = _no_properties_or(data, pos + 2, end, version, rc.UNSUBSCRIBE)
     topic_filters: list[str] = []
     while pos < end:
         topic_filter, pos = decode_utf8(data, pos, end)  # [MQTT-3.10.3-1]
         topic_filters.append(topic_filter)
     if not topic_filters:
-        raise MQTTError(PROTOCOL_ERROR, "UNSUBSCRIBE without topic filter")  # [MQTT-3.10.3-2]
+        raise MQTTError(rc.PROTOCOL_ERROR, "UNSUBSCRIBE without topic filter")  # [MQTT-3.10.3-2]
     return Unsubscribe(packet_id, topic_filters, properties)
 
 
 def _decode_connect(data: bytes, pos: int, end: int) -> Connect:
     protocol_name, pos = decode_utf8(data, pos, end)
     if protocol_name != "MQTT" and protocol_name != "MQIsdp":
-        raise MQTTError(UNSUPPORTED_PROTOCOL_VERSION, "unknown protocol name")  # [MQTT-3.1.2-1]
+        raise MQTTError(rc.UNSUPPORTED_PROTOCOL_VERSION, "unknown protocol name")  # [MQTT-3.1.2-1]
     if pos >= end:
-        raise MQTTError(MALFORMED_PACKET, "packet too short")
+        raise MQTTError(rc.MALFORMED_PACKET, "packet too short")
     level: int = data[pos]
     if (level != 3) if protocol_name == "MQIsdp" else (level != 4 and level != 5):
-        raise MQTTError(
-            UNSUPPORTED_PROTOCOL_VERSION, f"{protocol_name} level {level}", level
-        )  # [MQTT-3.1.2-2]
+        detail = f"{protocol_name} level {level}"
+        raise MQTTError(rc.UNSUPPORTED_PROTOCOL_VERSION, detail, level)  # [MQTT-3.1.2-2]
     try:
         return _decode_connect_rest(data, pos + 1, end, level)
     except MQTTError as error:
@@ -606,11 +508,11 @@ def _decode_connect(data: bytes, pos: int, end: int) -> Connect:
 
 def _decode_connect_rest(data: bytes, pos: int, end: int, version: int) -> Connect:
     if pos >= end:
-        raise MQTTError(MALFORMED_PACKET, "packet too short")
+        raise MQTTError(rc.MALFORMED_PACKET, "packet too short")
     flags: int = data[pos]
     _check_connect_flags(flags, version)
     keep_alive = _u16(data, pos + 1, end)
-    properties, pos = _no_properties_or(data, pos + 3, end, version, CONNECT)
+    properties, pos = _no_properties_or(data, pos + 3, end, version, rc.CONNECT)
     client_id, pos = decode_utf8(data, pos, end)  # [MQTT-3.1.3-3] [MQTT-3.1.3-4]
     will: Optional[Will] = None
     username: Optional[str] = None
@@ -620,7 +522,7 @@ def _decode_connect_rest(data: bytes, pos: int, end: int, version: int) -> Conne
         topic, pos = decode_utf8(data, pos, end)  # [MQTT-3.1.3-11]
         _check_topic(topic, "Will Topic")
         if topic == "":
-            raise MQTTError(TOPIC_NAME_INVALID, "empty Will Topic")  # [MQTT-4.7.3-1]
+            raise MQTTError(rc.TOPIC_NAME_INVALID, "empty Will Topic")  # [MQTT-4.7.3-1]
         payload, pos = decode_binary(data, pos, end)
         will = Will(topic, payload, flags >> 3 & 3, flags & 32 != 0, will_properties)
     if flags & 128:
@@ -628,36 +530,34 @@ def _decode_connect_rest(data: bytes, pos: int, end: int, version: int) -> Conne
     if flags & 64:
         password, pos = decode_binary(data, pos, end)
     _finish(pos, end)
-    return Connect(
-        client_id, version, flags & 2 != 0, keep_alive, will, username, password, properties
-    )
+    return Connect(client_id, version, flags & 2 != 0, keep_alive, will, username, password, properties)
 
 
 def _check_connect_flags(flags: int, version: int) -> None:
     if flags & 1:
-        raise MQTTError(MALFORMED_PACKET, "reserved CONNECT flag set")  # [MQTT-3.1.2-3]
+        raise MQTTError(rc.MALFORMED_PACKET, "reserved CONNECT flag set")  # [MQTT-3.1.2-3]
     if flags & 0x18 == 0x18:
-        raise MQTTError(MALFORMED_PACKET, "Will QoS 3")  # [MQTT-3.1.2-12]
+        raise MQTTError(rc.MALFORMED_PACKET, "Will QoS 3")  # [MQTT-3.1.2-12]
     if flags & 4 == 0 and flags & 0x38:
         # [MQTT-3.1.2-11] [MQTT-3.1.2-13]
-        raise MQTTError(MALFORMED_PACKET, "Will QoS or Will Retain without Will Flag")
+        raise MQTTError(rc.MALFORMED_PACKET, "Will QoS or Will Retain without Will Flag")
     if version < 5 and flags & 0xC0 == 0x40:
         # 3.1.1 [MQTT-3.1.2-22]
-        raise MQTTError(MALFORMED_PACKET, "password without user name")
+        raise MQTTError(rc.MALFORMED_PACKET, "password without user name")
 
 
 def _decode_connack(data: bytes, pos: int, end: int, version: int) -> Connack:
     head = _u16(data, pos, end)
     code = head & 0xFF
     if head > 0x1FF:
-        raise MQTTError(MALFORMED_PACKET, "reserved CONNACK flags set")  # [MQTT-3.2.2-1]
+        raise MQTTError(rc.MALFORMED_PACKET, "reserved CONNACK flags set")  # [MQTT-3.2.2-1]
     if version >= 5:
-        _legal_code(CONNACK, code)
+        _legal_code(rc.CONNACK, code)
     elif code > 5:
-        raise MQTTError(PROTOCOL_ERROR, f"CONNACK return code {code}")
+        raise MQTTError(rc.PROTOCOL_ERROR, f"CONNACK return code {code}")
     if head > 0x100:
-        raise MQTTError(PROTOCOL_ERROR, "session present on a refusal")  # [MQTT-3.2.2-6]
-    properties, pos = _no_properties_or(data, pos + 2, end, version, CONNACK)
+        raise MQTTError(rc.PROTOCOL_ERROR, "session present on a refusal")  # [MQTT-3.2.2-6]
+    properties, pos = _no_properties_or(data, pos + 2, end, version, rc.CONNACK)
     _finish(pos, end)
     return Connack(head > 0xFF, code, properties)
 
@@ -667,37 +567,23 @@ def _decode_codes(packet_type: int, data: bytes, pos: int, end: int, version: in
     packet_id = _packet_id(data, pos, end)
     properties, pos = _no_properties_or(data, pos + 2, end, version, packet_type)
     codes: list[int] = list(data[pos:end])
-    if version < 5 and packet_type == UNSUBACK:
+    if version < 5 and packet_type == rc.UNSUBACK:
         _finish(pos, end)
     elif not codes:
-        raise MQTTError(PROTOCOL_ERROR, "acknowledgement without codes")
+        raise MQTTError(rc.PROTOCOL_ERROR, "acknowledgement without codes")
     for code in codes:
         _legal_code(packet_type, code)
         if version < 5 and code > 0x80:
-            raise MQTTError(PROTOCOL_ERROR, f"SUBACK return code {code}")  # 3.1.1 [MQTT-3.9.3-2]
-    if packet_type == SUBACK:
+            raise MQTTError(rc.PROTOCOL_ERROR, f"SUBACK return code {code}")  # 3.1.1 [MQTT-3.9.3-2]
+    if packet_type == rc.SUBACK:
         return Suback(packet_id, codes, properties)
     return Unsuback(packet_id, codes, properties)
 
 
-def _decode_disconnect(data: bytes, pos: int, end: int, version: int) -> Disconnect:
-    code = 0
-    properties = Properties()
-    if version >= 5 and pos < end:
-        code = _legal_code(DISCONNECT, data[pos])
-        pos += 1
-        if pos < end:
-            properties, pos = decode_properties(data, pos, end, DISCONNECT)
-    _finish(pos, end)
-    return Disconnect(code, properties)
-
-
-def _decode_auth(data: bytes, pos: int, end: int) -> Auth:
+def _decode_auth(data: bytes, pos: int, end: int, version: int) -> Auth:
     if pos == end:
         return Auth()
-    code = _legal_code(AUTH, data[pos])
-    properties, pos = decode_properties(data, pos + 1, end, AUTH)
-    _finish(pos, end)
+    code, properties = _decode_reason(rc.AUTH, data, pos, end, version)
     if properties.authentication_method is None:
-        raise MQTTError(PROTOCOL_ERROR, "AUTH without Authentication Method")
+        raise MQTTError(rc.PROTOCOL_ERROR, "AUTH without Authentication Method")
     return Auth(code, properties)

@@ -120,6 +120,7 @@ def _legal_masks() -> list[int]:
 
 
 _KINDS: Final = _kinds()  # by id; 0 = no such property
+_ONE_BYTE: Final[list[bytes]] = [value.to_bytes(1, "big") for value in range(256)]
 _LEGAL: Final = _legal_masks()  # by packet type; bit = id
 
 
@@ -170,9 +171,7 @@ class PublishProperties:
     length prefix; topic alias and message expiry are taken out of it.
     """
 
-    def __init__(
-        self, forward: bytes, topic_alias: int, message_expiry: int, payload_format: int, next: int
-    ) -> None:
+    def __init__(self, forward: bytes, topic_alias: int, message_expiry: int, payload_format: int, next: int) -> None:
         self.forward = forward
         self.topic_alias = topic_alias  # 0 = none
         self.message_expiry = message_expiry  # seconds; -1 = none
@@ -198,9 +197,7 @@ def decode_varint(data: bytes, pos: int, end: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             if byte == 0:
-                raise MQTTError(
-                    MALFORMED_PACKET, "overlong variable byte integer"
-                )  # [MQTT-1.5.5-1]
+                raise MQTTError(MALFORMED_PACKET, "overlong variable byte integer")  # [MQTT-1.5.5-1]
             return value, pos
         shift += 7
     raise MQTTError(MALFORMED_PACKET, "variable byte integer of more than four bytes")
@@ -220,9 +217,6 @@ def encode_varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-_ONE_BYTE: Final[list[bytes]] = [value.to_bytes(1, "big") for value in range(256)]
 
 
 def decode_binary(data: bytes, pos: int, end: int) -> tuple[bytes, int]:
@@ -283,11 +277,7 @@ def _check_int(identifier: int, kind: int, value: int) -> None:
     elif value == 0:
         if identifier == TOPIC_ALIAS:
             raise MQTTError(TOPIC_ALIAS_INVALID, "Topic Alias is 0")  # [MQTT-3.3.2-8]
-        if (
-            identifier == RECEIVE_MAXIMUM
-            or identifier == MAXIMUM_PACKET_SIZE
-            or identifier == SUBSCRIPTION_IDENTIFIER
-        ):
+        if identifier == RECEIVE_MAXIMUM or identifier == MAXIMUM_PACKET_SIZE or identifier == SUBSCRIPTION_IDENTIFIER:
             raise MQTTError(PROTOCOL_ERROR, f"{TABLE[identifier][0]} is 0")
 
 
@@ -319,9 +309,7 @@ def _identify(data: bytes, pos: int, packet_type: int, seen: int) -> int:
     return identifier
 
 
-def decode_properties(
-    data: bytes, pos: int, end: int, packet_type: int
-) -> tuple[Properties, int]:
+def decode_properties(data: bytes, pos: int, end: int, packet_type: int) -> tuple[Properties, int]:
     """Properties with their length prefix: (properties, position after them).
 
     ``packet_type`` is 1 to 15, or ``WILL``.

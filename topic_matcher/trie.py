@@ -151,9 +151,7 @@ class SubscriptionTrie:
             if child is None:
                 return False
             if isinstance(child, _Leaf):
-                removed = _same(child.subscriber, subscriber) and child.suffix == (
-                    topic_filter[wildcard:]
-                )
+                removed = _same(child.subscriber, subscriber) and child.suffix == (topic_filter[wildcard:])
                 if removed:
                     _forget_prefix(node, prefix)
                 break
@@ -208,14 +206,7 @@ def _next_level(topic: str, pos: int) -> int:
     return len(topic) + 1 if slash < 0 else slash + 1
 
 
-def _follow(
-    node: _Node,
-    topic: str,
-    pos: int,
-    found: list[object],
-    nodes: list[_Node],
-    positions: list[int],
-) -> None:
+def _follow(node: _Node, topic: str, pos: int, found: list[object], nodes: list[_Node], positions: list[int]) -> None:
     """Look up the literal prefixes of ``topic[pos:]``: leaves into ``found``, nodes to walk."""
     prefixes = node.prefixes
     depths = node.depths
@@ -238,9 +229,7 @@ def _follow(
         pos = after
 
 
-def _insert(
-    node: _Node, topic_filter: str, pos: int, subscriber: object, value: object
-) -> bool:
+def _insert(node: _Node, topic_filter: str, pos: int, subscriber: object, value: object) -> bool:
     """Insert the filter's levels from ``pos`` on below ``node``."""
     size = len(topic_filter)
     while pos <= size:
@@ -307,9 +296,7 @@ def _forget_prefix(node: _Node, prefix: str) -> None:
         node.depths.pop()
 
 
-def _remove_last(
-    node: _Node, topic_filter: str, pos: int, wildcard: int, subscriber: object
-) -> bool:
+def _remove_last(node: _Node, topic_filter: str, pos: int, wildcard: int, subscriber: object) -> bool:
     """Remove from the group the filter ends in: ``rest``, ``exact`` or ``here``."""
     if wildcard >= 0:
         node.rest, removed = _without(node.rest, subscriber)
