@@ -1,0 +1,510 @@
+"""The session: subscriptions, delivery windows and the packet ids of one client.
+
+The rule kept here: entries leave in the order they came, at most
+``send_maximum`` of them unacknowledged, each under one packet id from its
+first PUBLISH to its last acknowledgement.  A durable session (``id`` not 0)
+tells its journal of every change; while its client is away it holds no message
+in memory, and what its memory cannot hold while the client is there is paged
+in from the store as the window opens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Deque, Dict, List, Optional, Tuple
+
+from sessions.journal import (
+    AWAIT_PUBACK,
+    AWAIT_PUBCOMP,
+    AWAIT_PUBREC,
+    GONE,
+    MEMORY,
+    RELEASING,
+    STORED,
+    STORING,
+    Entry,
+    Gate,
+    Journal,
+)
+from sessions.message import Message
+from sessions.write_set import PageRequest
+
+NEVER = 0xFFFFFFFF  # a session expiry interval that does not end [MQTT-3.1.2.11.2]
+
+# Subscription options, as on the wire [MQTT-3.8.3.1].
+NO_LOCAL = 0x04
+RETAIN_AS_PUBLISHED = 0x08
+
+# What a session does with an acknowledgement.
+UNKNOWN = 0  # no such packet id in a phase that expects it
+ACCEPTED = 1
+REPEATED = 2  # PUBREC again: answer PUBREL again
+
+# Which phases an acknowledgement of the client fits (figure 4.3).
+_FITS_PUBACK = (False, False, True, False, False, False)
+_FITS_PUBREC = (False, False, False, True, False, False)
+_FITS_PUBCOMP = (False, False, False, False, False, True)
+
+PAGE_ENTRIES = 1000  # entries read from the store at a time
+
+
+class Outlet:
+    """Where a session's packets go: the client's connection.
+
+    This one goes nowhere.  ``version`` is the protocol level of the client.
+    """
+
+    def __init__(self) -> None:
+        self.version = 4
+
+    def send_entry(self, entry: "Delivery", duplicate: bool) -> None:
+        """Send the PUBLISH of an entry that has its packet id."""
+
+    def send_pubrel(self, packet_id: int) -> None:
+        """Send the PUBREL of a QoS 2 delivery."""
+
+    def disconnect(self, reason_code: int, detail: str) -> None:
+        """End the connection, telling the client why where its version can."""
+
+
+class Subscription:
+    """One session's interest in a filter; ``options`` are the byte on the wire."""
+
+    def __init__(
+        self, session: "Session", topic_filter: str, options: int, identifier: int
+    ) -> None:
+        self.session = session
+        self.topic_filter = topic_filter
+        self.options = options
+        self.identifier = identifier
+        self.qos = options & 3
+
+
+class Limits:
+    """What one session may hold; counts of entries, sizes in bytes."""
+
+    def __init__(
+        self,
+        max_inflight: int,
+        max_queued_messages: int,
+        max_queued_bytes: int,
+        max_queue_memory_messages: int,
+        max_transient_queue_bytes: int,
+    ) -> None:
+        self.max_inflight = max_inflight
+        self.max_queued_messages = max_queued_messages
+        self.max_queued_bytes = max_queued_bytes
+        self.max_queue_memory_messages = max_queue_memory_messages
+        self.max_transient_queue_bytes = max_transient_queue_bytes
+
+
+class Clock:
+    """The time as the caller last told it: ``now`` in µs since the Unix epoch."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
+class Tally:
+    """What sessions drop, by cause."""
+
+    def __init__(self) -> None:
+        self.queue_full = 0
+        self.expired = 0
+        self.store_failed = 0
+
+
+class Shelf:
+    """What every session of one broker shares."""
+
+    def __init__(self, journal: Journal, limits: Limits) -> None:
+        self.journal = journal
+        self.limits = limits
+        self.clock = Clock()
+        self.tally = Tally()
+
+
+class Delivery(Entry):
+    """An entry in the hands of its session."""
+
+    def __init__(
+        self, session: "Session", message: Message, qos: int, retain: bool, subscription_ids: bytes
+    ) -> None:
+        super().__init__(session.id, message, qos, retain, subscription_ids)
+        self.session = session
+
+    def committed(self) -> None:
+        """Move on from the two phases that wait for the disk."""
+        if self.disk == STORED:
+            if self.phase == STORING:
+                self.session.publish_stored(self)
+            elif self.phase == RELEASING:
+                self.session.release_stored(self)
+
+    def refused(self) -> None:
+        self.session.entry_refused(self)
+
+
+class Session:
+    """The state the standard asks a server to keep for one client (section 4.1)."""
+
+    def __init__(self, shelf: Shelf, session_id: int, client_id: str) -> None:
+        self.shelf = shelf
+        self.id = session_id
+        self.client_id = client_id
+        self.version = 4
+        self.expiry_interval = 0
+        self.disconnected_at: float = 0.0  # Unix time; 0.0 while connected
+        self.outlet: Optional[Outlet] = None
+        self.subscriptions: Dict[str, Subscription] = {}
+        self.send_maximum = shelf.limits.max_inflight
+        self.in_flight: Dict[int, Delivery] = {}
+        self.queue: Deque[Delivery] = deque()
+        self.received: Dict[int, bool] = {}  # QoS 2 ids from the client -> kept on disk
+        self.received_on_disk = False  # ids of an earlier run, not yet read
+        self.last_packet_id = 0
+        self.queued_messages = 0  # entries not done with, wherever they are
+        self.queued_bytes = 0
+        self.stored_seq = 0  # the newest entry that is only on disk; 0 if none
+        self.loaded_seq = 0  # the newest entry that is or was in memory
+        self.paging = False
+        self.page_limit_seq = 0  # the page asked for holds all entries up to this one
+        self.memory_bytes = 0  # payloads in `queue`
+        self.will: Optional[Message] = None
+        self.will_delay = 0  # seconds
+        self.will_expiry = -1  # seconds; -1 = never
+        self.will_due: float = 0.0  # Unix time at which a delayed will is published
+
+    @property
+    def connected(self) -> bool:
+        return self.outlet is not None
+
+    # -- deliveries ---------------------------------------------------------
+
+    def offer(
+        self, message: Message, qos: int, retain: bool, subscription_ids: bytes, gate: Optional[Gate]
+    ) -> Optional[Delivery]:
+        """Take a message for delivery at QoS 1 or 2.
+
+        Returns the delivery when its PUBLISH is to be sent by the caller now;
+        None when it waits for the window, the client or the disk, or when the
+        queue is full (counted in the tally).
+        """
+        shelf = self.shelf
+        size: int = len(message.payload)
+        if self.full(size):
+            shelf.tally.queue_full += 1
+            return None
+        entry = Delivery(self, message, qos, retain, subscription_ids)
+        self.queued_messages += 1
+        self.queued_bytes += size
+        open_now: bool = (
+            self.outlet is not None
+            and self.stored_seq == 0
+            and not self.paging
+            and not self.queue
+            and len(self.in_flight) < self.send_maximum
+        )
+        if open_now:
+            self._start(entry)
+            if self.id == 0:
+                return entry
+            shelf.journal.add(entry, gate)
+            self.loaded_seq = entry.seq
+            return None if entry.phase == STORING else entry
+        if self.id == 0:
+            self._enqueue(entry)
+            return None
+        shelf.journal.add(entry, gate)
+        if (
+            self.outlet is None
+            or self.stored_seq != 0
+            or self.paging
+            or len(self.queue) >= shelf.limits.max_queue_memory_messages
+            or self.memory_bytes + size > shelf.limits.max_transient_queue_bytes
+        ):
+            self.stored_seq = entry.seq
+        else:
+            self._enqueue(entry)
+            self.loaded_seq = entry.seq
+        return None
+
+    def full(self, size: int) -> bool:
+        """Whether a message of `size` bytes would pass a limit of this queue."""
+        limits = self.shelf.limits
+        if self.id == 0:
+            return (
+                self.queued_messages >= limits.max_queued_messages
+                or self.memory_bytes + size > limits.max_transient_queue_bytes
+            )
+        return (
+            self.queued_messages >= limits.max_queued_messages
+            or self.queued_bytes + size > limits.max_queued_bytes
+        )
+
+    def acknowledge(self, packet_id: int) -> int:
+        """PUBACK [MQTT-4.3.2-5]."""
+        entry = self.in_flight.get(packet_id)
+        if entry is None or not _FITS_PUBACK[entry.phase]:
+            return UNKNOWN
+        del self.in_flight[packet_id]
+        self._finish(entry)
+        if self.queue or self.stored_seq != 0:
+            self.pump()
+        return ACCEPTED
+
+    def publish_received(self, packet_id: int) -> int:
+        """PUBREC with success: from now on the PUBLISH is never sent again [MQTT-4.3.3-8]."""
+        entry = self.in_flight.get(packet_id)
+        if entry is None:
+            return UNKNOWN
+        if not _FITS_PUBREC[entry.phase]:
+            return REPEATED if entry.phase == AWAIT_PUBCOMP else ACCEPTED
+        if entry.disk == MEMORY or not self.shelf.journal.gated:
+            entry.phase = AWAIT_PUBCOMP
+            if entry.disk != MEMORY:
+                self.shelf.journal.change(entry)
+            self._send_pubrel(packet_id)
+        else:
+            entry.phase = RELEASING
+            self.shelf.journal.change(entry)
+        return ACCEPTED
+
+    def publish_refused(self, packet_id: int) -> int:
+        """PUBREC with a reason code of 0x80 or above ends the delivery [MQTT-4.3.3-4]."""
+        entry = self.in_flight.get(packet_id)
+        if entry is None or not _FITS_PUBREC[entry.phase]:
+            return UNKNOWN
+        del self.in_flight[packet_id]
+        self._finish(entry)
+        self.pump()
+        return ACCEPTED
+
+    def complete(self, packet_id: int) -> int:
+        """PUBCOMP: the packet id is free again."""
+        entry = self.in_flight.get(packet_id)
+        if entry is None or not _FITS_PUBCOMP[entry.phase]:
+            return UNKNOWN
+        del self.in_flight[packet_id]
+        self._finish(entry)
+        if self.queue or self.stored_seq != 0:
+            self.pump()
+        return ACCEPTED
+
+    def give_up(self, entry: Delivery) -> None:
+        """End a delivery that its client cannot take."""
+        if self.in_flight.get(entry.packet_id) is entry:
+            del self.in_flight[entry.packet_id]
+            self._finish(entry)
+
+    def pump(self) -> None:
+        """Send from the queue while the window is open; ask for a page when it runs low."""
+        outlet = self.outlet
+        if outlet is None:
+            return
+        shelf = self.shelf
+        journal = shelf.journal
+        while self.queue and len(self.in_flight) < self.send_maximum:
+            entry = self.queue.popleft()
+            message = entry.message
+            self.memory_bytes -= len(message.payload)
+            if entry.disk == GONE:
+                continue
+            if message.expires_at != 0 and message.expires_at <= shelf.clock.now and entry.packet_id == 0:
+                shelf.tally.expired += 1
+                self._finish(entry)
+                continue
+            again: bool = entry.packet_id != 0
+            phase: int = entry.phase
+            self._start(entry)
+            if again:
+                entry.phase = phase
+                outlet.send_entry(entry, True)
+                continue
+            journal.change(entry)
+            if entry.phase != STORING:
+                outlet.send_entry(entry, False)
+        if self.stored_seq != 0 and not self.paging:
+            if len(self.queue) < shelf.limits.max_queue_memory_messages // 2:
+                self.request_page()
+
+    def request_page(self) -> None:
+        """Ask the store for the entries after the last one that was in memory."""
+        self.paging = True
+        self.page_limit_seq = self.shelf.journal.next_seq - 1
+        self.shelf.journal.page(
+            PageRequest(self.id, self.loaded_seq, self._page_size(), self.received_on_disk)
+        )
+
+    def _page_size(self) -> int:
+        return max(PAGE_ENTRIES, self.shelf.limits.max_inflight)
+
+    def _enqueue(self, entry: Delivery) -> None:
+        self.memory_bytes += len(entry.message.payload)
+        self.queue.append(entry)
+
+    def _start(self, entry: Delivery) -> None:
+        """Give an entry its packet id and its first phase."""
+        packet_id: int = entry.packet_id
+        if packet_id == 0:
+            packet_id = self._next_packet_id()
+            entry.packet_id = packet_id
+        self.in_flight[packet_id] = entry
+        if entry.qos == 1:
+            entry.phase = AWAIT_PUBACK
+        elif self.id != 0 and self.shelf.journal.gated:
+            entry.phase = STORING
+        else:
+            entry.phase = AWAIT_PUBREC
+
+    def _next_packet_id(self) -> int:
+        """The next unused non-zero id, counting 1, 2, 3 … [MQTT-2.2.1-4]."""
+        packet_id: int = self.last_packet_id
+        while True:
+            packet_id += 1
+            if packet_id > 65535:
+                packet_id = 1
+            if packet_id not in self.in_flight:
+                self.last_packet_id = packet_id
+                return packet_id
+
+    def _finish(self, entry: Delivery) -> None:
+        self.queued_messages -= 1
+        self.queued_bytes -= len(entry.message.payload)
+        if entry.disk != MEMORY:
+            self.shelf.journal.remove(entry)
+        else:
+            entry.disk = GONE
+
+    def _send_pubrel(self, packet_id: int) -> None:
+        outlet = self.outlet
+        if outlet is not None:
+            outlet.send_pubrel(packet_id)
+
+    # -- after commits ------------------------------------------------------
+
+    def publish_stored(self, entry: Delivery) -> None:
+        """The packet id of a QoS 2 delivery is on disk: its PUBLISH may leave."""
+        if entry.changed or self.in_flight.get(entry.packet_id) is not entry:
+            return
+        entry.phase = AWAIT_PUBREC
+        outlet = self.outlet
+        if outlet is not None:
+            outlet.send_entry(entry, False)
+            if entry.disk == GONE:
+                self.pump()
+
+    def release_stored(self, entry: Delivery) -> None:
+        """The client's PUBREC is on disk: the PUBREL may leave."""
+        if entry.changed or self.in_flight.get(entry.packet_id) is not entry:
+            return
+        entry.phase = AWAIT_PUBCOMP
+        self._send_pubrel(entry.packet_id)
+
+    def entry_refused(self, entry: Delivery) -> None:
+        """The store could not keep an entry: forget it, the publisher was told."""
+        self.shelf.tally.store_failed += 1
+        self.queued_messages -= 1
+        self.queued_bytes -= len(entry.message.payload)
+        if entry.phase == STORING and self.in_flight.get(entry.packet_id) is entry:
+            del self.in_flight[entry.packet_id]
+
+    # -- coming and going ---------------------------------------------------
+
+    def attach(self, outlet: Outlet, send_maximum: int) -> None:
+        """A client's connection takes the session over; a durable one must `resume` first."""
+        self.outlet = outlet
+        self.version = outlet.version
+        self.send_maximum = min(send_maximum, self.shelf.limits.max_inflight)
+        self.disconnected_at = 0.0
+
+    def detach(self, now: float) -> None:
+        """The client is away: a durable session leaves its messages to the disk."""
+        self.outlet = None
+        self.disconnected_at = now
+        if self.id == 0:
+            return
+        if self.in_flight or self.queue:
+            self.stored_seq = max(self.stored_seq, self.loaded_seq)
+        self.in_flight.clear()
+        self.queue.clear()
+        self.memory_bytes = 0
+        self.loaded_seq = 0
+        self.paging = False
+
+    @property
+    def must_load(self) -> bool:
+        """Whether the store holds something that a resumed client needs first."""
+        return self.stored_seq != 0 or self.received_on_disk
+
+    def restore(self, rows: List[Tuple[object, ...]], received: List[int]) -> None:
+        """Take a page of entries and, on a session's first, the received ids."""
+        self.paging = False
+        for packet_id in received:
+            self.received[packet_id] = True
+        self.received_on_disk = False
+        for row in rows:
+            entry = _entry_of(self, row)
+            self.loaded_seq = entry.seq
+            self.last_packet_id = max(self.last_packet_id, entry.packet_id)
+            if entry.phase == AWAIT_PUBCOMP:
+                self.in_flight[entry.packet_id] = entry
+            else:
+                self._enqueue(entry)
+        if len(rows) < self._page_size() and self.stored_seq <= self.page_limit_seq:
+            self.stored_seq = 0
+
+    def redeliver(self) -> None:
+        """Send again what was under way when the client left, then go on [MQTT-4.4.0-1]."""
+        outlet = self.outlet
+        if outlet is None:
+            return
+        for packet_id, entry in list(self.in_flight.items()):
+            if entry.phase == AWAIT_PUBCOMP:
+                outlet.send_pubrel(packet_id)
+        self.pump()
+
+
+def _entry_of(session: Session, row: Tuple[object, ...]) -> Delivery:
+    """A page's row (`sessions.write_set.Page`) as the delivery it was."""
+    (
+        seq,
+        qos,
+        retain,
+        subscription_ids,
+        packet_id,
+        phase,
+        message_id,
+        shared,
+        topic,
+        payload,
+        message_qos,
+        message_retain,
+        properties,
+        publisher,
+        timestamp,
+        expires_at,
+    ) = row
+    assert isinstance(topic, str) and isinstance(payload, bytes) and isinstance(publisher, str)
+    assert isinstance(properties, bytes) and isinstance(subscription_ids, bytes)
+    assert isinstance(seq, int) and isinstance(packet_id, int) and isinstance(phase, int)
+    assert isinstance(qos, int) and isinstance(message_qos, int) and isinstance(message_id, int)
+    assert isinstance(timestamp, int) and isinstance(expires_at, int)
+    message = Message(
+        topic,
+        payload,
+        message_qos,
+        bool(message_retain),
+        properties,
+        publisher,
+        timestamp,
+        expires_at,
+    )
+    message.id = message_id
+    entry = Delivery(session, message, qos, bool(retain), subscription_ids)
+    entry.seq = seq
+    entry.packet_id = packet_id
+    entry.phase = phase
+    entry.shared = bool(shared)
+    entry.disk = STORED
+    return entry
