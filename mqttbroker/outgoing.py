@@ -1,0 +1,103 @@
+"""One application message on its way out, encoded once per variant.
+
+The rule kept here: however many subscribers a message has, each combination of
+protocol version and QoS is encoded at most once; what came in leaves as it
+came wherever the standard lets it.  Retained flags and subscription
+identifiers make a variant of their own, encoded for its one subscriber.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mqttbroker.packets import encode_publish
+from sessions.message import Message
+
+_FIRST_BYTES: Final = (b"\x30", b"\x32", b"\x34")  # PUBLISH by QoS, no DUP, no RETAIN
+
+NO_BYTES: Final = b""
+
+
+def expiry_property(expires_at: int, now: int) -> bytes:
+    """Message Expiry Interval: what is left of it [MQTT-3.3.2-6]; nothing if it never expires.
+
+    Times are microseconds since the Unix epoch.
+    """
+    if expires_at == 0:
+        return NO_BYTES
+    left: int = max(0, (expires_at - now + 999_999) // 1_000_000)
+    return b"\x02" + min(left, 0xFFFFFFFF).to_bytes(4, "big")
+
+
+class Outgoing:
+    """The variants of one message.  ``properties`` are v5 properties without length prefix.
+
+    The parts from the publisher's own packet, where they may be used again:
+    ``packet`` (the whole, at QoS 0 without flags), ``middle`` (Remaining Length
+    and topic) and ``tail`` (what follows the packet id), all of ``version``.
+    """
+
+    def __init__(self, topic: bytes, message: Message, now: int) -> None:
+        self.topic = topic
+        self.message = message
+        self.now = now
+        self.packet4: bytes = NO_BYTES
+        self.packet5: bytes = NO_BYTES
+        self.middle4: bytes = NO_BYTES
+        self.middle5: bytes = NO_BYTES
+        self.tail4: bytes = NO_BYTES
+        self.tail5: bytes = NO_BYTES
+
+    def reuse(self, version: int, middle: bytes, tail: bytes) -> None:
+        """Take over the parts of a publisher's QoS 1 or 2 packet."""
+        if version >= 5:
+            self.middle5 = middle
+            self.tail5 = tail
+        else:
+            self.middle4 = middle
+            self.tail4 = tail
+
+    def at_most_once(self, version: int) -> bytes:
+        """The QoS 0 packet, RETAIN 0."""
+        if version >= 5:
+            if not self.packet5:
+                self.packet5 = self.encode(5, 0, False, False, 0, NO_BYTES)
+            return self.packet5
+        if not self.packet4:
+            self.packet4 = self.encode(4, 0, False, False, 0, NO_BYTES)
+        return self.packet4
+
+    def numbered(self, version: int, qos: int, packet_id: int) -> bytes:
+        """A QoS 1 or 2 packet, RETAIN 0, DUP 0."""
+        if version >= 5:
+            if not self.middle5:
+                self._split(5)
+            return (
+                _FIRST_BYTES[qos] + self.middle5 + packet_id.to_bytes(2, "big") + self.tail5
+            )
+        if not self.middle4:
+            self._split(4)
+        return _FIRST_BYTES[qos] + self.middle4 + packet_id.to_bytes(2, "big") + self.tail4
+
+    def encode(
+        self, version: int, qos: int, retain: bool, dup: bool, packet_id: int, own: bytes
+    ) -> bytes:
+        """Any variant; ``own`` are the properties of this one delivery, already encoded."""
+        message = self.message
+        properties: bytes = NO_BYTES
+        if version >= 5:
+            properties = (
+                message.properties + expiry_property(message.expires_at, self.now) + own
+            )
+        return encode_publish(
+            self.topic, message.payload, qos, retain, dup, packet_id, version, properties
+        )
+
+    def _split(self, version: int) -> None:
+        """Encode once and cut around the packet id."""
+        packet = self.encode(version, 1, False, False, 0, NO_BYTES)
+        body: int = 1
+        while packet[body] >= 128:
+            body += 1
+        topic_end: int = body + 3 + len(self.topic)
+        self.reuse(version, packet[1:topic_end], packet[topic_end + 2 :])

@@ -1,0 +1,257 @@
+"""Routing: from a topic's bytes to everyone who is owed the message.
+
+The rule kept here: the route of a topic says at any moment what the trie would
+say.  Routes are cached by the topic's bytes; a subscription that changes takes
+out of the cache the topics its filter matches, and no others.  The cache is
+bounded; the oldest routes leave first.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, cast
+from zlib import crc32
+
+from mqttbroker.properties import encode_varint
+from mqttbroker.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, MQTTError
+from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED, Session, Subscription
+from topic_matcher.filters import has_wildcard, is_valid_topic
+from topic_matcher.topic_tree import TopicTree
+from topic_matcher.trie import SubscriptionTrie
+
+
+class Target:
+    """One session's part in a route: its subscriptions that match, merged.
+
+    The highest QoS counts [MQTT-3.3.4-2] and every identifier goes along
+    [MQTT-3.3.4-4].  ``plain`` means that the packet needs nothing of its own.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.qos = 0
+        self.subscription_ids: bytes = b""
+        self.retain_as_published = False
+        self.plain = True
+        # What the session gets of its own messages [MQTT-3.8.3-3].
+        self.own: Optional[Target] = self
+
+    def merge(self, subscription: Subscription) -> None:
+        self.qos = max(self.qos, subscription.qos)
+        if subscription.identifier:
+            self.subscription_ids += b"\x0b" + encode_varint(subscription.identifier)
+            self.plain = False
+        if subscription.options & RETAIN_AS_PUBLISHED:
+            self.retain_as_published = True
+
+
+class Group:
+    """A shared subscription: its members take turns (section 4.8.2)."""
+
+    def __init__(self, name: str, topic_filter: str) -> None:
+        self.name = name
+        self.topic_filter = topic_filter
+        self.members: List[Target] = []
+        self.turn = 0
+
+    def member(self, session: Session) -> Optional[Target]:
+        for target in self.members:
+            if target.session is session:
+                return target
+        return None
+
+    def choose(self) -> Optional[Target]:
+        """The next member that is connected and has room, else any that will keep the message."""
+        members = self.members
+        count: int = len(members)
+        fallback: Optional[Target] = None
+        offset: int = 0
+        while offset < count:
+            target = members[(self.turn + offset) % count]
+            session = target.session
+            offset += 1
+            if session.outlet is not None:
+                if len(session.in_flight) < session.send_maximum:
+                    self.turn = (self.turn + offset) % count
+                    return target
+                if fallback is None or fallback.session.outlet is None:
+                    fallback = target
+            elif fallback is None and session.id != 0:
+                fallback = target
+        if fallback is not None:
+            self.turn = (self.turn + 1) % count
+        return fallback
+
+
+class StreamRule:
+    """Which topics a stream keeps and how it picks the partition: by topic, client or property."""
+
+    def __init__(self, name: str, filters: List[str], partitions: int, key: str) -> None:
+        self.name = name
+        self.filters = filters
+        self.partitions = partitions
+        self.key = key
+
+
+class StreamSink:
+    """A stream's part in a route; ``partition`` is -1 where it depends on the message."""
+
+    def __init__(self, rule: StreamRule, partition: int) -> None:
+        self.rule = rule
+        self.partition = partition
+
+
+class Route:
+    """Everyone who is owed the messages of one topic."""
+
+    def __init__(self, topic: str, topic_bytes: bytes) -> None:
+        self.topic = topic
+        self.topic_bytes = topic_bytes
+        self.reserved = topic.startswith("$SYS/") or topic == "$SYS"
+        self.targets: List[Target] = []
+        self.groups: List[Group] = []
+        self.streams: List[StreamSink] = []
+
+    @property
+    def matched(self) -> bool:
+        return bool(self.targets) or bool(self.groups) or bool(self.streams)
+
+
+class Router:
+    """Subscriptions and the cache of routes."""
+
+    def __init__(self, cache_size: int, max_levels: int, streams: List[StreamRule]) -> None:
+        self.cache: Dict[bytes, Route] = {}
+        self.cache_size = cache_size
+        self.max_levels = max_levels
+        self.streams = streams
+        self.groups: Dict[str, Group] = {}
+        self._trie = SubscriptionTrie()
+        self._cached = TopicTree()
+        self._stream_trie = SubscriptionTrie()
+        for rule in streams:
+            for topic_filter in rule.filters:
+                self._stream_trie.insert(topic_filter, rule, rule)
+
+    @property
+    def subscriptions(self) -> int:
+        """How many subscriptions there are, a shared one counted once per group."""
+        return len(self._trie)
+
+    def route(self, topic_bytes: bytes) -> Route:
+        """The route of a topic name as it stands on the wire; MQTTError if it is none."""
+        route = self.cache.get(topic_bytes)
+        if route is not None:
+            return route
+        try:
+            topic = topic_bytes.decode("utf-8")
+        except UnicodeDecodeError:
+            raise MQTTError(MALFORMED_PACKET, "topic name is not UTF-8")  # [MQTT-1.5.4-1]
+        if "\0" in topic:
+            raise MQTTError(MALFORMED_PACKET, "U+0000 in topic name")  # [MQTT-1.5.4-2]
+        if not is_valid_topic(topic):
+            raise MQTTError(TOPIC_NAME_INVALID, "invalid topic name")  # [MQTT-3.3.2-2]
+        if topic.count("/") >= self.max_levels:
+            raise MQTTError(TOPIC_NAME_INVALID, f"more than {self.max_levels} topic levels")
+        route = self._build(topic, topic_bytes)
+        if len(self.cache) >= self.cache_size:
+            self._evict()
+        self.cache[topic_bytes] = route
+        self._cached.set(topic, route)
+        return route
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Add or replace a subscription that is not shared."""
+        self._trie.insert(subscription.topic_filter, subscription.session, subscription)
+        self._forget(subscription.topic_filter)
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        self._trie.remove(subscription.topic_filter, subscription.session)
+        self._forget(subscription.topic_filter)
+
+    def join(self, name: str, topic_filter: str, subscription: Subscription) -> None:
+        """Add or replace a session's membership of a shared subscription."""
+        key = f"{name}/{topic_filter}"
+        group = self.groups.get(key)
+        if group is None:
+            group = Group(name, topic_filter)
+            self.groups[key] = group
+            self._trie.insert(topic_filter, group, group)
+            self._forget(topic_filter)
+        target = Target(subscription.session)
+        target.merge(subscription)
+        old = group.member(subscription.session)
+        if old is None:
+            group.members.append(target)
+        else:
+            group.members[group.members.index(old)] = target
+
+    def leave(self, name: str, topic_filter: str, session: Session) -> None:
+        key = f"{name}/{topic_filter}"
+        group = self.groups.get(key)
+        if group is None:
+            return
+        target = group.member(session)
+        if target is not None:
+            group.members.remove(target)
+        if not group.members:
+            del self.groups[key]
+            self._trie.remove(topic_filter, group)
+            self._forget(topic_filter)
+
+    def _forget(self, topic_filter: str) -> None:
+        """Drop the cached routes that a change of this filter touches."""
+        if not has_wildcard(topic_filter):
+            route = self._cached.pop(topic_filter)
+            if route is not None:
+                del self.cache[cast(Route, route).topic_bytes]
+            return
+        for topic, value in self._cached.match(topic_filter):
+            self._cached.pop(topic)
+            del self.cache[cast(Route, value).topic_bytes]
+
+    def _evict(self) -> None:
+        """Make room: the oldest sixteenth goes."""
+        oldest = list(self.cache)[: max(1, self.cache_size // 16)]
+        for topic_bytes in oldest:
+            route = self.cache.pop(topic_bytes)
+            self._cached.pop(route.topic)
+
+    def _build(self, topic: str, topic_bytes: bytes) -> Route:
+        route = Route(topic, topic_bytes)
+        targets: Dict[Session, Target] = {}
+        limited: Dict[Session, bool] = {}
+        matched = self._trie.match(topic)
+        for value in matched:
+            if isinstance(value, Group):
+                route.groups.append(value)
+                continue
+            subscription = cast(Subscription, value)
+            session = subscription.session
+            target = targets.get(session)
+            if target is None:
+                target = Target(session)
+                targets[session] = target
+            target.merge(subscription)
+            if subscription.options & NO_LOCAL:
+                limited[session] = True
+        for session in limited:
+            targets[session].own = _without_no_local(session, matched)
+        route.targets = list(targets.values())
+        for value in self._stream_trie.match(topic):
+            rule = cast(StreamRule, value)
+            if all(sink.rule is not rule for sink in route.streams):
+                partition = crc32(topic_bytes) % rule.partitions if rule.key == "topic" else -1
+                route.streams.append(StreamSink(rule, partition))
+        return route
+
+
+def _without_no_local(session: Session, matched: List[object]) -> Optional[Target]:
+    """What a session with No Local subscriptions is owed of its own messages."""
+    own: Optional[Target] = None
+    for value in matched:
+        if isinstance(value, Subscription) and value.session is session:
+            if not value.options & NO_LOCAL:
+                if own is None:
+                    own = Target(session)
+                own.merge(value)
+    return own
