@@ -497,3 +497,24 @@ def decode_publish_properties(data: bytes, pos: int, end: int) -> PublishPropert
             kept = pos
     forward += data[kept:stop]
     return PublishProperties(forward, topic_alias, message_expiry, payload_format, stop)
+
+
+def user_property(forward: bytes, name: bytes) -> bytes:
+    """The first user property of that name among forwardable PUBLISH properties; empty if none."""
+    pos = 0
+    end = len(forward)
+    while pos < end:
+        identifier: int = forward[pos]
+        pos += 1
+        kind: int = _KINDS[identifier]
+        if kind == BYTE:
+            pos += 1
+            continue
+        size: int = forward[pos] << 8 | forward[pos + 1]
+        pos += 2 + size
+        if kind == STRING_PAIR:
+            length: int = forward[pos] << 8 | forward[pos + 1]
+            if forward[pos - size : pos] == name:
+                return forward[pos + 2 : pos + 2 + length]
+            pos += 2 + length
+    return b""

@@ -1,0 +1,233 @@
+"""Admission: from CONNECT to CONNACK.
+
+The rule kept here: a client gets its CONNACK when it has been authenticated,
+when any older connection of its client id is closed [MQTT-3.1.4-3], and when
+what it resumes has been read, or what it discards is gone, from the store; no
+other packet goes before it [MQTT-3.2.0-1].
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Dict, Optional
+
+from mqttbroker.clients import Clients
+from mqttbroker.connection import CLOSED, CONNECTED, CONNECTING, Connection
+from mqttbroker.packets import Connack, Connect
+from mqttbroker.policy import Challenge, Policy, Terms
+from mqttbroker.properties import Properties, decode_varint, encode_properties
+from mqttbroker.reason_codes import (
+    QUOTA_EXCEEDED,
+    SERVER_BUSY,
+    SESSION_TAKEN_OVER,
+    SUCCESS,
+    name,
+    to_v3_connack,
+)
+from sessions.journal import Gate, Journal
+from sessions.message import Message
+from sessions.registry import Registry
+from sessions.session import NEVER, Session
+
+log = logging.getLogger("mqttbroker")
+
+
+class Admissions:
+    """The CONNECTs that are being answered."""
+
+    def __init__(
+        self, journal: Journal, registry: Registry, clients: Clients, terms: Terms, policy: Policy
+    ) -> None:
+        self.journal = journal
+        self.registry = registry
+        self.clients = clients
+        self.terms = terms
+        self.policy = policy
+        self._pending: Dict[str, Admission] = {}
+
+    def connect(self, connection: Connection, packet: Connect) -> None:
+        """A CONNECT that decoded; the answer may come in a later call."""
+        connection.state = CONNECTING
+        admission = Admission(self, connection, packet)
+        longest = self.terms.max_keep_alive
+        if packet.version >= 5 and (packet.keep_alive == 0 or packet.keep_alive > longest):
+            admission.keep_alive = longest if longest < 65535 else packet.keep_alive
+        connection.keep_alive = float(admission.keep_alive)
+        self.policy.authenticate(AdmissionChallenge(admission))
+
+    def admit(self, admission: Admission) -> None:
+        """The client is who it says: give it its session."""
+        connection = admission.connection
+        packet = admission.packet
+        if connection.state != CONNECTING:
+            return
+        if self.clients.connected >= self.terms.max_connections:
+            self.refuse(connection, SERVER_BUSY, "too many connections")
+            return
+        client_id = connection.client_id
+        old = self._take_over(client_id)
+        expiry = self._session_expiry(packet)
+        if old is not None and not packet.clean_start:
+            session = old
+            admission.session_present = True  # [MQTT-3.1.2-5]
+        else:
+            if old is not None:
+                self.clients.end_session(old)  # [MQTT-3.1.2-4]
+                if old.id != 0 and self.journal.gated:
+                    self.journal.hold(admission)
+            session = self.registry.create(client_id, expiry > 0)
+        session.expiry_interval = expiry
+        session.version = connection.version
+        self._set_will(session, packet)
+        connection.session = session
+        admission.session = session
+        self._pending[client_id] = admission
+        self.clients.waiting[client_id] = connection
+        self.clients.save(session, False)
+        if session.must_load:
+            session.request_page()
+        elif admission.holds == 0:
+            self._welcome(admission)
+
+    def _take_over(self, client_id: str) -> Optional[Session]:
+        """The session of a client id, with any connection it has closed [MQTT-3.1.4-3]."""
+        pending = self._pending.pop(client_id, None)
+        if pending is not None:
+            self.refuse(pending.connection, SESSION_TAKEN_OVER, "session taken over")
+        session = self.registry.get(client_id)
+        if session is not None and session.outlet is not None:
+            session.outlet.disconnect(SESSION_TAKEN_OVER, "session taken over")
+            session = self.registry.get(client_id)
+        return session
+
+    def _session_expiry(self, packet: Connect) -> int:
+        if packet.version < 5:
+            wanted = 0 if packet.clean_start else NEVER
+        else:
+            wanted = max(0, packet.properties.session_expiry_interval)
+        return min(wanted, self.terms.max_session_expiry)
+
+    def _set_will(self, session: Session, packet: Connect) -> None:
+        will = packet.will
+        if will is None:
+            session.will = None
+            session.will_delay = 0
+            return
+        properties = will.properties
+        session.will_delay = max(0, properties.will_delay_interval)
+        session.will_expiry = properties.message_expiry_interval
+        properties.will_delay_interval = -1
+        properties.message_expiry_interval = -1
+        encoded = encode_properties(properties)
+        _, start = decode_varint(encoded, 0, len(encoded))
+        session.will = Message(
+            will.topic, will.payload, will.qos, will.retain, encoded[start:], session.client_id, 0, 0
+        )
+
+    def discarded(self, admission: Admission) -> None:
+        """The end of the old session is on disk, or could not be written."""
+        if admission.connection.state != CONNECTING:
+            return
+        if admission.failed:
+            self.refuse(admission.connection, QUOTA_EXCEEDED, "the store failed")
+            return
+        self._welcome(admission)
+
+    def _welcome(self, admission: Admission) -> None:
+        """Send CONNACK and let the session's messages flow."""
+        connection = admission.connection
+        session = admission.session
+        if connection.state != CONNECTING or session is None:
+            return
+        packet = admission.packet
+        self._pending.pop(connection.client_id, None)
+        self.clients.waiting.pop(connection.client_id, None)
+        connection.state = CONNECTED
+        self.clients.count_in()
+        window = packet.properties.receive_maximum if packet.version >= 5 else -1
+        session.attach(connection, window if window > 0 else 65535)
+        connection.send(self._connack(admission, session))
+        log.info(
+            "event=connected client=%s address=%s version=%d clean_start=%s keep_alive=%d",
+            connection.client_id,
+            connection.peer,
+            packet.version,
+            packet.clean_start,
+            admission.keep_alive,
+        )
+        if admission.session_present:
+            session.redeliver()
+        connection.touch()
+
+    def _connack(self, admission: Admission, session: Session) -> bytes:
+        packet = admission.packet
+        properties = Properties()
+        terms = self.terms
+        if packet.version >= 5:
+            asked = max(0, packet.properties.session_expiry_interval)
+            if asked != session.expiry_interval:
+                properties.session_expiry_interval = session.expiry_interval
+            properties.receive_maximum = terms.receive_maximum
+            properties.maximum_packet_size = terms.maximum_packet_size
+            if terms.topic_alias_maximum:
+                properties.topic_alias_maximum = terms.topic_alias_maximum
+            if packet.client_id == "":
+                properties.assigned_client_identifier = session.client_id  # [MQTT-3.1.3-7]
+            if admission.keep_alive != packet.keep_alive:
+                properties.server_keep_alive = admission.keep_alive  # [MQTT-3.1.2-21]
+        return Connack(admission.session_present, SUCCESS, properties).encode(packet.version)
+
+    def resumed(self, session: Session) -> bool:
+        """The session's first page is in memory; False if no CONNECT waits for it."""
+        admission = self._pending.get(session.client_id)
+        if admission is None or admission.session is not session:
+            return False
+        self._welcome(admission)
+        return True
+
+    def refuse(self, connection: Connection, reason_code: int, detail: str) -> None:
+        """Answer a CONNECT with an error and close [MQTT-3.2.2-7]."""
+        if connection.state == CLOSED:
+            return
+        if connection.version >= 5:
+            properties = Properties()
+            if connection.problem_information:
+                properties.reason_string = detail
+            connection.send(Connack(False, reason_code, properties).encode(5))
+        else:
+            code = to_v3_connack(reason_code)
+            if code > 0:
+                connection.send(Connack(False, code).encode(4))
+        self.clients.close(connection, True, f"{name(reason_code)}: {detail}")
+
+
+class Admission(Gate):
+    """One CONNECT on its way to its CONNACK."""
+
+    def __init__(self, admissions: Admissions, connection: Connection, packet: Connect) -> None:
+        super().__init__()
+        self.admissions = admissions
+        self.connection = connection
+        self.packet = packet
+        self.session: Optional[Session] = None
+        self.session_present = False
+        self.keep_alive = packet.keep_alive
+
+    def opened(self) -> None:
+        self.admissions.discarded(self)
+
+
+class AdmissionChallenge(Challenge):
+    """The question to the authenticator."""
+
+    def __init__(self, admission: Admission) -> None:
+        connection = admission.connection
+        packet = admission.packet
+        super().__init__(connection.client_id, connection.peer, packet.username, packet.password)
+        self.admission = admission
+
+    def accept(self) -> None:
+        self.admission.admissions.admit(self.admission)
+
+    def reject(self, reason_code: int, detail: str) -> None:
+        self.admission.admissions.refuse(self.admission.connection, reason_code, detail)

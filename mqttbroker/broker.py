@@ -1,0 +1,102 @@
+"""The broker, put together: one object that turns packets, commits and time into effects.
+
+The rule kept here: nothing in it knows a socket, a clock, a thread or a source
+of randomness.  Packets come through `Protocol`, time through `Clock` and
+`tick`, the store's answers through `stored`; what is to be written is asked for
+by `take_writes`, what is to be sent lies in the connections' outboxes.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import List, Optional
+
+from mqttbroker.admission import Admissions
+from mqttbroker.clients import Clients
+from mqttbroker.connection import Connection, Outbound
+from mqttbroker.policy import Policy, Terms
+from mqttbroker.publisher import Publisher
+from mqttbroker.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
+from mqttbroker.router import Router
+from mqttbroker.subscriptions import Subscriptions
+from sessions.journal import Journal
+from sessions.registry import Registry
+from sessions.retained import Retained
+from sessions.session import Session, Shelf
+from sessions.write_set import Page, WriteSet
+
+log = logging.getLogger("mqttbroker")
+
+
+class Broker:
+    """The state of one broker and what happens to it."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        registry: Registry,
+        router: Router,
+        outbound: Outbound,
+        terms: Terms,
+        policy: Policy,
+    ) -> None:
+        journal = shelf.journal
+        self.shelf = shelf
+        self.journal: Journal = journal
+        self.registry = registry
+        self.router = router
+        self.outbound = outbound
+        self.terms = terms
+        self.policy = policy
+        self.retained = Retained(journal)
+        self.publisher = Publisher(journal, router, self.retained, outbound, policy)
+        self.subscriptions = Subscriptions(journal, router, self.retained, terms, policy)
+        self.clients = Clients(
+            journal, registry, self.publisher, self.subscriptions, outbound, terms
+        )
+        self.admissions = Admissions(journal, registry, self.clients, terms, policy)
+        self.store_error = ""
+        self.blocked: List[Connection] = []
+
+    @property
+    def overfull(self) -> bool:
+        """Whether publishers must wait until the store has caught up."""
+        return self.journal.size > self.terms.max_pending_write_bytes
+
+    def take_writes(self) -> Optional[WriteSet]:
+        """What the store is to write now; None if nothing, or if it still has the last."""
+        if self.journal.idle and self.journal.wanting:
+            return self.journal.take()
+        return None
+
+    def stored(self, pages: List[Page], error: str) -> None:
+        """The store is done with the write set it had; ``error`` is empty if it was committed."""
+        self.store_error = error
+        if error:
+            self.journal.failed()
+        else:
+            self.journal.committed()
+        for page in pages:
+            session = self.registry.by_id.get(page.session_id)
+            if session is not None and session.paging:
+                self._paged(session, page)
+        if self.blocked and not self.overfull:
+            for connection in self.blocked:
+                connection.touch()
+            self.blocked = []
+
+    def _paged(self, session: Session, page: Page) -> None:
+        if page.error is not None:
+            log.error("event=page_failed client=%s reason=%s", session.client_id, page.error)
+            session.paging = False
+            connection = self.clients.waiting.get(session.client_id)
+            if connection is not None:
+                self.admissions.refuse(
+                    connection, IMPLEMENTATION_SPECIFIC_ERROR, "the store failed"
+                )
+            elif session.outlet is not None:
+                session.outlet.disconnect(IMPLEMENTATION_SPECIFIC_ERROR, "the store failed")
+            return
+        session.restore(page.rows, page.received)
+        if not self.admissions.resumed(session):
+            session.pump()

@@ -1,0 +1,271 @@
+"""One client's connection, the outgoing half: what leaves, in which order, and what must wait.
+
+The rule kept here: acknowledgements leave in the order of what they
+acknowledge [MQTT-4.6.0-2], each after the commit of what it stands for; a
+client that does not read costs at most its own backlog, past which QoS 0 is
+dropped and counted; nothing is sent after a DISCONNECT [MQTT-3.14.4-1].
+
+No socket here: whoever owns one calls `take` and writes what it gets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Deque, List, Optional, cast
+
+from mqttbroker.outgoing import Outgoing
+from mqttbroker.packets import Disconnect, encode_ack
+from mqttbroker.properties import Properties
+from mqttbroker.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
+from sessions.journal import Gate
+from sessions.session import Clock, Delivery, Outlet, Session
+
+# States of a connection.
+AWAIT_CONNECT = 0
+CONNECTING = 1  # CONNECT came; its answer waits for the authenticator or the store
+CONNECTED = 2
+CLOSED = 3
+
+
+class Stats:
+    """What the broker counted since it started: packets, PUBLISHes and bytes on the wire."""
+
+    def __init__(self) -> None:
+        self.messages_received = 0
+        self.messages_sent = 0
+        self.publish_received = 0
+        self.publish_sent = 0
+        self.publish_dropped_slow = 0
+        self.publish_dropped_too_large = 0
+        self.publish_dropped_denied = 0
+        self.publish_bytes_received = 0
+        self.publish_bytes_sent = 0
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.connections = 0
+        self.protocol_errors = 0
+
+
+class Outbound:
+    """What all connections of one broker share: the clock, the counters, and who has output."""
+
+    def __init__(self, clock: Clock, max_backlog: int) -> None:
+        self.clock = clock
+        self.stats = Stats()
+        self.max_backlog = max_backlog
+        self.dirty: List[Connection] = []
+        # Called when the first connection becomes dirty; the owner then flushes soon.
+        self.wake: Any = None
+
+
+class Connection(Outlet):
+    """A client's connection as the broker sees it.  ``peer`` is its address, for logs."""
+
+    def __init__(self, outbound: Outbound, peer: str) -> None:
+        super().__init__()
+        self.outbound = outbound
+        self.peer = peer
+        self.wire: Any = None  # the owner of the socket, opaque here
+        self.state = AWAIT_CONNECT
+        self.session: Optional[Session] = None
+        self.client_id = ""
+        self.username: Optional[str] = None
+        self.keep_alive = 0.0  # seconds; 0 = off
+        self.last_received = 0.0  # monotonic seconds
+        self.maximum_packet_size = 0xFFFFFFFF
+        self.problem_information = True
+        self.outbox: List[bytes] = []
+        self.dirty = False
+        self.congested = False  # the socket took no more at the last flush
+        self.backlog = 0  # bytes in the outbox while congested
+        self.acks: Deque[AckGate] = deque()
+        self.unanswered = 0  # PUBACKs and PUBCOMPs among them
+        self.spare_gate: Optional[AckGate] = None
+        self.closing_reason = ""
+
+    # -- output -------------------------------------------------------------
+
+    def send(self, packet: bytes) -> None:
+        """Queue any packet but a PUBLISH."""
+        if self.state == CLOSED:
+            return
+        self.outbox.append(packet)
+        if not self.dirty:
+            self._mark()
+
+    def send_publish(self, packet: bytes, droppable: bool) -> None:
+        """Queue a PUBLISH; ``droppable`` at QoS 0."""
+        size: int = len(packet)
+        if self.congested:
+            self.backlog += size
+            if droppable and self.backlog > self.outbound.max_backlog:
+                self.backlog -= size
+                self.outbound.stats.publish_dropped_slow += 1
+                return
+        stats = self.outbound.stats
+        stats.publish_sent += 1
+        stats.publish_bytes_sent += size
+        self.outbox.append(packet)
+        if not self.dirty:
+            self._mark()
+
+    def take(self) -> bytes:
+        """The bytes to write now."""
+        parts = self.outbox
+        count: int = len(parts)
+        data: bytes = parts[0] if count == 1 else b"".join(parts)
+        parts.clear()
+        stats = self.outbound.stats
+        stats.messages_sent += count
+        stats.bytes_sent += len(data)
+        self.backlog = 0
+        return data
+
+    def _mark(self) -> None:
+        self.dirty = True
+        outbound = self.outbound
+        outbound.dirty.append(self)
+        if len(outbound.dirty) == 1 and outbound.wake is not None:
+            outbound.wake()
+
+    def touch(self) -> None:
+        """Have the owner look at this connection at the next flush."""
+        if not self.dirty:
+            self._mark()
+
+    # -- deliveries ---------------------------------------------------------
+
+    def send_at_most_once(self, outgoing: Outgoing, retain: bool, own: bytes) -> None:
+        """A QoS 0 delivery that is not the publisher's packet as it came."""
+        packet: bytes
+        if retain or own:
+            packet = outgoing.encode(self.version, 0, retain, False, 0, own)
+        else:
+            packet = outgoing.at_most_once(self.version)
+        if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
+            self.outbound.stats.publish_dropped_too_large += 1
+            return
+        self.send_publish(packet, True)
+
+    def send_delivery(self, entry: Delivery, outgoing: Outgoing, duplicate: bool) -> None:
+        """The PUBLISH of a QoS 1 or 2 delivery."""
+        packet: bytes
+        if duplicate or entry.retain or entry.subscription_ids:
+            packet = outgoing.encode(
+                self.version,
+                entry.qos,
+                entry.retain,
+                duplicate,
+                entry.packet_id,
+                entry.subscription_ids,
+            )
+        else:
+            packet = outgoing.numbered(self.version, entry.qos, entry.packet_id)
+        if len(packet) > self.maximum_packet_size:
+            # Too large for this client: as if it had been delivered [MQTT-3.1.2-25].
+            self.outbound.stats.publish_dropped_too_large += 1
+            entry.session.give_up(entry)
+            return
+        self.send_publish(packet, False)
+
+    def send_entry(self, entry: Delivery, duplicate: bool) -> None:
+        message = entry.message
+        outgoing = Outgoing(message.topic.encode("utf-8"), message, self.outbound.clock.now)
+        self.send_delivery(entry, outgoing, duplicate)
+
+    def send_pubrel(self, packet_id: int) -> None:
+        self.send(encode_ack(PUBREL, packet_id, 0, self.version))
+
+    # -- acknowledgements ---------------------------------------------------
+
+    def gate(self, packet_type: int, packet_id: int) -> AckGate:
+        """A gate for an acknowledgement; give it back through `answer`."""
+        gate = self.spare_gate
+        if gate is None:
+            gate = AckGate(self)
+        else:
+            self.spare_gate = None
+        gate.packet_type = packet_type
+        gate.packet_id = packet_id
+        gate.reason_code = 0
+        return gate
+
+    def answer(self, gate: AckGate) -> None:
+        """Send a gate's acknowledgement, now or when its turn comes."""
+        if gate.holds == 0 and not self.acks:
+            self._acknowledge(gate)
+            if gate.packet is None:
+                self.spare_gate = gate
+        else:
+            self.acks.append(gate)
+            if gate.packet_type == PUBACK or gate.packet_type == PUBCOMP:
+                self.unanswered += 1
+
+    def release_acks(self) -> None:
+        """Send the acknowledgements whose turn has come."""
+        acks = self.acks
+        while acks and acks[0].holds == 0 and self.state != CLOSED:
+            gate = acks.popleft()
+            if gate.packet_type == PUBACK or gate.packet_type == PUBCOMP:
+                self.unanswered -= 1
+            self._acknowledge(gate)
+
+    def _acknowledge(self, gate: AckGate) -> None:
+        if gate.failed:
+            self._refuse(gate)
+            return
+        if gate.packet is not None:
+            self.send(gate.packet)
+        else:
+            self.send(encode_ack(gate.packet_type, gate.packet_id, gate.reason_code, self.version))
+        if gate.sequel is not None:
+            gate.sequel()
+
+    def _refuse(self, gate: AckGate) -> None:
+        """The store failed: no acknowledgement that is not true."""
+        session = self.session
+        if gate.packet_type == PUBREC and session is not None:
+            session.received.pop(gate.packet_id, None)
+        if self.version >= 5 and (gate.packet_type == PUBACK or gate.packet_type == PUBREC):
+            self.send(encode_ack(gate.packet_type, gate.packet_id, QUOTA_EXCEEDED, self.version))
+        else:
+            # What was asked stays wanted and is tried again; the client asks anew.
+            self.disconnect(QUOTA_EXCEEDED, "the store failed")
+
+    # -- the end ------------------------------------------------------------
+
+    def farewell(self, reason_code: int, detail: str) -> None:
+        """Tell a v5 client why [MQTT-4.13.1-1]; nothing leaves after this."""
+        if self.version >= 5 and self.state == CONNECTED:
+            properties = Properties()
+            if self.problem_information and detail:
+                properties.reason_string = detail
+            packet = Disconnect(reason_code, properties).encode(5)
+            if len(packet) > self.maximum_packet_size:
+                packet = Disconnect(reason_code).encode(5)
+            self.send(packet)
+
+
+class AckGate(Gate):
+    """An acknowledgement of one connection, waiting for its turn and for the disk.
+
+    ``packet`` is the packet to send where it is not one of the four short
+    acknowledgements; ``sequel`` is called after it was sent.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
+        self.packet_type = PUBACK
+        self.packet_id = 0
+        self.reason_code = 0
+        self.packet: Optional[bytes] = None
+        self.sequel: Any = None
+
+    def opened(self) -> None:
+        self.connection.release_acks()
+
+
+def connection_of(session: Session) -> Optional[Connection]:
+    """The connection of a session, None while its client is away."""
+    return cast(Optional[Connection], session.outlet)

@@ -1,0 +1,123 @@
+"""The publisher: one message to everyone its route names.
+
+The rule kept here: what must be kept of a message is in the journal, under the
+gate of its acknowledgement, before the call returns; a QoS 0 copy goes out or
+is counted as dropped; nobody gets more than the QoS that was granted
+[MQTT-3.8.4-8].
+"""
+
+from __future__ import annotations
+
+from typing import Optional, cast
+from zlib import crc32
+
+from mqttbroker.connection import Connection, Outbound
+from mqttbroker.outgoing import NO_BYTES, Outgoing
+from mqttbroker.policy import Policy
+from mqttbroker.properties import user_property
+from mqttbroker.router import Route, Router, StreamSink, Target
+from sessions.journal import Gate, Journal
+from sessions.message import Message
+from sessions.retained import Retained
+from sessions.session import Session
+
+
+class Publisher:
+    """Hands messages to sessions, shared groups, streams and the retained store."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        router: Router,
+        retained: Retained,
+        outbound: Outbound,
+        policy: Policy,
+    ) -> None:
+        self.journal = journal
+        self.router = router
+        self.retained = retained
+        self.outbound = outbound
+        self.policy = policy
+
+    def publish(
+        self,
+        message: Message,
+        route: Route,
+        outgoing: Outgoing,
+        origin: Optional[Session],
+        gate: Optional[Gate],
+    ) -> None:
+        """Hand a message to everyone its route names.
+
+        ``gate`` stays shut until all that must be kept of it is on disk.
+        """
+        for target in route.targets:
+            if target.session is origin and target.own is not target:
+                own = target.own
+                if own is not None:
+                    self.deliver(own, message, outgoing, gate)
+            else:
+                self.deliver(target, message, outgoing, gate)
+        for group in route.groups:
+            member = group.choose()
+            if member is not None:
+                self.deliver(member, message, outgoing, gate)
+        for sink in route.streams:
+            self._append(sink, message, gate)
+        if message.retain:
+            self.retained.set(message, False, gate)
+
+    def deliver(
+        self, target: Target, message: Message, outgoing: Outgoing, gate: Optional[Gate]
+    ) -> None:
+        session = target.session
+        qos: int = message.qos
+        if target.qos < qos:
+            qos = target.qos
+        retain: bool = message.retain and target.retain_as_published
+        if qos == 0:
+            outlet = session.outlet
+            if outlet is not None:
+                cast(Connection, outlet).send_at_most_once(
+                    outgoing, retain, target.subscription_ids
+                )
+            return
+        entry = session.offer(message, qos, retain, target.subscription_ids, gate)
+        if entry is not None:
+            cast(Connection, session.outlet).send_delivery(entry, outgoing, False)
+
+    def _append(self, sink: StreamSink, message: Message, gate: Optional[Gate]) -> None:
+        rule = sink.rule
+        partition: int = sink.partition
+        if partition < 0:
+            partition = crc32(partition_key(rule.key, message)) % rule.partitions
+        self.journal.stream(rule.name, partition, message)
+        if gate is not None:
+            self.journal.hold(gate)
+
+    def publish_own(self, topic: str, payload: bytes, retain: bool) -> None:
+        """Publish a message of the broker itself at QoS 0; a retained one is not stored."""
+        now = self.outbound.clock.now
+        message = Message(topic, payload, 0, retain, NO_BYTES, "", now, 0)
+        route = self.router.route(topic.encode("utf-8"))
+        outgoing = Outgoing(route.topic_bytes, message, now)
+        for target in route.targets:
+            self.deliver(target, message, outgoing, None)
+        if retain:
+            self.retained.set(message, True, None)
+
+    def publish_message(self, message: Message, origin: Optional[Session]) -> None:
+        """Publish a message that no connected client waits for, such as a will."""
+        route = self.router.route(message.topic.encode("utf-8"))
+        if not self.policy.may_publish(message.publisher, route.topic):
+            self.outbound.stats.publish_dropped_denied += 1
+            return
+        outgoing = Outgoing(route.topic_bytes, message, self.outbound.clock.now)
+        self.publish(message, route, outgoing, origin, None)
+
+
+def partition_key(key: str, message: Message) -> bytes:
+    """The bytes that choose a partition: of the client id, or of a user property ("" if absent)."""
+    if key == "client":
+        return message.publisher.encode("utf-8")
+    return user_property(message.properties, key[len("user-property:") :].encode("utf-8"))
