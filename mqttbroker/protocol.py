@@ -1,0 +1,496 @@
+"""The protocol of one client, the incoming half: bytes and the time in, effects out.
+
+The rule kept here: the packets of a connection are understood one after the
+other, whatever pieces they arrive in, and the first one that the standard does
+not allow ends the connection with the reason code it names, before anything
+after it is looked at.
+
+`Protocol.receive` is the hot path: it walks all complete packets of a buffer
+with integer offsets, makes no object for a QoS 0 PUBLISH that leaves as it
+came, and awaits nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, Final, List, Optional, cast
+
+from mqttbroker.broker import Broker
+from mqttbroker.connection import (
+    AWAIT_CONNECT,
+    CLOSED,
+    CONNECTED,
+    CONNECTING,
+    AckGate,
+    Connection,
+)
+from mqttbroker.outgoing import NO_BYTES, Outgoing
+from mqttbroker.packets import (
+    Connack,
+    Connect,
+    Disconnect,
+    Subscribe,
+    Unsubscribe,
+    decode_body,
+    encode_ack,
+)
+from mqttbroker.properties import decode_publish_properties
+from mqttbroker.reason_codes import (
+    AUTH,
+    CLIENT_IDENTIFIER_NOT_VALID,
+    CONNECT,
+    DISCONNECT,
+    MALFORMED_PACKET,
+    NO_MATCHING_SUBSCRIBERS,
+    NORMAL_DISCONNECTION,
+    NOT_AUTHORIZED,
+    PACKET_IDENTIFIER_NOT_FOUND,
+    PACKET_TOO_LARGE,
+    PAYLOAD_FORMAT_INVALID,
+    PINGREQ,
+    PROTOCOL_ERROR,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    RECEIVE_MAXIMUM_EXCEEDED,
+    SUBSCRIBE,
+    TOPIC_ALIAS_INVALID,
+    UNSUBSCRIBE,
+    UNSUPPORTED_PROTOCOL_VERSION,
+    MQTTError,
+    name,
+    to_v3_connack,
+)
+from mqttbroker.router import Route
+from sessions.message import Message
+from sessions.session import REPEATED, UNKNOWN, Session
+
+# Which packets a client may send, by state of its connection and packet type.
+_LEGAL: Final = (
+    # AWAIT_CONNECT: CONNECT and nothing else [MQTT-3.1.0-1]
+    (False, True) + (False,) * 14,
+    # CONNECTING: nothing is read until the CONNACK is out
+    (False,) * 16,
+    # CONNECTED: what flows from client to server; no second CONNECT [MQTT-3.1.0-2]
+    (
+        False, False, False, True, True, True, True, True,
+        True, False, True, False, True, False, True, True,
+    ),
+    # CLOSED
+    (False,) * 16,
+)  # fmt: skip
+
+
+class Protocol(Connection):
+    """One client's connection.  ``new_client_id`` gives an id to a client that brings none."""
+
+    def __init__(
+        self, broker: Broker, peer: str, now: float, new_client_id: Callable[[], str]
+    ) -> None:
+        super().__init__(broker.outbound, peer)
+        self.broker = broker
+        self.new_client_id = new_client_id
+        self.last_received = now
+        self.maximum_received_size = broker.terms.maximum_packet_size
+        self.restricted = broker.policy.restrictive
+        self.aliases: Dict[int, bytes] = {}
+        self._chunks: List[bytes] = []  # an incomplete packet
+        self._waiting = 0  # bytes in the chunks
+        self._needed = 2  # bytes it takes until looking again makes sense
+        broker.clients.connections[self] = True
+        broker.outbound.stats.connections += 1
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the owner of the socket should not read for now."""
+        return self.state == CONNECTING or (self.state == CONNECTED and self.broker.overfull)
+
+    # -- framing ------------------------------------------------------------
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Take bytes from the client; ``now`` is monotonic time in seconds."""
+        self.last_received = now
+        stats = self.outbound.stats
+        stats.bytes_received += len(data)
+        if self._waiting:
+            self._waiting += len(data)
+            self._chunks.append(data)
+            if self._waiting < self._needed:
+                return
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+            self._waiting = 0
+        try:
+            self._walk(data)
+        except MQTTError as error:
+            self._reject(error)
+
+    def resume(self) -> None:
+        """Go on with what arrived while the connection was `CONNECTING`."""
+        if self._waiting and self.state == CONNECTED:
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+            self._waiting = 0
+            try:
+                self._walk(data)
+            except MQTTError as error:
+                self._reject(error)
+
+    def _walk(self, data: bytes) -> None:
+        """Handle every complete packet; keep the rest."""
+        position: int = 0
+        size: int = len(data)
+        count: int = 0
+        needed: int = 2
+        while size - position >= 2:
+            if self.state == CONNECTING or self.state == CLOSED:
+                break
+            first: int = data[position]
+            remaining: int = data[position + 1]
+            body: int = position + 2
+            if remaining >= 128:
+                remaining &= 127
+                shift: int = 7
+                byte: int = 128
+                while byte >= 128 and body < size:
+                    if shift > 21:
+                        raise MQTTError(MALFORMED_PACKET, "Remaining Length of more than 4 bytes")
+                    byte = data[body]
+                    body += 1
+                    remaining |= (byte & 127) << shift
+                    shift += 7
+                if byte >= 128:
+                    needed = body - position + 1
+                    break
+                if byte == 0:
+                    raise MQTTError(MALFORMED_PACKET, "overlong Remaining Length")
+            end: int = body + remaining
+            if end - position > self.maximum_received_size:
+                raise MQTTError(PACKET_TOO_LARGE, f"packet of {end - position} bytes")
+            if end > size:
+                if not _LEGAL[self.state][first >> 4]:
+                    self._illegal(first >> 4)
+                needed = end - position
+                break
+            count += 1
+            kind: int = first >> 4
+            if kind == PUBLISH and self.state == CONNECTED:
+                self._publish(data, position, body, end, first)
+            elif kind == PUBACK and first == 0x40 and remaining == 2 and self.state == CONNECTED:
+                packet_id: int = (data[body] << 8) | data[body + 1]
+                self._acknowledged(packet_id)
+            else:
+                self._control(kind, first & 15, data, body, end)
+            position = end
+        self.outbound.stats.messages_received += count
+        if position < size and self.state != CLOSED:
+            rest = data[position:] if position else data
+            self._chunks.append(rest)
+            self._waiting = len(rest)
+            self._needed = needed
+
+    # -- PUBLISH ------------------------------------------------------------
+
+    def _publish(self, data: bytes, start: int, body: int, end: int, first: int) -> None:
+        """A PUBLISH at ``data[start:end]`` whose variable header begins at ``body``."""
+        qos: int = (first >> 1) & 3
+        if end - body < 2 or qos == 3 or (qos == 0 and first & 8):
+            # [MQTT-3.3.1-2] [MQTT-3.3.1-4]
+            raise MQTTError(MALFORMED_PACKET, "malformed PUBLISH header")
+        topic_end: int = body + 2 + ((data[body] << 8) | data[body + 1])
+        rest: int = topic_end
+        packet_id: int = 0
+        if qos:
+            rest += 2
+        if rest > end:
+            raise MQTTError(MALFORMED_PACKET, "PUBLISH ends inside its topic or packet id")
+        if qos:
+            packet_id = (data[topic_end] << 8) | data[topic_end + 1]
+            if packet_id == 0:  # [MQTT-2.2.1-3]
+                raise MQTTError(PROTOCOL_ERROR, "PUBLISH with packet id 0")
+        payload: int = rest
+        properties: bytes = NO_BYTES
+        expiry: int = -1
+        reusable: bool = True
+        topic: bytes = data[body + 2 : topic_end]
+        if self.version >= 5:
+            if rest >= end:
+                raise MQTTError(MALFORMED_PACKET, "PUBLISH without property length")
+            if data[rest] == 0:
+                payload = rest + 1
+            else:
+                found = decode_publish_properties(data, rest, end)
+                payload = found.next
+                properties = found.forward
+                expiry = found.message_expiry
+                if found.topic_alias:
+                    reusable = False
+                    topic = self._alias(found.topic_alias, topic)
+                if found.payload_format == 1:
+                    _check_text(data[payload:end])
+            if not topic:
+                raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")  # [MQTT-3.3.2-8]
+        broker = self.broker
+        route = broker.router.cache.get(topic)
+        if route is None:
+            route = broker.router.route(topic)
+        stats = self.outbound.stats
+        stats.publish_received += 1
+        stats.publish_bytes_received += end - start
+        if route.reserved or (
+            self.restricted and not broker.policy.may_publish(self.client_id, route.topic)
+        ):
+            self._denied(qos, packet_id)
+            return
+        if first == 0x30 and reusable and not route.groups and not route.streams:
+            self._forward(data[start:end], route, payload - start, properties, expiry)
+            return
+        now: int = self.outbound.clock.now
+        message = Message(
+            route.topic,
+            data[payload:end],
+            qos,
+            first & 1 == 1,
+            properties,
+            self.client_id,
+            now,
+            now + expiry * 1_000_000 if expiry >= 0 else 0,
+        )
+        outgoing = Outgoing(route.topic_bytes, message, now)
+        if qos == 0:
+            broker.publisher.publish(message, route, outgoing, self.session, None)
+            return
+        if reusable:
+            outgoing.reuse(self.version, data[start + 1 : topic_end], data[rest:end])
+        self._acknowledged_publish(message, route, outgoing, packet_id)
+
+    def _forward(
+        self, packet: bytes, route: Route, payload: int, properties: bytes, expiry: int
+    ) -> None:
+        """QoS 0, not retained: what came in is what goes out, wherever it may."""
+        version: int = self.version
+        size: int = len(packet)
+        session = self.session
+        outgoing: Optional[Outgoing] = None
+        for target in route.targets:
+            outlet = target.session.outlet
+            if outlet is None:
+                continue
+            connection = cast(Connection, outlet)
+            if target.session is session and target.own is not target:
+                own = target.own
+                if own is None:
+                    continue
+                target = own
+            if target.plain and connection.version == version:
+                if size <= connection.maximum_packet_size:
+                    connection.send_publish(packet, True)
+                else:
+                    self.outbound.stats.publish_dropped_too_large += 1
+                continue
+            if outgoing is None:
+                now: int = self.outbound.clock.now
+                message = Message(
+                    route.topic,
+                    packet[payload:],
+                    0,
+                    False,
+                    properties,
+                    self.client_id,
+                    now,
+                    now + expiry * 1_000_000 if expiry >= 0 else 0,
+                )
+                outgoing = Outgoing(route.topic_bytes, message, now)
+            connection.send_at_most_once(outgoing, False, target.subscription_ids)
+
+    def _acknowledged_publish(
+        self, message: Message, route: Route, outgoing: Outgoing, packet_id: int
+    ) -> None:
+        """QoS 1 and 2: publish, and acknowledge when all that must be kept is on disk."""
+        broker = self.broker
+        session = self.session
+        assert session is not None
+        if self.version >= 5:
+            if self.unanswered + len(session.received) >= broker.terms.receive_maximum:
+                # [MQTT-3.3.4-9]
+                raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
+        journal = broker.journal
+        gate: AckGate
+        if message.qos == 1:
+            gate = self.gate(PUBACK, packet_id)
+        else:
+            gate = self.gate(PUBREC, packet_id)
+            if packet_id in session.received:  # [MQTT-4.3.3-10]
+                if session.id != 0 and journal.gated and not journal.idle:
+                    journal.hold(gate)
+                self.answer(gate)
+                return
+            session.received[packet_id] = False
+        if self.version >= 5 and not route.matched and not message.retain:
+            gate.reason_code = NO_MATCHING_SUBSCRIBERS
+        broker.publisher.publish(
+            message, route, outgoing, session, gate if journal.gated else None
+        )
+        if message.qos == 2 and session.id != 0 and (gate.holds > 0 or not journal.gated):
+            session.received[packet_id] = True
+            journal.receive(session.id, packet_id)
+            if journal.gated:
+                journal.hold(gate)
+        self.answer(gate)
+
+    def _alias(self, alias: int, topic: bytes) -> bytes:
+        """The topic a PUBLISH with a Topic Alias is for (section 3.3.2.3.4)."""
+        if alias > self.broker.terms.topic_alias_maximum:  # [MQTT-3.3.2-9]
+            raise MQTTError(TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the maximum")
+        if topic:
+            self.broker.router.route(topic)
+            self.aliases[alias] = topic
+            return topic
+        known = self.aliases.get(alias)
+        if known is None:
+            raise MQTTError(PROTOCOL_ERROR, f"topic alias {alias} is not set")
+        return known
+
+    def _denied(self, qos: int, packet_id: int) -> None:
+        """A PUBLISH that is not allowed: 5.0 is told, 3.1.1 has no word for it [MQTT-3.3.5-2]."""
+        self.outbound.stats.publish_dropped_denied += 1
+        if qos:
+            gate = self.gate(PUBACK if qos == 1 else PUBREC, packet_id)
+            gate.reason_code = NOT_AUTHORIZED
+            self.answer(gate)
+
+    # -- everything else ----------------------------------------------------
+
+    def _acknowledged(self, packet_id: int) -> None:
+        session = self.session
+        assert session is not None
+        session.acknowledge(packet_id)
+
+    def _illegal(self, kind: int) -> None:
+        if self.state == AWAIT_CONNECT:
+            raise MQTTError(PROTOCOL_ERROR, "the first packet is not CONNECT")
+        raise MQTTError(PROTOCOL_ERROR, f"a client may not send packet type {kind} now")
+
+    def _control(self, kind: int, flags: int, data: bytes, body: int, end: int) -> None:
+        if not _LEGAL[self.state][kind]:
+            self._illegal(kind)
+        packet = decode_body(kind, flags, data, body, end, self.version)
+        if kind == PINGREQ:
+            self.send(b"\xd0\x00")
+            return
+        if kind == CONNECT:
+            self._connect(cast(Connect, packet))
+            return
+        session = self.session
+        assert session is not None
+        if kind == SUBSCRIBE:
+            self.broker.subscriptions.subscribe(self, session, cast(Subscribe, packet))
+        elif kind == UNSUBSCRIBE:
+            self.broker.subscriptions.unsubscribe(self, session, cast(Unsubscribe, packet))
+        elif kind == DISCONNECT:
+            self._disconnect(session, cast(Disconnect, packet))
+        elif kind == AUTH:
+            raise MQTTError(PROTOCOL_ERROR, "AUTH without an authentication method")
+        else:
+            self._acknowledgement(kind, session, data, body, end)
+
+    def _acknowledgement(
+        self, kind: int, session: Session, data: bytes, body: int, end: int
+    ) -> None:
+        """PUBACK, PUBREC, PUBREL or PUBCOMP, already checked by the codec."""
+        packet_id: int = (data[body] << 8) | data[body + 1]
+        reason_code: int = data[body + 2] if end > body + 2 else 0
+        if kind == PUBACK:
+            session.acknowledge(packet_id)
+        elif kind == PUBREC:
+            if reason_code >= 0x80:
+                session.publish_refused(packet_id)
+                return
+            outcome = session.publish_received(packet_id)
+            if outcome == REPEATED:
+                self.send_pubrel(packet_id)
+            elif outcome == UNKNOWN:
+                self.send(
+                    encode_ack(PUBREL, packet_id, PACKET_IDENTIFIER_NOT_FOUND, self.version)
+                )
+        elif kind == PUBCOMP:
+            session.complete(packet_id)
+        else:
+            self._release(session, packet_id)
+
+    def _release(self, session: Session, packet_id: int) -> None:
+        """PUBREL: the id is free once that is on disk; then PUBCOMP [MQTT-4.3.3-11]."""
+        stored = session.received.pop(packet_id, None)
+        gate = self.gate(PUBCOMP, packet_id)
+        if stored is None:
+            gate.reason_code = PACKET_IDENTIFIER_NOT_FOUND
+        elif stored:
+            journal = self.broker.journal
+            journal.release(session.id, packet_id)
+            if journal.gated:
+                journal.hold(gate)
+        self.answer(gate)
+
+    def _connect(self, packet: Connect) -> None:
+        properties = packet.properties
+        self.version = 5 if packet.version == 5 else 4
+        self.client_id = packet.client_id
+        self.username = packet.username
+        if packet.version == 5:
+            if properties.maximum_packet_size > 0:
+                self.maximum_packet_size = properties.maximum_packet_size
+            self.problem_information = properties.request_problem_information != 0
+        if not packet.client_id:
+            if packet.version < 5 and not packet.clean_start:  # [MQTT-3.1.3-8]
+                self.broker.admissions.refuse(
+                    self, CLIENT_IDENTIFIER_NOT_VALID, "empty client id without clean session"
+                )
+                return
+            self.client_id = self.new_client_id()
+        self.broker.admissions.connect(self, packet)
+
+    def _disconnect(self, session: Session, packet: Disconnect) -> None:
+        wanted = packet.properties.session_expiry_interval
+        if wanted > 0 and session.expiry_interval == 0:  # [MQTT-3.1.2-23]
+            raise MQTTError(PROTOCOL_ERROR, "session expiry raised from 0 at DISCONNECT")
+        if wanted >= 0:
+            session.expiry_interval = min(wanted, self.broker.terms.max_session_expiry)
+        # [MQTT-3.14.4-3]
+        with_will = packet.reason_code != NORMAL_DISCONNECTION
+        self.broker.clients.close(self, with_will, "")
+
+    # -- the end ------------------------------------------------------------
+
+    def _reject(self, error: MQTTError) -> None:
+        """The client broke the protocol: it is told why, and closed."""
+        self.outbound.stats.protocol_errors += 1
+        if self.state == CONNECTED:
+            self.disconnect(error.reason_code, error.detail)
+            return
+        level = error.protocol_level
+        if level >= 5:
+            self.send(Connack(False, error.reason_code).encode(5))
+        elif level >= 0:
+            code = to_v3_connack(error.reason_code)
+            if code > 0 and error.reason_code == UNSUPPORTED_PROTOCOL_VERSION:
+                self.send(Connack(False, code).encode(4))
+        self.broker.clients.close(self, False, str(error))
+
+    def disconnect(self, reason_code: int, detail: str) -> None:
+        if self.state == CLOSED:
+            return
+        self.farewell(reason_code, detail)
+        self.broker.clients.close(self, True, f"{name(reason_code)}: {detail}")
+
+    def lost(self, why: str) -> None:
+        """The socket is gone."""
+        self.broker.clients.close(self, True, why)
+
+
+def _check_text(payload: bytes) -> None:
+    """Payload Format Indicator 1 promises UTF-8."""
+    try:
+        payload.decode("utf-8")
+    except UnicodeDecodeError:
+        raise MQTTError(PAYLOAD_FORMAT_INVALID, "payload is not the UTF-8 it says it is")
