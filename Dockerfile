@@ -1,0 +1,31 @@
+# The broker alone, compiled, as an unprivileged user: docker build -t mqttbroker . && docker run -p 1883:1883 mqttbroker
+# Its data is in the volume /data. Any key of conf/mqttbroker.toml can be set with -e MQTTBROKER_<KEY>__<KEY>=VALUE;
+# clients come from outside the container, so anonymous ones need -e MQTTBROKER_ALLOW_ANONYMOUS=true.
+
+FROM python:3.13-slim AS build
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
+WORKDIR /src
+COPY pyproject.toml setup.py ./
+COPY topic_matcher topic_matcher
+COPY sessions sessions
+COPY bridge_spark bridge_spark
+COPY mqttbroker mqttbroker
+RUN MQTTBROKER_COMPILE=1 pip wheel --no-cache-dir --wheel-dir /wheels .
+
+FROM python:3.13-slim
+RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
+    pip install --no-cache-dir --no-index --find-links=/wheels mqttbroker \
+    && useradd --system --uid 1883 --no-create-home mqttbroker \
+    && install -d -o mqttbroker -g mqttbroker /data
+ENV MQTTBROKER_DATA_DIR=/data \
+    MQTTBROKER_LISTENERS__0__HOST=0.0.0.0 \
+    MQTTBROKER_HTTP__HOST=0.0.0.0 \
+    PYTHONUNBUFFERED=1
+USER mqttbroker
+VOLUME /data
+EXPOSE 1883 18083
+HEALTHCHECK --interval=15s --timeout=3s --start-period=30s CMD ["python", "-c", \
+    "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('MQTTBROKER_HTTP__PORT', '18083') + '/livez', timeout=2)"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["mqttbroker"]
+CMD ["serve"]
