@@ -32,6 +32,7 @@ COMPILED = [
     "sessions/registry.py",
     "mqttbroker/reason_codes.py",
     "mqttbroker/properties.py",
+    "mqttbroker/frames.py",
     "mqttbroker/packets.py",
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import os
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 import mqttbroker
 import pytest
 from broker_process import BrokerProcess
+from test_architecture import compiled_paths
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPECTED = os.environ.get("EXPECT_BUILD")
@@ -36,19 +36,11 @@ def one_line(text: str) -> str:
 # --- the build ----------------------------------------------------------------------------------------------------
 
 
-def compiled_list() -> list[str]:
-    """COMPILED of setup.py as module names."""
-    for node in ast.parse((ROOT / "setup.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMPILED":
-            paths: list[str] = ast.literal_eval(node.value)
-            return [path.removesuffix(".py").replace("/", ".") for path in paths]
-    raise AssertionError("setup.py has no COMPILED")
-
-
 @pytest.mark.skipif(EXPECTED is None, reason="make test says which build it means to test")
 def test_the_build_under_test_is_the_one_meant(tmp_path: Path) -> None:
     assert mqttbroker.build_kind() == EXPECTED
-    for name in compiled_list():
+    for path in compiled_paths():
+        name = path.removesuffix(".py").replace("/", ".")
         assert str(importlib.import_module(name).__file__).endswith(".py") is (EXPECTED == "plain"), name
     in_the_source_tree = Path(str(mqttbroker.__file__)).is_relative_to(ROOT / "mqttbroker")
     assert in_the_source_tree is bool(os.environ.get("PYTHONPATH"))
