@@ -1,0 +1,148 @@
+"""The tree of stored topics against a dictionary that is scanned with ``matches``."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topic_matcher.filters import is_valid_filter, matches
+from topic_matcher.topic_tree import TopicTree
+
+LEVEL = st.sampled_from(["", "a", "b", "c", "$x"])
+TOPICS = st.lists(LEVEL, min_size=1, max_size=4).map("/".join).filter(bool)
+FILTERS = st.builds(
+    lambda levels, tail: "/".join(levels + tail),
+    st.lists(st.sampled_from(["", "a", "b", "$x", "+"]), max_size=4),
+    st.sampled_from([[], ["#"]]),
+).filter(is_valid_filter)
+CHANGES = st.lists(st.tuples(st.sampled_from(["set", "set", "pop"]), TOPICS), max_size=25)
+
+
+def change(tree: TopicTree, plain: dict[str, int], changes: list[tuple[str, str]]) -> set[str]:
+    """Apply changes to both; the topics that were absent for a moment."""
+    absent = set()
+    for number, (what, topic) in enumerate(changes):
+        if what == "set":
+            tree.set(topic, number)
+            plain[topic] = number
+        else:
+            assert tree.pop(topic) == plain.pop(topic, None)
+            absent.add(topic)
+        assert len(tree) == len(plain)
+    return absent
+
+
+@given(CHANGES, st.lists(FILTERS, min_size=1, max_size=5), TOPICS)
+@settings(deadline=None)
+def test_tree_equals_dictionary(changes: list[tuple[str, str]], filters: list[str], absent: str) -> None:
+    tree = TopicTree()
+    plain: dict[str, int] = {}
+    change(tree, plain, changes)
+    for topic in [*plain, absent]:
+        assert tree.get(topic) == plain.get(topic)
+    for topic_filter in filters:
+        found = tree.match(topic_filter)
+        assert dict(found) == {topic: value for topic, value in plain.items() if matches(topic_filter, topic)}
+        assert len(found) == len(dict(found))
+    for topic in list(plain):
+        assert tree.pop(topic) == plain.pop(topic)
+    assert len(tree) == 0 and tree.match("#") == [] and tree.match("$x/#") == []
+
+
+@given(
+    CHANGES,
+    FILTERS,
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 4), CHANGES), max_size=20),
+)
+@settings(deadline=None, max_examples=300)
+def test_scan_while_the_tree_changes(
+    before: list[tuple[str, str]], topic_filter: str, turns: list[tuple[int, int, list[tuple[str, str]]]]
+) -> None:
+    tree = TopicTree()
+    plain: dict[str, int] = {}
+    change(tree, plain, before)
+    steady = set(plain)
+    scan = tree.scan(topic_filter)
+    seen: Counter[str] = Counter()
+    for limit, visits, changes in turns:
+        taken = scan.take_within(limit, visits)
+        assert len(taken) <= limit
+        for topic, value in taken:
+            assert matches(topic_filter, topic) and plain[topic] == value
+            seen[topic] += 1
+        if scan.done:
+            break
+        steady -= change(tree, plain, changes)
+    while rest := scan.take(2):
+        seen.update(topic for topic, _ in rest)
+    assert scan.done
+    for topic in steady:
+        assert seen[topic] == (1 if matches(topic_filter, topic) else 0)
+
+
+def test_scan_takes_no_more_than_asked() -> None:
+    tree = TopicTree()
+    for number in range(250):
+        tree.set(f"a/{number}/b", number)
+    scan = tree.scan("a/+/b")
+    sizes = []
+    while taken := scan.take(100):
+        sizes.append(len(taken))
+    assert sizes == [100, 100, 50]
+    assert scan.take(100) == []
+
+
+def test_scan_visits_no_more_than_asked() -> None:
+    tree = TopicTree()
+    for number in range(5000):
+        tree.set(f"a/{number}/b", number)
+    tree.set("a/last/rare", "found")
+    scan = tree.scan("a/+/rare")
+    assert scan.take_within(10, 1000) == [] and not scan.done
+    assert scan.take(10) == [("a/last/rare", "found")]
+    assert scan.take(10) == [] and scan.done
+
+
+def test_scan_waiting_on_a_topic_that_goes() -> None:
+    tree = TopicTree()
+    for topic in "abcdef":
+        tree.set(topic, topic)
+    scan = tree.scan("#")
+    assert scan.take(1) == [("a", "a")]
+    for topic in "bcd":
+        tree.pop(topic)
+    tree.set("b", "again")
+    assert [topic for topic, _ in scan.take(9)] == ["e", "f", "b"]
+
+
+def test_scan_waiting_on_a_topic_that_gets_others_below_it() -> None:
+    tree = TopicTree()
+    tree.set("a", 1)
+    tree.set("b/c/d", 2)
+    scan = tree.scan("#")
+    assert scan.take(1) == [("a", 1)]
+    tree.set("a/x", 3)
+    tree.set("b/c/e", 4)
+    assert sorted(scan.take(9)) == [("b/c/d", 2), ("b/c/e", 4)]
+
+
+def test_topics_of_the_most_levels_there_can_be() -> None:
+    tree = TopicTree()
+    deep = "/" * 65_534
+    tree.set(deep, 1)
+    tree.set(deep + "x", 2)
+    assert len(tree.match("/#")) == 2
+    assert tree.get(deep) == 1 and tree.get(deep + "x") == 2 and tree.get(deep[1:]) is None
+    assert tree.pop(deep) == 1 and tree.pop(deep + "x") == 2
+    assert len(tree) == 0
+
+
+def test_dollar_topics_hide_from_leading_wildcards() -> None:
+    """[MQTT-4.7.2-1]"""
+    tree = TopicTree()
+    tree.set("$SYS/a", 1)
+    tree.set("x/$SYS", 2)
+    assert tree.match("#") == [("x/$SYS", 2)] and tree.match("+/a") == []
+    assert tree.match("$SYS/#") == [("$SYS/a", 1)] and tree.match("x/+") == [("x/$SYS", 2)]
