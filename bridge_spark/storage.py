@@ -166,9 +166,9 @@ def _partition_state(directory: Path) -> PartitionState:
     firsts = sorted(int(name[:-4]) for name in names
                     if name.endswith(".seg") and name[:-4].isdigit() and int(name[:-4]) <= watermark.segment)
     segments: list[Segment] = []
-    for number, first_offset in enumerate(firsts):
+    for first_offset, next_first in zip(firsts, [*firsts[1:], watermark.segment]):
         last = first_offset == watermark.segment
-        end_offset = watermark.high_watermark if last else firsts[number + 1] if number + 1 < len(firsts) else first_offset
+        end_offset = watermark.high_watermark if last else next_first
         if end_offset <= max(first_offset, watermark.log_start_offset):
             continue
         file = f"{first_offset:020d}.seg"

@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
+
+import pytest
 
 from bridge_spark import segment
 from sessions.message import Message
@@ -140,3 +142,11 @@ class StreamWriter:
         self._marks[partition] = self._marks[partition]._replace(**changes)
         path = self.directory / str(partition) / "high_watermark"
         path.write_bytes(segment.encode_watermark(self._marks[partition]))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session of all tests: importing it into another test module gives the same one."""
+    session = start_session(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()

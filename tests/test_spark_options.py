@@ -1,0 +1,98 @@
+"""Options of the Spark source: what is accepted, and that a refusal is one line naming option and reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge_spark.options import EARLIEST, LATEST, OptionError, check_for_batch, check_for_stream, parse_options
+
+BASE = {"path": "data", "stream": "sensors"}
+
+
+def test_defaults() -> None:
+    options = parse_options(BASE)
+    assert (options.path, options.url, options.stream) == ("data", None, "sensors")
+    assert options.starting_offsets is None and options.ending_offsets is None
+    assert options.fail_on_data_loss and not options.include_user_properties
+    assert options.max_offsets_per_trigger is None and options.topic_filter is None
+
+
+def test_names_are_case_insensitive_and_sparks_own_options_are_let_through() -> None:
+    options = parse_options({
+        "PATH": "data", "Stream": "s", "STARTINGOFFSETS": "Earliest", "failondataloss": "FALSE",
+        "serialization.format": "1", "spark.something": "x",
+    })
+    assert options.starting_offsets == EARLIEST
+    assert not options.fail_on_data_loss
+
+
+ACCEPTED = [
+    ({"startingOffsets": "latest"}, "starting_offsets", LATEST),
+    ({"startingOffsets": '{"0": 12, "3": -2}'}, "starting_offsets", {0: 12, 3: EARLIEST}),
+    ({"endingOffsets": '{"1": -1}'}, "ending_offsets", {1: LATEST}),
+    ({"endingOffsets": "latest"}, "ending_offsets", LATEST),
+    ({"maxOffsetsPerTrigger": " 5 "}, "max_offsets_per_trigger", 5),
+    ({"minPartitions": "8"}, "min_partitions", 8),
+    ({"filter": "a/+/#"}, "topic_filter", "a/+/#"),
+    ({"startingTimestamp": "1700000000123"}, "starting_timestamp", 1_700_000_000_123_000),
+    ({"startingTimestamp": "2023-11-14T22:13:20Z"}, "starting_timestamp", 1_700_000_000_000_000),
+    ({"startingTimestamp": "2023-11-14T23:13:20.000001+01:00"}, "starting_timestamp", 1_700_000_000_000_001),
+    ({"includeUserProperties": "true"}, "include_user_properties", True),
+]
+
+
+@pytest.mark.parametrize(("given", "attribute", "value"), ACCEPTED)
+def test_accepted(given: dict[str, str], attribute: str, value: object) -> None:
+    assert getattr(parse_options(BASE | given), attribute) == value
+
+
+def test_url() -> None:
+    options = parse_options({"url": "https://broker:18083/", "stream": "s", "token": "abc"})
+    assert (options.url, options.token, options.path) == ("https://broker:18083", "abc", None)
+
+
+REFUSED = [
+    (BASE | {"startOffset": "1"}, "startOffset", "unknown"),
+    (BASE | {"url": "http://h:1"}, "url", "together with 'path'"),
+    ({"stream": "s"}, "path", "missing"),
+    ({"path": "data"}, "stream", "missing"),
+    (BASE | {"stream": "../x"}, "stream", "not a stream name"),
+    ({"url": "ftp://h", "stream": "s"}, "url", "not an address"),
+    ({"url": "http://h:x", "stream": "s"}, "url", "http://h:x"),
+    ({"url": "http://me:secret@h", "stream": "s"}, "url", "token"),
+    (BASE | {"token": "abc"}, "token", "for 'url' only"),
+    ({"url": "http://h", "stream": "s", "token": "a\nb"}, "token", "not a bearer token"),
+    (BASE | {"filter": "a/#/b"}, "filter", "'a/#/b' is not an MQTT topic filter"),
+    (BASE | {"filter": "$share/g/a"}, "filter", "shared"),
+    (BASE | {"startingOffsets": "first"}, "startingOffsets", "'first' is neither"),
+    (BASE | {"startingOffsets": "[1]"}, "startingOffsets", "not JSON like"),
+    (BASE | {"startingOffsets": "{}"}, "startingOffsets", "not JSON like"),
+    (BASE | {"startingOffsets": '{"a": 1}'}, "startingOffsets", "'a' is not a partition number"),
+    (BASE | {"startingOffsets": '{"0": -3}'}, "startingOffsets", "-3 is not an offset"),
+    (BASE | {"startingOffsets": '{"0": true}'}, "startingOffsets", "True is not an offset"),
+    (BASE | {"endingOffsets": "earliest"}, "endingOffsets", "not where it ends"),
+    (BASE | {"endingOffsets": '{"0": -2}'}, "endingOffsets", "-2 is not an offset"),
+    (BASE | {"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger", "not a positive whole number"),
+    (BASE | {"minPartitions": "many"}, "minPartitions", "not a positive whole number"),
+    (BASE | {"failOnDataLoss": "yes"}, "failOnDataLoss", "neither true nor false"),
+    (BASE | {"startingTimestamp": "yesterday"}, "startingTimestamp", "'yesterday' is neither"),
+]
+
+
+@pytest.mark.parametrize(("given", "option", "reason"), REFUSED)
+def test_refused_in_one_line(given: dict[str, str], option: str, reason: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_options(given)
+    text = str(caught.value)
+    assert text.startswith(f"mqtt source: option '{option}': ") and reason in text and "\n" not in text
+    assert "secret" not in text
+
+
+def test_what_only_a_batch_or_only_a_stream_can_do() -> None:
+    check_for_stream(parse_options(BASE | {"startingOffsets": "latest"}))
+    with pytest.raises(OptionError, match="startingOffsets"):
+        check_for_batch(parse_options(BASE | {"startingOffsets": "latest"}))
+    with pytest.raises(OptionError, match="startingOffsets"):
+        check_for_batch(parse_options(BASE | {"startingOffsets": '{"0": -1}'}))
+    with pytest.raises(OptionError, match="endingOffsets"):
+        check_for_stream(parse_options(BASE | {"endingOffsets": "latest"}))
