@@ -25,7 +25,6 @@ _FLAG_HELP = {
     "--allow-anonymous": ("WHO", "true | false | loopback; true when the flag stands alone"),
     "--log-level": ("LEVEL", "debug | info | warning | error"),
 }
-_SPARK_MODULES = ("pyspark", "py4j", "pyarrow", "pandas", "numpy")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -60,7 +59,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; returns its exit status: 0 fine, 1 failed while running, 2 called or configured wrongly."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["ingest"]:
-        return _ingest(given[1:])
+        from bridge_spark.ingest import main as ingest
+
+        return ingest(given[1:])
     options = _parser().parse_args(given)
     try:
         if options.command == "check-config":
@@ -75,15 +76,3 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     from mqttbroker.server import serve
 
     return serve(settings)
-
-
-def _ingest(arguments: Sequence[str]) -> int:
-    try:
-        from bridge_spark.ingest import main as ingest
-
-        return ingest(list(arguments))
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in _SPARK_MODULES:
-            raise
-        print(f"mqttbroker ingest: {error.name} is missing: pip install 'mqttbroker[spark]'", file=sys.stderr)
-        return 1

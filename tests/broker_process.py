@@ -30,7 +30,8 @@ class BrokerProcess:
     """``mqttbroker serve`` with ``config`` (TOML text, or tables as a dict) and everything else at its default.
 
     Port, HTTP port and data directory are given as flags and so override ``config``. ``data_dir`` is kept when it is
-    given, else a temporary one lasts as long as this object. Starts with ``start()`` or ``with``.
+    given, else a temporary one lasts as long as this object. The log level must stay at info or debug, because the
+    log says the ports. Starts with ``start()`` or ``with``.
     """
 
     def __init__(
@@ -159,8 +160,9 @@ class BrokerProcess:
                 self._heard.wait(min(left, 0.2))
 
     def _port_of(self, listener: str, after: int) -> int:
-        pattern = rf'event=listening .*\btype={listener}\b.*\bport=(\d+)|"event": ?"listening".*"type": ?"{listener}".*"port": ?(\d+)'
-        match = self.wait_for_log(pattern, START_SECONDS, after)
+        text = rf"event=listening .*\btype={listener}\b.*\bport=(\d+)"
+        as_json = rf'"event": "listening".*"type": "{listener}".*"port": "?(\d+)'
+        match = self.wait_for_log(f"{text}|{as_json}", START_SECONDS, after)
         return int(match[1] or match[2])
 
     def _read(self, process: subprocess.Popen[str]) -> None:

@@ -129,7 +129,7 @@ def test_no_path_of_one_machine() -> None:
     pattern = re.compile("/(" + "|".join(("tmp", "work", "root", "home/[a-z]+")) + ")/")
     files = modules(*PACKAGES, "tests", "bench") + [
         path
-        for kind in ("*.toml", "*.md", "*.py", "Makefile", "Dockerfile", "conf/*", "docs/*.md", ".ci/run", "bench/*/*")
+        for kind in ("*.toml", "*.md", "*.py", "Makefile", "Dockerfile", "conf/*", "docs/*.md", ".ci/run", "bench/brokers/*")
         for path in sorted(ROOT.glob(kind))
     ]
     found = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in files
