@@ -498,7 +498,7 @@ def examine(path: Path, first_offset: int, end_offset: Optional[int], thorough: 
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         part = empty_segment(first_offset)
-        if entries and entries[0].first_offset == first_offset and entries[-1].position < size:
+        if len(entries) > 1 and entries[0].first_offset == first_offset and entries[-1].position < size:
             last = entries[-1]
             part = part._replace(
                 end_offset=last.first_offset,
@@ -534,9 +534,10 @@ def examine(path: Path, first_offset: int, end_offset: Optional[int], thorough: 
 def search(path: Path, part: Segment, timestamp: int) -> int:
     """The first offset of a segment at or after `timestamp`, which its latest record is."""
     try:
-        entries = decode_index(path.with_suffix(".idx").read_bytes())
+        index = path.with_suffix(".idx").read_bytes()
     except FileNotFoundError:
-        entries = []
+        index = b""
+    entries = [entry for entry in decode_index(index) if entry.position < part.size]
     place = bisect_left(entries, timestamp, key=attrgetter("timestamp")) - 1
     if place <= 0:
         return _search_from(path, part, IndexEntry(part.first_offset, 0, 0), timestamp)

@@ -298,7 +298,7 @@ class Partition:
 
     def rollback(self) -> None:
         """Forget what was appended since the last commit."""
-        self._uncut = bool(self._pending)
+        self._uncut = self._uncut or bool(self._pending)
         self._pending.clear()
         self._pending_entries.clear()
         self.unsynced.clear()
