@@ -22,7 +22,7 @@ from sqlite_utils import Database, Migrations
 # "MQTB": tells the broker's database from any other SQLite file.
 APPLICATION_ID = 0x4D515442
 MIGRATION_SET = "sessions"
-# UPDATE ... FROM came with 3.33.
+# UPDATE ... FROM came with 3.33, JSON for every build with 3.38.
 OLDEST_SQLITE = (3, 33, 0)
 
 Migration = Callable[[Database], None]
@@ -66,13 +66,23 @@ def create_tables(db: Database) -> None:
             "payload": bytes,
         },
         pk="id",
-        not_null={"topic", "qos", "retain", "properties", "publisher", "timestamp", "payload"},
+        not_null={
+            "topic",
+            "qos",
+            "retain",
+            "properties",
+            "publisher",
+            "timestamp",
+            "expires_at",
+            "payload",
+        },
     )
     db.execute(
         "CREATE TABLE queue (session_id INTEGER NOT NULL, seq INTEGER NOT NULL,"
         " message_id INTEGER NOT NULL, shared INTEGER NOT NULL, qos INTEGER NOT NULL,"
         " retain INTEGER NOT NULL, subscription_ids BLOB NOT NULL, packet_id INTEGER NOT NULL,"
-        " state INTEGER NOT NULL, PRIMARY KEY (session_id, seq)) WITHOUT ROWID"
+        " state INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY (session_id, seq))"
+        " WITHOUT ROWID"
     )
     # Only entries of shared messages are ever looked up by message.
     db.execute("CREATE INDEX queue_shared ON queue (message_id) WHERE shared = 1")
@@ -90,7 +100,15 @@ def create_tables(db: Database) -> None:
             "expires_at": int,
             "payload": bytes,
         },
-        not_null={"topic", "qos", "properties", "publisher", "timestamp", "payload"},
+        not_null={
+            "topic",
+            "qos",
+            "properties",
+            "publisher",
+            "timestamp",
+            "expires_at",
+            "payload",
+        },
     )
     db.table("retained").create_index(["topic"], unique=True)
     db.execute(

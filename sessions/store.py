@@ -17,29 +17,29 @@ import sys
 import threading
 from itertools import chain
 from pathlib import Path
-from typing import Any, Callable, Iterable, Optional, Protocol, Sequence, Union
+from typing import Callable, Optional, Protocol, Union
 
+from sessions import statements as sql
 from sessions.message import Message
 from sessions.schema import OLDEST_SQLITE, StoreError, prepare
-from sessions.write_set import Page, PageRequest, WriteSet
+from sessions.statements import Row
+from sessions.write_set import Page, WriteSet
 
 logger = logging.getLogger(__name__)
 
 DURABILITIES = ("commit", "interval", "off")
 
-# The most rows of one statement.  Lists are padded to a power of two, so that
-# a handful of statements serve every length and stay prepared.
-CHUNK = 512
 CACHED_STATEMENTS = 256
 CACHE_KIB = 32 * 1024
 
-# The WAL goes back into the database when it holds this many pages.
+# The WAL goes back into the database every so many pages, and from the limit on
+# waits for readers.
 CHECKPOINT_PAGES = 4096
+WAL_LIMIT_PAGES = 16 * CHECKPOINT_PAGES
 WAL_KEEP_BYTES = 64 * 1024 * 1024
-
-# How many entries of an ended session go with one transaction.
-PURGE_ENTRIES = 4096
-PURGE_SESSIONS = 64
+READERS_WAIT_MS = 100
+# How long a commit waits for another process that writes.
+BUSY_TIMEOUT_MS = 5000
 
 # Free pages go back to the file system when they are this many and a quarter of the file.
 VACUUM_FREE_PAGES = 1024
@@ -54,7 +54,6 @@ IDLE_AFTER = 0.05
 _MX_FRAME = 16
 
 Done = Callable[[WriteSet, "list[Page]", Optional[Exception]], None]
-Row = tuple[Any, ...]
 
 
 class Log(Protocol):
@@ -107,135 +106,6 @@ class Recovered:
         self.next_seq = next_seq
 
 
-class _Statement:
-    """One statement over a list of rows: ``{rows}`` becomes a table of parameters.
-
-    Rows of NULL fill the table up to its size, so the statement must pass over
-    a row whose first value is NULL.
-    """
-
-    def __init__(self, sql: str, width: int) -> None:
-        row = "(" + ",".join("?" * width) + ")"
-        self._padding = (None,) * width
-        self.by_size: dict[int, str] = {}
-        size = 1
-        while size <= CHUNK:
-            values = "(VALUES " + ",".join([row] * size) + ")"
-            self.by_size[size] = sql.replace("{rows}", values)
-            size *= 2
-
-    def run(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        for start in range(0, len(rows), CHUNK):
-            part = rows[start : start + CHUNK]
-            size = 1 << (len(part) - 1).bit_length()
-            parameters = list(chain.from_iterable(part))
-            parameters += self._padding * (size - len(part))
-            connection.execute(self.by_size[size], parameters)
-
-
-def _upsert(table: str, keys: str, columns: str) -> _Statement:
-    names = columns.split(", ")
-    updates = ", ".join(f"{name} = excluded.{name}" for name in names if name not in keys.split(", "))
-    return _Statement(
-        f"INSERT INTO {table} ({columns}) SELECT * FROM {{rows}} WHERE column1 IS NOT NULL"
-        f" ON CONFLICT ({keys}) DO UPDATE SET {updates}",
-        len(names),
-    )
-
-
-def _insert(table: str, columns: str, verb: str = "INSERT") -> _Statement:
-    return _Statement(
-        f"{verb} INTO {table} ({columns}) SELECT * FROM {{rows}} WHERE column1 IS NOT NULL",
-        len(columns.split(", ")),
-    )
-
-
-def _delete(table: str, keys: str, condition: str = "") -> _Statement:
-    # SQLite searches by a row value only if the list is no bare VALUES; a bare
-    # one makes it scan the whole table.
-    return _Statement(
-        f"DELETE FROM {table} WHERE ({keys}) IN (SELECT * FROM {{rows}}){condition}",
-        len(keys.split(", ")),
-    )
-
-
-END_SESSIONS = _delete("sessions", "session_id")
-END_SUBSCRIPTIONS = _delete("subscriptions", "session_id")
-END_RECEIVED = _delete("received", "session_id")
-FIND_QUEUES = _Statement(
-    "SELECT column1, (SELECT max(seq) FROM queue WHERE session_id = column1) FROM {rows}"
-    " WHERE EXISTS (SELECT 1 FROM queue WHERE session_id = column1)",
-    1,
-)
-SESSIONS = _upsert(
-    "sessions",
-    "session_id",
-    "session_id, client_id, version, expiry_interval, disconnected_at, will, will_due",
-)
-SUBSCRIPTIONS = _upsert(
-    "subscriptions",
-    "session_id, topic_filter",
-    "session_id, topic_filter, qos, options, subscription_id",
-)
-UNSUBSCRIPTIONS = _delete("subscriptions", "session_id, topic_filter")
-MESSAGES = _insert(
-    "messages",
-    "id, topic, payload, qos, retain, properties, publisher, timestamp, expires_at",
-)
-ENTRIES = _insert(
-    "queue",
-    "session_id, seq, message_id, shared, qos, retain, subscription_ids, packet_id, state",
-)
-UPDATES = _Statement(
-    "UPDATE queue SET packet_id = v.column1, state = v.column2 FROM {rows} AS v"
-    " WHERE queue.session_id = v.column3 AND queue.seq = v.column4",
-    4,
-)
-DELETES = _delete("queue", "session_id, seq")
-SOLE_MESSAGES = _delete("messages", "id")
-SHARED_MESSAGES = _delete(
-    "messages",
-    "id",
-    " AND NOT EXISTS (SELECT 1 FROM queue WHERE shared = 1 AND message_id = messages.id)",
-)
-RECEIVED = _insert("received", "session_id, packet_id", "INSERT OR IGNORE")
-RELEASED = _delete("received", "session_id, packet_id")
-RETAINED = _upsert(
-    "retained",
-    "topic",
-    "topic, payload, qos, properties, publisher, timestamp, expires_at",
-)
-UNRETAINED = _delete("retained", "topic")
-STREAM_ENDS = _upsert("stream_ends", "stream, partition", "stream, partition, end_offset")
-
-# An ended session's entries up to a seq, in the order in which they must go.
-PURGE = (
-    "DELETE FROM messages WHERE id IN"
-    " (SELECT message_id FROM queue WHERE session_id = ?1 AND seq <= ?2 AND shared = 0)",
-    "DELETE FROM messages WHERE id IN"
-    " (SELECT message_id FROM queue AS q WHERE session_id = ?1 AND seq <= ?2 AND shared = 1"
-    " AND NOT EXISTS (SELECT 1 FROM queue AS other WHERE other.shared = 1"
-    " AND other.message_id = q.message_id"
-    " AND NOT (other.session_id = ?1 AND other.seq <= ?2)))",
-    "DELETE FROM queue WHERE session_id = ?1 AND seq <= ?2",
-)
-PURGE_END = "SELECT seq FROM queue WHERE session_id = ? AND seq <= ? ORDER BY seq LIMIT 1 OFFSET ?"
-
-PAGE = (
-    "SELECT q.seq, q.qos, q.retain, q.subscription_ids, q.packet_id, q.state, q.message_id,"
-    " q.shared, m.topic, m.payload, m.qos, m.retain, m.properties, m.publisher, m.timestamp,"
-    " m.expires_at FROM queue AS q CROSS JOIN messages AS m ON m.id = q.message_id"
-    " WHERE q.session_id = ? AND q.seq > ? ORDER BY q.seq LIMIT ?"
-)
-PAGE_RECEIVED = "SELECT packet_id FROM received WHERE session_id = ? ORDER BY packet_id"
-
-QUEUES = (
-    "SELECT q.session_id, count(*), sum(length(m.topic) + length(m.payload)"
-    " + length(m.properties)), max(q.seq)"
-    " FROM queue AS q CROSS JOIN messages AS m ON m.id = q.message_id GROUP BY q.session_id"
-)
-
-
 class Store:
     """Sessions, queues, retained messages and the ends of the streams, on disk.
 
@@ -260,7 +130,8 @@ class Store:
         self._thread: Optional[threading.Thread] = None
         self._ending: dict[int, int] = {}
         self._commits = 0
-        self._vacuuming = False
+        self._untidy = False
+        self._checkpointed = 0
 
     # -- opening ------------------------------------------------------------
 
@@ -296,15 +167,18 @@ class Store:
         self._take_lock()
         connection = sqlite3.connect(
             self._path if self._durable else ":memory:",
+            timeout=BUSY_TIMEOUT_MS / 1000,
             isolation_level=None,
             check_same_thread=False,
             cached_statements=CACHED_STATEMENTS,
         )
         self._connection = connection
+        connection.execute("SELECT json_array(1)")
         # Takes effect only in a database that has no table yet.
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute("PRAGMA temp_store = MEMORY")
+        connection.execute("PRAGMA secure_delete = OFF")
         prepare(connection, str(self._path))
         if not self._durable:
             return connection
@@ -346,7 +220,7 @@ class Store:
         retained = connection.execute(
             "SELECT topic, payload, qos, properties, publisher, timestamp, expires_at FROM retained"
         ).fetchall()
-        queues = connection.execute(QUEUES).fetchall()
+        queues = connection.execute(sql.QUEUES).fetchall()
         known = {row[0] for row in sessions}
         self._ending = {row[0]: row[3] for row in queues if row[0] not in known}
         last_message = connection.execute("SELECT max(id) FROM messages").fetchone()[0]
@@ -407,7 +281,7 @@ class Store:
             failure: Optional[Exception] = None
             try:
                 self._commit(connection, write_set)
-                pages = [self._page(connection, request) for request in write_set.pages]
+                pages = [sql.read_page(connection, request) for request in write_set.pages]
             except Exception as error:
                 failure = error
                 self._roll_back(connection)
@@ -419,7 +293,7 @@ class Store:
 
     def _next(self, connection: sqlite3.Connection) -> Optional[WriteSet]:
         """The next write set, None at the end; tidies as long as there is none."""
-        while self._ending or self._vacuuming:
+        while self._ending or self._untidy:
             try:
                 return self._work.get(timeout=IDLE_AFTER)
             except queue.Empty:
@@ -431,15 +305,16 @@ class Store:
             self._undo_log()
         if not write_set.has_changes():
             return
-        ends: Iterable[Row] = ()
+        ends: list[Row] = []
         if write_set.stream_messages:
             ends = self._append(write_set.stream_messages)
         connection.execute("BEGIN IMMEDIATE")
         ending = dict(self._ending)
         self._apply(connection, write_set, ending)
-        STREAM_ENDS.run(connection, list(ends))
+        sql.STREAM_ENDS.run(connection, ends)
         connection.execute("COMMIT")
         self._ending = ending
+        self._untidy = True
         self._commits += 1
         if self._log_ahead:
             self._log_ahead = False
@@ -480,41 +355,28 @@ class Store:
         self, connection: sqlite3.Connection, write_set: WriteSet, ending: dict[int, int]
     ) -> None:
         if write_set.ended:
+            if not {row[0] for row in write_set.sessions}.isdisjoint(write_set.ended):
+                raise ValueError("a session id is used again after its session ended")
             ended = [(session_id,) for session_id in write_set.ended]
-            END_SESSIONS.run(connection, ended)
-            END_SUBSCRIPTIONS.run(connection, ended)
-            END_RECEIVED.run(connection, ended)
-            ending.update(_queues_of(connection, ended))
+            sql.END_SESSIONS.run(connection, ended)
+            sql.END_SUBSCRIPTIONS.run(connection, ended)
+            sql.END_RECEIVED.run(connection, ended)
+            ending.update(sql.queues_of(connection, ended))
         if ending:
-            _purge(connection, ending)
-        SESSIONS.run(connection, write_set.sessions)
-        SUBSCRIPTIONS.run(connection, write_set.subscriptions)
-        UNSUBSCRIPTIONS.run(connection, write_set.unsubscriptions)
-        MESSAGES.run(connection, write_set.messages)
-        ENTRIES.run(connection, write_set.entries)
-        UPDATES.run(connection, write_set.updates)
-        DELETES.run(connection, write_set.deletes)
-        SOLE_MESSAGES.run(connection, [(key,) for key in write_set.sole_messages])
-        SHARED_MESSAGES.run(connection, [(key,) for key in write_set.shared_messages])
-        RECEIVED.run(connection, write_set.received)
-        RELEASED.run(connection, write_set.released)
-        RETAINED.run(connection, write_set.retained)
-        UNRETAINED.run(connection, [(topic,) for topic in write_set.unretained])
-
-    @staticmethod
-    def _page(connection: sqlite3.Connection, request: PageRequest) -> Page:
-        try:
-            rows = connection.execute(
-                PAGE, (request.session_id, request.after_seq, request.limit)
-            ).fetchall()
-            received: list[int] = []
-            if request.with_received:
-                received = [
-                    row[0] for row in connection.execute(PAGE_RECEIVED, (request.session_id,))
-                ]
-            return Page(request.session_id, rows, received)
-        except sqlite3.Error as error:
-            return Page(request.session_id, [], [], error)
+            sql.purge(connection, ending)
+        sql.SESSIONS.run(connection, write_set.sessions)
+        sql.SUBSCRIPTIONS.run(connection, write_set.subscriptions)
+        sql.UNSUBSCRIPTIONS.run(connection, write_set.unsubscriptions)
+        sql.MESSAGES.run(connection, write_set.messages)
+        sql.ENTRIES.run(connection, write_set.entries)
+        sql.UPDATES.run(connection, write_set.updates)
+        sql.DELETES.run(connection, write_set.deletes)
+        sql.SOLE_MESSAGES.run(connection, [(key,) for key in write_set.sole_messages])
+        sql.SHARED_MESSAGES.run(connection, [(key,) for key in write_set.shared_messages])
+        sql.RECEIVED.run(connection, write_set.received)
+        sql.RELEASED.run(connection, write_set.released)
+        sql.RETAINED.run(connection, write_set.retained)
+        sql.UNRETAINED.run(connection, [(topic,) for topic in write_set.unretained])
 
     # -- tidying ------------------------------------------------------------
 
@@ -524,13 +386,12 @@ class Store:
             if self._ending and idle:
                 ending = dict(self._ending)
                 connection.execute("BEGIN IMMEDIATE")
-                _purge(connection, ending)
+                sql.purge(connection, ending)
                 connection.execute("COMMIT")
                 self._ending = ending
             if self._commits % VACUUM_EVERY == 0 or idle:
                 self._vacuum(connection)
-            if self._wal_pages() >= CHECKPOINT_PAGES:
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._checkpoint(connection)
         except Exception:
             logger.exception("store: tidying failed")
             self._roll_back(connection)
@@ -538,37 +399,29 @@ class Store:
     def _vacuum(self, connection: sqlite3.Connection) -> None:
         free = connection.execute("PRAGMA freelist_count").fetchone()[0]
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        self._vacuuming = free >= VACUUM_FREE_PAGES and free * 4 >= pages
-        if self._vacuuming:
+        self._untidy = free >= VACUUM_FREE_PAGES and free * 4 >= pages
+        if self._untidy:
             connection.execute(f"PRAGMA incremental_vacuum({VACUUM_STEP})").fetchall()
 
-    def _wal_pages(self) -> int:
+    def _checkpoint(self, connection: sqlite3.Connection) -> None:
+        """Bring the WAL into the database every so many pages, so that it starts again.
+
+        Another process that reads keeps it from starting again; past the limit
+        the writer waits a moment for such readers.
+        """
         if self._wal_index is None:
-            return 0
-        return int.from_bytes(os.pread(self._wal_index, 4, _MX_FRAME), sys.byteorder)
-
-
-def _queues_of(connection: sqlite3.Connection, ended: list[Row]) -> dict[int, int]:
-    """The last seq of each of these sessions that has a queue."""
-    found: dict[int, int] = {}
-    for start in range(0, len(ended), CHUNK):
-        part = ended[start : start + CHUNK]
-        size = 1 << (len(part) - 1).bit_length()
-        parameters = list(chain.from_iterable(part)) + [None] * (size - len(part))
-        found.update(connection.execute(FIND_QUEUES.by_size[size], parameters).fetchall())
-    return found
-
-
-def _purge(connection: sqlite3.Connection, ending: dict[int, int]) -> None:
-    """Delete some entries of ended sessions; takes a session out of `ending` with its last."""
-    left = PURGE_ENTRIES
-    for session_id, last_seq in list(ending.items())[:PURGE_SESSIONS]:
-        row = connection.execute(PURGE_END, (session_id, last_seq, left)).fetchone()
-        until = last_seq if row is None else row[0]
-        for statement in PURGE:
-            left -= max(0, connection.execute(statement, (session_id, until)).rowcount)
-        if row is not None:
             return
-        del ending[session_id]
-        if left <= 0:
+        pages = int.from_bytes(os.pread(self._wal_index, 4, _MX_FRAME), sys.byteorder)
+        if pages < self._checkpointed:
+            self._checkpointed = 0
+        if pages - self._checkpointed < CHECKPOINT_PAGES:
             return
+        self._checkpointed = pages
+        if pages < WAL_LIMIT_PAGES:
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            return
+        connection.execute(f"PRAGMA busy_timeout = {READERS_WAIT_MS}").fetchone()
+        busy = connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0]
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").fetchone()
+        if busy:
+            logger.warning("store: a reader keeps the write-ahead log at %d pages", pages)
