@@ -178,7 +178,7 @@ def encode_batch(records: Sequence[Message], first_offset: int) -> bytes:
     integers = f"<{count + 1}i"
     blocks: Tuple[bytes, ...] = (
         pack(f"<{count}q", *[message.timestamp for message in records]),
-        bytes([message.qos | RETAIN_FLAG if message.retain else message.qos for message in records]),
+        bytes([each.qos | RETAIN_FLAG if each.retain else each.qos for each in records]),
         pack(integers, *topic_offsets),
         topics,
         pack(integers, *payload_offsets),
@@ -498,7 +498,8 @@ def examine(path: Path, first_offset: int, end_offset: Optional[int], thorough: 
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         part = empty_segment(first_offset)
-        if len(entries) > 1 and entries[0].first_offset == first_offset and entries[-1].position < size:
+        usable = len(entries) > 1 and entries[0].first_offset == first_offset
+        if usable and entries[-1].position < size:
             last = entries[-1]
             part = part._replace(
                 end_offset=last.first_offset,
