@@ -169,6 +169,8 @@ class Admissions:
                 properties.session_expiry_interval = session.expiry_interval
             properties.receive_maximum = terms.receive_maximum
             properties.maximum_packet_size = terms.maximum_packet_size
+            if not terms.retain_available:
+                properties.retain_available = 0
             if terms.topic_alias_maximum:
                 properties.topic_alias_maximum = terms.topic_alias_maximum
             if packet.client_id == "":

@@ -48,6 +48,7 @@ class Clients:
         self.connections: Dict[Connection, bool] = {}
         self.connected = 0
         self.connected_maximum = 0
+        self.expired = 0  # sessions that ended because their time was over
         # Clients whose CONNECT waits for the store, by client id.
         self.waiting: Dict[str, Connection] = {}
         self._wills: List[Tuple[float, str]] = []
@@ -187,6 +188,7 @@ class Clients:
                     self.save(session, True)
         for session in self.registry.expired(now):
             if session.client_id not in self.waiting:
+                self.expired += 1
                 self.end_session(session)
 
     def shut_down(self) -> None:

@@ -11,7 +11,7 @@ No socket here: whoever owns one calls `take` and writes what it gets.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Deque, List, Optional, cast
+from typing import Any, Deque, Final, List, Optional, cast
 
 from mqttbroker.outgoing import Outgoing
 from mqttbroker.packets import Disconnect, encode_ack
@@ -21,10 +21,10 @@ from sessions.journal import Gate
 from sessions.session import Clock, Delivery, Outlet, Session
 
 # States of a connection.
-AWAIT_CONNECT = 0
-CONNECTING = 1  # CONNECT came; its answer waits for the authenticator or the store
-CONNECTED = 2
-CLOSED = 3
+AWAIT_CONNECT: Final = 0
+CONNECTING: Final = 1  # CONNECT came; its answer waits for the authenticator or the store
+CONNECTED: Final = 2
+CLOSED: Final = 3
 
 
 class Stats:

@@ -6,13 +6,19 @@ valid for the version they name.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, List
 
 from mqttbroker import reason_codes as rc
 from mqttbroker.properties import encode_varint
 
 # Low half of the first byte, by packet type; PUBLISH has flags of its own.
 FLAGS: Final = bytes((0, 0, 0, 0, 0, 0, 2, 0, 2, 0, 2, 0, 0, 0, 0, 0))
+
+# Every two-byte integer, ready-made: a packet id is written once or twice per message.
+TWO_BYTES: Final[List[bytes]] = [value.to_bytes(2, "big") for value in range(65536)]
+
+# First byte and Remaining Length of the short acknowledgements, by packet type.
+_SHORT_ACKS: Final[List[bytes]] = [bytes((kind << 4 | FLAGS[kind], 2)) for kind in range(16)]
 
 
 def encode_fixed_header(first_byte: int, remaining: int) -> bytes:
@@ -32,9 +38,9 @@ def encode_publish(
     if dup:
         first |= 8
     size = len(topic)
-    head = size.to_bytes(2, "big") + topic
+    head = TWO_BYTES[size] + topic
     if qos:
-        head += packet_id.to_bytes(2, "big")
+        head += TWO_BYTES[packet_id]
         size += 2
     size += 2 + len(payload)
     if version < 5:
@@ -49,9 +55,9 @@ def encode_ack(packet_type: int, packet_id: int, reason_code: int, version: int)
 
     The code is left out when it is 0, and always below version 5.
     """
-    first: int = packet_type << 4 | FLAGS[packet_type]
     if reason_code == 0 or version < 5:
-        return (first << 24 | 0x020000 | packet_id).to_bytes(4, "big")
+        return _SHORT_ACKS[packet_type] + TWO_BYTES[packet_id]
+    first: int = packet_type << 4 | FLAGS[packet_type]
     return (first << 32 | 0x03000000 | packet_id << 8 | reason_code).to_bytes(5, "big")
 
 

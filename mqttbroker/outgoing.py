@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mqttbroker.packets import encode_publish
+from mqttbroker.frames import TWO_BYTES, encode_publish
 from sessions.message import Message
 
 _FIRST_BYTES: Final = (b"\x30", b"\x32", b"\x34")  # PUBLISH by QoS, no DUP, no RETAIN
@@ -72,12 +72,10 @@ class Outgoing:
         if version >= 5:
             if not self.middle5:
                 self._split(5)
-            return (
-                _FIRST_BYTES[qos] + self.middle5 + packet_id.to_bytes(2, "big") + self.tail5
-            )
+            return _FIRST_BYTES[qos] + self.middle5 + TWO_BYTES[packet_id] + self.tail5
         if not self.middle4:
             self._split(4)
-        return _FIRST_BYTES[qos] + self.middle4 + packet_id.to_bytes(2, "big") + self.tail4
+        return _FIRST_BYTES[qos] + self.middle4 + TWO_BYTES[packet_id] + self.tail4
 
     def encode(
         self, version: int, qos: int, retain: bool, dup: bool, packet_id: int, own: bytes

@@ -7,7 +7,10 @@ is refused with the reason code the standard names.
 
 from __future__ import annotations
 
-from typing import Optional
+import ipaddress
+from typing import Optional, Union
+
+from mqttbroker.reason_codes import NOT_AUTHORIZED
 
 
 class Terms:
@@ -24,6 +27,7 @@ class Terms:
         self.max_topic_length = 65535
         self.max_topic_levels = 128
         self.max_subscriptions_per_client = 100_000
+        self.retain_available = True
         self.max_pending_write_bytes = 64 * 1024 * 1024
 
 
@@ -62,3 +66,26 @@ class Policy:
 
     def may_subscribe(self, client_id: str, topic_filter: str) -> bool:
         return True
+
+
+class AnonymousPolicy(Policy):
+    """Lets anonymous clients in, everywhere or on loopback only."""
+
+    def __init__(self, allowed: Union[bool, str]) -> None:
+        self.allowed = allowed
+
+    def authenticate(self, challenge: Challenge) -> None:
+        if self.allowed is True or (self.allowed == "loopback" and _is_loopback(challenge.peer)):
+            challenge.accept()
+        else:
+            challenge.reject(NOT_AUTHORIZED, "anonymous clients are not allowed")
+
+
+def _is_loopback(peer: str) -> bool:
+    host = peer.rpartition(":")[0]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return True  # a Unix socket has no address
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback

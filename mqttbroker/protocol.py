@@ -54,6 +54,7 @@ from mqttbroker.reason_codes import (
     PUBREC,
     PUBREL,
     RECEIVE_MAXIMUM_EXCEEDED,
+    RETAIN_NOT_SUPPORTED,
     SUBSCRIBE,
     TOPIC_ALIAS_INVALID,
     UNSUBSCRIBE,
@@ -246,6 +247,8 @@ class Protocol(Connection):
         if first == 0x30 and reusable and not route.groups and not route.streams:
             self._forward(data[start:end], route, payload - start, properties, expiry)
             return
+        if first & 1 and not broker.terms.retain_available:  # [MQTT-3.2.2-14]
+            raise MQTTError(RETAIN_NOT_SUPPORTED, "retained messages are not available")
         now: int = self.outbound.clock.now
         message = Message(
             route.topic,

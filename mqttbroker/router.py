@@ -119,10 +119,13 @@ class Route:
 class Router:
     """Subscriptions and the cache of routes."""
 
-    def __init__(self, cache_size: int, max_levels: int, streams: List[StreamRule]) -> None:
+    def __init__(
+        self, cache_size: int, max_levels: int, max_length: int, streams: List[StreamRule]
+    ) -> None:
         self.cache: Dict[bytes, Route] = {}
         self.cache_size = cache_size
         self.max_levels = max_levels
+        self.max_length = max_length
         self.streams = streams
         self.groups: Dict[str, Group] = {}
         self._trie = SubscriptionTrie()
@@ -150,6 +153,8 @@ class Router:
             raise MQTTError(MALFORMED_PACKET, "U+0000 in topic name")  # [MQTT-1.5.4-2]
         if not is_valid_topic(topic):
             raise MQTTError(TOPIC_NAME_INVALID, "invalid topic name")  # [MQTT-3.3.2-2]
+        if len(topic_bytes) > self.max_length:
+            raise MQTTError(TOPIC_NAME_INVALID, f"topic name of {len(topic_bytes)} bytes")
         if topic.count("/") >= self.max_levels:
             raise MQTTError(TOPIC_NAME_INVALID, f"more than {self.max_levels} topic levels")
         route = self._build(topic, topic_bytes)

@@ -12,30 +12,30 @@ and tells the journal how it went.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, Final, List, Optional, Tuple
 
 from sessions.message import Message
 from sessions.write_set import PageRequest, WriteSet
 
 # Where an entry is kept.
-MEMORY = 0  # nowhere but here
-PENDING = 1  # in the batch that gathers now
-STORED = 2  # with the writer or on disk
-GONE = 3  # acknowledged, dropped or refused
+MEMORY: Final = 0  # nowhere but here
+PENDING: Final = 1  # in the batch that gathers now
+STORED: Final = 2  # with the writer or on disk
+GONE: Final = 3  # acknowledged, dropped or refused
 
 # The phases of one QoS 1 or 2 delivery, as seen from the broker (section 4.3).
-QUEUED = 0
-STORING = 1  # QoS 2: the PUBLISH leaves after the commit of its packet id
-AWAIT_PUBACK = 2
-AWAIT_PUBREC = 3
-RELEASING = 4  # PUBREC came: the PUBREL leaves after the commit of that fact
-AWAIT_PUBCOMP = 5
+QUEUED: Final = 0
+STORING: Final = 1  # QoS 2: the PUBLISH leaves after the commit of its packet id
+AWAIT_PUBACK: Final = 2
+AWAIT_PUBREC: Final = 3
+RELEASING: Final = 4  # PUBREC came: the PUBREL leaves after the commit of that fact
+AWAIT_PUBCOMP: Final = 5
 
 # What the disk says of a phase: the one that begins when the commit is through.
-_STORED_PHASE = (QUEUED, AWAIT_PUBREC, AWAIT_PUBACK, AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBCOMP)
+_STORED_PHASE: Final = (QUEUED, AWAIT_PUBREC, AWAIT_PUBACK, AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBCOMP)
 
 # What a message costs beside its payload while it waits for the disk, in bytes.
-MESSAGE_OVERHEAD = 200
+MESSAGE_OVERHEAD: Final = 200
 
 
 class Gate:
@@ -156,7 +156,7 @@ class Journal:
         self.next_seq += 1
         entry.disk = PENDING
         batch.entries.append(entry)
-        batch.size += len(entry.message.payload) + MESSAGE_OVERHEAD
+        batch.size += entry.message.size + MESSAGE_OVERHEAD
         batch.empty = False
         if gate is not None:
             gate.holds += 1
@@ -173,7 +173,7 @@ class Journal:
         """The entry is done with: acknowledged, expired or dropped."""
         batch = self._gathering
         if entry.disk == PENDING:
-            batch.size -= len(entry.message.payload) + MESSAGE_OVERHEAD
+            batch.size -= entry.message.size + MESSAGE_OVERHEAD
             gate = entry.gate
             if gate is not None:
                 entry.gate = None
@@ -203,7 +203,7 @@ class Journal:
         batch = self._gathering
         batch.retained[topic] = message
         if message is not None:
-            batch.size += len(message.payload) + MESSAGE_OVERHEAD
+            batch.size += message.size + MESSAGE_OVERHEAD
         batch.empty = False
 
     def session(self, session_id: int, row: Tuple[object, ...]) -> None:
@@ -239,7 +239,7 @@ class Journal:
     def stream(self, stream: str, partition: int, message: Message) -> None:
         """Append a message to a stream's partition."""
         batch = self._gathering
-        batch.size += len(message.payload) + MESSAGE_OVERHEAD
+        batch.size += message.size + MESSAGE_OVERHEAD
         batch.empty = False
         records = batch.streams.get((stream, partition))
         if records is None:

@@ -17,7 +17,8 @@ class Message:
     no subscription identifier).  ``timestamp`` and ``expires_at`` are
     microseconds since the Unix epoch, UTC; ``expires_at`` 0 means never.
     ``publisher`` is the client id, empty for the broker itself.  ``id`` is the
-    store's row id, 0 as long as no store has been asked to keep the message.
+    store's row id, 0 as long as no store has been asked to keep the message;
+    ``size`` is what it counts for against limits, in bytes.
     """
 
     def __init__(
@@ -40,3 +41,4 @@ class Message:
         self.publisher = publisher
         self.timestamp = timestamp
         self.expires_at = expires_at
+        self.size = len(topic) + len(payload) + len(properties)

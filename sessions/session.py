@@ -11,7 +11,7 @@ in from the store as the window opens.
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Dict, List, Optional, Tuple
+from typing import Deque, Dict, Final, List, Optional, Tuple
 
 from sessions.journal import (
     AWAIT_PUBACK,
@@ -29,23 +29,23 @@ from sessions.journal import (
 from sessions.message import Message
 from sessions.write_set import PageRequest
 
-NEVER = 0xFFFFFFFF  # a session expiry interval that does not end [MQTT-3.1.2.11.2]
+NEVER: Final = 0xFFFFFFFF  # a session expiry interval that does not end [MQTT-3.1.2.11.2]
 
 # Subscription options, as on the wire [MQTT-3.8.3.1].
-NO_LOCAL = 0x04
-RETAIN_AS_PUBLISHED = 0x08
+NO_LOCAL: Final = 0x04
+RETAIN_AS_PUBLISHED: Final = 0x08
 
 # What a session does with an acknowledgement.
-UNKNOWN = 0  # no such packet id in a phase that expects it
-ACCEPTED = 1
-REPEATED = 2  # PUBREC again: answer PUBREL again
+UNKNOWN: Final = 0  # no such packet id in a phase that expects it
+ACCEPTED: Final = 1
+REPEATED: Final = 2  # PUBREC again: answer PUBREL again
 
 # Which phases an acknowledgement of the client fits (figure 4.3).
-_FITS_PUBACK = (False, False, True, False, False, False)
-_FITS_PUBREC = (False, False, False, True, False, False)
-_FITS_PUBCOMP = (False, False, False, False, False, True)
+_FITS_PUBACK: Final = (False, False, True, False, False, False)
+_FITS_PUBREC: Final = (False, False, False, True, False, False)
+_FITS_PUBCOMP: Final = (False, False, False, False, False, True)
 
-PAGE_ENTRIES = 1000  # entries read from the store at a time
+PAGE_ENTRIES: Final = 1000  # entries read from the store at a time
 
 
 class Outlet:
@@ -169,7 +169,7 @@ class Session:
         self.loaded_seq = 0  # the newest entry that is or was in memory
         self.paging = False
         self.page_limit_seq = 0  # the page asked for holds all entries up to this one
-        self.memory_bytes = 0  # payloads in `queue`
+        self.memory_bytes = 0  # sizes of the messages in `queue`
         self.will: Optional[Message] = None
         self.will_delay = 0  # seconds
         self.will_expiry = -1  # seconds; -1 = never
@@ -191,7 +191,7 @@ class Session:
         queue is full (counted in the tally).
         """
         shelf = self.shelf
-        size: int = len(message.payload)
+        size: int = message.size
         if self.full(size):
             shelf.tally.queue_full += 1
             return None
@@ -307,7 +307,7 @@ class Session:
         while self.queue and len(self.in_flight) < self.send_maximum:
             entry = self.queue.popleft()
             message = entry.message
-            self.memory_bytes -= len(message.payload)
+            self.memory_bytes -= message.size
             if entry.disk == GONE:
                 continue
             if message.expires_at != 0 and message.expires_at <= shelf.clock.now and entry.packet_id == 0:
@@ -340,7 +340,7 @@ class Session:
         return max(PAGE_ENTRIES, self.shelf.limits.max_inflight)
 
     def _enqueue(self, entry: Delivery) -> None:
-        self.memory_bytes += len(entry.message.payload)
+        self.memory_bytes += entry.message.size
         self.queue.append(entry)
 
     def _start(self, entry: Delivery) -> None:
@@ -370,7 +370,7 @@ class Session:
 
     def _finish(self, entry: Delivery) -> None:
         self.queued_messages -= 1
-        self.queued_bytes -= len(entry.message.payload)
+        self.queued_bytes -= entry.message.size
         if entry.disk != MEMORY:
             self.shelf.journal.remove(entry)
         else:
@@ -405,7 +405,7 @@ class Session:
         """The store could not keep an entry: forget it, the publisher was told."""
         self.shelf.tally.store_failed += 1
         self.queued_messages -= 1
-        self.queued_bytes -= len(entry.message.payload)
+        self.queued_bytes -= entry.message.size
         if entry.phase == STORING and self.in_flight.get(entry.packet_id) is entry:
             del self.in_flight[entry.packet_id]
 

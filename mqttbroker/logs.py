@@ -1,0 +1,60 @@
+"""Logs: one event per line, ``event=NAME key=value …`` or the same as JSON.
+
+The rule kept here: a line holds no line break, whatever a client put into its
+id, and never a payload or a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Optional
+
+
+class _Formatter(logging.Formatter):
+    """Times in UTC with milliseconds, as ISO 8601."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: Optional[str] = None) -> str:
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        return f"{seconds}.{int(record.msecs):03d}Z"
+
+
+class _Text(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
+        line = f"{self.formatTime(record)} {record.levelname.lower()} {printable}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class _Json(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+        }
+        # The format string holds the keys, its arguments the values, whatever these contain.
+        template = str(record.msg).split()
+        values = list(record.args) if isinstance(record.args, tuple) else []
+        if all("=" in part for part in template):
+            for part in template:
+                key, _, value = part.partition("=")
+                fields[key] = value % values.pop(0) if "%" in value else value
+        else:
+            fields["message"] = record.getMessage()
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def configure(level: str, style: str) -> None:
+    """Send the broker's log to stderr; ``style`` is ``text`` or ``json``."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if style == "json" else _Text())
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level.upper())

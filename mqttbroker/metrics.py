@@ -1,0 +1,115 @@
+"""Metrics: what the broker counts, for Prometheus and for ``$SYS``.
+
+The rule kept here: the hot path counts in plain integers and knows no metrics
+library; this module reads them when somebody asks, and every drop has a cause.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Optional
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from mqttbroker import __version__, build_kind
+from mqttbroker.broker import Broker
+from bridge_spark.stream_log import StreamLogs
+
+
+class Metrics:
+    """Numbers of one broker.  Safe to read from any thread."""
+
+    def __init__(self, broker: Broker, streams: Optional[StreamLogs]) -> None:
+        self.broker = broker
+        self.streams = streams
+        self.started = time.time()
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+
+    def render(self) -> bytes:
+        """The text of ``/metrics``."""
+        return generate_latest(self.registry)
+
+    def drops(self) -> dict[str, int]:
+        """Messages that were not delivered, by cause."""
+        stats = self.broker.outbound.stats
+        tally = self.broker.shelf.tally
+        return {
+            "queue_full": tally.queue_full,
+            "slow_subscriber": stats.publish_dropped_slow,
+            "too_large": stats.publish_dropped_too_large,
+            "not_authorized": stats.publish_dropped_denied,
+            "expired": tally.expired,
+            "store_failed": tally.store_failed,
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """For prometheus-client."""
+        broker = self.broker
+        stats = broker.outbound.stats
+        info = GaugeMetricFamily(
+            "mqttbroker_build_info", "Version and kind of build.", labels=["version", "build"]
+        )
+        info.add_metric([__version__, build_kind()], 1)
+        yield info
+        counters = (
+            ("bytes_received", "Bytes received from clients.", stats.bytes_received),
+            ("bytes_sent", "Bytes sent to clients.", stats.bytes_sent),
+            ("packets_received", "Control packets received.", stats.messages_received),
+            ("packets_sent", "Control packets sent.", stats.messages_sent),
+            ("publish_received", "PUBLISH packets received.", stats.publish_received),
+            ("publish_sent", "PUBLISH packets sent.", stats.publish_sent),
+            ("connections", "Network connections accepted.", stats.connections),
+            ("protocol_errors", "Connections ended for breaking the protocol.", stats.protocol_errors),
+            ("store_failures", "Commits that failed.", broker.journal.failures),
+        )
+        for name, text, value in counters:
+            yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
+        dropped = CounterMetricFamily(
+            "mqttbroker_messages_dropped", "Messages not delivered, by cause.", labels=["cause"]
+        )
+        for cause, count in self.drops().items():
+            dropped.add_metric([cause], count)
+        yield dropped
+        gauges = (
+            ("clients_connected", "Clients connected now.", broker.clients.connected),
+            ("sessions", "Sessions, connected or not.", len(broker.registry)),
+            ("subscriptions", "Subscriptions.", broker.router.subscriptions),
+            ("retained_messages", "Retained messages.", len(broker.retained)),
+            ("retained_bytes", "Payload bytes of retained messages.", broker.retained.size),
+            ("route_cache_entries", "Topics in the route cache.", len(broker.router.cache)),
+            ("store_pending_bytes", "Bytes waiting for the disk.", broker.journal.size),
+            ("uptime_seconds", "Seconds since the start.", time.time() - self.started),
+        )
+        for name, text, number in gauges:
+            yield GaugeMetricFamily(f"mqttbroker_{name}", text, value=number)
+        yield from self._stream_metrics()
+
+    def _stream_metrics(self) -> Iterator[Metric]:
+        if self.streams is None:
+            return
+        labels = ["stream", "partition"]
+        end = GaugeMetricFamily(
+            "mqttbroker_stream_high_watermark", "End offset that readers see.", labels=labels
+        )
+        start = GaugeMetricFamily(
+            "mqttbroker_stream_log_start_offset", "First offset still kept.", labels=labels
+        )
+        size = GaugeMetricFamily("mqttbroker_stream_bytes", "Bytes on disk.", labels=labels)
+        for name in self.streams.streams():
+            for partition in self.streams.manifest(name)["partitions"]:
+                key = [name, str(partition["partition"])]
+                end.add_metric(key, partition["high_watermark"])
+                start.add_metric(key, partition["log_start_offset"])
+                size.add_metric(key, sum(segment["bytes"] for segment in partition["segments"]))
+        yield end
+        yield start
+        yield size

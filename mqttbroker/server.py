@@ -1,0 +1,285 @@
+"""The server: settings become a running broker, and a signal ends it in order.
+
+The rule kept here: whatever keeps the broker from starting is one line on
+stderr and exit status 1; once it runs, SIGTERM and SIGINT end it with every
+client told, everything gathered written, and exit status 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+import time
+from typing import Any, List, Optional
+
+import uvloop
+
+from bridge_spark.stream_log import StreamConfig, StreamLogError, StreamLogs
+from mqttbroker import __version__, build_kind
+from mqttbroker.broker import Broker
+from mqttbroker.clients import restore_will
+from mqttbroker.config import Settings
+from mqttbroker.connection import Outbound
+from mqttbroker.http import HttpServer
+from mqttbroker.listeners import listen
+from mqttbroker.logs import configure
+from mqttbroker.metrics import Metrics
+from mqttbroker.policy import AnonymousPolicy, Terms
+from mqttbroker.router import Router, StreamRule
+from mqttbroker.sys_topics import SysTopics
+from mqttbroker.wire import Turn
+from sessions.journal import Journal
+from sessions.message import Message
+from sessions.registry import Registry
+from sessions.session import NEVER, Limits, Shelf, Subscription
+from sessions.schema import StoreError
+from sessions.store import Recovered, Store
+from sessions.write_set import Page, WriteSet
+
+log = logging.getLogger("mqttbroker")
+
+TICK = 0.25  # seconds between looks at keep alives, wills and expiries
+GC_THRESHOLDS = (50_000, 50, 100)
+DATABASE = "mqttbroker.db"
+
+
+class Server:
+    """One broker with its store, streams, listeners and HTTP endpoint."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.streams: Optional[StreamLogs] = None
+        if settings.streams:
+            configs = [
+                StreamConfig(
+                    stream.name,
+                    stream.filters,
+                    stream.partitions,
+                    stream.key,
+                    stream.retention_age,
+                    stream.retention_bytes,
+                    stream.segment_bytes,
+                    stream.segment_age,
+                )
+                for stream in settings.streams
+            ]
+            self.streams = StreamLogs(settings.data_dir / "streams", configs)
+        self.store = Store(settings.data_dir / DATABASE, settings.durability, self.streams)
+        self.stopping = asyncio.Event()
+        self.stored = asyncio.Event()
+
+    def load(self) -> None:
+        """Read what the store holds and put the broker together."""
+        recovered = self.store.recover()
+        self.broker = build_broker(self.settings, recovered)
+        restore(self.broker, recovered, time.time())
+        self.metrics = Metrics(self.broker, self.streams)
+
+    async def run(self) -> None:
+        """Serve until `stop`."""
+        settings = self.settings
+        loop = asyncio.get_running_loop()
+        self.turn = Turn(
+            self.broker, loop, self.store.submit, settings.durability != "interval"
+        )
+        self.loop = loop
+        self.store.start(self._answered)
+        http: Optional[HttpServer] = None
+        servers: List[asyncio.AbstractServer] = []
+        tasks: List[asyncio.Task[None]] = []
+        try:
+            if settings.http.port is not None:
+                http = HttpServer(
+                    settings.http.host,
+                    settings.http.port,
+                    self.streams,
+                    self.metrics.render,
+                    self.unready,
+                    token=settings.http.token,
+                )
+                http.start()
+                log.info(
+                    "event=listening type=http host=%s port=%d", settings.http.host, http.port
+                )
+            tasks.append(asyncio.create_task(self._ticking()))
+            if settings.sys_interval:
+                tasks.append(asyncio.create_task(self._speaking()))
+            if settings.durability == "interval":
+                tasks.append(asyncio.create_task(self._writing()))
+            for listener in settings.listeners:
+                servers.append(await listen(listener, self.turn))
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stopping.set)
+            log.info("event=started version=%s build=%s", __version__, build_kind())
+            await self.stopping.wait()
+        finally:
+            for server in servers:
+                server.close()
+            for task in tasks:
+                task.cancel()
+            await self._drain()
+            if http is not None:
+                http.stop()
+
+    async def _drain(self) -> None:
+        """Tell the clients, write everything, close the store."""
+        self.turn.tell_time()
+        self.broker.clients.shut_down()
+        self.turn.flush()
+        while not self.broker.journal.idle or self.broker.journal.wanting:
+            self.stored.clear()
+            self.turn.write()
+            await self.stored.wait()
+            if self.broker.store_error:
+                break
+        await asyncio.get_running_loop().run_in_executor(None, self.store.stop)
+        log.info("event=stopped")
+
+    def _answered(
+        self, write_set: WriteSet, pages: List[Page], error: Optional[Exception]
+    ) -> None:
+        """On the writer's thread."""
+        self.loop.call_soon_threadsafe(self._done, pages, error)
+
+    def _done(self, pages: List[Page], error: Optional[Exception]) -> None:
+        was = self.broker.store_error
+        reason = "" if error is None else str(error) or type(error).__name__
+        self.turn.stored(pages, reason)
+        if reason != was:
+            if reason:
+                log.error("event=store_failed reason=%s", reason)
+            else:
+                log.info("event=store_recovered")
+        self.stored.set()
+
+    async def _ticking(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self.turn.tick()
+
+    async def _speaking(self) -> None:
+        topics = SysTopics(self.metrics, self.settings.sys_interval)
+        while True:
+            self.turn.tell_time()
+            topics.publish(time.time())
+            await asyncio.sleep(self.settings.sys_interval)
+
+    async def _writing(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.durability_interval)
+            self.turn.write()
+
+    def unready(self) -> list[str]:
+        """Why the broker should get no clients now; empty when it may."""
+        reasons = []
+        if self.broker.store_error:
+            reasons.append(f"store: {self.broker.store_error}")
+        if self.broker.overfull:
+            reasons.append("store: too much waits for the disk")
+        return reasons
+
+
+def build_broker(settings: Settings, recovered: Recovered) -> Broker:
+    """The broker core for these settings."""
+    wanted = settings.limits
+    limits = Limits(
+        wanted.max_inflight,
+        wanted.max_queued_messages,
+        wanted.max_queued_bytes,
+        wanted.max_queue_memory_messages,
+        wanted.max_transient_queue_bytes,
+    )
+    journal = Journal(
+        settings.durability == "commit", recovered.next_message_id, recovered.next_seq
+    )
+    shelf = Shelf(journal, limits)
+    shelf.clock.now = time.time_ns() // 1000
+    terms = Terms()
+    terms.receive_maximum = wanted.receive_maximum
+    terms.maximum_packet_size = wanted.max_packet_size
+    terms.topic_alias_maximum = wanted.topic_alias_maximum
+    terms.max_keep_alive = int(wanted.max_keep_alive)
+    if wanted.max_session_expiry is not None:
+        terms.max_session_expiry = min(NEVER, int(wanted.max_session_expiry))
+    terms.max_connections = wanted.max_connections
+    terms.connect_timeout = wanted.connect_timeout
+    terms.max_topic_length = wanted.max_topic_length
+    terms.max_topic_levels = wanted.max_topic_levels
+    terms.max_subscriptions_per_client = wanted.max_subscriptions_per_client
+    terms.max_pending_write_bytes = wanted.max_pending_write_bytes
+    terms.retain_available = wanted.retain_available
+    rules = [
+        StreamRule(stream.name, list(stream.filters), stream.partitions, stream.key)
+        for stream in settings.streams
+    ]
+    return Broker(
+        shelf,
+        Registry(shelf, recovered.next_session_id),
+        Router(
+            wanted.route_cache_size, wanted.max_topic_levels, wanted.max_topic_length, rules
+        ),
+        Outbound(shelf.clock, wanted.max_outbox_bytes),
+        terms,
+        AnonymousPolicy(settings.allow_anonymous),
+    )
+
+
+def restore(broker: Broker, recovered: Recovered, now: float) -> None:
+    """Put back what the store held; a client connected at a crash counts as gone from ``now``."""
+    registry = broker.registry
+    for row in recovered.sessions:
+        session_id, client_id, version, expiry, disconnected_at, will, will_due = _columns(row)
+        session = registry.load(session_id, client_id)
+        session.version = version
+        session.expiry_interval = expiry
+        session.disconnected_at = now if disconnected_at is None else disconnected_at
+        session.received_on_disk = True
+        if will is not None:
+            restore_will(session, will)
+            session.will_due = will_due or 0.0
+        broker.clients.restore(session)
+    for session_id, messages, size, last_seq in recovered.queues:
+        session = registry.by_id[session_id]
+        session.queued_messages = messages
+        session.queued_bytes = size
+        session.stored_seq = last_seq
+    for row in recovered.subscriptions:
+        session_id, topic_filter, _, options, identifier = _columns(row)
+        broker.subscriptions.restore(
+            Subscription(registry.by_id[session_id], topic_filter, options, identifier)
+        )
+    for row in recovered.retained:
+        topic, payload, qos, properties, publisher, timestamp, expires_at = _columns(row)
+        broker.retained.load(
+            Message(topic, payload, qos, True, properties, publisher, timestamp, expires_at)
+        )
+
+
+def _columns(row: Any) -> Any:
+    """A row of the store; `WriteSet` tells its columns."""
+    return row
+
+
+def serve(settings: Settings) -> int:
+    """Run a broker until SIGTERM or SIGINT; the exit status of the process."""
+    configure(settings.log.level, settings.log.format)
+
+    async def main() -> None:
+        server = Server(settings)
+        server.load()
+        # What was loaded stays; messages come and go without cycles, so a full
+        # collection is rarely worth its pause.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        await server.run()
+
+    try:
+        uvloop.run(main())
+    except (OSError, StoreError, StreamLogError, ValueError) as error:
+        print(f"mqttbroker: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,166 @@
+"""The wire: one socket's transport, and the one flush per turn of the event loop.
+
+The rule kept here: all that a turn of the loop produced leaves in one write per
+connection and one write set for the store; a connection whose socket is full,
+or whose input must wait, costs the others nothing.
+
+`Wire` is an asyncio protocol by shape, not by inheritance, so that it compiles
+to a native class.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Callable, Final
+
+from mqttbroker.broker import Broker
+from mqttbroker.connection import CLOSED, Connection
+from mqttbroker.protocol import Protocol
+
+log = logging.getLogger("mqttbroker")
+
+LINGER: Final = 5.0  # seconds a closed connection may take to accept its last bytes
+
+
+class Turn:
+    """The end of each turn of the event loop.
+
+    ``submit`` takes a write set; it is called at most once until `stored` has
+    been told of that set.  With ``eager`` false the owner calls `write` itself.
+    """
+
+    def __init__(self, broker: Broker, loop: Any, submit: Callable[[Any], None], eager: bool) -> None:
+        self.broker = broker
+        self.loop = loop
+        self.submit = submit
+        self.eager = eager
+        self._scheduled = False
+        broker.outbound.wake = self.wake
+
+    def wake(self) -> None:
+        """Have `flush` run at the end of this turn."""
+        if not self._scheduled:
+            self._scheduled = True
+            self.loop.call_soon(self.flush)
+
+    def tell_time(self) -> float:
+        """Set the broker's clock; gives monotonic seconds."""
+        self.broker.outbound.clock.now = time.time_ns() // 1000
+        now: float = self.loop.time()
+        return now
+
+    def flush(self) -> None:
+        """Write what every connection has to send and what the store has to keep."""
+        self._scheduled = False
+        outbound = self.broker.outbound
+        dirty = outbound.dirty
+        outbound.dirty = []
+        for connection in dirty:
+            connection.dirty = False
+            _flush(connection)
+        if self.eager:
+            self.write()
+
+    def write(self) -> None:
+        """Hand the store what it is to write, if it is free."""
+        write_set = self.broker.take_writes()
+        if write_set is not None:
+            self.submit(write_set)
+
+    def stored(self, pages: Any, error: str) -> None:
+        """The store answered; on the loop's thread."""
+        self.tell_time()
+        self.broker.stored(pages, error)
+        if not error:
+            self.wake()
+
+    def tick(self) -> None:
+        self.broker.clients.tick(self.tell_time())
+        self.wake()
+
+
+def _flush(connection: Connection) -> None:
+    wire: Wire = connection.wire
+    transport = wire.transport
+    if connection.state == CLOSED:
+        if connection.outbox and not wire.closing:
+            transport.write(connection.take())
+        wire.close()
+        return
+    if connection.outbox and not connection.congested:
+        transport.write(connection.take())
+    if wire.paused and not wire.protocol.blocked:
+        wire.paused = False
+        transport.resume_reading()
+        wire.protocol.resume()
+        wire.check_blocked()
+
+
+class Wire:
+    """One client's transport and its protocol."""
+
+    def __init__(self, turn: Turn, new_client_id: Callable[[], str], on_error: Any) -> None:
+        self.turn = turn
+        self.broker = turn.broker
+        self.new_client_id = new_client_id
+        self.on_error = on_error
+        self.transport: Any = None
+        self.closing = False
+        self.paused = False
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        peer = transport.get_extra_info("peername")
+        address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+        self.protocol = Protocol(
+            self.broker, address, self.turn.tell_time(), self.new_client_id
+        )
+        self.protocol.wire = self
+
+    def data_received(self, data: bytes) -> None:
+        turn = self.turn
+        try:
+            self.protocol.receive(data, turn.tell_time())
+        except Exception:
+            # A defect of the broker must cost no one but the client that met it.
+            self.on_error(self.protocol)
+        if self.protocol.blocked:
+            self.check_blocked()
+        journal = self.broker.journal
+        if turn.eager and journal.wanting and journal.idle:
+            turn.wake()
+
+    def check_blocked(self) -> None:
+        """Stop reading while the protocol cannot take more."""
+        protocol = self.protocol
+        if protocol.blocked and not self.paused and not self.closing:
+            self.paused = True
+            self.transport.pause_reading()
+            if self.broker.overfull:
+                self.broker.blocked.append(protocol)
+
+    def pause_writing(self) -> None:
+        self.protocol.congested = True
+
+    def resume_writing(self) -> None:
+        self.protocol.congested = False
+        self.protocol.touch()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Any) -> None:
+        self.closing = True
+        self.turn.tell_time()
+        self.protocol.lost(f"connection lost: {error}" if error else "closed by the client")
+
+    def close(self) -> None:
+        """Close the socket once its last bytes are out, or after `LINGER` seconds."""
+        if self.closing:
+            return
+        self.closing = True
+        transport = self.transport
+        transport.close()
+        if self.protocol.congested:
+            self.turn.loop.call_later(LINGER, transport.abort)
