@@ -34,6 +34,17 @@ COMPILED = [
     "mqttbroker/properties.py",
     "mqttbroker/frames.py",
     "mqttbroker/packets.py",
+    "mqttbroker/outgoing.py",
+    "mqttbroker/router.py",
+    "mqttbroker/connection.py",
+    "mqttbroker/policy.py",
+    "mqttbroker/publisher.py",
+    "mqttbroker/subscriptions.py",
+    "mqttbroker/clients.py",
+    "mqttbroker/admission.py",
+    "mqttbroker/broker.py",
+    "mqttbroker/protocol.py",
+    "mqttbroker/wire.py",
 ]
 
 ROOT = Path(__file__).resolve().parent
