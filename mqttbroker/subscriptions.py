@@ -8,9 +8,9 @@ retained messages it brings.
 
 from __future__ import annotations
 
-from typing import List
+from typing import Final, List, Optional
 
-from mqttbroker.connection import Connection
+from mqttbroker.connection import CLOSED, Connection
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import Suback, Subscribe, Unsuback, Unsubscribe
 from mqttbroker.packets import Subscription as Request
@@ -31,9 +31,12 @@ from mqttbroker.reason_codes import (
 from mqttbroker.router import Router
 from sessions.journal import Journal
 from sessions.message import Message
-from sessions.retained import Retained
+from sessions.retained import Retained, RetainedScan
 from sessions.session import Session, Subscription
 from topic_matcher.filters import is_valid_filter, parse_shared
+
+# Retained messages sent to one new subscriber before anybody else gets a turn.
+REPLAY_MESSAGES: Final = 200
 
 
 class Subscriptions:
@@ -52,6 +55,7 @@ class Subscriptions:
         self.retained = retained
         self.terms = terms
         self.policy = policy
+        self._replays: List[Replay] = []
 
     def subscribe(self, connection: Connection, session: Session, packet: Subscribe) -> None:
         """SUBSCRIBE: one reason code per filter, in their order [MQTT-3.8.4-6]."""
@@ -142,38 +146,33 @@ class Subscriptions:
         else:
             self.router.leave(shared[0], shared[1], subscription.session)
 
-    def replay(self, connection: Connection, subscription: Subscription) -> None:
-        """Send the retained messages under a new subscription (section 3.3.1.3)."""
-        session = subscription.session
-        if session.outlet is not connection:
-            return
-        now = connection.outbound.clock.now
-        own = NO_BYTES
-        if subscription.identifier:
-            own = b"\x0b" + encode_varint(subscription.identifier)
-        for message in self.retained.match(subscription.topic_filter, now):
-            copy = Message(
-                message.topic,
-                message.payload,
-                message.qos,
-                True,
-                message.properties,
-                message.publisher,
-                message.timestamp,
-                message.expires_at,
-            )
-            outgoing = Outgoing(message.topic.encode("utf-8"), copy, now)
-            qos = min(message.qos, subscription.qos)
-            if qos == 0:
-                connection.send_at_most_once(outgoing, True, own)
-                continue
-            entry = session.offer(copy, qos, True, own, None)
-            if entry is not None:
-                connection.send_delivery(entry, outgoing, False)
+    def step(self) -> bool:
+        """Go on with the retained messages that new subscribers wait for.
+
+        A bounded piece each; true if there is more to do at once.
+        """
+        replays = self._replays
+        self._replays = []
+        busy = False
+        for replay in replays:
+            if replay.ready:
+                replay.step()
+                busy = True
+            if not replay.done:
+                self._replays.append(replay)
+        return busy and bool(self._replays)
+
+    def begin(self, replay: Replay) -> None:
+        """Send the first piece of a replay, and keep it if there is more."""
+        replay.step()
+        if not replay.done:
+            self._replays.append(replay)
+            replay.connection.touch()
 
 
 class Replay:
-    """The retained messages that some subscriptions still have to see."""
+    """The retained messages that some subscriptions of one session still have to see
+    (section 3.3.1.3), sent as fast as the client takes them."""
 
     def __init__(
         self,
@@ -183,8 +182,67 @@ class Replay:
     ) -> None:
         self.subscriptions = subscriptions
         self.connection = connection
-        self.wanted = wanted
+        self._wanted = wanted
+        self._scan: Optional[RetainedScan] = None
 
     def run(self) -> None:
-        for subscription in self.wanted:
-            self.subscriptions.replay(self.connection, subscription)
+        """The SUBACK is out."""
+        self.subscriptions.begin(self)
+
+    @property
+    def done(self) -> bool:
+        return not self._wanted or self.connection.state == CLOSED
+
+    @property
+    def ready(self) -> bool:
+        """Whether the client keeps up with what it was sent."""
+        connection = self.connection
+        session = connection.session
+        return (
+            connection.state == CLOSED
+            or session is None
+            or (not connection.congested and len(session.queue) < REPLAY_MESSAGES)
+        )
+
+    def step(self) -> None:
+        """Send a piece."""
+        session = self.connection.session
+        if self.done or session is None:
+            return
+        subscription = self._wanted[0]
+        scan = self._scan
+        if scan is None:
+            scan = self.subscriptions.retained.scan(subscription.topic_filter)
+            self._scan = scan
+        for message in scan.take(REPLAY_MESSAGES, self.connection.outbound.clock.now):
+            self._send(session, subscription, message)
+        if scan.done:
+            self._wanted.pop(0)
+            self._scan = None
+
+    def _send(self, session: Session, subscription: Subscription, message: Message) -> None:
+        connection = self.connection
+        own = NO_BYTES
+        if subscription.identifier:
+            own = b"\x0b" + encode_varint(subscription.identifier)
+        # The store counts the queue entries of a message, so this delivery gets its own.
+        copy = Message(
+            message.topic,
+            message.payload,
+            message.qos,
+            True,
+            message.properties,
+            message.publisher,
+            message.timestamp,
+            message.expires_at,
+        )
+        qos = min(message.qos, subscription.qos)
+        if qos > 0 and session.outlet is connection:
+            entry = session.offer(copy, qos, True, own, None)
+            if entry is None:
+                return
+            outgoing = Outgoing(message.topic.encode("utf-8"), copy, connection.outbound.clock.now)
+            connection.send_delivery(entry, outgoing, False)
+        elif session.outlet is connection:
+            outgoing = Outgoing(message.topic.encode("utf-8"), copy, connection.outbound.clock.now)
+            connection.send_at_most_once(outgoing, True, own)

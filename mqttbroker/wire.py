@@ -54,6 +54,8 @@ class Turn:
         """Write what every connection has to send and what the store has to keep."""
         self._scheduled = False
         outbound = self.broker.outbound
+        if self.broker.subscriptions.step():
+            self.wake()
         dirty = outbound.dirty
         outbound.dirty = []
         for connection in dirty:

@@ -1,6 +1,6 @@
 """Retained messages: the last one of each topic, in memory, and in the store through the journal.
 
-The rule kept here: what `match` returns is exactly what a new subscriber is
+The rule kept here: what a scan returns is exactly what a new subscriber is
 owed now.  A message whose expiry has passed is never returned and leaves the
 store; a message marked volatile (the broker's own ``$SYS`` topics) never
 reaches it.
@@ -12,11 +12,11 @@ from typing import List, Optional, cast
 
 from sessions.journal import Gate, Journal
 from sessions.message import Message
-from topic_matcher.topic_tree import TopicTree
+from topic_matcher.topic_tree import Scan, TopicTree
 
 
 class Retained:
-    """The retained messages of one broker; ``size`` is their payloads, in bytes."""
+    """The retained messages of one broker; ``size`` is what they hold, in bytes."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -29,7 +29,7 @@ class Retained:
     def load(self, message: Message) -> None:
         """Put back a message that the store has."""
         self._tree.set(message.topic, message)
-        self.size += len(message.payload)
+        self.size += message.size
 
     def get(self, topic: str) -> Optional[Message]:
         return cast(Optional[Message], self._tree.get(topic))
@@ -42,10 +42,10 @@ class Retained:
         topic = message.topic
         old = cast(Optional[Message], self._tree.get(topic))
         if old is not None:
-            self.size -= len(old.payload)
+            self.size -= old.size
         if message.payload:
             self._tree.set(topic, message)
-            self.size += len(message.payload)
+            self.size += message.size
             if not volatile:
                 self._journal.retain(topic, message)
         elif old is not None:
@@ -57,18 +57,37 @@ class Retained:
         if gate is not None and not volatile:
             self._journal.hold(gate)
 
-    def match(self, topic_filter: str, now: int) -> List[Message]:
-        """All messages under a filter that live at `now` (µs since the Unix epoch)."""
+    def scan(self, topic_filter: str) -> RetainedScan:
+        """The messages under a filter, to be taken a few at a time."""
+        return RetainedScan(self, self._tree.scan(topic_filter))
+
+    def expire(self, message: Message) -> None:
+        """The message's time is over: forget it here and in the store."""
+        if self._tree.get(message.topic) is message:
+            self._tree.pop(message.topic)
+            self.size -= message.size
+            self._journal.retain(message.topic, None)
+
+
+class RetainedScan:
+    """What a new subscription is owed, whatever changes meanwhile: each topic at most once."""
+
+    def __init__(self, retained: Retained, scan: Scan) -> None:
+        self._retained = retained
+        self._scan = scan
+
+    @property
+    def done(self) -> bool:
+        return self._scan.done
+
+    def take(self, limit: int, now: int) -> List[Message]:
+        """Up to `limit` messages that live at `now` (µs since the Unix epoch), for bounded work;
+        an empty list is the end only when `done`."""
         found: List[Message] = []
-        for topic, value in self._tree.match(topic_filter):
+        for _, value in self._scan.take_within(limit, 4 * limit):
             message = cast(Message, value)
             if message.expires_at != 0 and message.expires_at <= now:
-                self._expire(topic, message)
+                self._retained.expire(message)
             else:
                 found.append(message)
         return found
-
-    def _expire(self, topic: str, message: Message) -> None:
-        self._tree.pop(topic)
-        self.size -= len(message.payload)
-        self._journal.retain(topic, None)
