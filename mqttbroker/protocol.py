@@ -33,7 +33,7 @@ from mqttbroker.packets import (
     decode_body,
     encode_ack,
 )
-from mqttbroker.properties import decode_publish_properties
+from mqttbroker.properties import PublishProperties, decode_publish_properties
 from mqttbroker.reason_codes import (
     AUTH,
     CLIENT_IDENTIFIER_NOT_VALID,
@@ -204,32 +204,22 @@ class Protocol(Connection):
         packet_id: int = 0
         if qos:
             rest += 2
+            if rest <= end:
+                packet_id = (data[topic_end] << 8) | data[topic_end + 1]
+                if packet_id == 0:  # [MQTT-2.2.1-3]
+                    raise MQTTError(PROTOCOL_ERROR, "PUBLISH with packet id 0")
         if rest > end:
             raise MQTTError(MALFORMED_PACKET, "PUBLISH ends inside its topic or packet id")
-        if qos:
-            packet_id = (data[topic_end] << 8) | data[topic_end + 1]
-            if packet_id == 0:  # [MQTT-2.2.1-3]
-                raise MQTTError(PROTOCOL_ERROR, "PUBLISH with packet id 0")
-        payload: int = rest
-        properties: bytes = NO_BYTES
-        expiry: int = -1
-        reusable: bool = True
         topic: bytes = data[body + 2 : topic_end]
+        payload: int = rest
+        found: Optional[PublishProperties] = None
         if self.version >= 5:
-            if rest >= end:
-                raise MQTTError(MALFORMED_PACKET, "PUBLISH without property length")
-            if data[rest] == 0:
+            if rest < end and data[rest] == 0:
                 payload = rest + 1
             else:
                 found = decode_publish_properties(data, rest, end)
                 payload = found.next
-                properties = found.forward
-                expiry = found.message_expiry
-                if found.topic_alias:
-                    reusable = False
-                    topic = self._alias(found.topic_alias, topic)
-                if found.payload_format == 1:
-                    _check_text(data[payload:end])
+                topic = self._apply(found, topic, data, end)
             if not topic:
                 raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")  # [MQTT-3.3.2-8]
         broker = self.broker
@@ -244,23 +234,12 @@ class Protocol(Connection):
         ):
             self._denied(qos, packet_id)
             return
-        if first == 0x30 and reusable and not route.groups and not route.streams:
-            self._forward(data[start:end], route, payload - start, properties, expiry)
+        reusable: bool = found is None or found.topic_alias == 0
+        if first == 0x30 and reusable and route.direct:
+            self._forward(data[start:end], route, payload - start, found)
             return
-        if first & 1 and not broker.terms.retain_available:  # [MQTT-3.2.2-14]
-            raise MQTTError(RETAIN_NOT_SUPPORTED, "retained messages are not available")
-        now: int = self.outbound.clock.now
-        message = Message(
-            route.topic,
-            data[payload:end],
-            qos,
-            first & 1 == 1,
-            properties,
-            self.client_id,
-            now,
-            now + expiry * 1_000_000 if expiry >= 0 else 0,
-        )
-        outgoing = Outgoing(route.topic_bytes, message, now)
+        message = self._message(route, data[payload:end], first, found)
+        outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
         if qos == 0:
             broker.publisher.publish(message, route, outgoing, self.session, None)
             return
@@ -268,8 +247,33 @@ class Protocol(Connection):
             outgoing.reuse(self.version, data[start + 1 : topic_end], data[rest:end])
         self._acknowledged_publish(message, route, outgoing, packet_id)
 
+    def _message(
+        self, route: Route, payload: bytes, first: int, found: Optional[PublishProperties]
+    ) -> Message:
+        """The application message of a PUBLISH with that first byte."""
+        retain: bool = first & 1 == 1
+        if retain and not self.broker.terms.retain_available:  # [MQTT-3.2.2-14]
+            raise MQTTError(RETAIN_NOT_SUPPORTED, "retained messages are not available")
+        now: int = self.outbound.clock.now
+        properties: bytes = NO_BYTES
+        expires_at: int = 0
+        if found is not None:
+            properties = found.forward
+            if found.message_expiry >= 0:
+                expires_at = now + found.message_expiry * 1_000_000
+        return Message(
+            route.topic,
+            payload,
+            (first >> 1) & 3,
+            retain,
+            properties,
+            self.client_id,
+            now,
+            expires_at,
+        )
+
     def _forward(
-        self, packet: bytes, route: Route, payload: int, properties: bytes, expiry: int
+        self, packet: bytes, route: Route, payload: int, found: Optional[PublishProperties]
     ) -> None:
         """QoS 0, not retained: what came in is what goes out, wherever it may."""
         version: int = self.version
@@ -293,18 +297,8 @@ class Protocol(Connection):
                     self.outbound.stats.publish_dropped_too_large += 1
                 continue
             if outgoing is None:
-                now: int = self.outbound.clock.now
-                message = Message(
-                    route.topic,
-                    packet[payload:],
-                    0,
-                    False,
-                    properties,
-                    self.client_id,
-                    now,
-                    now + expiry * 1_000_000 if expiry >= 0 else 0,
-                )
-                outgoing = Outgoing(route.topic_bytes, message, now)
+                message = self._message(route, packet[payload:], 0x30, found)
+                outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
             connection.send_at_most_once(outgoing, False, target.subscription_ids)
 
     def _acknowledged_publish(
@@ -342,8 +336,15 @@ class Protocol(Connection):
                 journal.hold(gate)
         self.answer(gate)
 
-    def _alias(self, alias: int, topic: bytes) -> bytes:
-        """The topic a PUBLISH with a Topic Alias is for (section 3.3.2.3.4)."""
+    def _apply(
+        self, found: PublishProperties, topic: bytes, data: bytes, end: int
+    ) -> bytes:
+        """Check the payload against its format, and give the topic the packet is for."""
+        if found.payload_format == 1:
+            _check_text(data[found.next : end])
+        alias: int = found.topic_alias
+        if alias == 0:
+            return topic
         if alias > self.broker.terms.topic_alias_maximum:  # [MQTT-3.3.2-9]
             raise MQTTError(TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the maximum")
         if topic:

@@ -110,6 +110,7 @@ class Route:
         self.targets: List[Target] = []
         self.groups: List[Group] = []
         self.streams: List[StreamSink] = []
+        self.direct = True  # nobody but `targets`
 
     @property
     def matched(self) -> bool:
@@ -247,6 +248,7 @@ class Router:
             if all(sink.rule is not rule for sink in route.streams):
                 partition = crc32(topic_bytes) % rule.partitions if rule.key == "topic" else -1
                 route.streams.append(StreamSink(rule, partition))
+        route.direct = not route.groups and not route.streams
         return route
 
 
