@@ -174,8 +174,8 @@ class Store:
         )
         self._connection = connection
         connection.execute("SELECT json_array(1)")
-        # Takes effect only in a database that has no table yet.
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        if connection.execute("PRAGMA page_count").fetchone()[0] == 0:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
         connection.execute("PRAGMA temp_store = MEMORY")
         connection.execute("PRAGMA secure_delete = OFF")
@@ -189,8 +189,7 @@ class Store:
         connection.execute(f"PRAGMA journal_size_limit = {WAL_KEEP_BYTES}")
         # A database that can be read but not written must not pass for a usable one.
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute("UPDATE stream_ends SET end_offset = end_offset")
-        connection.execute("COMMIT")
+        connection.execute("ROLLBACK")
         # SQLite's locks on this file would go if it were closed before the connection.
         self._wal_index = os.open(f"{self._path}-shm", os.O_RDONLY)
         return connection
@@ -401,7 +400,8 @@ class Store:
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         self._untidy = free >= VACUUM_FREE_PAGES and free * 4 >= pages
         if self._untidy:
-            connection.execute(f"PRAGMA incremental_vacuum({VACUUM_STEP})").fetchall()
+            # It yields a row without columns per page, which only a script steps over.
+            connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_STEP})")
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         """Bring the WAL into the database every so many pages, so that it starts again.

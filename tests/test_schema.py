@@ -1,0 +1,124 @@
+"""sessions.schema: a database is migrated whole, backed up first, or refused untouched."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+from sqlite_utils import Database
+
+from sessions.schema import APPLICATION_ID, MIGRATIONS, StoreError, prepare
+
+NEWEST = len(MIGRATIONS)
+
+
+def add_note(db: Database) -> None:
+    db.table("sessions").add_column("note", str)
+
+
+def fail_halfway(db: Database) -> None:
+    db.execute("DROP TABLE retained")
+    raise sqlite3.OperationalError("no more")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "broker.db"
+
+
+@pytest.fixture
+def connection(path: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(path, isolation_level=None)
+    yield connection
+    connection.close()
+
+
+def version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_a_new_database_gets_the_newest_schema(connection: sqlite3.Connection, path: Path) -> None:
+    prepare(connection, str(path))
+    assert version(connection) == NEWEST
+    assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+    db = Database(connection)
+    assert {
+        "sessions",
+        "subscriptions",
+        "messages",
+        "queue",
+        "received",
+        "retained",
+        "stream_ends",
+    } <= set(db.table_names())
+    assert [row["name"] for row in db["_sqlite_migrations"].rows] == [
+        migration.__name__ for migration in MIGRATIONS
+    ]
+    assert list(path.parent.glob("*.backup")) == []
+
+
+def test_preparing_again_changes_nothing(connection: sqlite3.Connection, path: Path) -> None:
+    prepare(connection, str(path))
+    before = list(connection.iterdump())
+    prepare(connection, str(path))
+    assert list(connection.iterdump()) == before
+
+
+def test_an_older_database_is_migrated_after_a_backup(
+    connection: sqlite3.Connection, path: Path
+) -> None:
+    prepare(connection, str(path))
+    connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL)")
+    before = list(connection.iterdump())
+    prepare(connection, str(path), (*MIGRATIONS, add_note))
+    assert version(connection) == NEWEST + 1
+    assert connection.execute("SELECT client_id, note FROM sessions").fetchall() == [("c", None)]
+    with sqlite3.connect(f"{path}.v{NEWEST}.backup") as backup:
+        assert list(backup.iterdump()) == before
+        assert version(backup) == NEWEST
+    backup.close()
+    assert list(path.parent.glob("*.part")) == []
+
+
+def test_a_failed_migration_leaves_the_older_database(
+    connection: sqlite3.Connection, path: Path
+) -> None:
+    prepare(connection, str(path))
+    before = list(connection.iterdump())
+    with pytest.raises(sqlite3.OperationalError, match="no more"):
+        prepare(connection, str(path), (*MIGRATIONS, add_note, fail_halfway))
+    assert list(connection.iterdump()) == before
+    assert version(connection) == NEWEST
+    prepare(connection, str(path), (*MIGRATIONS, add_note))
+    assert version(connection) == NEWEST + 1
+
+
+def test_a_failed_migration_leaves_a_new_file_empty(
+    connection: sqlite3.Connection, path: Path
+) -> None:
+    with pytest.raises(sqlite3.OperationalError):
+        prepare(connection, str(path), (*MIGRATIONS, fail_halfway))
+    assert connection.execute("SELECT * FROM sqlite_master").fetchall() == []
+    assert version(connection) == 0
+
+
+def test_a_newer_database_is_refused(connection: sqlite3.Connection, path: Path) -> None:
+    prepare(connection, str(path), (*MIGRATIONS, add_note))
+    before = list(connection.iterdump())
+    with pytest.raises(StoreError) as caught:
+        prepare(connection, str(path))
+    assert str(caught.value) == (
+        f"{path}: schema version {NEWEST + 1} is newer than this program's {NEWEST};"
+        " use the newer program"
+    )
+    assert list(connection.iterdump()) == before
+
+
+def test_a_foreign_database_is_refused(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("CREATE TABLE songs (title)")
+    with pytest.raises(StoreError) as caught:
+        prepare(connection, str(path))
+    assert str(caught.value) == f"{path}: not a database of this broker"
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("songs",)]
