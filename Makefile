@@ -76,7 +76,7 @@ check: $(VENV)/extras
 	$(BIN)/mypy
 
 demo: $(VENV)/extras build
-	$(BIN)/python -P -m bridge_spark.demo $(if $(DATA),--data "$(DATA)")
+	$(BIN)/python -P -m mqttbroker.demo $(if $(DATA),--data "$(DATA)")
 
 bench: build
 	@command -v mosquitto >/dev/null || test -x /usr/sbin/mosquitto || echo "bench: no mosquitto here to compare with"
