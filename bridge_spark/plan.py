@@ -60,12 +60,14 @@ class Planner:
         ]
         total = sum(part.end_position - part.position for part in slices)
         target = min(max(total // USUAL_TASKS, MIN_TASK_BYTES), MAX_TASK_BYTES)
-        if min_tasks is not None:
-            target = max(1, min(target, -(-total // min_tasks)))
+        room = target + target // 2
+        if min_tasks is not None and total // min_tasks < room:
+            target = room = max(1, total // min_tasks)
         segments = {(partition, segment.file): segment
                     for partition, state in manifest.items() for segment in state.segments}
-        pieces = [piece for part in slices for piece in self._cut(part, segments[part.partition, part.file], target)]
-        return _pack(pieces, target)
+        pieces = [piece for part in slices
+                  for piece in self._cut(part, segments[part.partition, part.file], target, room)]
+        return _pack(pieces, room)
 
     def _slice(self, partition: int, segment: Segment, start: int, end: int) -> Slice:
         return Slice(partition, segment.file, self._position(partition, segment, start),
@@ -94,8 +96,8 @@ class Planner:
             self._indexes[key] = self._storage.index(partition, segment)
         return self._indexes[key]
 
-    def _cut(self, part: Slice, segment: Segment, target: int) -> list[Slice]:
-        if part.end_position - part.position <= target + target // 2:
+    def _cut(self, part: Slice, segment: Segment, target: int, room: int) -> list[Slice]:
+        if part.end_position - part.position <= room:
             return [part]
         pieces: list[Slice] = []
         for entry in self._index(part.partition, segment):
@@ -107,14 +109,14 @@ class Planner:
         return [*pieces, part]
 
 
-def _pack(pieces: list[Slice], target: int) -> list[list[Slice]]:
+def _pack(pieces: list[Slice], room: int) -> list[list[Slice]]:
     tasks: list[list[Slice]] = []
-    room = 0
+    left = 0
     for piece in pieces:
         size = piece.end_position - piece.position
-        if not tasks or size > room:
+        if not tasks or size > left:
             tasks.append([])
-            room = target + target // 2
+            left = room
         tasks[-1].append(piece)
-        room -= size
+        left -= size
     return tasks

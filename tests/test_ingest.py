@@ -1,0 +1,371 @@
+"""The ingest job: settings, tables of one directory per batch, payloads, and kills between any two steps."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from spark_session import StreamWriter, message, python_path, spark
+
+from bridge_spark.batch_table import BatchTable
+from bridge_spark.ingest import IngestError, TableProgress, Terminal, main, run
+from bridge_spark.ingest_config import ConfigError, load_config, parse_config
+
+__all__ = ["spark"]
+
+FAST = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+
+
+def document(root: Path, **table: Any) -> dict[str, Any]:
+    """Settings of one table `t` that reads the stream below ``root/data``."""
+    given = {"stream": "sensors", "schema": "n long not null", "output": str(root / "out"), **table}
+    return {"source": {"path": str(root / "data")}, "spark": {"master": "local[2]", "conf": FAST},
+            "tables": {"t": given}}
+
+
+def plain(directory: Path) -> list[dict[str, Any]]:
+    """The rows as a reader that knows nothing of Spark finds them."""
+    if not any(directory.rglob("*.parquet")):
+        return []
+    rows: list[dict[str, Any]] = pq.read_table(directory).to_pylist()
+    return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+REFUSED = [
+    ({"tables": {}}, "tables: there is none"),
+    ({"sorce": {}}, "sorce: unknown key"),
+    ({"source": {"path": "d", "port": 1}}, "source.port: unknown key"),
+    ({"tables": {"t": {"output": "o", "schema": "a int"}}}, "tables.t.stream: is missing"),
+    ({"tables": {"t": {"stream": "s", "schema": "a int"}}}, "tables.t.output: is missing"),
+    ({"tables": {"t": {"stream": "s", "output": "o"}}}, "tables.t.schema: is missing"),
+    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "format": "xml"}}},
+     "tables.t.format: 'xml' is none of json, csv, number, raw"),
+    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "filter": "a#"}}},
+     "tables.t: option 'filter': 'a#' is not"),
+    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "columns": ["colour"]}}},
+     "tables.t.columns: 'colour' is not"),
+    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "columns": ["qos as x", "topic as X"]}}},
+     "tables.t.columns: two columns"),
+    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "checkpoint": "o/c"}}},
+     "tables.t.checkpoint: "),
+    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "max_offsets_per_trigger": "5"}}},
+     "tables.t.max_offsets_per_trigger: '5' is not a positive"),
+    ({"tables": {"t/u": {}}}, "tables.t/u: a table's name"),
+]
+
+
+@pytest.mark.parametrize(("given", "reason"), REFUSED)
+def test_bad_settings_are_one_line(given: dict[str, Any], reason: str) -> None:
+    whole = {"source": {"path": "d"}, "tables": {"t": {"stream": "s", "output": "o", "schema": "a int"}}} | given
+    with pytest.raises(ConfigError) as caught:
+        parse_config(whole, "ingest.toml")
+    assert f"ingest.toml: {reason}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_example_is_complete() -> None:
+    table = load_config(Path(__file__).parent.parent / "conf" / "ingest.toml").tables[0]
+    assert table.source["stream"] == "sensors" and ("timestamp", "received") in table.columns
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert main([str(tmp_path / "none.toml")]) == 2
+        (tmp_path / "bad.toml").write_text("[tables\n")
+        assert main([str(tmp_path / "bad.toml")]) == 2
+        example = str(Path(__file__).parent.parent / "conf" / "ingest.toml")
+        assert main([example, "--trigger", "soon"]) == 2
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert "none.toml: file: No such file" in lines[0]
+    assert "bad.toml: file: not TOML" in lines[1] and "'soon' is not a time" in lines[2]
+
+
+# --- the table's directories ----------------------------------------------------------------------------------------
+
+
+def stage(table: BatchTable, batch: int, text: str) -> Path:
+    staged = table.stage(batch)
+    staged.mkdir()
+    (staged / "part-0.parquet").write_text(text)
+    (staged / "_SUCCESS").write_text("")
+    return staged
+
+
+def test_a_batch_is_published_exchanged_and_withdrawn(tmp_path: Path) -> None:
+    table = BatchTable(tmp_path / "t")
+    table.prepare()
+    staged = stage(table, 3, "one")
+    assert not table.has_batches() and table.mark(3) is None
+    table.publish(3, staged, {"rows": 1})
+    assert table.mark(3) == {"rows": 1}
+    assert sorted(path.name for path in (tmp_path / "t" / "batch=3").iterdir()) == ["_batch.json", "part-0.parquet"]
+    table.publish(3, stage(table, 3, "two"), {"rows": 2})
+    assert (tmp_path / "t/batch=3/part-0.parquet").read_text() == "two" and table.mark(3) == {"rows": 2}
+    table.withdraw(3)
+    assert not table.has_batches()
+    table.clean()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
+
+
+def test_without_an_exchanging_system_a_batch_is_still_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
+    table = BatchTable(tmp_path / "t")
+    table.prepare()
+    table.publish(0, stage(table, 0, "one"), {})
+    table.publish(0, stage(table, 0, "two"), {})
+    assert (tmp_path / "t/batch=0/part-0.parquet").read_text() == "two"
+
+
+# --- payloads -------------------------------------------------------------------------------------------------------
+
+PAYLOADS: list[tuple[str, bytes, object]] = [
+    ("json", b'{"n": 1, "text": "a"}', 1),
+    ("json", b'{"n": 2, "more": {"x": 1}}', 2),
+    ("json", b"", "empty payload"),
+    ("json", b"{", "does not fit the schema"),
+    ("json", b'{"n": "x"}', "does not fit the schema"),
+    ("json", b'{"text": "no n"}', "field 'n' is missing"),
+    ("json", b'{"n": 1, "value": NaN}', "does not fit the schema"),
+    ("json", b'{"n": 1, "value": 1e999}', "field 'value' is not a finite number"),
+    ("json", b'{"n": 99999999999999999999}', "does not fit the schema"),
+    ("json", b"[1, 2]", "does not fit the schema"),
+    ("json", b"\xff\xfe", "not UTF-8"),
+    ("number", b"3.5", 3.5),
+    ("number", b" -2e3\n", -2000.0),
+    ("number", b"NaN", "not a finite number"),
+    ("number", b"3,5", "not a number"),
+    ("number", b"", "empty payload"),
+    ("csv", b"7,abc,1.5", 7),
+    ("csv", b"seven,abc,1.5", "does not fit the schema"),
+    ("csv", b"7,abc,1.5,more", "does not fit the schema"),
+    ("csv", b"", "empty payload"),
+    ("raw", b"\x00\xff", b"\x00\xff"),
+    ("raw", b"", b""),
+]
+SCHEMAS = {"json": "n long not null, text string, value double", "csv": "n long, text string, value double"}
+
+
+@pytest.mark.timeout(180)
+def test_each_payload_becomes_a_row_or_a_dead_letter(spark: SparkSession, tmp_path: Path) -> None:
+    StreamWriter(tmp_path / "data").append(0, [
+        message(number, f"{kind}/x", payload) for number, (kind, payload, _) in enumerate(PAYLOADS)])
+    settings = document(tmp_path)
+    settings["tables"] = {
+        kind: {"stream": "sensors", "filter": f"{kind}/#", "format": kind, "output": str(tmp_path / kind),
+               **({"schema": SCHEMAS[kind]} if kind in SCHEMAS else {})}
+        for kind in ("json", "csv", "number", "raw")
+    }
+    progress = {table.name: table for table in run(parse_config(settings), once=True, session=spark)}
+    value = {"json": "n", "csv": "n", "number": "value", "raw": "payload"}
+    found: dict[int, object] = {}
+    for kind in value:
+        good, bad = plain(tmp_path / kind), plain(tmp_path / f"{kind}.rejected")
+        assert (progress[kind].rows, progress[kind].bad) == (len(good), len(bad))
+        found.update({row["offset"]: row[value[kind]] for row in good})
+        assert not {row["offset"] for row in bad} & found.keys()
+        found.update({row["offset"]: row["reason"] for row in bad})
+        assert all(row["payload"] == PAYLOADS[row["offset"]][1] for row in bad)
+    assert found == {number: result for number, (_, _, result) in enumerate(PAYLOADS)}
+
+
+# --- kills ----------------------------------------------------------------------------------------------------------
+
+KILLED_DRIVER = """
+import json, os, signal, sys
+from pathlib import Path
+from bridge_spark import batch_table, ingest
+from bridge_spark.ingest_config import parse_config
+
+where, document = sys.argv[1], json.loads(sys.argv[2])
+
+def die():
+    from pyspark import SparkContext
+    jvm = SparkContext._active_spark_context._jvm.java.lang.ProcessHandle.current().pid()
+    os.kill(jvm, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+publish, rename = batch_table.BatchTable.publish, os.rename
+
+def publish_or_die(table, batch, staged, mark):
+    rejected = table.directory.name.endswith(".rejected")
+    if where == "written" and not rejected:
+        die()
+    publish(table, batch, staged, mark)
+    if where == ("rejects published" if rejected else "published"):
+        die()
+
+batch_table.BatchTable.publish = publish_or_die
+ingest.run(parse_config(document), once=True)
+"""
+
+
+def killed(code: str, *arguments: str) -> None:
+    """Run a driver that is killed with SIGKILL at a known step."""
+    environment = os.environ | {"PYTHONPATH": python_path()}
+    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, timeout=150)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+
+
+@pytest.mark.timeout(300)
+def test_kills_between_any_two_steps_neither_lose_nor_double(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data", partitions=2)
+    for partition in (0, 1):
+        writer.append(partition, [message(n, payload=b"bad" if n % 50 == 7 else None) for n in range(300)])
+    settings = document(tmp_path, max_offsets_per_trigger=200)
+    output, rejected = tmp_path / "out", tmp_path / "out.rejected"
+    known: list[dict[str, Any]] = []
+    for where, batches_after, rejected_after in (("written", 0, 1), ("rejects published", 0, 1), ("published", 1, 1)):
+        killed(KILLED_DRIVER, where, json.dumps(settings))
+        assert len(list(output.glob("batch=*"))) == batches_after
+        assert len(list(rejected.glob("batch=*"))) == rejected_after
+        rows = plain(output)
+        assert [row for row in known if row not in rows] == []
+        known = rows
+    kept = {path: path.stat().st_ino for path in output.rglob("*.parquet")}
+    [progress] = run(parse_config(settings), once=True, session=spark)
+    assert (progress.rows, progress.bad, progress.batches) == (588, 12, 3)
+    assert {path: path.stat().st_ino for path in output.rglob("*.parquet") if path in kept} == kept
+    everything = {(partition, offset) for partition in (0, 1) for offset in range(300)}
+    bad = {place for place in everything if place[1] % 50 == 7}
+    for directory, places in ((output, everything - bad), (rejected, bad)):
+        found = [(row["partition"], row["offset"]) for row in plain(directory)]
+        assert len(found) == len(places) and set(found) == places
+        by_spark = [(row["partition"], row["offset"]) for row in spark.read.parquet(str(directory)).collect()]
+        assert len(by_spark) == len(places) and set(by_spark) == places
+    assert not list(tmp_path.glob(".*"))
+
+
+SPARKS_OWN_SINK = """
+import os, signal, sys
+from pyspark.sql import SparkSession
+from bridge_spark.datasource import MqttDataSource
+
+data, out, settings = sys.argv[1], sys.argv[2], dict(pair.split("=", 1) for pair in sys.argv[3:])
+builder = SparkSession.builder.master("local[1]")
+for key, value in settings.items():
+    builder = builder.config(key, value)
+session = builder.getOrCreate()
+session.sparkContext.setLogLevel("OFF")
+if not os.environ.get("MQTT_AUTOLOAD"):
+    session.dataSource.register(MqttDataSource)
+pids = [session._jvm.java.lang.ProcessHandle.current().pid(), os.getpid()]
+
+def kill_in_second_task(batches):
+    for batch in batches:
+        if batch.column("partition")[0].as_py() == 1:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+        yield batch
+
+messages = session.readStream.format("mqtt").options(
+    path=data, stream="sensors", startingOffsets="earliest", minPartitions="2").load()
+messages = messages.select("partition", "offset").mapInArrow(kill_in_second_task, "partition int, offset long")
+messages.writeStream.format("parquet").option("path", out + "/table").option(
+    "checkpointLocation", out + "/checkpoint").trigger(availableNow=True).start().awaitTermination()
+"""
+
+
+@pytest.mark.timeout(300)
+def test_sparks_own_sink_doubles_rows_for_plain_readers(spark: SparkSession, tmp_path: Path) -> None:
+    """Why the job has its own tables: the files of a task that ended before the kill stay in the directory."""
+    writer = StreamWriter(tmp_path / "data", partitions=2)
+    for partition in (0, 1):
+        writer.append(partition, [message(n) for n in range(100)])
+    arguments = [f"{key}={value}" for key, value in (FAST | {"spark.ui.enabled": "false"}).items()]
+    os.environ["MQTT_AUTOLOAD"] = "1"
+    killed(SPARKS_OWN_SINK, str(tmp_path / "data"), str(tmp_path), *arguments)
+    messages = spark.readStream.format("mqtt").options(
+        path=str(tmp_path / "data"), stream="sensors", startingOffsets="earliest", minPartitions="2").load()
+    query = messages.select("partition", "offset").writeStream.format("parquet") \
+        .option("path", str(tmp_path / "table")).option("checkpointLocation", str(tmp_path / "checkpoint")) \
+        .trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert spark.read.parquet(str(tmp_path / "table")).count() == 200
+    places = [(row["partition"], row["offset"]) for row in plain(tmp_path / "table")]
+    assert len(places) == 300 and len(set(places)) == 200
+
+
+# --- running --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(180)
+def test_it_runs_until_it_is_stopped_and_reports(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    writer.append(0, [message(n) for n in range(10)])
+    stop = threading.Event()
+    seen: list[int] = []
+
+    def report(tables: list[TableProgress]) -> None:
+        seen.append(tables[0].rows)
+        if tables[0].rows == 10 and writer.manifest()["partitions"][0]["high_watermark"] == 10:
+            writer.append(0, [message(n) for n in range(10, 15)])
+        if tables[0].rows == 15:
+            stop.set()
+
+    [progress] = run(parse_config(document(tmp_path)), trigger="100ms", stop=stop, report=report, session=spark)
+    assert progress.rows == 15 and [row["n"] for row in plain(tmp_path / "out")] == list(range(15))
+    assert not spark.streams.active
+
+    writer.append(0, [message(15)])
+    [progress] = run(parse_config(document(tmp_path)), once=True, session=spark)
+    assert progress.rows == 1 and [row["n"] for row in plain(tmp_path / "out")] == list(range(16))
+
+
+@pytest.mark.timeout(180)
+def test_failures_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    writer.append(0, [message(n) for n in range(10)])
+    for table, reason in (
+        ({"stream": "meters"}, "ingest: tables.t: mqtt source: option 'stream': no stream 'meters'"),
+        ({"schema": "n lng"}, "ingest: tables.t.schema: 'n lng' is not a DDL schema"),
+        ({"schema": "topic string"}, "ingest: tables.t.schema: two columns are named 'topic'"),
+    ):
+        with pytest.raises(IngestError) as caught:
+            run(parse_config(document(tmp_path, **table)), once=True, session=spark)
+        assert str(caught.value).startswith(reason) and "\n" not in str(caught.value)
+    damaged = bytearray(writer.segments(0)[0].read_bytes())
+    damaged[-1] ^= 1
+    writer.segments(0)[0].write_bytes(damaged)
+    with pytest.raises(IngestError, match=r"tables\.t: mqtt source: .*\.seg is corrupt at offset 0") as caught:
+        run(parse_config(document(tmp_path, checkpoint=str(tmp_path / "c2"))), once=True, session=spark)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.timeout(180)
+def test_an_output_and_its_checkpoint_belong_together(spark: SparkSession, tmp_path: Path) -> None:
+    StreamWriter(tmp_path / "data").append(0, [message(0)])
+    table = BatchTable(tmp_path / "out")
+    table.prepare()
+    table.publish(0, stage(table, 0, ""), {})
+    with pytest.raises(IngestError, match="holds batches but .* is new"):
+        run(parse_config(document(tmp_path)), once=True, session=spark)
+
+
+def test_progress_as_text() -> None:
+    out = io.StringIO()
+    terminal = Terminal(out, every_s=0)
+    table = TableProgress("readings")
+    table.rows, table.bad, table.batches, table.lag = 1_234_567, 3, 2, 4_000
+    terminal([table])
+    terminal.finish([table])
+    first, last = out.getvalue().splitlines()
+    assert first.startswith("readings: 1,234,567 rows, ") and first.endswith("lag 4,000 offsets, 3 bad")
+    assert last.startswith("readings: 1,234,567 rows, 3 bad, 2 batches in ")
