@@ -187,8 +187,10 @@ class Store:
             raise StoreError(f"{self._path}: the file system does not allow a write-ahead log")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_KEEP_BYTES}")
-        # A database that can be read but not written must not pass for a usable one.
+        # A database that can be read but not written must not pass for a usable one;
+        # only a statement that writes tells.
         connection.execute("BEGIN IMMEDIATE")
+        connection.execute("UPDATE stream_ends SET end_offset = end_offset")
         connection.execute("ROLLBACK")
         # SQLite's locks on this file would go if it were closed before the connection.
         self._wal_index = os.open(f"{self._path}-shm", os.O_RDONLY)
