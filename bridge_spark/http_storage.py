@@ -62,13 +62,15 @@ class HttpStorage:
             raise UnknownStream(f"mqtt source: option 'stream': {self._url} has no stream {self._stream!r}"
                                 f"{self._names()}") from None
 
-    def offsets_at(self, timestamp: int) -> Optional[Any]:
-        """The broker's answer which offset per partition is the first at or
-        after ``timestamp`` (microseconds); None when it does not know how."""
+    def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
+        path = f"/streams/{quote(self._stream, safe='')}/offsets?timestamp={timestamp}"
         try:
-            return self._get_json(f"/streams/{quote(self._stream, safe='')}/offsets?timestamp={timestamp}")
+            answer = self._get_json(path)
+            return {int(entry["partition"]): int(entry["offset"]) for entry in answer["partitions"]}
         except _NotFound:
             return None
+        except (KeyError, TypeError, ValueError) as error:
+            raise StreamError(f"mqtt source: {self._url}{path} did not answer with offsets ({error!r})") from None
 
     def read(self, partition: int, file: str, position: int, length: int) -> bytes:
         try:

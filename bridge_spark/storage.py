@@ -67,6 +67,10 @@ class Storage(Protocol):
     def index(self, partition: int, segment: Segment) -> list[IndexEntry]:
         """The segment's sparse index in order; empty when there is none."""
 
+    def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
+        """Per partition the first offset received at or after ``timestamp``
+        (microseconds), as far as there is someone to ask; else None."""
+
     def describe(self, partition: int, file: str) -> str:
         """The file's full name for error messages."""
 
@@ -136,6 +140,9 @@ class DirectoryStorage:
             return usable_index(path.read_bytes(), segment)
         except OSError:
             return []
+
+    def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
+        return None
 
     def describe(self, partition: int, file: str) -> str:
         return str(self._directory() / str(partition) / file)

@@ -21,6 +21,9 @@ def offsets_at(storage: Storage, manifest: Manifest, timestamp: int) -> Offsets:
 
     Of each segment that is older, only what follows its last index entry is read.
     """
+    known = storage.offsets_at(timestamp)
+    if known is not None:
+        return {partition: known.get(partition, state.high_watermark) for partition, state in manifest.items()}
     return {partition: _first_at(storage, partition, state, timestamp) for partition, state in manifest.items()}
 
 
