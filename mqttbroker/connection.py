@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Deque, Final, List, Optional, cast
 
-from mqttbroker.outgoing import Outgoing
+from mqttbroker.frames import TWO_BYTES
+from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import Disconnect, encode_ack
 from mqttbroker.properties import Properties
 from mqttbroker.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
@@ -89,6 +90,7 @@ class Connection(Outlet):
         """Queue any packet but a PUBLISH."""
         if self.state == CLOSED:
             return
+        self.outbound.stats.messages_sent += 1
         self.outbox.append(packet)
         if not self.dirty:
             self._mark()
@@ -103,21 +105,34 @@ class Connection(Outlet):
                 self.outbound.stats.publish_dropped_slow += 1
                 return
         stats = self.outbound.stats
+        stats.messages_sent += 1
         stats.publish_sent += 1
         stats.publish_bytes_sent += size
         self.outbox.append(packet)
         if not self.dirty:
             self._mark()
 
+    def send_numbered(self, head: bytes, packet_id: int, tail: bytes, size: int) -> None:
+        """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes in the parts that others share with it."""
+        if self.congested:
+            self.backlog += size
+        stats = self.outbound.stats
+        stats.messages_sent += 1
+        stats.publish_sent += 1
+        stats.publish_bytes_sent += size
+        outbox = self.outbox
+        outbox.append(head)
+        outbox.append(TWO_BYTES[packet_id])
+        outbox.append(tail)
+        if not self.dirty:
+            self._mark()
+
     def take(self) -> bytes:
         """The bytes to write now."""
         parts = self.outbox
-        count: int = len(parts)
-        data: bytes = parts[0] if count == 1 else b"".join(parts)
+        data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
-        stats = self.outbound.stats
-        stats.messages_sent += count
-        stats.bytes_sent += len(data)
+        self.outbound.stats.bytes_sent += len(data)
         self.backlog = 0
         return data
 
@@ -149,7 +164,10 @@ class Connection(Outlet):
 
     def send_delivery(self, entry: Delivery, outgoing: Outgoing, duplicate: bool) -> None:
         """The PUBLISH of a QoS 1 or 2 delivery."""
-        packet: bytes
+        packet: bytes = NO_BYTES
+        head: bytes = NO_BYTES
+        tail: bytes = NO_BYTES
+        size: int
         if duplicate or entry.retain or entry.subscription_ids:
             packet = outgoing.encode(
                 self.version,
@@ -159,14 +177,19 @@ class Connection(Outlet):
                 entry.packet_id,
                 entry.subscription_ids,
             )
+            size = len(packet)
         else:
-            packet = outgoing.numbered(self.version, entry.qos, entry.packet_id)
-        if len(packet) > self.maximum_packet_size:
+            head = outgoing.head(self.version, entry.qos)
+            tail = outgoing.tail(self.version)
+            size = len(head) + 2 + len(tail)
+        if size > self.maximum_packet_size:
             # Too large for this client: as if it had been delivered [MQTT-3.1.2-25].
             self.outbound.stats.publish_dropped_too_large += 1
             entry.session.give_up(entry)
-            return
-        self.send_publish(packet, False)
+        elif packet:
+            self.send_publish(packet, False)
+        else:
+            self.send_numbered(head, entry.packet_id, tail, size)
 
     def send_entry(self, entry: Delivery, duplicate: bool) -> None:
         message = entry.message

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from mqttbroker.frames import TWO_BYTES, encode_publish
+from mqttbroker.frames import encode_publish
 from sessions.message import Message
 
 _FIRST_BYTES: Final = (b"\x30", b"\x32", b"\x34")  # PUBLISH by QoS, no DUP, no RETAIN
@@ -67,15 +67,19 @@ class Outgoing:
             self.packet4 = self.encode(4, 0, False, False, 0, NO_BYTES)
         return self.packet4
 
-    def numbered(self, version: int, qos: int, packet_id: int) -> bytes:
-        """A QoS 1 or 2 packet, RETAIN 0, DUP 0."""
+    def head(self, version: int, qos: int) -> bytes:
+        """What goes before the packet id of a QoS 1 or 2 packet, RETAIN 0, DUP 0."""
         if version >= 5:
             if not self.middle5:
                 self._split(5)
-            return _FIRST_BYTES[qos] + self.middle5 + TWO_BYTES[packet_id] + self.tail5
+            return _FIRST_BYTES[qos] + self.middle5
         if not self.middle4:
             self._split(4)
-        return _FIRST_BYTES[qos] + self.middle4 + TWO_BYTES[packet_id] + self.tail4
+        return _FIRST_BYTES[qos] + self.middle4
+
+    def tail(self, version: int) -> bytes:
+        """What goes after the packet id; to be asked for after `head`."""
+        return self.tail5 if version >= 5 else self.tail4
 
     def encode(
         self, version: int, qos: int, retain: bool, dup: bool, packet_id: int, own: bytes

@@ -82,6 +82,9 @@ _LEGAL: Final = (
     (False,) * 16,
 )  # fmt: skip
 
+# First bytes of the four acknowledgements, which need no decoding in their short form.
+_SHORT_ACKS: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
+
 
 class Protocol(Connection):
     """One client's connection.  ``new_client_id`` gives an id to a client that brings none."""
@@ -178,9 +181,11 @@ class Protocol(Connection):
             kind: int = first >> 4
             if kind == PUBLISH and self.state == CONNECTED:
                 self._publish(data, position, body, end, first)
-            elif kind == PUBACK and first == 0x40 and remaining == 2 and self.state == CONNECTED:
+            elif remaining == 2 and _SHORT_ACKS[first] and self.state == CONNECTED:
                 packet_id: int = (data[body] << 8) | data[body + 1]
-                self._acknowledged(packet_id)
+                if packet_id == 0:  # [MQTT-2.2.1-3]
+                    raise MQTTError(PROTOCOL_ERROR, "acknowledgement of packet id 0")
+                self._acknowledgement(kind, packet_id, 0)
             else:
                 self._control(kind, first & 15, data, body, end)
             position = end
@@ -244,7 +249,8 @@ class Protocol(Connection):
             broker.publisher.publish(message, route, outgoing, self.session, None)
             return
         if reusable:
-            outgoing.reuse(self.version, data[start + 1 : topic_end], data[rest:end])
+            tail = message.payload if payload == rest else data[rest:end]
+            outgoing.reuse(self.version, data[start + 1 : topic_end], tail)
         self._acknowledged_publish(message, route, outgoing, packet_id)
 
     def _message(
@@ -366,11 +372,6 @@ class Protocol(Connection):
 
     # -- everything else ----------------------------------------------------
 
-    def _acknowledged(self, packet_id: int) -> None:
-        session = self.session
-        assert session is not None
-        session.acknowledge(packet_id)
-
     def _illegal(self, kind: int) -> None:
         if self.state == AWAIT_CONNECT:
             raise MQTTError(PROTOCOL_ERROR, "the first packet is not CONNECT")
@@ -397,14 +398,13 @@ class Protocol(Connection):
         elif kind == AUTH:
             raise MQTTError(PROTOCOL_ERROR, "AUTH without an authentication method")
         else:
-            self._acknowledgement(kind, session, data, body, end)
+            packet_id: int = (data[body] << 8) | data[body + 1]
+            self._acknowledgement(kind, packet_id, data[body + 2] if end > body + 2 else 0)
 
-    def _acknowledgement(
-        self, kind: int, session: Session, data: bytes, body: int, end: int
-    ) -> None:
-        """PUBACK, PUBREC, PUBREL or PUBCOMP, already checked by the codec."""
-        packet_id: int = (data[body] << 8) | data[body + 1]
-        reason_code: int = data[body + 2] if end > body + 2 else 0
+    def _acknowledgement(self, kind: int, packet_id: int, reason_code: int) -> None:
+        """PUBACK, PUBREC, PUBREL or PUBCOMP, already checked."""
+        session = self.session
+        assert session is not None
         if kind == PUBACK:
             session.acknowledge(packet_id)
         elif kind == PUBREC:
