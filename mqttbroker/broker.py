@@ -78,7 +78,7 @@ class Broker:
             self.journal.committed()
         for page in pages:
             session = self.registry.by_id.get(page.session_id)
-            if session is not None and session.paging:
+            if session is not None and session.page_came():
                 self._paged(session, page)
         if self.blocked and not self.overfull:
             for connection in self.blocked:

@@ -258,6 +258,14 @@ class Journal:
         self._gathering.gates.append(gate)
         self._gathering.empty = False
 
+    def hold_received(self, gate: Gate, session_id: int, packet_id: int) -> None:
+        """Keep a gate shut until a QoS 2 packet id that is taken already is on disk."""
+        pair = (session_id, packet_id)
+        for batch in (self._writing, self._gathering):
+            if batch is not None and batch.received.get(pair, False):
+                gate.holds += 1
+                batch.gates.append(gate)
+
     # -- towards the writer -------------------------------------------------
 
     def take(self) -> WriteSet:
@@ -387,18 +395,22 @@ class Journal:
         self._written = []
         self.failures += 1
         self._retry(batch)
+        # All are gone before the first session hears of it and looks for what to send next.
+        refused: List[Entry] = []
         for entry in written:
-            alive = entry.disk == STORED
-            entry.disk = GONE
             gate = entry.gate
-            entry.gate = None
-            if alive:
-                entry.refused()
+            if entry.disk == STORED:
+                refused.append(entry)
+            elif gate is not None:
+                entry.gate = None
+                gate.settle()
+            entry.disk = GONE
+        for entry in refused:
+            entry.refused()
+            gate = entry.gate
             if gate is not None:
-                if alive:
-                    gate.fail()
-                else:
-                    gate.settle()
+                entry.gate = None
+                gate.fail()
         for gate in batch.gates:
             gate.fail()
 

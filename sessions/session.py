@@ -168,6 +168,7 @@ class Session:
         self.stored_seq = 0  # the newest entry that is only on disk; 0 if none
         self.loaded_seq = 0  # the newest entry that is or was in memory
         self.paging = False
+        self.abandoned_pages = 0  # asked for by an earlier connection and still to come
         self.page_limit_seq = 0  # the page asked for holds all entries up to this one
         self.memory_bytes = 0  # sizes of the messages in `queue`
         self.will: Optional[Message] = None
@@ -325,19 +326,34 @@ class Session:
             if entry.phase != STORING:
                 outlet.send_entry(entry, False)
         if self.stored_seq != 0 and not self.paging:
-            if len(self.queue) < shelf.limits.max_queue_memory_messages // 2:
+            limits = shelf.limits
+            if (
+                len(self.queue) <= limits.max_queue_memory_messages // 2
+                and self.memory_bytes <= limits.max_transient_queue_bytes // 2
+            ):
                 self.request_page()
 
     def request_page(self) -> None:
         """Ask the store for the entries after the last one that was in memory."""
+        shelf = self.shelf
         self.paging = True
-        self.page_limit_seq = self.shelf.journal.next_seq - 1
-        self.shelf.journal.page(
-            PageRequest(self.id, self.loaded_seq, self._page_size(), self.received_on_disk)
+        self.page_limit_seq = shelf.journal.next_seq - 1
+        shelf.journal.page(
+            PageRequest(
+                self.id,
+                self.loaded_seq,
+                PAGE_ENTRIES,
+                self.received_on_disk,
+                max(1, shelf.limits.max_transient_queue_bytes - self.memory_bytes),
+            )
         )
 
-    def _page_size(self) -> int:
-        return max(PAGE_ENTRIES, self.shelf.limits.max_inflight)
+    def page_came(self) -> bool:
+        """Whether a page that came is for this connection, not for one before it."""
+        if self.abandoned_pages > 0:
+            self.abandoned_pages -= 1
+            return False
+        return self.paging
 
     def _enqueue(self, entry: Delivery) -> None:
         self.memory_bytes += entry.message.size
@@ -369,6 +385,8 @@ class Session:
                 return packet_id
 
     def _finish(self, entry: Delivery) -> None:
+        if entry.disk == GONE:
+            return  # refused by the store after it was sent
         self.queued_messages -= 1
         self.queued_bytes -= entry.message.size
         if entry.disk != MEMORY:
@@ -408,6 +426,7 @@ class Session:
         self.queued_bytes -= entry.message.size
         if entry.phase == STORING and self.in_flight.get(entry.packet_id) is entry:
             del self.in_flight[entry.packet_id]
+            self.pump()
 
     # -- coming and going ---------------------------------------------------
 
@@ -430,7 +449,9 @@ class Session:
         self.queue.clear()
         self.memory_bytes = 0
         self.loaded_seq = 0
-        self.paging = False
+        if self.paging:
+            self.paging = False
+            self.abandoned_pages += 1
 
     @property
     def must_load(self) -> bool:
@@ -438,7 +459,11 @@ class Session:
         return self.stored_seq != 0 or self.received_on_disk
 
     def restore(self, rows: List[Tuple[object, ...]], received: List[int]) -> None:
-        """Take a page of entries and, on a session's first, the received ids."""
+        """Take a page of entries and, on a session's first, the received ids.
+
+        Pages end by count or by bytes; the last one is known by its newest entry,
+        or is empty when that entry was refused.
+        """
         self.paging = False
         for packet_id in received:
             self.received[packet_id] = True
@@ -449,10 +474,12 @@ class Session:
             self.last_packet_id = max(self.last_packet_id, entry.packet_id)
             if entry.phase == AWAIT_PUBCOMP:
                 self.in_flight[entry.packet_id] = entry
+                self._send_pubrel(entry.packet_id)
             else:
                 self._enqueue(entry)
-        if len(rows) < self._page_size() and self.stored_seq <= self.page_limit_seq:
-            self.stored_seq = 0
+        if self.stored_seq <= self.page_limit_seq:
+            if not rows or self.loaded_seq >= self.stored_seq:
+                self.stored_seq = 0
 
     def redeliver(self) -> None:
         """Send again what was under way when the client left, then go on [MQTT-4.4.0-1]."""
