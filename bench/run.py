@@ -34,6 +34,7 @@ def load_generator() -> tuple[Path, list[str]]:
     """The generator to use and the scenarios it can run."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
+        os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # py_load.py's python3
         print("bench: no C compiler, the load comes from py_load.py and bounds the rates", file=sys.stderr)
         return HERE / "py_load.py", [name for name in SCENARIOS if not name.startswith("offline")]
     source, program = HERE / "mqtt_load.c", HERE / "mqtt_load"
