@@ -72,7 +72,8 @@ class Connection(Outlet):
         self.client_id = ""
         self.username: Optional[str] = None
         self.keep_alive = 0.0  # seconds; 0 = off
-        self.last_received = 0.0  # monotonic seconds
+        self.accepted = 0.0  # monotonic seconds
+        self.last_received = 0.0
         self.maximum_packet_size = 0xFFFFFFFF
         self.problem_information = True
         self.outbox: List[bytes] = []
@@ -246,9 +247,6 @@ class Connection(Outlet):
 
     def _refuse(self, gate: AckGate) -> None:
         """The store failed: no acknowledgement that is not true."""
-        session = self.session
-        if gate.packet_type == PUBREC and session is not None:
-            session.received.pop(gate.packet_id, None)
         if self.version >= 5 and (gate.packet_type == PUBACK or gate.packet_type == PUBREC):
             self.send(encode_ack(gate.packet_type, gate.packet_id, QUOTA_EXCEEDED, self.version))
         else:
@@ -286,7 +284,13 @@ class AckGate(Gate):
         self.sequel: Any = None
 
     def opened(self) -> None:
-        self.connection.release_acks()
+        connection = self.connection
+        session = connection.session
+        if self.failed and self.packet_type == PUBREC and session is not None:
+            # The message was not kept; whether or not the client is still there to be
+            # told, its PUBLISH must not pass for a duplicate when it comes again.
+            session.received.pop(self.packet_id, None)
+        connection.release_acks()
 
 
 def connection_of(session: Session) -> Optional[Connection]:

@@ -96,6 +96,7 @@ class Protocol(Connection):
         self.broker = broker
         self.new_client_id = new_client_id
         self.last_received = now
+        self.accepted = now
         self.maximum_received_size = broker.terms.maximum_packet_size
         self.restricted = broker.policy.restrictive
         self.aliases: Dict[int, bytes] = {}
@@ -158,12 +159,12 @@ class Protocol(Connection):
                 shift: int = 7
                 byte: int = 128
                 while byte >= 128 and body < size:
-                    if shift > 21:
-                        raise MQTTError(MALFORMED_PACKET, "Remaining Length of more than 4 bytes")
                     byte = data[body]
                     body += 1
                     remaining |= (byte & 127) << shift
                     shift += 7
+                    if byte >= 128 and shift > 21:
+                        raise MQTTError(MALFORMED_PACKET, "Remaining Length of more than 4 bytes")
                 if byte >= 128:
                     needed = body - position + 1
                     break
@@ -314,10 +315,13 @@ class Protocol(Connection):
         broker = self.broker
         session = self.session
         assert session is not None
-        if self.version >= 5:
-            if self.unanswered + len(session.received) >= broker.terms.receive_maximum:
-                # [MQTT-3.3.4-9]
-                raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
+        if (
+            self.version >= 5
+            and self.unanswered + len(session.received) >= broker.terms.receive_maximum
+            and packet_id not in session.received
+        ):
+            # [MQTT-3.3.4-9]
+            raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
         journal = broker.journal
         gate: AckGate
         if message.qos == 1:
@@ -325,8 +329,8 @@ class Protocol(Connection):
         else:
             gate = self.gate(PUBREC, packet_id)
             if packet_id in session.received:  # [MQTT-4.3.3-10]
-                if session.id != 0 and journal.gated and not journal.idle:
-                    journal.hold(gate)
+                if session.id != 0 and journal.gated:
+                    journal.hold_received(gate, session.id, packet_id)
                 self.answer(gate)
                 return
             session.received[packet_id] = False
@@ -427,10 +431,13 @@ class Protocol(Connection):
         """PUBREL: the id is free once that is on disk; then PUBCOMP [MQTT-4.3.3-11]."""
         stored = session.received.pop(packet_id, None)
         gate = self.gate(PUBCOMP, packet_id)
+        journal = self.broker.journal
         if stored is None:
             gate.reason_code = PACKET_IDENTIFIER_NOT_FOUND
+            # The release that an earlier PUBREL asked for may still be on its way to the disk.
+            if session.id != 0 and journal.gated and (journal.wanting or not journal.idle):
+                journal.hold(gate)
         elif stored:
-            journal = self.broker.journal
             journal.release(session.id, packet_id)
             if journal.gated:
                 journal.hold(gate)
@@ -446,9 +453,10 @@ class Protocol(Connection):
                 self.maximum_packet_size = properties.maximum_packet_size
             self.problem_information = properties.request_problem_information != 0
         if not packet.client_id:
-            if packet.version < 5 and not packet.clean_start:  # [MQTT-3.1.3-8]
+            # 3.1.1 [MQTT-3.1.3-8]; 3.1 asks for an id always.
+            if packet.version == 3 or (packet.version == 4 and not packet.clean_start):
                 self.broker.admissions.refuse(
-                    self, CLIENT_IDENTIFIER_NOT_VALID, "empty client id without clean session"
+                    self, CLIENT_IDENTIFIER_NOT_VALID, "empty client id"
                 )
                 return
             self.client_id = self.new_client_id()
