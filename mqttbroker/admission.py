@@ -13,14 +13,16 @@ from typing import Dict, Optional
 
 from mqttbroker.clients import Clients
 from mqttbroker.connection import CLOSED, CONNECTED, CONNECTING, Connection
-from mqttbroker.packets import Connack, Connect
+from mqttbroker.packets import Connack, Connect, Will
 from mqttbroker.policy import Challenge, Policy, Terms
 from mqttbroker.properties import Properties, decode_varint, encode_properties
 from mqttbroker.reason_codes import (
     QUOTA_EXCEEDED,
+    RETAIN_NOT_SUPPORTED,
     SERVER_BUSY,
     SESSION_TAKEN_OVER,
     SUCCESS,
+    MQTTError,
     name,
     to_v3_connack,
 )
@@ -64,6 +66,8 @@ class Admissions:
         if self.clients.connected >= self.terms.max_connections:
             self.refuse(connection, SERVER_BUSY, "too many connections")
             return
+        if packet.will is not None and not self._may_leave(connection, packet.will):
+            return
         client_id = connection.client_id
         old = self._take_over(client_id)
         expiry = self._session_expiry(packet)
@@ -93,7 +97,8 @@ class Admissions:
         """The session of a client id, with any connection it has closed [MQTT-3.1.4-3]."""
         pending = self._pending.pop(client_id, None)
         if pending is not None:
-            self.refuse(pending.connection, SESSION_TAKEN_OVER, "session taken over")
+            # No code of a CONNACK says this, and nothing may go before a CONNACK.
+            self.clients.close(pending.connection, False, "session taken over")
         session = self.registry.get(client_id)
         if session is not None and session.outlet is not None:
             session.outlet.disconnect(SESSION_TAKEN_OVER, "session taken over")
@@ -106,6 +111,18 @@ class Admissions:
         else:
             wanted = max(0, packet.properties.session_expiry_interval)
         return min(wanted, self.terms.max_session_expiry)
+
+    def _may_leave(self, connection: Connection, will: Will) -> bool:
+        """Whether this will can be published when the time comes; refuses the CONNECT if not."""
+        if will.retain and not self.terms.retain_available:
+            self.refuse(connection, RETAIN_NOT_SUPPORTED, "retained will")  # [MQTT-3.2.2-13]
+            return False
+        try:
+            self.clients.publisher.router.route(will.topic.encode("utf-8"))
+        except MQTTError as error:
+            self.refuse(connection, error.reason_code, error.detail)
+            return False
+        return True
 
     def _set_will(self, session: Session, packet: Connect) -> None:
         will = packet.will

@@ -168,7 +168,7 @@ class Clients:
         for connection in self.connections:
             silence: float = monotonic - connection.last_received
             if connection.state == AWAIT_CONNECT:
-                if silence > connect_timeout:
+                if monotonic - connection.accepted > connect_timeout:
                     overdue.append(connection)
             elif connection.keep_alive and silence > connection.keep_alive * 1.5:
                 overdue.append(connection)

@@ -15,6 +15,7 @@ from mqttbroker.connection import Connection, Outbound
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.policy import Policy
 from mqttbroker.properties import user_property
+from mqttbroker.reason_codes import MQTTError
 from mqttbroker.router import Route, Router, StreamSink, Target
 from sessions.journal import Gate, Journal
 from sessions.message import Message
@@ -108,8 +109,12 @@ class Publisher:
 
     def publish_message(self, message: Message, origin: Optional[Session]) -> None:
         """Publish a message that no connected client waits for, such as a will."""
-        route = self.router.route(message.topic.encode("utf-8"))
-        if not self.policy.may_publish(message.publisher, route.topic):
+        try:
+            route = self.router.route(message.topic.encode("utf-8"))
+        except MQTTError:  # a stored will whose topic passes limits set since
+            self.outbound.stats.publish_dropped_denied += 1
+            return
+        if route.reserved or not self.policy.may_publish(message.publisher, route.topic):
             self.outbound.stats.publish_dropped_denied += 1
             return
         outgoing = Outgoing(route.topic_bytes, message, self.outbound.clock.now)

@@ -90,7 +90,11 @@ class Subscriptions:
         except ValueError:
             return TOPIC_FILTER_INVALID
         topic_filter = wanted if shared is None else shared[1]
-        if not is_valid_filter(topic_filter) or wanted.count("/") >= self.terms.max_topic_levels:
+        if (
+            not is_valid_filter(topic_filter)
+            or wanted.count("/") >= self.terms.max_topic_levels
+            or len(topic_filter.encode("utf-8")) > self.terms.max_topic_length
+        ):
             return TOPIC_FILTER_INVALID
         if shared is not None and request.no_local:
             raise MQTTError(PROTOCOL_ERROR, "No Local on a shared subscription")  # [MQTT-3.8.3-4]
