@@ -1,0 +1,472 @@
+"""One client's packets, in memory: framing, what is legal when, and what each acknowledgement waits for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core import Core, CoreClient
+from mqttbroker.packets import (
+    Connack,
+    Connect,
+    Disconnect,
+    Pingreq,
+    Pingresp,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Subscription,
+    Unsuback,
+    Unsubscribe,
+)
+from mqttbroker.properties import Properties
+
+VECTORS = Path(__file__).parent / "vectors"
+
+
+def kept() -> Properties:
+    properties = Properties()
+    properties.session_expiry_interval = 0xFFFFFFFF
+    return properties
+
+
+def keeper(core: Core) -> None:
+    """A durable session that is away, so that what matches ``kept/#`` has to be written."""
+    core.connect("keeper", properties=kept()).subscribe("kept/#")
+    core.clients[-1].disconnect()
+
+
+# --- framing ------------------------------------------------------------------------------------------------------
+
+TALK = [
+    Connect("c", 5, True, 60),
+    Subscribe(1, [Subscription("a/#", 2), Subscription("b", 0)]),
+    Publish("a/1", b"zero"),
+    Publish("a/1", b"one" * 60, 1, False, False, 2),
+    Puback(1),
+    Publish("a/1", b"two", 2, False, False, 3),
+    Pubrel(3),
+    Pubrec(2),
+    Pubcomp(2),
+    Unsubscribe(4, ["a/#", "none"]),
+    Pingreq(),
+    Disconnect(),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_talk_is_understood_in_pieces_of_any_size(tmp_path: Path, version: int, size: int) -> None:
+    with Core(tmp_path) as core:
+        client = core.client(version)
+        data = b"".join(packet.encode(version) for packet in [Connect("c", version, True, 60), *TALK[1:]])
+        for start in range(0, len(data), size):
+            client.send(data[start : start + size])
+        answers = client.arrived()
+        kinds = [Connack, Suback, Publish, Publish, Puback, Publish, Pubrec, Pubcomp, Pubrel, Unsuback, Pingresp]
+        assert sorted(type(answer).__name__ for answer in answers) == sorted(kind.__name__ for kind in kinds)
+        assert [type(answer) for answer in answers if not isinstance(answer, (Publish, Pubrel))] == [
+            kind for kind in kinds if kind not in (Publish, Pubrel)
+        ]
+        assert client.closed
+        assert core.broker.outbound.stats.messages_received == len(TALK)
+        assert core.broker.outbound.stats.bytes_received == len(data)
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_a_talk_is_understood_when_cut_anywhere(tmp_path: Path, cut: int) -> None:
+    """Every byte is the last of a piece in one of the cuts: pieces of 40 bytes, the first one shorter."""
+    with Core(tmp_path) as core:
+        client = core.client()
+        data = b"".join(packet.encode(5) for packet in TALK)
+        for start, end in zip([0, *range(cut, len(data), 40)], [*range(cut, len(data), 40), len(data)]):
+            client.send(data[start:end])
+        assert len(client.arrived()) == 11 and client.closed
+
+
+def malformed() -> list[Any]:
+    rows = json.loads((VECTORS / "packets_malformed.json").read_text(encoding="utf-8"))["vectors"]
+    from_clients = {1, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15}
+    return [
+        pytest.param(row, id=row["name"])
+        for row in rows
+        if bytes.fromhex(row["hex"])[0] >> 4 in from_clients and row["version"] >= 4
+    ]
+
+
+@pytest.mark.parametrize("pieces", [False, True], ids=["whole", "bytes"])
+@pytest.mark.parametrize("row", malformed())
+def test_a_malformed_packet_ends_its_own_connection_only(tmp_path: Path, row: Any, pieces: bool) -> None:
+    data = bytes.fromhex(row["hex"])
+    with Core(tmp_path) as core:
+        bystander = core.connect("bystander")
+        bystander.subscribe("seen")
+        version = row["version"]
+        client = core.client(version)
+        before = data[0] >> 4 == 1
+        if not before:
+            client.connect("offender")
+        for piece in [data[i : i + 1] for i in range(len(data))] if pieces else [data]:
+            client.send(piece)
+        client.send(Publish("seen", b"after the error"))
+        answers = client.arrived()
+        assert client.closed
+        if before and row.get("level", -1) >= 5:
+            assert [type(answer) for answer in answers] == [Connack]
+            assert answers[0].reason_code == int(row["code"], 16)
+        elif before:
+            assert all(isinstance(answer, Connack) and answer.reason_code == 1 for answer in answers)
+        elif version >= 5:
+            assert [type(answer) for answer in answers] == [Disconnect]
+            # A client's PUBLISH may hold no Subscription Identifier at all [MQTT-3.3.4-6].
+            barred = row["name"].startswith("PUBLISH: Subscription Identifier")
+            assert answers[0].reason_code == (0x82 if barred else int(row["code"], 16))
+        else:
+            assert answers == []
+        bystander.expect_nothing()
+        assert core.broker.outbound.stats.protocol_errors == 1
+
+
+@pytest.mark.parametrize("kind", range(16))
+def test_packets_that_a_client_may_not_send(tmp_path: Path, kind: int) -> None:
+    with Core(tmp_path) as core:
+        client = core.connect("c")
+        if kind in (0, 1, 2, 9, 11, 13):
+            client.send(bytes([kind << 4, 2, 0, 1]))
+            assert client.expect(Disconnect).reason_code in (0x81, 0x82)
+            assert client.closed
+        first = core.client()
+        if kind != 1:
+            first.send(bytes([kind << 4, 2, 0, 1]))
+            assert first.arrived() == [] and first.closed
+
+
+def test_an_illegal_packet_is_refused_before_its_body_comes(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = core.client()
+        client.send(b"\x30\xff\xff\x7f")
+        assert client.closed
+
+
+def test_a_second_connect_is_an_error(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = core.connect("c")
+        client.send(Connect("c"))
+        assert client.expect(Disconnect).reason_code == 0x82
+        assert client.closed
+
+
+def test_a_remaining_length_of_four_bytes_that_goes_on_is_refused_at_the_fourth(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = core.connect("c")
+        client.send(b"\x30\xff\xff\xff\xff")
+        assert client.expect(Disconnect).reason_code == 0x81
+
+
+def test_what_follows_connect_in_one_write_waits_for_the_session(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = core.connect("c", properties=kept())
+        client.subscribe("kept/1")
+        client.close()
+        core.connect("p").publish("kept/1", b"1", 1)
+        core.kill()
+        core.eager = False
+        client = core.client()
+        client.send(Connect("c", 5, False, properties=kept()), Pingreq(), Publish("kept/1", b"2", 1, False, False, 1))
+        assert client.arrived() == [] and client.protocol.blocked
+        client.send(Pingreq())
+        core.settle()
+        assert [type(p) for p in client.arrived()] == [Connack, Publish, Pingresp, Publish, Pingresp, Puback]
+
+
+# --- what acknowledgements wait for -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_acknowledgements_leave_after_the_commit(tmp_path: Path, qos: int, version: int) -> None:
+    with Core(tmp_path) as core:
+        keeper(core)
+        client = core.connect("p", version)
+        core.eager = False
+        client.send(Publish("kept/1", b"1", qos, False, False, 1))
+        core.take()
+        client.send(Publish("none", b"2", qos, False, False, 2))
+        assert client.arrived() == []
+        core.commit()
+        answers = client.arrived()
+        assert [type(answer) for answer in answers] == [Puback if qos == 1 else Pubrec] * 2
+        assert [answer.packet_id for answer in answers] == [1, 2]
+        assert [answer.reason_code for answer in answers] == ([0, 0x10] if version == 5 else [0, 0])
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_nobody_keeps_is_acknowledged_at_once(tmp_path: Path, qos: int) -> None:
+    with Core(tmp_path) as core:
+        listener = core.connect("l")
+        listener.subscribe("t")
+        client = core.connect("p")
+        core.eager = False
+        client.send(Publish("t", b"1", qos, False, False, 1))
+        assert client.expect(Puback if qos == 1 else Pubrec).packet_id == 1
+        if qos == 2:
+            client.send(Pubrel(1))
+            assert client.expect(Pubcomp).reason_code == 0
+        assert not core.commit()
+
+
+def test_an_entry_acknowledged_before_its_batch_is_taken_never_reaches_the_disk(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        subscriber = core.connect("s", properties=kept())
+        subscriber.subscribe("t", options=1)
+        client = core.connect("p")
+        core.eager = False
+        client.send(Publish("t", b"1", 1, False, False, 1))
+        assert client.arrived() == []
+        subscriber.send(Puback(subscriber.expect(Publish).packet_id))
+        assert client.expect(Puback).packet_id == 1
+        write_set = core.take()
+        assert write_set is not None and not write_set.entries and not write_set.messages
+
+
+def test_qos_2_leaves_after_the_commit_and_qos_1_before_it(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        subscriber = core.connect("s", properties=kept())
+        subscriber.subscribe("t")
+        client = core.connect("p")
+        core.eager = False
+        client.send(Publish("t", b"1", 1, False, False, 1), Publish("t", b"2", 2, False, False, 2))
+        assert [packet.payload for packet in subscriber.arrived()] == [b"1"]
+        core.commit()
+        assert [packet.payload for packet in subscriber.arrived()] == [b"2"]
+        subscriber.send(Pubrec(2))
+        assert subscriber.arrived() == []
+        core.commit()
+        assert [type(packet) for packet in subscriber.arrived()] == [Pubrel]
+
+
+def test_pubcomp_waits_for_the_release(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        keeper(core)
+        client = core.connect("p", properties=kept())
+        client.send(Publish("kept/1", b"1", 2, False, False, 1))
+        assert client.expect(Pubrec).reason_code == 0
+        core.eager = False
+        client.send(Pubrel(1))
+        assert client.arrived() == []
+        client.close()
+        again = core.client()
+        again.send(Connect("p", 5, False, properties=kept()), Pubrel(1))
+        assert [type(packet) for packet in again.arrived()] == [Connack]
+        core.settle()
+        answer = again.expect(Pubcomp)
+        assert answer.reason_code == 0x92
+        again.send(Pubrel(77))
+        assert again.expect(Pubcomp).reason_code == 0x92
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("moment", ["gathering", "writing", "committed", "killed"])
+def test_a_repeated_qos_2_publish_is_not_published_twice(tmp_path: Path, moment: str, version: int) -> None:
+    fields: dict[str, Any] = {"properties": kept()} if version == 5 else {}
+    with Core(tmp_path) as core:
+        keeper(core)
+        client = core.connect("p", version, clean_start=False, **fields)
+        core.eager = False
+        client.send(Publish("kept/1", b"1", 2, False, False, 1))
+        if moment == "writing":
+            core.take()
+        elif moment != "gathering":
+            core.settle()
+        client.close()
+        if moment == "killed":
+            core.kill()
+        again = core.client(version)
+        again.send(Connect("p", version, False, **fields), Publish("kept/1", b"1", 2, False, True, 1))
+        if moment in ("gathering", "writing"):
+            assert [type(packet) for packet in again.arrived()] in ([], [Connack])
+        core.settle()
+        answers = again.arrived()
+        assert type(answers[-1]) is Pubrec and answers[-1].reason_code == 0
+        session = core.broker.registry.get("keeper")
+        assert session is not None and session.queued_messages == 1
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_repeated_qos_2_publish_is_not_acknowledged_when_the_first_was_lost(tmp_path: Path, moment: str) -> None:
+    """The client goes before the store fails, and comes back before or after it does."""
+    with Core(tmp_path) as core:
+        keeper(core)
+        client = core.connect("p", properties=kept())
+        core.eager = False
+        client.send(Publish("kept/1", b"1", 2, False, False, 1))
+        core.take()
+        client.close()
+        if moment == "after":
+            core.fail()
+            core.settle()
+        again = core.client()
+        again.send(Connect("p", 5, False, properties=kept()), Publish("kept/1", b"1", 2, False, True, 1))
+        if moment == "before":
+            core.fail()
+        core.settle()
+        answers = [packet for packet in again.arrived() if isinstance(packet, Pubrec)]
+        assert [answer.reason_code for answer in answers] == [0x97 if moment == "before" else 0]
+        session = core.broker.registry.get("keeper")
+        assert session is not None and session.queued_messages == (0 if moment == "before" else 1)
+
+
+def test_a_full_window_can_be_sent_again(tmp_path: Path) -> None:
+    """Receive Maximum counts a message that comes again once."""
+    with Core(tmp_path, receive_maximum=3) as core:
+        keeper(core)
+        messages = [Publish("kept/1", b"x", 2, False, False, n) for n in (1, 2, 3)]
+        client = core.connect("p", properties=kept())
+        client.send(*messages)
+        assert len(client.arrived()) == 3
+        client.close()
+        client = core.connect("p", clean_start=False, properties=kept())
+        client.send(*messages)
+        assert [packet.packet_id for packet in client.arrived()] == [1, 2, 3]
+        client.send(Publish("kept/1", b"x", 2, False, False, 4))
+        assert client.expect(Disconnect).reason_code == 0x93
+
+
+# --- when the store fails -----------------------------------------------------------------------------------------
+
+
+def failing(core: Core, version: int, qos: int) -> CoreClient:
+    keeper(core)
+    client = core.connect("p", version, clean_start=version == 5)
+    core.eager = False
+    client.send(Publish("kept/1", b"1", qos, False, False, 1), Publish("kept/1", b"2", qos, False, False, 2))
+    core.fail()
+    return client
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_failed_commit_refuses_with_0x97(tmp_path: Path, qos: int) -> None:
+    with Core(tmp_path) as core:
+        client = failing(core, 5, qos)
+        answers = client.arrived()
+        assert [type(answer) for answer in answers] == [Puback if qos == 1 else Pubrec] * 2
+        assert [answer.reason_code for answer in answers] == [0x97, 0x97]
+        assert core.broker.store_error == "disk full"
+        core.eager = True
+        assert client.publish("kept/1", b"3", qos) == 0
+        assert core.broker.store_error == ""
+        assert core.broker.shelf.tally.store_failed == 2
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_failed_commit_closes_a_3_1_1_client(tmp_path: Path, qos: int) -> None:
+    with Core(tmp_path) as core:
+        client = failing(core, 4, qos)
+        assert client.arrived() == [] and client.closed
+        core.eager = True
+        client = core.connect("p", 4, clean_start=False)
+        assert client.publish("kept/1", b"1", qos) == 0
+        session = core.broker.registry.get("keeper")
+        assert session is not None and session.queued_messages == 1
+
+
+def test_a_failed_commit_closes_who_waits_for_suback_and_the_subscription_is_kept(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = core.connect("s", properties=kept())
+        core.eager = False
+        client.send(Subscribe(1, [Subscription("t", 1)]))
+        core.fail()
+        assert client.expect(Disconnect).reason_code == 0x97
+        core.settle()
+        core.kill()
+        session = core.broker.registry.get("s")
+        assert session is not None and list(session.subscriptions) == ["t"]
+
+
+def test_a_failed_commit_refuses_the_clean_start_that_needs_it(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        core.connect("s", properties=kept())
+        core.eager = False
+        client = core.client()
+        client.send(Connect("s"))
+        core.fail()
+        assert client.expect(Connack).reason_code == 0x97
+        core.eager = True
+        assert core.connect("s", clean_start=False, properties=kept()).connack.session_present is False
+
+
+# --- PUBLISH ------------------------------------------------------------------------------------------------------
+
+
+def test_topic_aliases_of_a_publisher(tmp_path: Path) -> None:
+    def alias(number: int) -> Properties:
+        properties = Properties()
+        properties.topic_alias = number
+        return properties
+
+    with Core(tmp_path) as core:
+        listener = core.connect("l")
+        listener.subscribe("#", options=0)
+        client = core.connect("p")
+        assert client.connack.properties.topic_alias_maximum == 10
+        client.send(
+            Publish("a", b"1", properties=alias(1)),
+            Publish("", b"2", properties=alias(1)),
+            Publish("b", b"3", properties=alias(10)),
+            Publish("b", b"4", properties=alias(1)),
+            Publish("", b"5", properties=alias(1)),
+            Publish("", b"6", 1, False, False, 1, alias(10)),
+        )
+        got = listener.arrived()
+        assert [(packet.topic, packet.payload) for packet in got] == [
+            ("a", b"1"), ("a", b"2"), ("b", b"3"), ("b", b"4"), ("b", b"5"), ("b", b"6")
+        ]  # fmt: skip
+        assert all(packet.properties.topic_alias == -1 for packet in got)
+        other = core.connect("p2")
+        other.send(Publish("", b"", properties=alias(1)))
+        assert other.expect(Disconnect).reason_code == 0x82
+        client.send(Publish("c", b"", properties=alias(11)))
+        client.wait_for(Disconnect)
+
+
+@pytest.mark.parametrize(
+    "topic, code",
+    [("a/" * 128 + "a", 0x90), ("a" * 101, 0x90), ("a" * 100, None), ("a/" * 49 + "a", None)],
+    ids=["levels", "length", "longest", "deepest"],
+)
+def test_limits_of_topic_names(tmp_path: Path, topic: str, code: int | None) -> None:
+    with Core(tmp_path, max_topic_levels=50, max_topic_length=100) as core:
+        client = core.connect("c")
+        client.send(Publish(topic, b""))
+        if code is None:
+            client.expect_nothing()
+            assert client.subscribe(topic).reason_codes == [2]
+        else:
+            assert client.expect(Disconnect).reason_code == code
+            client = core.connect("c")
+            assert client.subscribe(topic).reason_codes == [0x8F]
+
+
+def test_payload_format_is_checked_when_claimed(tmp_path: Path) -> None:
+    properties = Properties()
+    properties.payload_format_indicator = 1
+    with Core(tmp_path) as core:
+        client = core.connect("c")
+        client.send(Publish("t", "grün".encode(), properties=properties))
+        client.expect_nothing()
+        client.send(Publish("t", b"\xff", properties=properties))
+        assert client.expect(Disconnect).reason_code == 0x99
+
+
+def test_retained_messages_can_be_switched_off(tmp_path: Path) -> None:
+    with Core(tmp_path, retain_available=False) as core:
+        client = core.connect("c")
+        assert client.connack.properties.retain_available == 0
+        client.send(Publish("t", b"x", 0, True))
+        assert client.expect(Disconnect).reason_code == 0x9A
