@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from mqttbroker.frames import encode_publish
 from sessions.message import Message
 
@@ -29,6 +31,7 @@ def expiry_property(expires_at: int, now: int) -> bytes:
     return b"\x02" + min(left, 0xFFFFFFFF).to_bytes(4, "big")
 
 
+@mypyc_attr(acyclic=True, free_list_len=1)
 class Outgoing:
     """The variants of one message.  ``properties`` are v5 properties without length prefix.
 

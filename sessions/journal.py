@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Dict, Final, List, Optional, Tuple
 
+from mypy_extensions import mypyc_attr
+
 from sessions.message import Message
 from sessions.write_set import PageRequest, WriteSet
 
@@ -64,6 +66,8 @@ class Gate:
         """Every hold is settled; `failed` tells how it went."""
 
 
+# The garbage collector passes entries over: whoever ends a session lets go of its entries.
+@mypyc_attr(acyclic=True)
 class Entry:
     """One message in one session's queue, the unit the queue table holds.
 

@@ -7,7 +7,10 @@ topic alias, the seconds left until expiry) stands elsewhere.
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
 
+
+@mypyc_attr(acyclic=True)
 class Message:
     """One application message as the broker received it.
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Final, List, Optional, Tuple
 
+from mypy_extensions import mypyc_attr
+
 from sessions.journal import (
     AWAIT_PUBACK,
     AWAIT_PUBCOMP,
@@ -124,6 +126,7 @@ class Shelf:
         self.tally = Tally()
 
 
+@mypyc_attr(acyclic=True)
 class Delivery(Entry):
     """An entry in the hands of its session."""
 
@@ -438,12 +441,10 @@ class Session:
         self.disconnected_at = 0.0
 
     def detach(self, now: float) -> None:
-        """The client is away: a durable session leaves its messages to the disk."""
+        """The client is away: a durable session leaves its messages to the disk, another ends."""
         self.outlet = None
         self.disconnected_at = now
-        if self.id == 0:
-            return
-        if self.in_flight or self.queue:
+        if self.id != 0 and (self.in_flight or self.queue):
             self.stored_seq = max(self.stored_seq, self.loaded_seq)
         self.in_flight.clear()
         self.queue.clear()
