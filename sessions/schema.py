@@ -32,51 +32,27 @@ class StoreError(Exception):
     """The store cannot be used; the text is one line that names file and reason."""
 
 
+def _table(db: Database, name: str, columns: dict[str, type], pk: str = "", null: str = "") -> None:
+    """A table whose columns are NOT NULL but for those named in ``null``."""
+    db.table(name).create(
+        columns, pk=pk or None, not_null=set(columns) - {pk} - set(null.split())
+    )
+
+
 def create_tables(db: Database) -> None:
     """Version 1."""
-    db.table("sessions").create(
-        {
-            "session_id": int,
-            "client_id": str,
-            "version": int,
-            "expiry_interval": int,
-            "disconnected_at": float,
-            "will": bytes,
-            "will_due": float,
-        },
-        pk="session_id",
-        not_null={"client_id", "version", "expiry_interval"},
-    )
+    session = {"session_id": int, "client_id": str, "version": int, "expiry_interval": int}
+    away = {"disconnected_at": float, "will": bytes, "will_due": float}
+    _table(db, "sessions", {**session, **away}, "session_id", " ".join(away))
     db.table("sessions").create_index(["client_id"], unique=True)
     db.execute(
         "CREATE TABLE subscriptions (session_id INTEGER NOT NULL, topic_filter TEXT NOT NULL,"
         " qos INTEGER NOT NULL, options INTEGER NOT NULL, subscription_id INTEGER NOT NULL,"
         " PRIMARY KEY (session_id, topic_filter)) WITHOUT ROWID"
     )
-    db.table("messages").create(
-        {
-            "id": int,
-            "topic": str,
-            "qos": int,
-            "retain": int,
-            "properties": bytes,
-            "publisher": str,
-            "timestamp": int,
-            "expires_at": int,
-            "payload": bytes,
-        },
-        pk="id",
-        not_null={
-            "topic",
-            "qos",
-            "retain",
-            "properties",
-            "publisher",
-            "timestamp",
-            "expires_at",
-            "payload",
-        },
-    )
+    origin = {"properties": bytes, "publisher": str, "timestamp": int, "expires_at": int}
+    message = {"topic": str, "qos": int, "retain": int, **origin, "payload": bytes}
+    _table(db, "messages", {"id": int, **message}, "id")
     db.execute(
         "CREATE TABLE queue (session_id INTEGER NOT NULL, seq INTEGER NOT NULL,"
         " message_id INTEGER NOT NULL, shared INTEGER NOT NULL, qos INTEGER NOT NULL,"
@@ -90,26 +66,7 @@ def create_tables(db: Database) -> None:
         "CREATE TABLE received (session_id INTEGER NOT NULL, packet_id INTEGER NOT NULL,"
         " PRIMARY KEY (session_id, packet_id)) WITHOUT ROWID"
     )
-    db.table("retained").create(
-        {
-            "topic": str,
-            "qos": int,
-            "properties": bytes,
-            "publisher": str,
-            "timestamp": int,
-            "expires_at": int,
-            "payload": bytes,
-        },
-        not_null={
-            "topic",
-            "qos",
-            "properties",
-            "publisher",
-            "timestamp",
-            "expires_at",
-            "payload",
-        },
-    )
+    _table(db, "retained", {"topic": str, "qos": int, **origin, "payload": bytes})
     db.table("retained").create_index(["topic"], unique=True)
     db.execute(
         "CREATE TABLE stream_ends (stream TEXT NOT NULL, partition INTEGER NOT NULL,"
