@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
 import time
@@ -90,6 +91,8 @@ class Server:
         http: Optional[HttpServer] = None
         servers: List[asyncio.AbstractServer] = []
         tasks: List[asyncio.Task[None]] = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stopping.set)
         try:
             if settings.http.port is not None:
                 http = HttpServer(
@@ -100,7 +103,12 @@ class Server:
                     self.unready,
                     token=settings.http.token,
                 )
-                http.start()
+                try:
+                    http.start()
+                except OSError as error:
+                    where = f"{settings.http.host}:{settings.http.port}"
+                    reason = os.strerror(error.errno) if error.errno else str(error)
+                    raise OSError(f"http: cannot listen on {where}: {reason}") from None
                 log.info(
                     "event=listening type=http host=%s port=%d", settings.http.host, http.port
                 )
@@ -111,8 +119,6 @@ class Server:
                 tasks.append(asyncio.create_task(self._writing()))
             for listener in settings.listeners:
                 servers.append(await listen(listener, self.turn))
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, self.stopping.set)
             log.info("event=started version=%s build=%s", __version__, build_kind())
             await self.stopping.wait()
         finally:
