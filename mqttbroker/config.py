@@ -12,7 +12,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Optional, TypeVar, Union, cast
@@ -149,6 +149,34 @@ class Anonymous(Kind[Union[bool, str]]):
         return Boolean().from_text(text)
 
 
+class Host(Kind[str]):
+    """A name or address; the empty string is every address of this machine."""
+
+    def read(self, value: object) -> str:
+        return OptionalText().read(value) or ""
+
+
+class FileMode(Kind[int]):
+    """Permissions as chmod takes them."""
+
+    def read(self, value: object) -> int:
+        if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
+            raise ValueError(f'must be permissions like "0660", got {_shown(value)}')
+        return int(value, 8)
+
+
+class Texts(Kind[tuple[str, ...]]):
+    """A list of strings, which may be empty."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise ValueError(f"must be a list of strings, got {_shown(value)}")
+        return tuple(Text().read(item) for item in value)
+
+    def from_text(self, text: str) -> object:
+        return [part.strip() for part in text.split(",") if part.strip()]
+
+
 class Duration(Kind[float]):
     """Seconds, written like "500ms", "10s", "5m", "12h" or "7d"."""
 
@@ -252,13 +280,66 @@ def _section(section: type[T]) -> T:
 # Durations are float seconds, sizes int bytes. What each key means for an operator stands in conf/mqttbroker.toml.
 
 
+_LISTENER_TYPES = ("tcp", "tls", "ws", "wss", "unix")
+# Keys of a listener that only some types know.
+_TYPES_OF: dict[str, tuple[str, ...]] = {
+    "host": _LISTENER_TYPES[:-1],
+    "port": _LISTENER_TYPES[:-1],
+    **dict.fromkeys(("path", "mode"), ("unix",)),
+    **dict.fromkeys(("certfile", "keyfile", "cafile", "crlfile", "tls_version"), ("tls", "wss")),
+    **dict.fromkeys(("client_certificate", "use_identity_as_username"), ("tls", "wss")),
+    "origins": ("ws", "wss"),
+}
+
+
 @dataclass(frozen=True)
 class Listener:
-    """Port 0 is any free port; the log says which."""
+    """Port 0 is any free port; the log says which. ``max_*`` and ``allow_anonymous`` None: what holds for all."""
 
-    host: str = _key(Text("a host name or address"), "127.0.0.1")
+    host: str = _key(Host(), "127.0.0.1")
     port: int = _key(Integer(0, 65535), 1883)
-    type: str = _key(Choice("tcp"), "tcp")
+    type: str = _key(Choice(*_LISTENER_TYPES), "tcp")
+    path: Optional[Path] = _key(OptionalPath(), "")
+    mode: int = _key(FileMode(), "0660")
+    certfile: Optional[Path] = _key(OptionalPath(), "")
+    keyfile: Optional[Path] = _key(OptionalPath(), "")
+    cafile: Optional[Path] = _key(OptionalPath(), "")
+    crlfile: Optional[Path] = _key(OptionalPath(), "")
+    tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
+    client_certificate: str = _key(Choice("none", "optional", "required"), "none")
+    use_identity_as_username: bool = _key(Boolean(), False)
+    origins: tuple[str, ...] = _key(Texts(), [])
+    max_connections: Optional[int] = _key(OrNone(Integer(1, 10_000_000), "global"), "global")
+    max_packet_size: Optional[int] = _key(OrNone(Size("128B", "256MiB"), "global"), "global")
+    allow_anonymous: Optional[Union[bool, str]] = _key(OrNone(Anonymous(), "global"), "global")
+
+    @property
+    def address(self) -> str:
+        """Where it listens, for people."""
+        if self.type == "unix":
+            return str(self.path)
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host or '*'}:{self.port}"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that do not go together, each with the reason."""
+        for name, types in _TYPES_OF.items():
+            if self.type not in types and getattr(self, name) != getattr(_DEFAULT_LISTENER, name):
+                yield name, f'a listener of type "{self.type}" has none'
+        if self.type == "unix" and self.path is None:
+            yield "path", "is required for a Unix socket"
+        if self.type in ("tls", "wss"):
+            for name in ("certfile", "keyfile"):
+                if getattr(self, name) is None:
+                    yield name, f'is required for type "{self.type}"'
+            if self.client_certificate != "none" and self.cafile is None:
+                yield "cafile", "is required to check client certificates"
+            if self.use_identity_as_username and self.client_certificate == "none":
+                yield "client_certificate", 'must be "optional" or "required" for use_identity_as_username'
+            if self.crlfile is not None and self.client_certificate == "none":
+                yield "crlfile", "needs client_certificate"
+
+
+_DEFAULT_LISTENER = Listener()
 
 
 @dataclass(frozen=True)
@@ -394,13 +475,18 @@ class _Builder:
             self.problem(("listeners",), "must be one or more [[listeners]] tables")
             return ()
         read = [self.section(Listener, item, ("listeners", str(i))) for i, item in enumerate(raw)]
-        seen: set[tuple[str, int]] = set()
+        seen: set[str] = set()
         for index, listener in enumerate(read):
-            if listener is not None and listener.port and (listener.host, listener.port) in seen:
-                address = f"{listener.host}:{listener.port}"
-                self.problem(("listeners", str(index), "port"), f"{address} is taken by an earlier listener")
-            elif listener is not None:
-                seen.add((listener.host, listener.port))
+            if listener is None:
+                continue
+            path = ("listeners", str(index))
+            for name, reason in listener.problems():
+                self.problem(path + (name,), reason)
+            key = "path" if listener.type == "unix" else "port"
+            if listener.address in seen:
+                self.problem(path + (key,), f"{listener.address} is taken by an earlier listener")
+            elif getattr(listener, key):
+                seen.add(listener.address)
         return tuple(listener for listener in read if listener is not None)
 
     def streams(self, raw: object) -> tuple[Stream, ...]:

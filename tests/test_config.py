@@ -156,7 +156,7 @@ BAD = [
     ("[[listeners]]\nport = 99999", "listeners.0.port: must be 0–65535, got 99999"),
     ('[[listeners]]\nport = "1883"', 'listeners.0.port: must be a whole number, got "1883"'),
     ("[[listeners]]\nport = true", "listeners.0.port: must be a whole number, got true"),
-    ("[[listeners]]\nhost = ''", 'listeners.0.host: must be a host name or address, got ""'),
+    ("[[listeners]]\nhost = 5", "listeners.0.host: must be a string"),
     ("[[listeners]]\n[[listeners]]", "listeners.1.port: 127.0.0.1:1883 is taken by an earlier listener"),
     ("[[listeners]]\nprot = 1", "listeners.0.prot: unknown key, did you mean port?"),
     ("port = 1884", "port: unknown key, did you mean listeners.0.port?"),
