@@ -270,6 +270,13 @@ class Journal:
                 gate.holds += 1
                 batch.gates.append(gate)
 
+    def hold_retained(self, gate: Gate, topic: str) -> None:
+        """Keep a gate shut until what was last asked for a topic is on disk."""
+        for batch in (self._writing, self._gathering):
+            if batch is not None and topic in batch.retained:
+                gate.holds += 1
+                batch.gates.append(gate)
+
     # -- towards the writer -------------------------------------------------
 
     def take(self) -> WriteSet:

@@ -53,6 +53,8 @@ class Retained:
             if not volatile:
                 self._journal.retain(topic, None)
         else:
+            if gate is not None:
+                self._journal.hold_retained(gate, topic)
             return
         if gate is not None and not volatile:
             self._journal.hold(gate)
