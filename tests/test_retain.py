@@ -1,0 +1,173 @@
+"""Retained messages over TCP and through restarts (MQTT 5.0 section 3.3.1.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from core import Core
+from mqttbroker.packets import Puback, Publish, Suback, Subscribe, Subscription, Unsuback, Unsubscribe
+from mqttbroker.properties import Properties
+from raw_client import RawClient
+
+RETAIN_AS_PUBLISHED = 8
+
+
+def expiring(seconds: int) -> Properties:
+    properties = Properties()
+    properties.message_expiry_interval = seconds
+    return properties
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("granted", [0, 1, 2])
+def test_a_new_subscription_gets_what_is_retained(
+    connect: Callable[..., RawClient], version: int, qos: int, granted: int
+) -> None:
+    name = f"retained/{version}/{qos}/{granted}"
+    publisher = connect("retain-p", version)
+    publisher.publish(f"{name}/a", b"old", qos, retain=True)
+    publisher.publish(f"{name}/a", b"new", qos, retain=True)
+    publisher.publish(f"{name}/b", b"gone", qos, retain=True)
+    publisher.publish(f"{name}/b", b"", qos, retain=True)
+    publisher.publish(f"{name}/c", b"live", qos)
+    subscriber = connect("retain-s", version)
+    subscriber.send(Subscribe(1, [Subscription(f"{name}/+", granted)]))
+    subscriber.expect(Suback)
+    message = subscriber.take()
+    assert (message.topic, message.payload, message.retain, message.qos) == (f"{name}/a", b"new", True, min(qos, granted))
+    subscriber.expect_nothing()
+
+
+def test_a_live_message_is_not_marked_unless_asked(connect: Callable[..., RawClient]) -> None:
+    plain, marked, old = connect("rap-0"), connect("rap-1"), connect("rap-4", 4)
+    plain.subscribe("rap")
+    old.subscribe("rap")
+    marked.subscribe("rap", options=2 | RETAIN_AS_PUBLISHED)
+    publisher = connect("rap-p")
+    for qos in (0, 1, 2):
+        publisher.publish("rap", b"%d" % qos, qos, retain=True)
+        assert [client.take().retain for client in (plain, old, marked)] == [False, False, True]
+        publisher.publish("rap", b"%d" % qos, qos)
+        assert [client.take().retain for client in (plain, old, marked)] == [False, False, False]
+    publisher.publish("rap", b"", 1, retain=True)
+    assert marked.take().retain and not plain.take().payload
+
+
+@pytest.mark.parametrize("handling, first, again", [(0, True, True), (1, True, False), (2, False, False)])
+def test_retain_handling(connect: Callable[..., RawClient], handling: int, first: bool, again: bool) -> None:
+    topic = f"handling/{handling}"
+    client = connect(f"handling-{handling}")
+    client.publish(topic, b"x", 1, retain=True)
+    for wanted in (first, again):
+        client.subscribe(topic, options=1 | handling << 4)
+        assert [packet.payload for packet in client.ping() if isinstance(packet, Publish)] == [b"x"] * wanted
+    client.unsubscribe(topic)
+    client.subscribe(topic, options=1 | handling << 4)
+    assert len(client.ping()) == first
+
+
+def test_a_shared_subscription_gets_none(connect: Callable[..., RawClient]) -> None:
+    client = connect("retain-shared")
+    client.publish("shared-retained", b"x", 1, retain=True)
+    client.subscribe("$share/g/shared-retained")
+    client.expect_nothing()
+
+
+def test_retained_messages_come_after_suback_and_with_the_identifier(connect: Callable[..., RawClient]) -> None:
+    properties = Properties()
+    properties.subscription_identifiers = [9]
+    properties.user_properties = [("b", "1"), ("a", "2")]
+    client = connect("after")
+    stored = Properties()
+    stored.user_properties = [("b", "1"), ("a", "2"), ("b", "0")]
+    client.publish("after/1", b"x", 0, retain=True, properties=stored)
+    client.send(Subscribe(1, [Subscription("after/#", 0)], properties), Unsubscribe(2, ["after/#"]))
+    assert client.expect(Suback).packet_id == 1
+    message = client.expect(Publish)
+    assert message.properties.subscription_identifiers == [9]
+    assert message.properties.user_properties == stored.user_properties
+    client.expect(Unsuback)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_retained_messages_expire(tmp_path: Path, kill: bool) -> None:
+    with Core(tmp_path) as core:
+        publisher = core.connect("p")
+        publisher.publish("e/1", b"1", 1, retain=True, properties=expiring(10))
+        publisher.publish("e/2", b"2", 1, retain=True, properties=expiring(100))
+        if kill:
+            core.kill()
+        core.advance(9)
+        client = core.connect("c")
+        client.subscribe("e/#")
+        assert sorted(packet.properties.message_expiry_interval for packet in client.ping()) == [1, 91]
+        core.advance(1)
+        client.subscribe("e/#")
+        assert [packet.topic for packet in client.ping()] == ["e/2"]
+        assert len(core.broker.retained) == 1
+        core.settle()
+        core.kill()
+        assert len(core.broker.retained) == 1
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_retained_messages_survive(tmp_path: Path, qos: int) -> None:
+    properties = Properties()
+    properties.content_type = "text/plain"
+    properties.user_properties = [("b", "1"), ("a", "2")]
+    with Core(tmp_path) as core:
+        publisher = core.connect("p")
+        publisher.publish("keep/1", b"old", qos, retain=True)
+        publisher.publish("keep/1", b"kept \x00\xff", qos, retain=True, properties=properties)
+        publisher.publish("keep/2", b"cleared", qos, retain=True)
+        publisher.publish("keep/2", b"", qos, retain=True)
+        core.settle()
+        core.kill()
+        client = core.connect("c")
+        client.subscribe("keep/#")
+        message = client.take()
+        assert (message.topic, message.payload, message.qos, message.retain) == ("keep/1", b"kept \x00\xff", qos, True)
+        assert vars(message.properties) == vars(properties)
+        client.expect_nothing()
+        stored = core.broker.retained.get("keep/1")
+        assert stored is not None and core.broker.retained.size == stored.size
+
+
+def test_the_acknowledgement_of_a_retained_message_waits_for_the_disk(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        publisher, other = core.connect("p"), core.connect("o")
+        core.eager = False
+        publisher.send(Publish("r", b"x", 1, True, False, 1))
+        assert publisher.arrived() == []
+        core.commit()
+        publisher.expect(Puback)
+        publisher.send(Publish("r", b"", 1, True, False, 2))
+        core.take()
+        other.send(Publish("r", b"", 1, True, False, 1))
+        assert publisher.arrived() == [] and other.arrived() == []
+        core.commit()
+        publisher.expect(Puback)
+        core.settle()
+        other.expect(Puback)
+        other.send(Publish("r", b"", 1, True, False, 2))
+        other.expect(Puback)
+
+
+def test_retained_messages_whose_commit_failed_are_kept_for_the_next(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        publisher = core.connect("p")
+        core.eager = False
+        publisher.send(Publish("r/1", b"x", 1, True, False, 1))
+        core.take()
+        publisher.send(Publish("r/2", b"y", 0, True))
+        core.fail()
+        assert publisher.expect(Puback).reason_code == 0x97
+        core.settle()
+        core.kill()
+        core.eager = True
+        client = core.connect("c")
+        client.subscribe("r/#")
+        assert sorted(packet.topic for packet in client.ping()) == ["r/1", "r/2"]
