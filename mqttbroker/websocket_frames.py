@@ -1,0 +1,102 @@
+"""WebSocket frames in the one form that MQTT clients send all day.
+
+The rule kept here: the frames of a client are told apart, and a whole binary
+frame is opened or made; what any other frame means is not known here, so each
+goes, complete, to the library that knows RFC 6455.  Opening an ordinary frame
+here costs a twentieth of what it costs there, which keeps WebSocket near TCP.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Final, List
+
+_BINARY: Final = 0x82  # a whole message in one binary frame
+
+
+class FrameReader:
+    """The frames of one client, out of the pieces they arrive in.
+
+    ``largest`` is the longest payload that is waited for, in bytes; ``unmask``
+    takes a payload and its key.
+    """
+
+    def __init__(self, largest: int, unmask: Callable[[bytes, bytes], bytes]) -> None:
+        self._largest = largest
+        self._unmask = unmask
+        self._data = b""
+        self._position = 0
+        self._chunks: List[bytes] = []  # an incomplete frame
+        self._waiting = 0  # bytes in the chunks
+        self._needed = 2  # bytes it takes until looking again makes sense
+
+    def feed(self, data: bytes) -> None:
+        """Add what was received; `take` must have given all it had."""
+        if self._waiting:
+            self._waiting += len(data)
+            self._chunks.append(data)
+            if self._waiting < self._needed:
+                return
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+            self._waiting = 0
+        self._data = data
+        self._position = 0
+
+    def take(self, payloads: List[bytes], between: bool) -> bytes:
+        """Append the payloads of whole binary messages, up to the first other frame.
+
+        That frame is returned as it came; empty bytes mean that no frame is
+        complete.  ``between`` is false inside a fragmented message, where a
+        whole one is not ordinary.  A frame that is not masked, or too long to
+        wait for, is returned with everything after it, for the library to
+        refuse.
+        """
+        data = self._data
+        size: int = len(data)
+        position: int = self._position
+        needed: int = 2
+        while size - position >= 2:
+            first: int = data[position]
+            length: int = data[position + 1] - 128
+            start: int = position + 6
+            if length == 126:
+                start = position + 8
+                if start > size:
+                    needed = 8
+                    break
+                length = (data[position + 2] << 8) | data[position + 3]
+            elif length == 127:
+                start = position + 14
+                if start > size:
+                    needed = 14
+                    break
+                length = int.from_bytes(data[position + 2 : position + 10], "big")
+            if length < 0 or length > self._largest:
+                self._data = b""
+                return data[position:]
+            end: int = start + length
+            if end > size:
+                needed = end - position
+                break
+            if first != _BINARY or not between:
+                self._position = end
+                return data[position:end]
+            payloads.append(self._unmask(data[start:end], data[start - 4 : start]))
+            position = end
+        self._data = b""
+        self._position = 0
+        if position < size:
+            rest = data[position:] if position else data
+            self._chunks.append(rest)
+            self._waiting = len(rest)
+            self._needed = needed
+        return b""
+
+
+def binary_header(size: int) -> bytes:
+    """What stands before ``size`` bytes that the server sends as one binary message."""
+    if size < 126:
+        return (_BINARY << 8 | size).to_bytes(2, "big")
+    if size < 65536:
+        return ((_BINARY << 8 | 126) << 16 | size).to_bytes(4, "big")
+    return ((_BINARY << 8 | 127) << 64 | size).to_bytes(10, "big")
