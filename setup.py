@@ -44,7 +44,9 @@ COMPILED = [
     "mqttbroker/admission.py",
     "mqttbroker/broker.py",
     "mqttbroker/protocol.py",
+    "mqttbroker/entrance.py",
     "mqttbroker/wire.py",
+    "mqttbroker/websocket_frames.py",
 ]
 
 ROOT = Path(__file__).resolve().parent

@@ -1,24 +1,37 @@
 """Listeners: the sockets on which clients are accepted.
 
-The rule kept here: a listener either listens or startup fails with one line
-that names its address and the reason.
+The rule kept here: a listener either listens, on every address that its host
+means, or startup fails with one line that names its address and the reason;
+what it grants its clients it grants to no other listener's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import secrets
-from typing import Any
+import socket
+import stat
+from pathlib import Path
+from typing import Any, List, Optional, Tuple
 
 from mqttbroker.config import Listener
 from mqttbroker.connection import Connection
+from mqttbroker.entrance import Doorkeeper, Entrance
+from mqttbroker.policy import AnonymousPolicy, Policy
 from mqttbroker.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
-from mqttbroker.wire import Turn, Wire
+from mqttbroker.tls import server_context
+from mqttbroker.websocket import WebSocket
+from mqttbroker.wire import LINGER, Turn, Wire
 
 log = logging.getLogger("mqttbroker")
 
 BACKLOG = 4096  # connections the kernel holds until they are accepted
+_EVERYWHERE = ("", "*", "::")
+_SAME_PORT_TRIES = 10
+_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def new_client_id() -> str:
@@ -34,18 +47,195 @@ def defect(connection: Connection) -> None:
     connection.disconnect(IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
 
 
-async def listen(listener: Listener, turn: Turn) -> asyncio.AbstractServer:
-    """Accept clients on a TCP address; OSError with a clear message if that cannot be."""
+class OpenListener:
+    """A listener that listens, until `close`."""
+
+    def __init__(self, listener: Listener, turn: Turn) -> None:
+        self.listener = listener
+        self.turn = turn
+        self.entrance = _entrance(listener, turn)
+        self._sockets: List[socket.socket] = []
+        self._servers: List[asyncio.AbstractServer] = []
+        self._inode: Optional[Tuple[int, int]] = None
+
+    async def open(self) -> None:
+        """OSError with one clear line if that cannot be."""
+        listener = self.listener
+        try:
+            context = server_context(listener)
+            if listener.type == "unix":
+                assert listener.path is not None
+                self._sockets = [_unix_socket(listener.path, listener.mode)]
+                found = listener.path.stat()
+                self._inode = (found.st_dev, found.st_ino)
+            else:
+                self._sockets = await _tcp_sockets(listener.host, listener.port)
+            self._servers = await self._serve(context)
+        except OSError as error:
+            self.close()
+            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            raise OSError(f"cannot listen on {listener.address}: {reason}") from None
+        for sock in self._sockets:
+            if listener.type == "unix":
+                log.info("event=listening type=unix path=%s", listener.path)
+            else:
+                host, port = sock.getsockname()[:2]
+                log.info("event=listening type=%s host=%s port=%d", listener.type, host, port)
+
+    async def reload(self) -> None:
+        """Use the certificates that are in the files now; those in use stay if the new ones are no good."""
+        try:
+            context = server_context(self.listener)
+        except OSError as error:
+            log.error("event=reload_failed listener=%s reason=%s", self.listener.address, error)
+            return
+        if context is None:
+            return
+        # A server cannot change its context; another one on the same socket misses no client.
+        servers = await self._serve(context)
+        for server in self._servers:
+            server.close()
+        self._servers = servers
+        log.info("event=certificates_reloaded listener=%s", self.listener.address)
+
+    def close(self) -> None:
+        """Accept no one any more."""
+        for server in self._servers:
+            server.close()
+        for sock in self._sockets:
+            sock.close()
+        if self._inode is not None:
+            _remove_socket(self.listener.path, self._inode)
+
+    async def _serve(self, context: Any) -> List[asyncio.AbstractServer]:
+        loop = asyncio.get_running_loop()
+        options: dict[str, Any] = {"backlog": BACKLOG}
+        if context is not None:
+            options["ssl"] = context
+            options["ssl_handshake_timeout"] = self.turn.broker.terms.connect_timeout
+            options["ssl_shutdown_timeout"] = LINGER
+        start: Any = loop.create_unix_server if self.listener.type == "unix" else loop.create_server
+        return [await start(self._client, sock=sock.dup(), **options) for sock in self._sockets]
+
+    def _client(self) -> Any:
+        """An asyncio protocol by shape for a client that has connected."""
+        wire = Wire(self.turn, self.entrance, new_client_id, defect)
+        if self.listener.type in ("ws", "wss"):
+            return WebSocket(wire, self.listener.origins)
+        return wire
+
+
+def _entrance(listener: Listener, turn: Turn) -> Entrance:
+    broker = turn.broker
+    policy: Policy = broker.policy
+    if isinstance(policy, Doorkeeper):
+        policy = policy.policy
+    if listener.allow_anonymous is not None:
+        policy = AnonymousPolicy(listener.allow_anonymous)
+    return Entrance(
+        policy,
+        listener.max_packet_size or broker.terms.maximum_packet_size,
+        listener.max_connections,
+        listener.use_identity_as_username,
+    )
+
+
+# --- TCP --------------------------------------------------------------------
+
+
+async def _tcp_sockets(host: str, port: int) -> List[socket.socket]:
+    """A bound socket for each address that the host means, all with the same port."""
+    if host in _EVERYWHERE and socket.has_dualstack_ipv6():
+        return [_bound(socket.AF_INET6, ("::", port), True)]
     loop = asyncio.get_running_loop()
-    factory: Any = lambda: Wire(turn, new_client_id, defect)  # noqa: E731 - a protocol by shape
+    found = await loop.getaddrinfo(
+        "0.0.0.0" if host in _EVERYWHERE else host,
+        port,
+        type=socket.SOCK_STREAM,
+        flags=socket.AI_PASSIVE,
+    )
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    for _ in range(_SAME_PORT_TRIES):
+        try:
+            return _bind_all(addresses, port)
+        except OSError as error:
+            if port or error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError("no free port that all its addresses have in common")
+
+
+def _bind_all(addresses: List[Any], port: int) -> List[socket.socket]:
+    """Sockets on those addresses that this machine has; OSError if it has none."""
+    sockets: List[socket.socket] = []
+    missing: Optional[OSError] = None
     try:
-        server = await loop.create_server(
-            factory, listener.host, listener.port, backlog=BACKLOG
-        )
+        for family, address in addresses:
+            try:
+                sock = _bound(family, (address[0], port, *address[2:]), False)
+            except OSError as error:
+                if error.errno not in _NO_SUCH_ADDRESS:
+                    raise
+                missing = error
+                continue
+            sockets.append(sock)
+            port = sock.getsockname()[1]
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    if not sockets and missing is not None:
+        raise missing
+    return sockets
+
+
+def _bound(family: int, address: Any, dual_stack: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual_stack else 1)
+        sock.bind(address)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+# --- Unix sockets -----------------------------------------------------------
+
+
+def _unix_socket(path: Path, mode: int) -> socket.socket:
+    """A bound socket; the file of a broker that is gone makes way, that of a live one does not."""
+    if path.is_socket() and not _answers(path):
+        path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
+        # Nobody can connect before it listens, so nobody does with other permissions.
+        path.chmod(mode)
+        sock.setblocking(False)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise OSError(f"cannot listen on {listener.host}:{listener.port}: {reason}") from None
-    for socket in server.sockets:
-        host, port = socket.getsockname()[:2]
-        log.info("event=listening type=%s host=%s port=%d", listener.type, host, port)
-    return server
+        sock.close()
+        if error.errno == errno.EADDRINUSE and not path.is_socket():
+            raise OSError("the file exists and is not a socket") from None
+        raise
+    return sock
+
+
+def _answers(path: Path) -> bool:
+    """Whether someone listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) != errno.ECONNREFUSED
+
+
+def _remove_socket(path: Optional[Path], inode: Tuple[int, int]) -> None:
+    """Remove the socket's file unless another one has taken its place."""
+    try:
+        if path is not None:
+            found = path.lstat()
+            if stat.S_ISSOCK(found.st_mode) and (found.st_dev, found.st_ino) == inode:
+                path.unlink()
+    except FileNotFoundError:
+        pass

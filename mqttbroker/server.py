@@ -24,8 +24,9 @@ from mqttbroker.broker import Broker
 from mqttbroker.clients import restore_will
 from mqttbroker.config import Settings
 from mqttbroker.connection import Outbound
+from mqttbroker.entrance import Doorkeeper
 from mqttbroker.http import HttpServer
-from mqttbroker.listeners import listen
+from mqttbroker.listeners import OpenListener
 from mqttbroker.logs import configure
 from mqttbroker.metrics import Metrics
 from mqttbroker.policy import AnonymousPolicy, Terms
@@ -71,6 +72,8 @@ class Server:
         self.store = Store(settings.data_dir / DATABASE, settings.durability, self.streams)
         self.stopping = asyncio.Event()
         self.stored = asyncio.Event()
+        self.listeners: List[OpenListener] = []
+        self._reloading: Optional[asyncio.Task[None]] = None
 
     def load(self) -> None:
         """Read what the store holds and put the broker together."""
@@ -89,10 +92,10 @@ class Server:
         self.loop = loop
         self.store.start(self._answered)
         http: Optional[HttpServer] = None
-        servers: List[asyncio.AbstractServer] = []
         tasks: List[asyncio.Task[None]] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
             if settings.http.port is not None:
                 http = HttpServer(
@@ -118,12 +121,16 @@ class Server:
             if settings.durability == "interval":
                 tasks.append(asyncio.create_task(self._writing()))
             for listener in settings.listeners:
-                servers.append(await listen(listener, self.turn))
+                door = OpenListener(listener, self.turn)
+                await door.open()
+                self.listeners.append(door)
             log.info("event=started version=%s build=%s", __version__, build_kind())
             await self.stopping.wait()
         finally:
-            for server in servers:
-                server.close()
+            if self._reloading is not None:
+                self._reloading.cancel()
+            for door in self.listeners:
+                door.close()
             for task in tasks:
                 task.cancel()
             await self._drain()
@@ -178,6 +185,18 @@ class Server:
             await asyncio.sleep(self.settings.durability_interval)
             self.turn.write()
 
+    def _reload(self) -> None:
+        """SIGHUP."""
+        before = self._reloading
+
+        async def reload() -> None:
+            if before is not None:
+                await before
+            for door in self.listeners:
+                await door.reload()
+
+        self._reloading = asyncio.create_task(reload())
+
     def unready(self) -> list[str]:
         """Why the broker should get no clients now; empty when it may."""
         reasons = []
@@ -229,7 +248,7 @@ def build_broker(settings: Settings, recovered: Recovered) -> Broker:
         ),
         Outbound(shelf.clock, wanted.max_outbox_bytes),
         terms,
-        AnonymousPolicy(settings.allow_anonymous),
+        Doorkeeper(AnonymousPolicy(settings.allow_anonymous)),
     )
 
 

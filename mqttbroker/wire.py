@@ -5,7 +5,8 @@ connection and one write set for the store; a connection whose socket is full,
 or whose input must wait, costs the others nothing.
 
 `Wire` is an asyncio protocol by shape, not by inheritance, so that it compiles
-to a native class.
+to a native class.  Its transport too is one by shape: a socket's, or what
+stands between.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Callable, Final
 
 from mqttbroker.broker import Broker
 from mqttbroker.connection import CLOSED, Connection
+from mqttbroker.entrance import Entrance
 from mqttbroker.protocol import Protocol
 
 log = logging.getLogger("mqttbroker")
@@ -102,9 +104,13 @@ def _flush(connection: Connection) -> None:
 class Wire:
     """One client's transport and its protocol."""
 
-    def __init__(self, turn: Turn, new_client_id: Callable[[], str], on_error: Any) -> None:
+    def __init__(
+        self, turn: Turn, entrance: Entrance, new_client_id: Callable[[], str], on_error: Any
+    ) -> None:
         self.turn = turn
         self.broker = turn.broker
+        self.entrance = entrance
+        self.counted = False  # among the clients of its entrance
         self.new_client_id = new_client_id
         self.on_error = on_error
         self.transport: Any = None
@@ -118,6 +124,7 @@ class Wire:
         self.protocol = Protocol(
             self.broker, address, self.turn.tell_time(), self.new_client_id
         )
+        self.protocol.maximum_received_size = self.entrance.maximum_packet_size
         self.protocol.wire = self
 
     def data_received(self, data: bytes) -> None:
@@ -154,8 +161,21 @@ class Wire:
 
     def connection_lost(self, error: Any) -> None:
         self.closing = True
+        if self.counted:
+            self.counted = False
+            self.entrance.clients -= 1
+        self.lost(f"connection lost: {error}" if error else "closed by the client")
+
+    def lost(self, why: str) -> None:
+        """Nothing more will come from the client."""
         self.turn.tell_time()
-        self.protocol.lost(f"connection lost: {error}" if error else "closed by the client")
+        self.protocol.lost(why)
+
+    def refuse(self, reason_code: int, detail: str) -> None:
+        """What carries the packets was not used as the standard says."""
+        self.turn.tell_time()
+        self.broker.outbound.stats.protocol_errors += 1
+        self.protocol.disconnect(reason_code, detail)
 
     def close(self) -> None:
         """Close the socket once its last bytes are out, or after `LINGER` seconds."""
