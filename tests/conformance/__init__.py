@@ -1,0 +1,1 @@
+"""The standard's normative statements and the scripts that hold a broker to them."""
