@@ -36,7 +36,7 @@ class SessionModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="mqttbroker-model-"))
-        self.core = Core(self.directory, max_queue_memory_messages=3, max_transient_queue_bytes=10)
+        self.core = Core(self.directory, max_queue_memory_messages=8, max_transient_queue_bytes=12)
         self.subscriptions: dict[str, int] = {}
         self.number = 0
         # The publisher: what it sent, by packet id; and what it was told.
@@ -160,9 +160,11 @@ class SessionModel(RuleBasedStateMachine):
         self.subscriber = client
         self.hear_subscriber()
 
-    @rule(window=st.sampled_from([1, 2, 5]))
-    def reconnect(self, window: int) -> None:
-        """Also a takeover, in whatever state the old connection is."""
+    @rule(window=st.sampled_from([1, 2, 5]), amount=st.integers(0, 5))
+    def reconnect(self, window: int, amount: int) -> None:
+        """Also a takeover, in whatever state the old connection is, its last answers just given."""
+        if self.pending:
+            self.acknowledge(amount)
         self.hear_subscriber()
         self.connect_subscriber(window)
 
@@ -173,6 +175,15 @@ class SessionModel(RuleBasedStateMachine):
             self.subscriber.close()
             self.subscriber = None
             self.pending = []
+
+    @precondition(lambda self: self.subscriptions)
+    @rule(topic=st.sampled_from(TOPICS), qos=st.integers(1, 2), window=st.sampled_from([1, 2, 5]))
+    def backlog(self, topic: str, qos: int, window: int) -> None:
+        """A queue of several pages, met by a client that is back."""
+        self.subscriber_leaves()
+        self.publish(topic, qos, 20)
+        self.core.settle()
+        self.connect_subscriber(window)
 
     @precondition(lambda self: self.subscriber is not None)
     @rule(topic_filter=st.sampled_from(FILTERS), qos=st.integers(0, 2))
