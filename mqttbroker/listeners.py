@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import secrets
 import socket
 import stat
@@ -73,7 +72,7 @@ class OpenListener:
             self._servers = await self._serve(context)
         except OSError as error:
             self.close()
-            reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+            reason = error.strerror or str(error)
             raise OSError(f"cannot listen on {listener.address}: {reason}") from None
         for sock in self._sockets:
             if listener.type == "unix":
