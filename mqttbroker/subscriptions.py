@@ -17,6 +17,7 @@ from mqttbroker.packets import Subscription as Request
 from mqttbroker.policy import Policy, Terms
 from mqttbroker.properties import encode_varint
 from mqttbroker.reason_codes import (
+    MALFORMED_PACKET,
     NO_SUBSCRIPTION_EXISTED,
     NOT_AUTHORIZED,
     PROTOCOL_ERROR,
@@ -64,6 +65,8 @@ class Subscriptions:
         codes: List[int] = []
         replay: List[Subscription] = []
         for request in packet.subscriptions:
+            _check_filter(request.topic_filter)
+        for request in packet.subscriptions:
             codes.append(self._subscribe_one(connection, session, request, identifier, replay))
         if connection.version < 5:
             codes = [code if code < 0x80 else UNSPECIFIED_ERROR for code in codes]
@@ -84,15 +87,10 @@ class Subscriptions:
         replay: List[Subscription],
     ) -> int:
         wanted = request.topic_filter
-        shared = None
-        try:
-            shared = parse_shared(wanted)
-        except ValueError:
-            return TOPIC_FILTER_INVALID
+        shared = parse_shared(wanted)
         topic_filter = wanted if shared is None else shared[1]
         if (
-            not is_valid_filter(topic_filter)
-            or wanted.count("/") >= self.terms.max_topic_levels
+            wanted.count("/") >= self.terms.max_topic_levels
             or len(topic_filter.encode("utf-8")) > self.terms.max_topic_length
         ):
             return TOPIC_FILTER_INVALID
@@ -118,6 +116,8 @@ class Subscriptions:
     def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
         """UNSUBSCRIBE [MQTT-3.10.4-1]; what is under way is still delivered."""
         codes: List[int] = []
+        for topic_filter in packet.topic_filters:
+            _check_filter(topic_filter)
         for topic_filter in packet.topic_filters:
             subscription = session.subscriptions.pop(topic_filter, None)
             if subscription is None:
@@ -172,6 +172,16 @@ class Subscriptions:
         if not replay.done:
             self._replays.append(replay)
             replay.connection.touch()
+
+
+def _check_filter(topic_filter: str) -> None:
+    """What is no topic filter ends the connection, before any filter of its packet counts.
+
+    TOPIC_FILTER_INVALID is for filters in form that are not allowed.
+    """
+    # [MQTT-4.7.1-1] [MQTT-4.7.1-2] [MQTT-4.7.3-1] [MQTT-4.8.2-1] [MQTT-4.8.2-2]
+    if not is_valid_filter(topic_filter):
+        raise MQTTError(MALFORMED_PACKET, "invalid topic filter")
 
 
 class Replay:
