@@ -1,0 +1,80 @@
+"""Retained messages in memory, and what of them reaches the journal."""
+
+from __future__ import annotations
+
+from sessions.journal import Gate, Journal
+from sessions.message import Message
+from sessions.retained import Retained
+
+
+def message(topic: str, payload: bytes = b"x", expires_at: int = 0) -> Message:
+    return Message(topic, payload, 1, True, b"", "p", 1, expires_at)
+
+
+def under(retained: Retained, topic_filter: str, now: int = 0, limit: int = 100) -> list[str]:
+    scan = retained.scan(topic_filter)
+    found = []
+    while not scan.done:
+        found += [one.topic for one in scan.take(limit, now)]
+    return sorted(found)
+
+
+def test_the_last_message_of_each_topic_counts() -> None:
+    retained = Retained(Journal(True))
+    sizes = 0
+    for topic, payload in (("a", b"1"), ("a/b", b"22"), ("a", b"333"), ("$x", b"4")):
+        retained.set(message(topic, payload), False, None)
+    assert len(retained) == 3
+    for topic in ("a", "a/b", "$x"):
+        one = retained.get(topic)
+        assert one is not None
+        sizes += one.size
+    assert retained.size == sizes
+    assert under(retained, "#") == ["a", "a/b"]
+    assert under(retained, "a/#", limit=1) == ["a", "a/b"]
+    assert under(retained, "$x") == ["$x"]
+    retained.set(message("a", b""), False, None)
+    assert retained.get("a") is None and under(retained, "#") == ["a/b"]
+
+
+def test_gates_wait_for_what_is_written() -> None:
+    journal = Journal(True)
+    retained = Retained(journal)
+    gates = [Gate() for _ in range(4)]
+    retained.set(message("a"), False, gates[0])
+    retained.set(message("b", b""), False, gates[1])
+    retained.set(message("$SYS/x"), True, gates[2])
+    assert [gate.holds for gate in gates] == [1, 0, 0, 0]
+    retained.set(message("a", b""), False, None)
+    journal.take()
+    retained.set(message("a", b""), False, gates[3])
+    assert gates[3].holds == 1
+    journal.committed()
+    assert [gate.holds for gate in gates] == [0, 0, 0, 0]
+
+
+def test_volatile_messages_never_reach_the_journal() -> None:
+    journal = Journal(True)
+    retained = Retained(journal)
+    retained.set(message("$SYS/x"), True, None)
+    retained.set(message("$SYS/x", b""), True, None)
+    assert not journal.wanting and len(retained) == 0 and retained.size == 0
+
+
+def test_what_was_loaded_is_not_written_again() -> None:
+    journal = Journal(True)
+    retained = Retained(journal)
+    retained.load(message("a"))
+    assert under(retained, "#") == ["a"] and not journal.wanting
+
+
+def test_expired_messages_are_left_out_and_leave_the_store() -> None:
+    journal = Journal(True)
+    retained = Retained(journal)
+    retained.load(message("old", expires_at=100))
+    retained.load(message("new", expires_at=101))
+    assert under(retained, "#", now=99) == ["new", "old"]
+    assert under(retained, "#", now=100) == ["new"]
+    one = retained.get("new")
+    assert one is not None and retained.size == one.size
+    assert journal.take().unretained == ["old"]
