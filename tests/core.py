@@ -80,9 +80,9 @@ class Core:
         return True
 
     def settle(self) -> None:
-        """Commit until nothing is left to write."""
+        """Commit until nothing is left to write, and send what follows."""
         for _ in range(10_000):
-            if not self.commit():
+            if not self.broker.subscriptions.step() and not self.commit():
                 return
         raise AssertionError("the broker has ever more to write")
 
