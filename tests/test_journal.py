@@ -128,8 +128,8 @@ def test_the_end_of_a_session_takes_all_of_it_out_of_the_batch() -> None:
     entry(journal, message(), 1, gate)
     kept = entry(journal, message(), 2)
     journal.end(1)
-    assert gate.holds == 0
     write_set = journal.take()
+    assert gate.holds == 0
     assert write_set.ended == [1]
     assert not write_set.sessions and not write_set.subscriptions and not write_set.received
     assert [row[1] for row in write_set.entries] == [kept.seq]
