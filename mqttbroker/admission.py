@@ -17,6 +17,7 @@ from mqttbroker.packets import Connack, Connect, Will
 from mqttbroker.policy import Challenge, Policy, Terms
 from mqttbroker.properties import Properties, decode_varint, encode_properties
 from mqttbroker.reason_codes import (
+    PACKET_TOO_LARGE,
     QUOTA_EXCEEDED,
     RETAIN_NOT_SUPPORTED,
     SERVER_BUSY,
@@ -157,13 +158,17 @@ class Admissions:
         if connection.state != CONNECTING or session is None:
             return
         packet = admission.packet
+        connack = self._connack(admission, session)
+        if len(connack) > connection.maximum_packet_size:  # [MQTT-3.1.2-24]
+            self.refuse(connection, PACKET_TOO_LARGE, "the client takes no packet as long as its CONNACK")
+            return
         self._pending.pop(connection.client_id, None)
         self.clients.waiting.pop(connection.client_id, None)
         connection.state = CONNECTED
         self.clients.count_in()
         window = packet.properties.receive_maximum if packet.version >= 5 else -1
         session.attach(connection, window if window > 0 else 65535)
-        connection.send(self._connack(admission, session))
+        connection.send(connack)
         log.info(
             "event=connected client=%s address=%s version=%d clean_start=%s keep_alive=%d",
             connection.client_id,
@@ -212,7 +217,11 @@ class Admissions:
             properties = Properties()
             if connection.problem_information:
                 properties.reason_string = detail
-            connection.send(Connack(False, reason_code, properties).encode(5))
+            connack = Connack(False, reason_code, properties).encode(5)
+            if len(connack) > connection.maximum_packet_size:  # [MQTT-3.2.2-19]
+                connack = Connack(False, reason_code).encode(5)
+            if len(connack) <= connection.maximum_packet_size:
+                connection.send(connack)
         else:
             code = to_v3_connack(reason_code)
             if code > 0:
