@@ -58,7 +58,13 @@ def under_way(request: pytest.FixtureRequest, port_of: Callable[[str], int]) -> 
 def test_case(
     case: Case, version: int, port_of: Callable[[str], int], under_way: dict[tuple[str, int], Future[None]]
 ) -> None:
-    if case.timed:
-        under_way[case.name, version].result()
-    else:
-        Run(case, version, port_of(case.broker)).play()
+    failure = ""
+    try:
+        if case.timed:
+            under_way[case.name, version].result()
+        else:
+            Run(case, version, port_of(case.broker)).play()
+    except AssertionError as error:
+        failure = str(error)
+    if failure:
+        pytest.fail(failure, pytrace=False)

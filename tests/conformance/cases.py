@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import cases_wire
+from conformance import cases_connect, cases_wire
 from conformance.script import Case
 
 # Settings that a case may ask for; "default" are the broker's own.
 BROKERS: dict[str, dict[str, Any]] = {
     "default": {},
+    "small": {"limits": {"retain_available": False, "max_packet_size": "1KiB", "topic_alias_maximum": 0,
+                         "receive_maximum": 5, "max_keep_alive": "2s"}},
+    "guarded": {"allow_anonymous": False},
 }
 
-CASES: list[Case] = [*cases_wire.CASES]
+CASES: list[Case] = [*cases_wire.CASES, *cases_connect.CASES]

@@ -179,7 +179,7 @@ class Run:
                 try:
                     step(self)
                 except (AssertionError, ConnectionError) as error:
-                    raise AssertionError(f"step {number}: {error}") from error
+                    raise AssertionError(f"step {number}: {error}") from None
         finally:
             for link in self.links.values():
                 link.socket.close()
@@ -297,7 +297,7 @@ class Actor:
 
         return step
 
-    def refused(self, v4: Optional[int], v5: Any) -> Step:
+    def refused(self, v4: Any, v5: Any) -> Step:
         """CONNACK with this code, None for no CONNACK, and the end of the connection."""
 
         def step(run: Run) -> None:
