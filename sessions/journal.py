@@ -115,6 +115,7 @@ class _Batch:
         self.streams: Dict[Tuple[str, int], List[Message]] = {}
         self.pages: List[PageRequest] = []
         self.gates: List[Gate] = []
+        self.probe = False
         self.size = 0
         self.empty = True
 
@@ -132,6 +133,7 @@ class Journal:
         self.next_message_id = next_message_id
         self.next_seq = next_seq
         self.failures = 0
+        self.lost_records = 0  # stream records that a failed commit took along
         self._gathering = _Batch()
         self._writing: Optional[_Batch] = None
         self._written: List[Entry] = []
@@ -145,6 +147,11 @@ class Journal:
     def idle(self) -> bool:
         """Whether the writer has no batch of ours."""
         return self._writing is None
+
+    @property
+    def reading(self) -> bool:
+        """Whether somebody waits for a page."""
+        return bool(self._gathering.pages)
 
     @property
     def wanting(self) -> bool:
@@ -178,10 +185,7 @@ class Journal:
         batch = self._gathering
         if entry.disk == PENDING:
             batch.size -= entry.message.size + MESSAGE_OVERHEAD
-            gate = entry.gate
-            if gate is not None:
-                entry.gate = None
-                gate.settle()
+            self._let_go(entry)
         elif entry.disk == STORED:
             batch.deletes.append((entry.session_id, entry.seq))
             if entry.shared:
@@ -190,6 +194,14 @@ class Journal:
                 batch.sole_messages.append(entry.message.id)
             batch.empty = False
         entry.disk = GONE
+
+    def _let_go(self, entry: Entry) -> None:
+        """Nobody needs an entry any more that was not written yet."""
+        entry.disk = GONE
+        gate = entry.gate
+        if gate is not None:
+            entry.gate = None
+            gate.settle()
 
     # -- everything else ----------------------------------------------------
 
@@ -220,13 +232,6 @@ class Journal:
         batch = self._gathering
         batch.ended[session_id] = True
         batch.sessions.pop(session_id, None)
-        for key in [key for key in batch.subscriptions if key[0] == session_id]:
-            del batch.subscriptions[key]
-        for pair in [pair for pair in batch.received if pair[0] == session_id]:
-            del batch.received[pair]
-        for entry in batch.entries:
-            if entry.session_id == session_id and entry.disk == PENDING:
-                self.remove(entry)
         batch.empty = False
 
     def subscribe(
@@ -286,8 +291,13 @@ class Journal:
         self._writing = batch
         write_set = WriteSet()
         write_set.ended = list(batch.ended)
-        write_set.sessions = list(batch.sessions.values())
+        write_set.sessions = [
+            row for session_id, row in batch.sessions.items() if session_id not in batch.ended
+        ]
+        ended = batch.ended
         for key, row in batch.subscriptions.items():
+            if key[0] in ended:
+                continue
             if row is not None:
                 write_set.subscriptions.append(row)
             else:
@@ -297,6 +307,8 @@ class Journal:
         write_set.sole_messages = batch.sole_messages
         write_set.shared_messages = list(batch.shared_messages)
         for pair, present in batch.received.items():
+            if pair[0] in ended:
+                continue
             if present:
                 write_set.received.append(pair)
             else:
@@ -318,10 +330,15 @@ class Journal:
                 )
         write_set.stream_messages = batch.streams
         write_set.pages = batch.pages
+        write_set.probe = batch.probe
         return write_set
 
     def _take_entries(self, batch: _Batch, write_set: WriteSet) -> None:
         """Rows of the entries that still matter; their messages once each."""
+        if batch.ended:
+            for entry in batch.entries:
+                if entry.session_id in batch.ended and entry.disk == PENDING:
+                    self._let_go(entry)
         wanted: List[Entry] = [entry for entry in batch.entries if entry.disk == PENDING]
         last: int = len(wanted) - 1
         index: int = 0
@@ -369,7 +386,7 @@ class Journal:
         self._written = wanted
         for entry in batch.updates:
             entry.changed = False
-            if entry.disk == STORED:
+            if entry.disk == STORED and entry.session_id not in batch.ended:
                 write_set.updates.append(
                     (entry.packet_id, _STORED_PHASE[entry.phase], entry.session_id, entry.seq)
                 )
@@ -386,8 +403,10 @@ class Journal:
             if gate is not None:
                 entry.gate = None
                 gate.settle()
-            entry.committed()
+        # What was on disk before came before what is new there [MQTT-4.6.0-6].
         for entry in batch.updates:
+            entry.committed()
+        for entry in written:
             entry.committed()
         for gate in batch.gates:
             gate.settle()
@@ -405,6 +424,8 @@ class Journal:
         self._writing = None
         self._written = []
         self.failures += 1
+        for records in batch.streams.values():
+            self.lost_records += len(records)
         self._retry(batch)
         # All are gone before the first session hears of it and looks for what to send next.
         refused: List[Entry] = []
@@ -442,10 +463,16 @@ class Journal:
         for topic, message in old.retained.items():
             if topic not in new.retained:
                 new.retained[topic] = message
+        again: List[Entry] = []
         for entry in old.updates:
-            self.change(entry)
+            if entry.disk == STORED and not entry.changed:
+                entry.changed = True
+                again.append(entry)
+        new.updates = again + new.updates
         new.deletes = old.deletes + new.deletes
         new.sole_messages = old.sole_messages + new.sole_messages
         new.shared_messages.update(old.shared_messages)
         new.pages = old.pages + new.pages
+        # Only something written shows that the store is well again.
+        new.probe = True
         new.empty = False

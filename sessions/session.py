@@ -58,6 +58,8 @@ class Outlet:
 
     def __init__(self) -> None:
         self.version = 4
+        # False while what was sent before still waits to leave; QoS 1 and 2 wait with it.
+        self.ready = True
 
     def send_entry(self, entry: "Delivery", duplicate: bool) -> None:
         """Send the PUBLISH of an entry that has its packet id."""
@@ -160,6 +162,8 @@ class Session:
         self.disconnected_at: float = 0.0  # Unix time; 0.0 while connected
         self.outlet: Optional[Outlet] = None
         self.subscriptions: Dict[str, Subscription] = {}
+        # Subscriptions whose retained messages the client has not all been sent.
+        self.unseen: Dict[str, Subscription] = {}
         self.send_maximum = shelf.limits.max_inflight
         self.in_flight: Dict[int, Delivery] = {}
         self.queue: Deque[Delivery] = deque()
@@ -171,6 +175,10 @@ class Session:
         self.stored_seq = 0  # the newest entry that is only on disk; 0 if none
         self.loaded_seq = 0  # the newest entry that is or was in memory
         self.paging = False
+        # Live messages that came while a page was under way, unless there were too many.
+        self.late: List[Delivery] = []
+        self.late_bytes = 0
+        self.too_late = False
         self.abandoned_pages = 0  # asked for by an earlier connection and still to come
         self.page_limit_seq = 0  # the page asked for holds all entries up to this one
         self.memory_bytes = 0  # sizes of the messages in `queue`
@@ -202,8 +210,10 @@ class Session:
         entry = Delivery(self, message, qos, retain, subscription_ids)
         self.queued_messages += 1
         self.queued_bytes += size
+        outlet = self.outlet
         open_now: bool = (
-            self.outlet is not None
+            outlet is not None
+            and outlet.ready
             and self.stored_seq == 0
             and not self.paging
             and not self.queue
@@ -220,10 +230,11 @@ class Session:
             self._enqueue(entry)
             return None
         shelf.journal.add(entry, gate)
-        if (
-            self.outlet is None
+        if self.paging:
+            self._add_late(entry)
+        elif (
+            outlet is None
             or self.stored_seq != 0
-            or self.paging
             or len(self.queue) >= shelf.limits.max_queue_memory_messages
             or self.memory_bytes + size > shelf.limits.max_transient_queue_bytes
         ):
@@ -232,6 +243,21 @@ class Session:
             self._enqueue(entry)
             self.loaded_seq = entry.seq
         return None
+
+    def _add_late(self, entry: Delivery) -> None:
+        """Keep a live message at hand until the page is in, if memory allows."""
+        limits = self.shelf.limits
+        self.late_bytes += entry.message.size
+        if (
+            self.too_late
+            or len(self.late) >= limits.max_queue_memory_messages
+            or self.late_bytes > limits.max_transient_queue_bytes // 2
+        ):
+            self.too_late = True
+            self.late.clear()
+            self.stored_seq = entry.seq
+        else:
+            self.late.append(entry)
 
     def full(self, size: int) -> bool:
         """Whether a message of `size` bytes would pass a limit of this queue."""
@@ -308,7 +334,7 @@ class Session:
             return
         shelf = self.shelf
         journal = shelf.journal
-        while self.queue and len(self.in_flight) < self.send_maximum:
+        while self.queue and len(self.in_flight) < self.send_maximum and outlet.ready:
             entry = self.queue.popleft()
             message = entry.message
             self.memory_bytes -= message.size
@@ -340,6 +366,7 @@ class Session:
         """Ask the store for the entries after the last one that was in memory."""
         shelf = self.shelf
         self.paging = True
+        self._forget_late()
         self.page_limit_seq = shelf.journal.next_seq - 1
         shelf.journal.page(
             PageRequest(
@@ -446,6 +473,9 @@ class Session:
         self.disconnected_at = now
         if self.id != 0 and (self.in_flight or self.queue):
             self.stored_seq = max(self.stored_seq, self.loaded_seq)
+        if self.late:
+            self.stored_seq = max(self.stored_seq, self.late[len(self.late) - 1].seq)
+        self._forget_late()
         self.in_flight.clear()
         self.queue.clear()
         self.memory_bytes = 0
@@ -481,6 +511,23 @@ class Session:
         if self.stored_seq <= self.page_limit_seq:
             if not rows or self.loaded_seq >= self.stored_seq:
                 self.stored_seq = 0
+                self._take_late()
+        if self.late:
+            self.stored_seq = max(self.stored_seq, self.late[len(self.late) - 1].seq)
+            self._forget_late()
+
+    def _take_late(self) -> None:
+        """All that was on disk is here: what came meanwhile follows it, but for what the page had."""
+        for entry in self.late:
+            if entry.seq > self.loaded_seq and entry.disk != GONE:
+                self._enqueue(entry)
+                self.loaded_seq = entry.seq
+        self._forget_late()
+
+    def _forget_late(self) -> None:
+        self.late.clear()
+        self.late_bytes = 0
+        self.too_late = False
 
     def redeliver(self) -> None:
         """Send again what was under way when the client left, then go on [MQTT-4.4.0-1]."""

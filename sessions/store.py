@@ -21,7 +21,7 @@ from typing import Callable, Optional, Protocol, Union
 
 from sessions import statements as sql
 from sessions.message import Message
-from sessions.schema import OLDEST_SQLITE, StoreError, prepare
+from sessions.schema import APPLICATION_ID, OLDEST_SQLITE, StoreError, prepare
 from sessions.statements import Row
 from sessions.write_set import Page, WriteSet
 
@@ -313,6 +313,9 @@ class Store:
         ending = dict(self._ending)
         self._apply(connection, write_set, ending)
         sql.STREAM_ENDS.run(connection, ends)
+        if write_set.probe:
+            # Writes the first page, though with what it holds.
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("COMMIT")
         self._ending = ending
         self._untidy = True

@@ -89,6 +89,7 @@ class WriteSet:
     unretained                topic
     stream_messages           (stream, partition) -> records in their order
     pages                     read after the commit
+    probe                     true: commit a page even if the lists are empty
     ========================  =====================================================
 
     ``shared`` is true for every entry of a message that more than one entry
@@ -112,6 +113,7 @@ class WriteSet:
         self.unretained: List[str] = []
         self.stream_messages: Dict[Tuple[str, int], List[Message]] = {}
         self.pages: List[PageRequest] = []
+        self.probe = False
 
     def has_changes(self) -> bool:
         """Whether there is anything to commit, beside pages to read."""
@@ -131,4 +133,5 @@ class WriteSet:
             or self.retained
             or self.unretained
             or self.stream_messages
+            or self.probe
         )
