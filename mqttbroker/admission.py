@@ -53,8 +53,8 @@ class Admissions:
         connection.state = CONNECTING
         admission = Admission(self, connection, packet)
         longest = self.terms.max_keep_alive
-        if packet.version >= 5 and (packet.keep_alive == 0 or packet.keep_alive > longest):
-            admission.keep_alive = longest if longest < 65535 else packet.keep_alive
+        if longest < 65535 and (packet.keep_alive == 0 or packet.keep_alive > longest):
+            admission.keep_alive = longest
         connection.keep_alive = float(admission.keep_alive)
         self.policy.authenticate(AdmissionChallenge(admission))
 
@@ -64,13 +64,15 @@ class Admissions:
         packet = admission.packet
         if connection.state != CONNECTING:
             return
-        if self.clients.connected >= self.terms.max_connections:
-            self.refuse(connection, SERVER_BUSY, "too many connections")
+        client_id = connection.client_id
+        if not self._has_room(connection):
             return
         if packet.will is not None and not self._may_leave(connection, packet.will):
             return
-        client_id = connection.client_id
         old = self._take_over(client_id)
+        if old is not None and self.registry.is_over(old, self.clients.now):
+            self.clients.end_session(old)
+            old = None
         expiry = self._session_expiry(packet)
         if old is not None and not packet.clean_start:
             session = old
@@ -93,6 +95,18 @@ class Admissions:
             session.request_page()
         elif admission.holds == 0:
             self._welcome(admission)
+
+    def _has_room(self, connection: Connection) -> bool:
+        """Whether one more client, or one in the place of its older self, may come in."""
+        known = self.registry.get(connection.client_id)
+        if self.clients.connected >= self.terms.max_connections:
+            if known is None or known.outlet is None:
+                self.refuse(connection, SERVER_BUSY, "too many connections")
+                return False
+        if known is None and len(self.registry) >= self.terms.max_sessions:
+            self.refuse(connection, QUOTA_EXCEEDED, "too many sessions")
+            return False
+        return True
 
     def _take_over(self, client_id: str) -> Optional[Session]:
         """The session of a client id, with any connection it has closed [MQTT-3.1.4-3]."""
@@ -142,6 +156,12 @@ class Admissions:
             will.topic, will.payload, will.qos, will.retain, encoded[start:], session.client_id, 0, 0
         )
 
+    def forget(self, connection: Connection) -> None:
+        """The connection is over: its CONNECT waits no longer."""
+        pending = self._pending.get(connection.client_id)
+        if pending is not None and pending.connection is connection:
+            del self._pending[connection.client_id]
+
     def discarded(self, admission: Admission) -> None:
         """The end of the old session is on disk, or could not be written."""
         if admission.connection.state != CONNECTING:
@@ -179,6 +199,7 @@ class Admissions:
         )
         if admission.session_present:
             session.redeliver()
+            self.clients.subscriptions.replay(connection)
         connection.touch()
 
     def _connack(self, admission: Admission, session: Session) -> bytes:

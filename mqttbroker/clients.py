@@ -9,7 +9,7 @@ why first, where the standard allows it.
 from __future__ import annotations
 
 import logging
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Dict, List, Optional, Tuple
 
 from mqttbroker.connection import AWAIT_CONNECT, CLOSED, CONNECTED, Connection, Outbound
@@ -101,7 +101,7 @@ class Clients:
                 self._publish_will(session)
             else:
                 session.will_due = self.now + session.will_delay
-                heappush(self._wills, (session.will_due, session.client_id))
+                self._schedule_will(session)
         self.registry.schedule_end(session)
         self.save(session, True)
 
@@ -110,8 +110,20 @@ class Clients:
         if session.will is not None:
             if session.will_due == 0.0:
                 session.will_due = session.disconnected_at + session.will_delay
-            heappush(self._wills, (session.will_due, session.client_id))
+            self._schedule_will(session)
         self.registry.schedule_end(session)
+
+    def _schedule_will(self, session: Session) -> None:
+        wills = self._wills
+        heappush(wills, (session.will_due, session.client_id))
+        # A client that comes and goes leaves an entry each time.
+        if len(wills) > 2 * len(self.registry) + 1000:
+            self._wills = [
+                (session.will_due, client_id)
+                for client_id, session in self.registry.sessions.items()
+                if session.outlet is None and session.will is not None
+            ]
+            heapify(self._wills)
 
     def count_in(self) -> None:
         """One more client is connected."""
@@ -166,6 +178,8 @@ class Clients:
         overdue: List[Connection] = []
         connect_timeout = self.terms.connect_timeout
         for connection in self.connections:
+            if connection.blocked:
+                connection.last_received = monotonic  # it is we who do not listen
             silence: float = monotonic - connection.last_received
             if connection.state == AWAIT_CONNECT:
                 if monotonic - connection.accepted > connect_timeout:

@@ -362,6 +362,8 @@ class Limits:
     """What one client, or all of them, may ask of the broker."""
 
     max_connections: int = _key(Integer(1, 10_000_000), 100_000)
+    max_sessions: int = _key(Integer(1, 100_000_000), 1_000_000)
+    max_connect_size: int = _key(Size("128B", "256MiB"), "256KiB")
     connect_timeout: float = _key(Duration("100ms", "1h"), "10s")
     max_keep_alive: float = _key(Duration("1s", "65535s"), "65535s")
     max_session_expiry: Optional[float] = _key(OrNone(Duration("0s", "36500d"), "never"), "never")
@@ -373,6 +375,8 @@ class Limits:
     max_topic_length: int = _key(Size("1B", "65535B"), "65535B")
     max_subscriptions_per_client: int = _key(Integer(1, 100_000_000), 100_000)
     retain_available: bool = _key(Boolean(), True)
+    max_retained_messages: int = _key(Integer(1, 1_000_000_000), 1_000_000)
+    max_retained_bytes: int = _key(Size("1KiB", "1TiB"), "1GiB")
     max_queued_messages: int = _key(Integer(1, 1_000_000_000), 1_000_000)
     max_queued_bytes: int = _key(Size("1KiB", "1024TiB"), "1GiB")
     max_queue_memory_messages: int = _key(Integer(1, 1_000_000), 1000)

@@ -47,8 +47,9 @@ class Metrics:
             "slow_subscriber": stats.publish_dropped_slow,
             "too_large": stats.publish_dropped_too_large,
             "not_authorized": stats.publish_dropped_denied,
+            "retained_full": stats.publish_dropped_retained,
             "expired": tally.expired,
-            "store_failed": tally.store_failed,
+            "store_failed": tally.store_failed + self.broker.journal.lost_records,
         }
 
     def collect(self) -> Iterator[Metric]:

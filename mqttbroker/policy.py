@@ -22,7 +22,11 @@ class Terms:
         self.topic_alias_maximum = 10
         self.max_keep_alive = 65535
         self.max_session_expiry = 0xFFFFFFFF
+        self.max_connect_size = 256 * 1024
         self.max_connections = 100_000
+        self.max_sessions = 1_000_000
+        self.max_retained_messages = 1_000_000
+        self.max_retained_bytes = 1024 * 1024 * 1024
         self.connect_timeout = 10.0
         self.max_topic_length = 65535
         self.max_topic_levels = 128

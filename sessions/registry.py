@@ -7,7 +7,7 @@ at most one `expired` call after.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Dict, List, Optional, Tuple
 
 from sessions.session import NEVER, Session, Shelf
@@ -53,23 +53,37 @@ class Registry:
     def schedule_end(self, session: Session) -> None:
         """The client went away: its session ends an expiry interval later."""
         if session.expiry_interval != NEVER:
-            heappush(
-                self._ends, (session.disconnected_at + session.expiry_interval, session.client_id)
-            )
+            ends = self._ends
+            heappush(ends, (self._end_of(session), session.client_id))
+            # A client that comes and goes leaves an entry each time.
+            if len(ends) > 2 * len(self.sessions) + 1000:
+                away = [
+                    session
+                    for session in self.sessions.values()
+                    if session.outlet is None and session.expiry_interval != NEVER
+                ]
+                self._ends = [(self._end_of(session), session.client_id) for session in away]
+                heapify(self._ends)
+
+    def _end_of(self, session: Session) -> float:
+        return session.disconnected_at + session.expiry_interval
+
+    def is_over(self, session: Session, now: float) -> bool:
+        """Whether the session's client has been away longer than its expiry interval."""
+        return (
+            session.outlet is None
+            and session.expiry_interval != NEVER
+            and session.disconnected_at != 0.0
+            and self._end_of(session) <= now
+        )
 
     def expired(self, now: float) -> List[Session]:
         """The sessions whose time is over; the caller ends them."""
-        ended: List[Session] = []
+        ended: Dict[Session, bool] = {}
         ends = self._ends
         while ends and ends[0][0] <= now:
             _, client_id = heappop(ends)
             session = self.sessions.get(client_id)
-            if (
-                session is not None
-                and session.outlet is None
-                and session.expiry_interval != NEVER
-                and session.disconnected_at + session.expiry_interval <= now
-                and session not in ended
-            ):
-                ended.append(session)
-        return ended
+            if session is not None and self.is_over(session, now):
+                ended[session] = True
+        return list(ended)
