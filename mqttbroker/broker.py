@@ -9,7 +9,7 @@ by `take_writes`, what is to be sent lies in the connections' outboxes.
 from __future__ import annotations
 
 import logging
-from typing import List, Optional
+from typing import Dict, List, Optional
 
 from mqttbroker.admission import Admissions
 from mqttbroker.clients import Clients
@@ -56,12 +56,20 @@ class Broker:
         )
         self.admissions = Admissions(journal, registry, self.clients, terms, policy)
         self.store_error = ""
-        self.blocked: List[Connection] = []
+        self.blocked: Dict[Connection, bool] = {}
 
     @property
     def overfull(self) -> bool:
         """Whether publishers must wait until the store has caught up."""
         return self.journal.size > self.terms.max_pending_write_bytes
+
+    def retained_full(self, topic: str, size: int) -> bool:
+        """Whether a retained payload of `size` bytes would pass a limit."""
+        retained = self.retained
+        return (
+            retained.size + size > self.terms.max_retained_bytes
+            or len(retained) >= self.terms.max_retained_messages
+        ) and retained.get(topic) is None
 
     def take_writes(self) -> Optional[WriteSet]:
         """What the store is to write now; None if nothing, or if it still has the last."""
@@ -81,9 +89,10 @@ class Broker:
             if session is not None and session.page_came():
                 self._paged(session, page)
         if self.blocked and not self.overfull:
-            for connection in self.blocked:
+            blocked = self.blocked
+            self.blocked = {}
+            for connection in blocked:
                 connection.touch()
-            self.blocked = []
 
     def _paged(self, session: Session, page: Page) -> None:
         if page.error is not None:

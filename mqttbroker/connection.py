@@ -39,6 +39,7 @@ class Stats:
         self.publish_dropped_slow = 0
         self.publish_dropped_too_large = 0
         self.publish_dropped_denied = 0
+        self.publish_dropped_retained = 0
         self.publish_bytes_received = 0
         self.publish_bytes_sent = 0
         self.bytes_received = 0
@@ -48,12 +49,16 @@ class Stats:
 
 
 class Outbound:
-    """What all connections of one broker share: the clock, the counters, and who has output."""
+    """What all connections of one broker share: the clock, the counters, and who has output.
 
-    def __init__(self, clock: Clock, max_backlog: int) -> None:
+    ``max_backlog`` is in bytes of PUBLISHes, ``max_acks`` in acknowledgements that wait.
+    """
+
+    def __init__(self, clock: Clock, max_backlog: int, max_acks: int) -> None:
         self.clock = clock
         self.stats = Stats()
         self.max_backlog = max_backlog
+        self.max_acks = max_acks
         self.dirty: List[Connection] = []
         # Called when the first connection becomes dirty; the owner then flushes soon.
         self.wake: Any = None
@@ -79,7 +84,8 @@ class Connection(Outlet):
         self.outbox: List[bytes] = []
         self.dirty = False
         self.congested = False  # the socket took no more at the last flush
-        self.backlog = 0  # bytes in the outbox while congested
+        self.backlog = 0  # bytes of PUBLISHes in the outbox
+        self.replies = 0  # bytes of other packets in the outbox while congested
         self.acks: Deque[AckGate] = deque()
         self.unanswered = 0  # PUBACKs and PUBCOMPs among them
         self.spare_gate: Optional[AckGate] = None
@@ -91,20 +97,30 @@ class Connection(Outlet):
         """Queue any packet but a PUBLISH."""
         if self.state == CLOSED:
             return
+        size: int = len(packet)
+        if size > self.maximum_packet_size:  # [MQTT-3.1.2-24]
+            self.too_small()
+            return
+        if self.congested:
+            self.replies += size
         self.outbound.stats.messages_sent += 1
         self.outbox.append(packet)
         if not self.dirty:
             self._mark()
 
+    def too_small(self) -> None:
+        """The client's Maximum Packet Size leaves no room for a packet it must get."""
+
     def send_publish(self, packet: bytes, droppable: bool) -> None:
         """Queue a PUBLISH; ``droppable`` at QoS 0."""
         size: int = len(packet)
-        if self.congested:
-            self.backlog += size
-            if droppable and self.backlog > self.outbound.max_backlog:
-                self.backlog -= size
+        backlog: int = self.backlog + size
+        if backlog > self.outbound.max_backlog:
+            if droppable and self.congested:
                 self.outbound.stats.publish_dropped_slow += 1
                 return
+            self.ready = False
+        self.backlog = backlog
         stats = self.outbound.stats
         stats.messages_sent += 1
         stats.publish_sent += 1
@@ -115,8 +131,10 @@ class Connection(Outlet):
 
     def send_numbered(self, head: bytes, packet_id: int, tail: bytes, size: int) -> None:
         """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes in the parts that others share with it."""
-        if self.congested:
-            self.backlog += size
+        backlog: int = self.backlog + size
+        self.backlog = backlog
+        if backlog > self.outbound.max_backlog:
+            self.ready = False
         stats = self.outbound.stats
         stats.messages_sent += 1
         stats.publish_sent += 1
@@ -135,7 +153,27 @@ class Connection(Outlet):
         parts.clear()
         self.outbound.stats.bytes_sent += len(data)
         self.backlog = 0
+        self.replies = 0
         return data
+
+    def relieved(self) -> None:
+        """The socket takes more: what waited for that goes on."""
+        if not self.ready:
+            self.ready = True
+            session = self.session
+            if session is not None and session.outlet is self:
+                session.pump()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether nothing should be read from the client for now."""
+        return False
+
+    def release(self) -> None:
+        """The socket is gone: let go of what was to be sent."""
+        self.outbox.clear()
+        self.acks.clear()
+        self.spare_gate = None
 
     def _mark(self) -> None:
         self.dirty = True
@@ -228,6 +266,8 @@ class Connection(Outlet):
     def release_acks(self) -> None:
         """Send the acknowledgements whose turn has come."""
         acks = self.acks
+        if len(acks) > self.outbound.max_acks:
+            self.touch()
         while acks and acks[0].holds == 0 and self.state != CLOSED:
             gate = acks.popleft()
             if gate.packet_type == PUBACK or gate.packet_type == PUBCOMP:

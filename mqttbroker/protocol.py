@@ -53,6 +53,7 @@ from mqttbroker.reason_codes import (
     PUBLISH,
     PUBREC,
     PUBREL,
+    QUOTA_EXCEEDED,
     RECEIVE_MAXIMUM_EXCEEDED,
     RETAIN_NOT_SUPPORTED,
     SUBSCRIBE,
@@ -100,8 +101,7 @@ class Protocol(Connection):
         self.maximum_received_size = broker.terms.maximum_packet_size
         self.restricted = broker.policy.restrictive
         self.aliases: Dict[int, bytes] = {}
-        self._chunks: List[bytes] = []  # an incomplete packet
-        self._waiting = 0  # bytes in the chunks
+        self._partial = bytearray()  # an incomplete packet
         self._needed = 2  # bytes it takes until looking again makes sense
         broker.clients.connections[self] = True
         broker.outbound.stats.connections += 1
@@ -109,7 +109,14 @@ class Protocol(Connection):
     @property
     def blocked(self) -> bool:
         """Whether the owner of the socket should not read for now."""
-        return self.state == CONNECTING or (self.state == CONNECTED and self.broker.overfull)
+        if self.state == CONNECTED:
+            outbound = self.outbound
+            return (
+                self.broker.overfull
+                or self.replies > outbound.max_backlog
+                or len(self.acks) > outbound.max_acks
+            )
+        return self.state == CONNECTING
 
     # -- framing ------------------------------------------------------------
 
@@ -118,14 +125,12 @@ class Protocol(Connection):
         self.last_received = now
         stats = self.outbound.stats
         stats.bytes_received += len(data)
-        if self._waiting:
-            self._waiting += len(data)
-            self._chunks.append(data)
-            if self._waiting < self._needed:
+        if self._partial:
+            self._partial += data
+            if len(self._partial) < self._needed:
                 return
-            data = b"".join(self._chunks)
-            self._chunks.clear()
-            self._waiting = 0
+            data = bytes(self._partial)
+            self._partial = bytearray()
         try:
             self._walk(data)
         except MQTTError as error:
@@ -133,10 +138,9 @@ class Protocol(Connection):
 
     def resume(self) -> None:
         """Go on with what arrived while the connection was `CONNECTING`."""
-        if self._waiting and self.state == CONNECTED:
-            data = b"".join(self._chunks)
-            self._chunks.clear()
-            self._waiting = 0
+        if self._partial and self.state == CONNECTED:
+            data = bytes(self._partial)
+            self._partial = bytearray()
             try:
                 self._walk(data)
             except MQTTError as error:
@@ -174,9 +178,11 @@ class Protocol(Connection):
             if end - position > self.maximum_received_size:
                 raise MQTTError(PACKET_TOO_LARGE, f"packet of {end - position} bytes")
             if end > size:
+                needed = end - position
                 if not _LEGAL[self.state][first >> 4]:
                     self._illegal(first >> 4)
-                needed = end - position
+                if self.state == AWAIT_CONNECT and needed > self.broker.terms.max_connect_size:
+                    raise MQTTError(PACKET_TOO_LARGE, f"CONNECT of {needed} bytes")
                 break
             count += 1
             kind: int = first >> 4
@@ -192,9 +198,7 @@ class Protocol(Connection):
             position = end
         self.outbound.stats.messages_received += count
         if position < size and self.state != CLOSED:
-            rest = data[position:] if position else data
-            self._chunks.append(rest)
-            self._waiting = len(rest)
+            self._partial += data[position:] if position else data
             self._needed = needed
 
     # -- PUBLISH ------------------------------------------------------------
@@ -238,7 +242,12 @@ class Protocol(Connection):
         if route.reserved or (
             self.restricted and not broker.policy.may_publish(self.client_id, route.topic)
         ):
-            self._denied(qos, packet_id)
+            stats.publish_dropped_denied += 1
+            self._turn_down(qos, packet_id, NOT_AUTHORIZED)
+            return
+        if first & 1 and payload < end and broker.retained_full(route.topic, end - payload):
+            stats.publish_dropped_retained += 1
+            self._turn_down(qos, packet_id, QUOTA_EXCEEDED)
             return
         reusable: bool = found is None or found.topic_alias == 0
         if first == 0x30 and reusable and route.direct:
@@ -366,12 +375,11 @@ class Protocol(Connection):
             raise MQTTError(PROTOCOL_ERROR, f"topic alias {alias} is not set")
         return known
 
-    def _denied(self, qos: int, packet_id: int) -> None:
-        """A PUBLISH that is not allowed: 5.0 is told, 3.1.1 has no word for it [MQTT-3.3.5-2]."""
-        self.outbound.stats.publish_dropped_denied += 1
+    def _turn_down(self, qos: int, packet_id: int, reason_code: int) -> None:
+        """A PUBLISH that is not taken: 5.0 is told, 3.1.1 has no word for it [MQTT-3.3.5-2]."""
         if qos:
             gate = self.gate(PUBACK if qos == 1 else PUBREC, packet_id)
-            gate.reason_code = NOT_AUTHORIZED
+            gate.reason_code = reason_code
             self.answer(gate)
 
     # -- everything else ----------------------------------------------------
@@ -473,6 +481,15 @@ class Protocol(Connection):
         self.broker.clients.close(self, with_will, "")
 
     # -- the end ------------------------------------------------------------
+
+    def too_small(self) -> None:
+        self.broker.clients.close(self, True, "Maximum Packet Size too small for what must be sent")
+
+    def release(self) -> None:
+        super().release()
+        self.broker.admissions.forget(self)
+        self._partial = bytearray()
+        self.aliases.clear()
 
     def _reject(self, error: MQTTError) -> None:
         """The client broke the protocol: it is told why, and closed."""

@@ -171,7 +171,11 @@ class Server:
     async def _ticking(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            self.turn.tick()
+            try:
+                self.turn.tick()
+            except Exception:
+                # A defect must not end keep alive, wills and expiry for everybody.
+                log.exception("event=defect in=tick")
 
     async def _speaking(self) -> None:
         topics = SysTopics(self.metrics, self.settings.sys_interval)
@@ -230,6 +234,10 @@ def build_broker(settings: Settings, recovered: Recovered) -> Broker:
     if wanted.max_session_expiry is not None:
         terms.max_session_expiry = min(NEVER, int(wanted.max_session_expiry))
     terms.max_connections = wanted.max_connections
+    terms.max_connect_size = wanted.max_connect_size
+    terms.max_sessions = wanted.max_sessions
+    terms.max_retained_messages = wanted.max_retained_messages
+    terms.max_retained_bytes = wanted.max_retained_bytes
     terms.connect_timeout = wanted.connect_timeout
     terms.max_topic_length = wanted.max_topic_length
     terms.max_topic_levels = wanted.max_topic_levels
@@ -246,7 +254,7 @@ def build_broker(settings: Settings, recovered: Recovered) -> Broker:
         Router(
             wanted.route_cache_size, wanted.max_topic_levels, wanted.max_topic_length, rules
         ),
-        Outbound(shelf.clock, wanted.max_outbox_bytes),
+        Outbound(shelf.clock, wanted.max_outbox_bytes, 2 * wanted.receive_maximum),
         terms,
         Doorkeeper(AnonymousPolicy(settings.allow_anonymous)),
     )

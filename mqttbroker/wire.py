@@ -62,8 +62,11 @@ class Turn:
         outbound.dirty = []
         for connection in dirty:
             connection.dirty = False
-            _flush(connection)
-        if self.eager:
+            try:
+                _flush(connection)
+            except Exception:
+                connection.wire.on_error(connection)
+        if self.eager or self.broker.journal.reading:
             self.write()
 
     def write(self) -> None:
@@ -94,7 +97,12 @@ def _flush(connection: Connection) -> None:
         return
     if connection.outbox and not connection.congested:
         transport.write(connection.take())
-    if wire.paused and not wire.protocol.blocked:
+        if not connection.congested:
+            connection.relieved()
+    if wire.paused:
+        if wire.protocol.blocked:
+            wire.await_store()
+            return
         wire.paused = False
         transport.resume_reading()
         wire.protocol.resume()
@@ -137,7 +145,7 @@ class Wire:
         if self.protocol.blocked:
             self.check_blocked()
         journal = self.broker.journal
-        if turn.eager and journal.wanting and journal.idle:
+        if journal.wanting and journal.idle and (turn.eager or journal.reading):
             turn.wake()
 
     def check_blocked(self) -> None:
@@ -146,14 +154,19 @@ class Wire:
         if protocol.blocked and not self.paused and not self.closing:
             self.paused = True
             self.transport.pause_reading()
-            if self.broker.overfull:
-                self.broker.blocked.append(protocol)
+            self.await_store()
+
+    def await_store(self) -> None:
+        """Be looked at again when the store has caught up, if it is what we wait for."""
+        if self.broker.overfull:
+            self.broker.blocked[self.protocol] = True
 
     def pause_writing(self) -> None:
         self.protocol.congested = True
 
     def resume_writing(self) -> None:
         self.protocol.congested = False
+        self.protocol.relieved()
         self.protocol.touch()
 
     def eof_received(self) -> bool:
@@ -170,6 +183,8 @@ class Wire:
         """Nothing more will come from the client."""
         self.turn.tell_time()
         self.protocol.lost(why)
+        # The garbage collector comes by too rarely to wait for it with this.
+        self.protocol.release()
 
     def refuse(self, reason_code: int, detail: str) -> None:
         """What carries the packets was not used as the standard says."""
