@@ -8,7 +8,7 @@ bounded; the oldest routes leave first.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, cast
+from typing import Dict, Final, List, Optional, cast
 from zlib import crc32
 
 from mqttbroker.properties import encode_varint
@@ -17,6 +17,8 @@ from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED, Session, Subscriptio
 from topic_matcher.filters import has_wildcard, is_valid_topic
 from topic_matcher.topic_tree import TopicTree
 from topic_matcher.trie import SubscriptionTrie
+
+FORGET_ROUTES: Final = 2000  # cached routes that one subscription may take out one by one
 
 
 class Target:
@@ -211,7 +213,14 @@ class Router:
             if route is not None:
                 del self.cache[cast(Route, route).topic_bytes]
             return
-        for topic, value in self._cached.match(topic_filter):
+        scan = self._cached.scan(topic_filter)
+        touched = scan.take_within(FORGET_ROUTES, 4 * FORGET_ROUTES)
+        if not scan.done:
+            # So many that it is cheaper for everybody to begin anew.
+            self.cache = {}
+            self._cached = TopicTree()
+            return
+        for topic, value in touched:
             self._cached.pop(topic)
             del self.cache[cast(Route, value).topic_bytes]
 

@@ -8,9 +8,9 @@ retained messages it brings.
 
 from __future__ import annotations
 
-from typing import Final, List, Optional
+from typing import Dict, Final, List, Optional
 
-from mqttbroker.connection import CLOSED, Connection
+from mqttbroker.connection import Connection
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import Suback, Subscribe, Unsuback, Unsubscribe
 from mqttbroker.packets import Subscription as Request
@@ -56,7 +56,7 @@ class Subscriptions:
         self.retained = retained
         self.terms = terms
         self.policy = policy
-        self._replays: List[Replay] = []
+        self._replays: Dict[Connection, Replay] = {}
 
     def subscribe(self, connection: Connection, session: Session, packet: Subscribe) -> None:
         """SUBSCRIBE: one reason code per filter, in their order [MQTT-3.8.4-6]."""
@@ -72,8 +72,10 @@ class Subscriptions:
             codes = [code if code < 0x80 else UNSPECIFIED_ERROR for code in codes]
         gate = connection.gate(SUBACK, packet.packet_id)
         gate.packet = Suback(packet.packet_id, codes).encode(connection.version)
+        for subscription in replay:
+            session.unseen[subscription.topic_filter] = subscription
         if replay:
-            gate.sequel = Replay(self, connection, replay).run
+            gate.sequel = Answered(self, connection).run
         if session.id != 0 and self.journal.gated:
             self.journal.hold(gate)
         connection.answer(gate)
@@ -120,6 +122,7 @@ class Subscriptions:
             _check_filter(topic_filter)
         for topic_filter in packet.topic_filters:
             subscription = session.subscriptions.pop(topic_filter, None)
+            session.unseen.pop(topic_filter, None)
             if subscription is None:
                 codes.append(NO_SUBSCRIPTION_EXISTED)
                 continue
@@ -155,86 +158,101 @@ class Subscriptions:
 
         A bounded piece each; true if there is more to do at once.
         """
+        if not self._replays:
+            return False
         replays = self._replays
-        self._replays = []
+        self._replays = {}
         busy = False
-        for replay in replays:
-            if replay.ready:
-                replay.step()
+        for connection, replay in replays.items():
+            if replay.ready and replay.step():
                 busy = True
             if not replay.done:
-                self._replays.append(replay)
-        return busy and bool(self._replays)
+                self._replays[connection] = replay
+        return busy
 
-    def begin(self, replay: Replay) -> None:
-        """Send the first piece of a replay, and keep it if there is more."""
-        replay.step()
+    def replay(self, connection: Connection) -> None:
+        """Send what the session of a connection still has to see of retained messages."""
+        session = connection.session
+        if session is None or not session.unseen or connection in self._replays:
+            return
+        replay = Replay(self.retained, connection, session)
+        if replay.ready:
+            replay.step()
         if not replay.done:
-            self._replays.append(replay)
-            replay.connection.touch()
+            self._replays[connection] = replay
+            connection.touch()
 
 
-def _check_filter(topic_filter: str) -> None:
-    """What is no topic filter ends the connection, before any filter of its packet counts.
+class Answered:
+    """What follows a SUBACK."""
 
-    TOPIC_FILTER_INVALID is for filters in form that are not allowed.
-    """
-    # [MQTT-4.7.1-1] [MQTT-4.7.1-2] [MQTT-4.7.3-1] [MQTT-4.8.2-1] [MQTT-4.8.2-2]
-    if not is_valid_filter(topic_filter):
-        raise MQTTError(MALFORMED_PACKET, "invalid topic filter")
+    def __init__(self, subscriptions: Subscriptions, connection: Connection) -> None:
+        self.subscriptions = subscriptions
+        self.connection = connection
+
+    def run(self) -> None:
+        self.subscriptions.replay(self.connection)
 
 
 class Replay:
     """The retained messages that some subscriptions of one session still have to see
-    (section 3.3.1.3), sent as fast as the client takes them."""
+    (section 3.3.1.3), sent as fast as the client takes them.
 
-    def __init__(
-        self,
-        subscriptions: Subscriptions,
-        connection: Connection,
-        wanted: List[Subscription],
-    ) -> None:
-        self.subscriptions = subscriptions
+    A subscription leaves ``session.unseen`` when all its messages were sent; a client that
+    comes back before that begins with it again.
+    """
+
+    def __init__(self, retained: Retained, connection: Connection, session: Session) -> None:
+        self.retained = retained
         self.connection = connection
-        self._wanted = wanted
+        self.session = session
+        self._filter = ""
         self._scan: Optional[RetainedScan] = None
-
-    def run(self) -> None:
-        """The SUBACK is out."""
-        self.subscriptions.begin(self)
+        self._held: List[Message] = []  # taken from the scan, and to be sent first
 
     @property
     def done(self) -> bool:
-        return not self._wanted or self.connection.state == CLOSED
+        return not self.session.unseen or self.session.outlet is not self.connection
 
     @property
     def ready(self) -> bool:
         """Whether the client keeps up with what it was sent."""
         connection = self.connection
-        session = connection.session
         return (
-            connection.state == CLOSED
-            or session is None
-            or (not connection.congested and len(session.queue) < REPLAY_MESSAGES)
+            connection.ready
+            and not connection.congested
+            and len(self.session.queue) < REPLAY_MESSAGES
+            and self.session.stored_seq == 0
+            and not self.session.paging
         )
 
-    def step(self) -> None:
-        """Send a piece."""
-        session = self.connection.session
-        if self.done or session is None:
-            return
-        subscription = self._wanted[0]
+    def step(self) -> bool:
+        """Send a piece; false if there was nothing to do."""
+        session = self.session
+        if self.done:
+            return False
         scan = self._scan
-        if scan is None:
-            scan = self.subscriptions.retained.scan(subscription.topic_filter)
+        if scan is None or self._filter not in session.unseen:
+            self._filter = next(iter(session.unseen))
+            self._held.clear()
+            scan = self.retained.scan(self._filter)
             self._scan = scan
-        for message in scan.take(REPLAY_MESSAGES, self.connection.outbound.clock.now):
-            self._send(session, subscription, message)
-        if scan.done:
-            self._wanted.pop(0)
+        if not self._held:
+            self._held = scan.take(REPLAY_MESSAGES, self.connection.outbound.clock.now)
+            self._held.reverse()
+        subscription = session.unseen[self._filter]
+        moved = not self._held
+        while self._held and self.ready:
+            if session.full(self._held[-1].size) and session.queued_messages:
+                break
+            self._send(subscription, self._held.pop())
+            moved = True
+        if scan.done and not self._held:
+            del session.unseen[self._filter]
             self._scan = None
+        return moved
 
-    def _send(self, session: Session, subscription: Subscription, message: Message) -> None:
+    def _send(self, subscription: Subscription, message: Message) -> None:
         connection = self.connection
         own = NO_BYTES
         if subscription.identifier:
@@ -251,12 +269,20 @@ class Replay:
             message.expires_at,
         )
         qos = min(message.qos, subscription.qos)
-        if qos > 0 and session.outlet is connection:
-            entry = session.offer(copy, qos, True, own, None)
-            if entry is None:
-                return
-            outgoing = Outgoing(message.topic.encode("utf-8"), copy, connection.outbound.clock.now)
-            connection.send_delivery(entry, outgoing, False)
-        elif session.outlet is connection:
-            outgoing = Outgoing(message.topic.encode("utf-8"), copy, connection.outbound.clock.now)
+        outgoing = Outgoing(message.topic.encode("utf-8"), copy, connection.outbound.clock.now)
+        if qos == 0:
             connection.send_at_most_once(outgoing, True, own)
+            return
+        entry = self.session.offer(copy, qos, True, own, None)
+        if entry is not None:
+            connection.send_delivery(entry, outgoing, False)
+
+
+def _check_filter(topic_filter: str) -> None:
+    """What is no topic filter ends the connection, before any filter of its packet counts.
+
+    TOPIC_FILTER_INVALID is for filters in form that are not allowed.
+    """
+    # [MQTT-4.7.1-1] [MQTT-4.7.1-2] [MQTT-4.7.3-1] [MQTT-4.8.2-1] [MQTT-4.8.2-2]
+    if not is_valid_filter(topic_filter):
+        raise MQTTError(MALFORMED_PACKET, "invalid topic filter")
