@@ -483,7 +483,8 @@ class Protocol(Connection):
     # -- the end ------------------------------------------------------------
 
     def too_small(self) -> None:
-        self.broker.clients.close(self, True, "Maximum Packet Size too small for what must be sent")
+        # Its own DISCONNECT fits: a client that takes no CONNACK was not let in.
+        self.disconnect(PACKET_TOO_LARGE, "an answer is above the client's Maximum Packet Size")
 
     def release(self) -> None:
         super().release()
