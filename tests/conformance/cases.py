@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import cases_connect, cases_publish, cases_subscribe, cases_wire
+from conformance import cases_connect, cases_delivery, cases_publish, cases_subscribe, cases_wire
 from conformance.script import Case
 
 # Settings that a case may ask for; "default" are the broker's own.
@@ -15,4 +15,8 @@ BROKERS: dict[str, dict[str, Any]] = {
     "guarded": {"allow_anonymous": False},
 }
 
-CASES: list[Case] = [*cases_wire.CASES, *cases_connect.CASES, *cases_publish.CASES, *cases_subscribe.CASES]
+CASES: list[Case] = [
+    case
+    for part in (cases_wire, cases_connect, cases_publish, cases_subscribe, cases_delivery)
+    for case in part.CASES
+]
