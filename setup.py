@@ -27,6 +27,7 @@ COMPILED = [
     "sessions/message.py",
     "sessions/write_set.py",
     "sessions/journal.py",
+    "sessions/shelf.py",
     "sessions/session.py",
     "sessions/retained.py",
     "sessions/registry.py",

@@ -22,7 +22,8 @@ from mqttbroker.subscriptions import Subscriptions
 from sessions.journal import Journal
 from sessions.registry import Registry
 from sessions.retained import Retained
-from sessions.session import Session, Shelf
+from sessions.session import Session
+from sessions.shelf import Shelf
 from sessions.write_set import Page, WriteSet
 
 log = logging.getLogger("mqttbroker")

@@ -90,6 +90,8 @@ class Clients:
             return
         if session is None or self.registry.get(session.client_id) is not session:
             return
+        session.outlet = None
+        self.publisher.pass_on(session)
         session.detach(self.now)
         if not will or not was_connected:
             session.will = None  # [MQTT-3.1.2-10]

@@ -19,7 +19,8 @@ from mqttbroker.packets import Disconnect, encode_ack
 from mqttbroker.properties import Properties
 from mqttbroker.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
 from sessions.journal import Gate
-from sessions.session import Clock, Delivery, Outlet, Session
+from sessions.session import Delivery, Outlet, Session
+from sessions.shelf import Clock
 
 # States of a connection.
 AWAIT_CONNECT: Final = 0

@@ -16,7 +16,7 @@ from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.policy import Policy
 from mqttbroker.properties import user_property
 from mqttbroker.reason_codes import MQTTError
-from mqttbroker.router import Route, Router, StreamSink, Target
+from mqttbroker.router import Group, Route, Router, StreamSink, Target
 from sessions.journal import Gate, Journal
 from sessions.message import Message
 from sessions.retained import Retained
@@ -62,14 +62,19 @@ class Publisher:
         for group in route.groups:
             member = group.choose()
             if member is not None:
-                self.deliver(member, message, outgoing, gate)
+                self.deliver(member, message, outgoing, gate, group)
         for sink in route.streams:
             self._append(sink, message, gate)
         if message.retain:
             self.retained.set(message, False, gate)
 
     def deliver(
-        self, target: Target, message: Message, outgoing: Outgoing, gate: Optional[Gate]
+        self,
+        target: Target,
+        message: Message,
+        outgoing: Outgoing,
+        gate: Optional[Gate],
+        group: Optional[Group] = None,
     ) -> None:
         session = target.session
         qos: int = message.qos
@@ -83,9 +88,35 @@ class Publisher:
                     outgoing, retain, target.subscription_ids
                 )
             return
-        entry = session.offer(message, qos, retain, target.subscription_ids, gate)
+        entry = session.offer(message, qos, retain, target.subscription_ids, gate, group)
         if entry is not None:
             cast(Connection, session.outlet).send_delivery(entry, outgoing, False)
+
+    def pass_on(self, session: Session) -> None:
+        """Give what a leaving member of shared subscriptions has not acknowledged to others."""
+        now = self.outbound.clock.now
+        for entry in session.shared_entries():
+            group = cast(Group, entry.group)
+            member = group.choose()
+            if member is None or member.session is session:
+                continue
+            if session.id != 0 and (member.session.outlet is None or member.session.id == 0):
+                continue  # no better off, or no longer on disk
+            old = entry.message
+            # The store knows the old one under the session that leaves.
+            message = Message(
+                old.topic,
+                old.payload,
+                old.qos,
+                old.retain,
+                old.properties,
+                old.publisher,
+                old.timestamp,
+                old.expires_at,
+            )
+            outgoing = Outgoing(message.topic.encode("utf-8"), message, now)
+            self.deliver(member, message, outgoing, entry.gate, group)
+            session.withdraw(entry)
 
     def _append(self, sink: StreamSink, message: Message, gate: Optional[Gate]) -> None:
         rule = sink.rule

@@ -36,7 +36,8 @@ from mqttbroker.wire import Turn
 from sessions.journal import Journal
 from sessions.message import Message
 from sessions.registry import Registry
-from sessions.session import NEVER, Limits, Shelf, Subscription
+from sessions.session import NEVER, Subscription
+from sessions.shelf import Limits, Shelf
 from sessions.schema import StoreError
 from sessions.store import Recovered, Store
 from sessions.write_set import Page, WriteSet

@@ -29,6 +29,7 @@ from sessions.journal import (
     Journal,
 )
 from sessions.message import Message
+from sessions.shelf import Shelf
 from sessions.write_set import PageRequest
 
 NEVER: Final = 0xFFFFFFFF  # a session expiry interval that does not end [MQTT-3.1.2.11.2]
@@ -84,50 +85,6 @@ class Subscription:
         self.qos = options & 3
 
 
-class Limits:
-    """What one session may hold; counts of entries, sizes in bytes."""
-
-    def __init__(
-        self,
-        max_inflight: int,
-        max_queued_messages: int,
-        max_queued_bytes: int,
-        max_queue_memory_messages: int,
-        max_transient_queue_bytes: int,
-    ) -> None:
-        self.max_inflight = max_inflight
-        self.max_queued_messages = max_queued_messages
-        self.max_queued_bytes = max_queued_bytes
-        self.max_queue_memory_messages = max_queue_memory_messages
-        self.max_transient_queue_bytes = max_transient_queue_bytes
-
-
-class Clock:
-    """The time as the caller last told it: ``now`` in µs since the Unix epoch."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-
-class Tally:
-    """What sessions drop, by cause."""
-
-    def __init__(self) -> None:
-        self.queue_full = 0
-        self.expired = 0
-        self.store_failed = 0
-
-
-class Shelf:
-    """What every session of one broker shares."""
-
-    def __init__(self, journal: Journal, limits: Limits) -> None:
-        self.journal = journal
-        self.limits = limits
-        self.clock = Clock()
-        self.tally = Tally()
-
-
 @mypyc_attr(acyclic=True)
 class Delivery(Entry):
     """An entry in the hands of its session."""
@@ -137,6 +94,9 @@ class Delivery(Entry):
     ) -> None:
         super().__init__(session.id, message, qos, retain, subscription_ids)
         self.session = session
+        # The shared subscription it came by, opaque here; None if it came by its own, or is
+        # read back from the store.
+        self.group: Optional[object] = None
 
     def committed(self) -> None:
         """Move on from the two phases that wait for the disk."""
@@ -194,7 +154,13 @@ class Session:
     # -- deliveries ---------------------------------------------------------
 
     def offer(
-        self, message: Message, qos: int, retain: bool, subscription_ids: bytes, gate: Optional[Gate]
+        self,
+        message: Message,
+        qos: int,
+        retain: bool,
+        subscription_ids: bytes,
+        gate: Optional[Gate],
+        group: Optional[object] = None,
     ) -> Optional[Delivery]:
         """Take a message for delivery at QoS 1 or 2.
 
@@ -208,6 +174,7 @@ class Session:
             shelf.tally.queue_full += 1
             return None
         entry = Delivery(self, message, qos, retain, subscription_ids)
+        entry.group = group
         self.queued_messages += 1
         self.queued_bytes += size
         outlet = self.outlet
@@ -320,6 +287,23 @@ class Session:
         if self.queue or self.stored_seq != 0:
             self.pump()
         return ACCEPTED
+
+    def shared_entries(self) -> List[Delivery]:
+        """What came by a shared subscription and another member may have instead: all but the
+        QoS 2 messages that were sent [MQTT-4.8.2-4] [MQTT-4.8.2-5]."""
+        entries: List[Delivery] = []
+        for entry in self.in_flight.values():
+            if entry.group is not None and entry.phase == AWAIT_PUBACK:
+                entries.append(entry)
+        for entry in self.queue:
+            if entry.group is not None and entry.disk != GONE:
+                entries.append(entry)
+        return entries
+
+    def withdraw(self, entry: Delivery) -> None:
+        """Another session has taken the entry over."""
+        self.in_flight.pop(entry.packet_id, None)
+        self._finish(entry)
 
     def give_up(self, entry: Delivery) -> None:
         """End a delivery that its client cannot take."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from sessions.journal import Journal
 from sessions.registry import Registry
-from sessions.session import NEVER, Limits, Session, Shelf
+from sessions.session import NEVER, Session
+from sessions.shelf import Limits, Shelf
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from mqttbroker.reason_codes import MQTTError
 from mqttbroker.router import Router, StreamRule
 from sessions.journal import Journal
-from sessions.session import NO_LOCAL, Limits, Session, Shelf, Subscription
+from sessions.session import NO_LOCAL, Session, Subscription
+from sessions.shelf import Limits, Shelf
 from topic_matcher.filters import matches
 
 SHELF = Shelf(Journal(True), Limits(10, 10, 1000, 10, 1000))

@@ -85,7 +85,9 @@ def test_members_that_are_away_keep_messages_only_when_nobody_is_there(tmp_path:
         publisher = core.connect("p")
         for n in range(4):
             publisher.publish("t", b"%d" % n, 1)
-        assert len(there.arrived()) == 4
+        got = there.arrived()
+        assert len(got) == 4
+        there.send(*[Puback(packet.packet_id) for packet in got])
         there.disconnect()
         publisher.publish("t", b"alone", 1)
         core.kill()
@@ -93,3 +95,44 @@ def test_members_that_are_away_keep_messages_only_when_nobody_is_there(tmp_path:
         back = core.connect("away", 4, clean_start=False)
         got = [packet.payload for packet in back.arrived() if isinstance(packet, Publish)]
         assert got == [b"alone", b"after"]
+
+
+@pytest.mark.parametrize("expiry", [0, 3600])
+def test_what_a_leaving_member_has_not_acknowledged_goes_to_another(tmp_path: Path, expiry: int) -> None:
+    with Core(tmp_path) as core:
+        properties = window(2)
+        properties.session_expiry_interval = expiry
+        first = core.connect("first", properties=properties)
+        first.subscribe("$share/g/t", options=1)
+        publisher = core.connect("p")
+        for n in range(4):
+            publisher.publish("t", b"%d" % n, 1)
+        sent = first.arrived()
+        assert [packet.payload for packet in sent] == [b"0", b"1"]
+        first.send(Puback(sent[0].packet_id))
+        assert [packet.payload for packet in first.arrived()] == [b"2"]
+        keeps = Properties()
+        keeps.session_expiry_interval = 3600
+        second = core.connect("second", properties=keeps)
+        second.subscribe("$share/g/t", options=1)
+        first.close()
+        got = second.arrived()
+        assert [(packet.payload, packet.dup) for packet in got] == [(b"1", False), (b"2", False), (b"3", False)]
+        core.kill()
+        again = core.connect("second", clean_start=False, properties=keeps)
+        assert [(packet.payload, packet.dup) for packet in again.arrived()] == [(b"1", True), (b"2", True), (b"3", True)]
+        if expiry:
+            back = core.connect("first", clean_start=False, properties=properties)
+            assert back.connack.session_present and back.arrived() == []
+
+
+def test_a_sent_qos_2_message_stays_with_its_member(tmp_path: Path) -> None:
+    """[MQTT-4.8.2-4] [MQTT-4.8.2-5]"""
+    with Core(tmp_path) as core:
+        first, second = core.connect("first"), core.connect("second")
+        for member in (first, second):
+            member.subscribe("$share/g/t", options=2)
+        core.connect("p").publish("t", b"once", 2)
+        assert [packet.payload for packet in first.arrived()] == [b"once"]
+        first.close()
+        assert second.arrived() == []
