@@ -39,6 +39,7 @@ COMPILED = [
     "mqttbroker/router.py",
     "mqttbroker/connection.py",
     "mqttbroker/policy.py",
+    "mqttbroker/acl.py",
     "mqttbroker/publisher.py",
     "mqttbroker/subscriptions.py",
     "mqttbroker/clients.py",

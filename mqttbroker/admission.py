@@ -14,7 +14,7 @@ from typing import Dict, Optional
 from mqttbroker.clients import Clients
 from mqttbroker.connection import CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.packets import Connack, Connect, Will
-from mqttbroker.policy import Challenge, Policy, Terms
+from mqttbroker.policy import Authorizer, Challenge, Policy, Terms
 from mqttbroker.properties import Properties, decode_varint, encode_properties
 from mqttbroker.reason_codes import (
     PACKET_TOO_LARGE,
@@ -39,13 +39,20 @@ class Admissions:
     """The CONNECTs that are being answered."""
 
     def __init__(
-        self, journal: Journal, registry: Registry, clients: Clients, terms: Terms, policy: Policy
+        self,
+        journal: Journal,
+        registry: Registry,
+        clients: Clients,
+        terms: Terms,
+        policy: Policy,
+        authorizer: Authorizer,
     ) -> None:
         self.journal = journal
         self.registry = registry
         self.clients = clients
         self.terms = terms
         self.policy = policy
+        self.authorizer = authorizer
         self._pending: Dict[str, Admission] = {}
 
     def connect(self, connection: Connection, packet: Connect) -> None:
@@ -74,7 +81,7 @@ class Admissions:
             self.clients.end_session(old)
             old = None
         expiry = self._session_expiry(packet)
-        if old is not None and not packet.clean_start:
+        if old is not None and not packet.clean_start and self._may_resume(connection, old):
             session = old
             admission.session_present = True  # [MQTT-3.1.2-5]
         else:
@@ -83,6 +90,7 @@ class Admissions:
                 if old.id != 0 and self.journal.gated:
                     self.journal.hold(admission)
             session = self.registry.create(client_id, expiry > 0)
+        session.username = connection.username
         session.expiry_interval = expiry
         session.version = connection.version
         self._set_will(session, packet)
@@ -119,6 +127,19 @@ class Admissions:
             session.outlet.disconnect(SESSION_TAKEN_OVER, "session taken over")
             session = self.registry.get(client_id)
         return session
+
+    def _may_resume(self, connection: Connection, session: Session) -> bool:
+        """Whether what the session was sent may be read by the user who comes for it.
+
+        Under rules each user has its own; a session from before there were names is
+        for whoever comes first.
+        """
+        if not self.authorizer.restrictive or session.username == connection.username:
+            return True
+        if session.username is not None:
+            return False
+        self.clients.publisher.router.forget_all()  # routes know what its anonymous owner might read
+        return True
 
     def _session_expiry(self, packet: Connect) -> int:
         if packet.version < 5:
@@ -275,7 +296,12 @@ class AdmissionChallenge(Challenge):
         super().__init__(connection.client_id, connection.peer, packet.username, packet.password)
         self.admission = admission
 
+    @property
+    def waiting(self) -> bool:
+        return self.admission.connection.state == CONNECTING
+
     def accept(self) -> None:
+        self.admission.connection.username = self.username
         self.admission.admissions.admit(self.admission)
 
     def reject(self, reason_code: int, detail: str) -> None:

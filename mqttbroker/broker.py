@@ -14,7 +14,7 @@ from typing import Dict, List, Optional
 from mqttbroker.admission import Admissions
 from mqttbroker.clients import Clients
 from mqttbroker.connection import Connection, Outbound
-from mqttbroker.policy import Policy, Terms
+from mqttbroker.policy import Authorizer, Policy, Terms
 from mqttbroker.publisher import Publisher
 from mqttbroker.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
 from mqttbroker.router import Router
@@ -40,6 +40,7 @@ class Broker:
         outbound: Outbound,
         terms: Terms,
         policy: Policy,
+        authorizer: Authorizer,
     ) -> None:
         journal = shelf.journal
         self.shelf = shelf
@@ -49,13 +50,18 @@ class Broker:
         self.outbound = outbound
         self.terms = terms
         self.policy = policy
+        self.authorizer = authorizer
+        if authorizer.restrictive:
+            router.authorizer = authorizer
         self.retained = Retained(journal)
-        self.publisher = Publisher(journal, router, self.retained, outbound, policy)
-        self.subscriptions = Subscriptions(journal, router, self.retained, terms, policy)
+        self.publisher = Publisher(journal, router, self.retained, outbound, authorizer)
+        self.subscriptions = Subscriptions(journal, router, self.retained, terms, authorizer)
         self.clients = Clients(
             journal, registry, self.publisher, self.subscriptions, outbound, terms
         )
-        self.admissions = Admissions(journal, registry, self.clients, terms, policy)
+        self.admissions = Admissions(
+            journal, registry, self.clients, terms, policy, authorizer
+        )
         self.store_error = ""
         self.blocked: Dict[Connection, bool] = {}
 
@@ -71,6 +77,12 @@ class Broker:
             retained.size + size > self.terms.max_retained_bytes
             or len(retained) >= self.terms.max_retained_messages
         ) and retained.get(topic) is None
+
+    def rules_changed(self) -> None:
+        """The authorizer answers differently: nothing that it said before counts."""
+        self.router.forget_all()
+        for connection in self.clients.connections:
+            connection.may_publish.clear()
 
     def take_writes(self) -> Optional[WriteSet]:
         """What the store is to write now; None if nothing, or if it still has the last."""

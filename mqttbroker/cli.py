@@ -7,6 +7,7 @@ is exit status 1. Nothing heavy is imported before it is known that it will be u
 from __future__ import annotations
 
 import argparse
+import getpass
 import os
 import platform
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
-from mqttbroker.config import FLAGS, ConfigError, load_settings
+from mqttbroker.config import FLAGS, ConfigError, Settings, load_settings
 
 _FLAG_HELP = {
     "--host": ("HOST", "address to listen on (first listener)"),
@@ -51,6 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check-config", help="say what is wrong with a configuration file")
     check.add_argument("file", metavar="FILE", type=Path)
 
+    passwd = commands.add_parser("passwd", help="set or delete a user's password", allow_abbrev=False)
+    passwd.add_argument("file", metavar="FILE", type=Path, help="password file, made if missing")
+    passwd.add_argument("user", metavar="USER")
+    passwd.add_argument("-D", dest="delete", action="store_true", help="delete the user")
+
     commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
     return parser
 
@@ -63,16 +69,56 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
         return ingest(given[1:])
     options = _parser().parse_args(given)
+    if options.command == "passwd":
+        return _passwd(options.file, options.user, options.delete)
     try:
         if options.command == "check-config":
-            load_settings(options.file)
+            from mqttbroker.security import Security
+
+            Security(load_settings(options.file))
             print(f"{options.file}: fine")
             return 0
         flags = {flag: value for flag in FLAGS if (value := getattr(options, flag)) is not None}
-        settings = load_settings(options.config, os.environ, flags)
+
+        def read() -> Settings:
+            return load_settings(options.config, os.environ, flags)
+
+        settings = read()
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     from mqttbroker.server import serve
 
-    return serve(settings)
+    return serve(settings, read)
+
+
+def _passwd(file: Path, user: str, delete: bool) -> int:
+    from mqttbroker.passwords import check_name, hash_password, set_password
+
+    try:
+        check_name(user)
+        encoded = None if delete else hash_password(_ask(user))
+        known = set_password(file, user, encoded)
+    except ValueError as error:
+        print(f"mqttbroker passwd: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"mqttbroker passwd: {file}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    if delete and not known:
+        print(f"mqttbroker passwd: {file}: no user {user!r}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _ask(user: str) -> bytes:
+    """A new password, typed twice; or the first line of what is piped in."""
+    if sys.stdin.isatty():
+        password = getpass.getpass(f"Password for {user}: ").encode()
+        if getpass.getpass("Again: ").encode() != password:
+            raise ValueError("the two passwords differ")
+    else:
+        password = sys.stdin.buffer.readline().rstrip(b"\r\n")
+    if not password:
+        raise ValueError("the password is empty")
+    return password

@@ -168,6 +168,7 @@ class Clients:
                     session.disconnected_at if away else None,
                     _encode_will(session),
                     due,
+                    session.username,
                 ),
             )
 

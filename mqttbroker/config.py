@@ -409,6 +409,7 @@ class Settings:
     durability_interval: float = _key(Duration("1ms", "1h"), "1s")
     allow_anonymous: Union[bool, str] = _key(Anonymous(), "loopback")
     password_file: Optional[Path] = _key(OptionalPath(), "")
+    acl_file: Optional[Path] = _key(OptionalPath(), "")
     sys_interval: float = _key(Duration("0s", "1d"), "10s")
     log: Log = _section(Log)
     http: Http = _section(Http)

@@ -11,7 +11,7 @@ No socket here: whoever owns one calls `take` and writes what it gets.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Deque, Final, List, Optional, cast
+from typing import Any, Deque, Dict, Final, List, Optional, cast
 
 from mqttbroker.frames import TWO_BYTES
 from mqttbroker.outgoing import NO_BYTES, Outgoing
@@ -76,7 +76,8 @@ class Connection(Outlet):
         self.state = AWAIT_CONNECT
         self.session: Optional[Session] = None
         self.client_id = ""
-        self.username: Optional[str] = None
+        self.username: Optional[str] = None  # as authenticated; None = anonymous
+        self.may_publish: Dict[str, bool] = {}  # decisions by topic, bounded
         self.keep_alive = 0.0  # seconds; 0 = off
         self.accepted = 0.0  # monotonic seconds
         self.last_received = 0.0

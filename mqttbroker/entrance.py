@@ -7,7 +7,7 @@ for all.
 
 from __future__ import annotations
 
-from typing import Any, Optional, cast
+from typing import Any, Optional, Union, cast
 
 from mqttbroker.admission import AdmissionChallenge
 from mqttbroker.policy import Challenge, Policy
@@ -32,11 +32,10 @@ class Entrance:
 
 
 class Doorkeeper(Policy):
-    """Asks the policy of the entrance who may come in, and ``policy`` everything else."""
+    """Asks the policy of the entrance who may come in, ``policy`` where there is none."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.restrictive = policy.restrictive
 
     def authenticate(self, challenge: Challenge) -> None:
         connection = cast(AdmissionChallenge, challenge).admission.connection
@@ -59,16 +58,12 @@ class Doorkeeper(Policy):
                     challenge.reject(BAD_USER_NAME_OR_PASSWORD, "certificate without a common name")
                     return
                 challenge.username = identity
-                connection.username = identity
                 challenge.accept()
                 return
         entrance.policy.authenticate(challenge)
 
-    def may_publish(self, client_id: str, topic: str) -> bool:
-        return self.policy.may_publish(client_id, topic)
-
-    def may_subscribe(self, client_id: str, topic_filter: str) -> bool:
-        return self.policy.may_subscribe(client_id, topic_filter)
+    def with_anonymous(self, allowed: Union[bool, str]) -> Policy:
+        return self.policy.with_anonymous(allowed)
 
 
 def common_name(certificate: Any) -> Optional[str]:

@@ -19,7 +19,7 @@ from typing import Any, List, Optional, Tuple
 from mqttbroker.config import Listener
 from mqttbroker.connection import Connection
 from mqttbroker.entrance import Doorkeeper, Entrance
-from mqttbroker.policy import AnonymousPolicy, Policy
+from mqttbroker.policy import Policy
 from mqttbroker.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
 from mqttbroker.tls import server_context
 from mqttbroker.websocket import WebSocket
@@ -130,7 +130,7 @@ def _entrance(listener: Listener, turn: Turn) -> Entrance:
     if isinstance(policy, Doorkeeper):
         policy = policy.policy
     if listener.allow_anonymous is not None:
-        policy = AnonymousPolicy(listener.allow_anonymous)
+        policy = policy.with_anonymous(listener.allow_anonymous)
     return Entrance(
         policy,
         listener.max_packet_size or broker.terms.maximum_packet_size,

@@ -51,10 +51,15 @@ class _Json(_Formatter):
         return json.dumps(fields, ensure_ascii=False)
 
 
+def set_level(level: str) -> None:
+    """Log what is at least as grave: ``debug``, ``info``, ``warning`` or ``error``."""
+    logging.getLogger().setLevel(level.upper())
+
+
 def configure(level: str, style: str) -> None:
     """Send the broker's log to stderr; ``style`` is ``text`` or ``json``."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if style == "json" else _Text())
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level.upper())
+    set_level(level)

@@ -8,9 +8,12 @@ is refused with the reason code the standard names.
 from __future__ import annotations
 
 import ipaddress
-from typing import Optional, Union
+from typing import Any, Final, Optional, Union
 
-from mqttbroker.reason_codes import NOT_AUTHORIZED
+from mqttbroker.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED
+
+# The same whether or not there is such a user.
+WRONG_CREDENTIALS: Final = "wrong user name or password"
 
 
 class Terms:
@@ -47,42 +50,88 @@ class Challenge:
         self.username = username
         self.password = password
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the client is still there to hear the answer."""
+        return True
+
     def accept(self) -> None:
-        """The client is who it says."""
+        """The client is who ``username`` says; None is anybody."""
 
     def reject(self, reason_code: int, detail: str) -> None:
         """The client is not let in; ``detail`` is for logs and a v5 reason string."""
 
 
 class Policy:
-    """This one lets everybody do everything; others override what they judge.
-
-    ``restrictive`` tells whether `may_publish` ever says no.
-    """
-
-    restrictive = False
+    """Who is let in.  This one takes everybody for nobody in particular."""
 
     def authenticate(self, challenge: Challenge) -> None:
+        challenge.username = None
         challenge.accept()
 
-    def may_publish(self, client_id: str, topic: str) -> bool:
-        return True
-
-    def may_subscribe(self, client_id: str, topic_filter: str) -> bool:
-        return True
+    def with_anonymous(self, allowed: Union[bool, str]) -> Policy:
+        """The same for all who say who they are, with another rule for those who do not."""
+        return AnonymousPolicy(allowed)
 
 
 class AnonymousPolicy(Policy):
-    """Lets anonymous clients in, everywhere or on loopback only."""
+    """Lets anonymous clients in, everywhere or on loopback only.
+
+    No name is checked, so none counts: everybody is anonymous.
+    """
 
     def __init__(self, allowed: Union[bool, str]) -> None:
         self.allowed = allowed
 
     def authenticate(self, challenge: Challenge) -> None:
         if self.allowed is True or (self.allowed == "loopback" and _is_loopback(challenge.peer)):
+            challenge.username = None
             challenge.accept()
         else:
             challenge.reject(NOT_AUTHORIZED, "anonymous clients are not allowed")
+
+
+class PasswordPolicy(Policy):
+    """Has user names and passwords checked; who brings neither is anonymous.
+
+    ``authenticator`` has a method ``submit(challenge)`` that answers later.
+    """
+
+    def __init__(self, anonymous: AnonymousPolicy, authenticator: Any) -> None:
+        self.anonymous = anonymous
+        self.authenticator = authenticator
+
+    def authenticate(self, challenge: Challenge) -> None:
+        if challenge.username is None and challenge.password is None:
+            self.anonymous.authenticate(challenge)
+        elif challenge.username is None or challenge.password is None:
+            challenge.reject(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)
+        else:
+            self.authenticator.submit(challenge)
+
+    def with_anonymous(self, allowed: Union[bool, str]) -> Policy:
+        return PasswordPolicy(AnonymousPolicy(allowed), self.authenticator)
+
+
+class Authorizer:
+    """Who may publish and read what; this one lets everybody do everything.
+
+    ``username`` is the one the client was let in with, None if it is anonymous.
+    ``restrictive`` tells whether the answer is ever no; it never changes, the
+    answers may, and then `Broker.rules_changed` is called.
+    """
+
+    restrictive = False
+
+    def may_publish(self, client_id: str, username: Optional[str], topic: str) -> bool:
+        return True
+
+    def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+        return True
+
+    def may_read(self, client_id: str, username: Optional[str], topic: str) -> bool:
+        """Whether a message of that topic may be delivered to the client."""
+        return True
 
 
 def _is_loopback(peer: str) -> bool:

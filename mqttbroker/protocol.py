@@ -83,6 +83,10 @@ _LEGAL: Final = (
     (False,) * 16,
 )  # fmt: skip
 
+# Topics for which a connection remembers whether its client may publish to them.
+_MAX_DECISIONS: Final = 1000
+_LONG_TOPIC: Final = 256  # characters; longer ones are judged each time
+
 # First bytes of the four acknowledgements, which need no decoding in their short form.
 _SHORT_ACKS: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
 
@@ -99,7 +103,7 @@ class Protocol(Connection):
         self.last_received = now
         self.accepted = now
         self.maximum_received_size = broker.terms.maximum_packet_size
-        self.restricted = broker.policy.restrictive
+        self.restricted = broker.authorizer.restrictive
         self.aliases: Dict[int, bytes] = {}
         self._partial = bytearray()  # an incomplete packet
         self._needed = 2  # bytes it takes until looking again makes sense
@@ -239,9 +243,7 @@ class Protocol(Connection):
         stats = self.outbound.stats
         stats.publish_received += 1
         stats.publish_bytes_received += end - start
-        if route.reserved or (
-            self.restricted and not broker.policy.may_publish(self.client_id, route.topic)
-        ):
+        if route.reserved or (self.restricted and not self._may_publish(route.topic)):
             stats.publish_dropped_denied += 1
             self._turn_down(qos, packet_id, NOT_AUTHORIZED)
             return
@@ -375,6 +377,17 @@ class Protocol(Connection):
             raise MQTTError(PROTOCOL_ERROR, f"topic alias {alias} is not set")
         return known
 
+    def _may_publish(self, topic: str) -> bool:
+        decisions = self.may_publish
+        decision = decisions.get(topic)
+        if decision is None:
+            decision = self.broker.authorizer.may_publish(self.client_id, self.username, topic)
+            if len(topic) <= _LONG_TOPIC:
+                if len(decisions) >= _MAX_DECISIONS:
+                    decisions.clear()
+                decisions[topic] = decision
+        return decision
+
     def _turn_down(self, qos: int, packet_id: int, reason_code: int) -> None:
         """A PUBLISH that is not taken: 5.0 is told, 3.1.1 has no word for it [MQTT-3.3.5-2]."""
         if qos:
@@ -455,7 +468,6 @@ class Protocol(Connection):
         properties = packet.properties
         self.version = 5 if packet.version == 5 else 4
         self.client_id = packet.client_id
-        self.username = packet.username
         if packet.version == 5:
             if properties.maximum_packet_size > 0:
                 self.maximum_packet_size = properties.maximum_packet_size

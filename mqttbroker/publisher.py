@@ -13,7 +13,7 @@ from zlib import crc32
 
 from mqttbroker.connection import Connection, Outbound
 from mqttbroker.outgoing import NO_BYTES, Outgoing
-from mqttbroker.policy import Policy
+from mqttbroker.policy import Authorizer
 from mqttbroker.properties import user_property
 from mqttbroker.reason_codes import MQTTError
 from mqttbroker.router import Group, Route, Router, StreamSink, Target
@@ -32,13 +32,13 @@ class Publisher:
         router: Router,
         retained: Retained,
         outbound: Outbound,
-        policy: Policy,
+        authorizer: Authorizer,
     ) -> None:
         self.journal = journal
         self.router = router
         self.retained = retained
         self.outbound = outbound
-        self.policy = policy
+        self.authorizer = authorizer
 
     def publish(
         self,
@@ -139,13 +139,16 @@ class Publisher:
             self.retained.set(message, True, None)
 
     def publish_message(self, message: Message, origin: Optional[Session]) -> None:
-        """Publish a message that no connected client waits for, such as a will."""
+        """Publish a message that no connected client waits for, such as a will, in its name."""
         try:
             route = self.router.route(message.topic.encode("utf-8"))
         except MQTTError:  # a stored will whose topic passes limits set since
             self.outbound.stats.publish_dropped_denied += 1
             return
-        if route.reserved or not self.policy.may_publish(message.publisher, route.topic):
+        username = None if origin is None else origin.username
+        if route.reserved or not self.authorizer.may_publish(
+            message.publisher, username, route.topic
+        ):
             self.outbound.stats.publish_dropped_denied += 1
             return
         outgoing = Outgoing(route.topic_bytes, message, self.outbound.clock.now)

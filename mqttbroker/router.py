@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Dict, Final, List, Optional, cast
 from zlib import crc32
 
+from mqttbroker.policy import Authorizer
 from mqttbroker.properties import encode_varint
 from mqttbroker.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, MQTTError
 from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED, Session, Subscription
@@ -130,6 +131,7 @@ class Router:
         self.max_levels = max_levels
         self.max_length = max_length
         self.streams = streams
+        self.authorizer: Optional[Authorizer] = None  # where not everybody may read everything
         self.groups: Dict[str, Group] = {}
         self._trie = SubscriptionTrie()
         self._cached = TopicTree()
@@ -192,6 +194,8 @@ class Router:
             group.members.append(target)
         else:
             group.members[group.members.index(old)] = target
+        if self.authorizer is not None:
+            self._forget(topic_filter)
 
     def leave(self, name: str, topic_filter: str, session: Session) -> None:
         key = f"{name}/{topic_filter}"
@@ -204,6 +208,7 @@ class Router:
         if not group.members:
             del self.groups[key]
             self._trie.remove(topic_filter, group)
+        if not group.members or self.authorizer is not None:
             self._forget(topic_filter)
 
     def _forget(self, topic_filter: str) -> None:
@@ -224,6 +229,11 @@ class Router:
             self._cached.pop(topic)
             del self.cache[cast(Route, value).topic_bytes]
 
+    def forget_all(self) -> None:
+        """Drop all cached routes: who may read what has changed."""
+        self.cache.clear()
+        self._cached = TopicTree()
+
     def _evict(self) -> None:
         """Make room: the oldest sixteenth goes."""
         oldest = list(self.cache)[: max(1, self.cache_size // 16)]
@@ -235,15 +245,25 @@ class Router:
         route = Route(topic, topic_bytes)
         targets: Dict[Session, Target] = {}
         limited: Dict[Session, bool] = {}
+        authorizer = self.authorizer
+        barred: Dict[Session, bool] = {}
         matched = self._trie.match(topic)
         for value in matched:
             if isinstance(value, Group):
-                route.groups.append(value)
+                group = value if authorizer is None else _readers(value, authorizer, topic)
+                if group.members:
+                    route.groups.append(group)
                 continue
             subscription = cast(Subscription, value)
             session = subscription.session
             target = targets.get(session)
             if target is None:
+                if authorizer is not None and (
+                    session in barred
+                    or not authorizer.may_read(session.client_id, session.username, topic)
+                ):
+                    barred[session] = True
+                    continue
                 target = Target(session)
                 targets[session] = target
             target.merge(subscription)
@@ -259,6 +279,20 @@ class Router:
                 route.streams.append(StreamSink(rule, partition))
         route.direct = not route.groups and not route.streams
         return route
+
+
+def _readers(group: Group, authorizer: Authorizer, topic: str) -> Group:
+    """The group without the members that may not read this topic."""
+    members: List[Target] = []
+    for target in group.members:
+        session = target.session
+        if authorizer.may_read(session.client_id, session.username, topic):
+            members.append(target)
+    if len(members) == len(group.members):
+        return group
+    readers = Group(group.name, group.topic_filter)
+    readers.members = members
+    return readers
 
 
 def _without_no_local(session: Session, matched: List[object]) -> Optional[Target]:

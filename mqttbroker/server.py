@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional
 
 import uvloop
 
@@ -22,15 +22,16 @@ from bridge_spark.stream_log import StreamConfig, StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.broker import Broker
 from mqttbroker.clients import restore_will
-from mqttbroker.config import Settings
+from mqttbroker.config import ConfigError, Settings
 from mqttbroker.connection import Outbound
 from mqttbroker.entrance import Doorkeeper
 from mqttbroker.http import HttpServer
 from mqttbroker.listeners import OpenListener
-from mqttbroker.logs import configure
+from mqttbroker.logs import configure, set_level
 from mqttbroker.metrics import Metrics
-from mqttbroker.policy import AnonymousPolicy, Terms
+from mqttbroker.policy import Terms
 from mqttbroker.router import Router, StreamRule
+from mqttbroker.security import Security
 from mqttbroker.sys_topics import SysTopics
 from mqttbroker.wire import Turn
 from sessions.journal import Journal
@@ -50,10 +51,16 @@ DATABASE = "mqttbroker.db"
 
 
 class Server:
-    """One broker with its store, streams, listeners and HTTP endpoint."""
+    """One broker with its store, streams, listeners and HTTP endpoint.
 
-    def __init__(self, settings: Settings) -> None:
+    ``reread`` gives the settings as they are now, for SIGHUP.  Raises ConfigError
+    if a file that the settings name cannot be used.
+    """
+
+    def __init__(self, settings: Settings, reread: Callable[[], Settings]) -> None:
         self.settings = settings
+        self.reread = reread
+        self.security = Security(settings)
         self.streams: Optional[StreamLogs] = None
         if settings.streams:
             configs = [
@@ -79,7 +86,7 @@ class Server:
     def load(self) -> None:
         """Read what the store holds and put the broker together."""
         recovered = self.store.recover()
-        self.broker = build_broker(self.settings, recovered)
+        self.broker = build_broker(self.settings, recovered, self.security)
         restore(self.broker, recovered, time.time())
         self.metrics = Metrics(self.broker, self.streams)
 
@@ -92,6 +99,7 @@ class Server:
         )
         self.loop = loop
         self.store.start(self._answered)
+        self.security.start(loop, self.turn.tell_time)
         http: Optional[HttpServer] = None
         tasks: List[asyncio.Task[None]] = []
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -132,6 +140,7 @@ class Server:
                 self._reloading.cancel()
             for door in self.listeners:
                 door.close()
+            self.security.stop()
             for task in tasks:
                 task.cancel()
             await self._drain()
@@ -197,10 +206,22 @@ class Server:
         async def reload() -> None:
             if before is not None:
                 await before
+            self._set_log_level()
+            await self.security.reload(self.broker)
             for door in self.listeners:
                 await door.reload()
 
         self._reloading = asyncio.create_task(reload())
+
+    def _set_log_level(self) -> None:
+        try:
+            level = self.reread().log.level
+        except ConfigError as error:
+            for problem in error.problems:
+                log.error("event=reload_failed reason=%s", problem)
+            return
+        set_level(level)
+        log.info("event=log_level level=%s", level)
 
     def unready(self) -> list[str]:
         """Why the broker should get no clients now; empty when it may."""
@@ -212,8 +233,12 @@ class Server:
         return reasons
 
 
-def build_broker(settings: Settings, recovered: Recovered) -> Broker:
-    """The broker core for these settings."""
+def build_broker(
+    settings: Settings, recovered: Recovered, security: Optional[Security] = None
+) -> Broker:
+    """The broker core for these settings; it reads the files they name unless it is given what they say."""
+    if security is None:
+        security = Security(settings)
     wanted = settings.limits
     limits = Limits(
         wanted.max_inflight,
@@ -257,7 +282,8 @@ def build_broker(settings: Settings, recovered: Recovered) -> Broker:
         ),
         Outbound(shelf.clock, wanted.max_outbox_bytes, 2 * wanted.receive_maximum),
         terms,
-        Doorkeeper(AnonymousPolicy(settings.allow_anonymous)),
+        Doorkeeper(security.policy),
+        security.authorizer,
     )
 
 
@@ -265,9 +291,12 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
     """Put back what the store held; a client connected at a crash counts as gone from ``now``."""
     registry = broker.registry
     for row in recovered.sessions:
-        session_id, client_id, version, expiry, disconnected_at, will, will_due = _columns(row)
+        session_id, client_id, version, expiry, disconnected_at, will, will_due, username = (
+            _columns(row)
+        )
         session = registry.load(session_id, client_id)
         session.version = version
+        session.username = username
         session.expiry_interval = expiry
         session.disconnected_at = now if disconnected_at is None else disconnected_at
         session.received_on_disk = True
@@ -297,12 +326,12 @@ def _columns(row: Any) -> Any:
     return row
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, reread: Callable[[], Settings]) -> int:
     """Run a broker until SIGTERM or SIGINT; the exit status of the process."""
     configure(settings.log.level, settings.log.format)
 
     async def main() -> None:
-        server = Server(settings)
+        server = Server(settings, reread)
         server.load()
         # What was loaded stays; messages come and go without cycles, so a full
         # collection is rarely worth its pause.
@@ -313,6 +342,9 @@ def serve(settings: Settings) -> int:
 
     try:
         uvloop.run(main())
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
     except (OSError, StoreError, StreamLogError, ValueError) as error:
         print(f"mqttbroker: {error}", file=sys.stderr)
         return 1

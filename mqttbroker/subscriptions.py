@@ -14,7 +14,7 @@ from mqttbroker.connection import Connection
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import Suback, Subscribe, Unsuback, Unsubscribe
 from mqttbroker.packets import Subscription as Request
-from mqttbroker.policy import Policy, Terms
+from mqttbroker.policy import Authorizer, Terms
 from mqttbroker.properties import encode_varint
 from mqttbroker.reason_codes import (
     MALFORMED_PACKET,
@@ -49,13 +49,13 @@ class Subscriptions:
         router: Router,
         retained: Retained,
         terms: Terms,
-        policy: Policy,
+        authorizer: Authorizer,
     ) -> None:
         self.journal = journal
         self.router = router
         self.retained = retained
         self.terms = terms
-        self.policy = policy
+        self.authorizer = authorizer
         self._replays: Dict[Connection, Replay] = {}
 
     def subscribe(self, connection: Connection, session: Session, packet: Subscribe) -> None:
@@ -98,7 +98,9 @@ class Subscriptions:
             return TOPIC_FILTER_INVALID
         if shared is not None and request.no_local:
             raise MQTTError(PROTOCOL_ERROR, "No Local on a shared subscription")  # [MQTT-3.8.3-4]
-        if not self.policy.may_subscribe(session.client_id, topic_filter):
+        if not self.authorizer.may_subscribe(
+            session.client_id, session.username, topic_filter
+        ):
             return NOT_AUTHORIZED
         old = session.subscriptions.get(wanted)
         if old is None and len(session.subscriptions) >= self.terms.max_subscriptions_per_client:
@@ -175,7 +177,7 @@ class Subscriptions:
         session = connection.session
         if session is None or not session.unseen or connection in self._replays:
             return
-        replay = Replay(self.retained, connection, session)
+        replay = Replay(self.retained, self.authorizer, connection, session)
         if replay.ready:
             replay.step()
         if not replay.done:
@@ -202,8 +204,15 @@ class Replay:
     comes back before that begins with it again.
     """
 
-    def __init__(self, retained: Retained, connection: Connection, session: Session) -> None:
+    def __init__(
+        self,
+        retained: Retained,
+        authorizer: Authorizer,
+        connection: Connection,
+        session: Session,
+    ) -> None:
         self.retained = retained
+        self.authorizer = authorizer
         self.connection = connection
         self.session = session
         self._filter = ""
@@ -254,6 +263,12 @@ class Replay:
 
     def _send(self, subscription: Subscription, message: Message) -> None:
         connection = self.connection
+        session = self.session
+        authorizer = self.authorizer
+        if authorizer.restrictive and not authorizer.may_read(
+            session.client_id, session.username, message.topic
+        ):
+            return
         own = NO_BYTES
         if subscription.identifier:
             own = b"\x0b" + encode_varint(subscription.identifier)
@@ -273,7 +288,7 @@ class Replay:
         if qos == 0:
             connection.send_at_most_once(outgoing, True, own)
             return
-        entry = self.session.offer(copy, qos, True, own, None)
+        entry = session.offer(copy, qos, True, own, None)
         if entry is not None:
             connection.send_delivery(entry, outgoing, False)
 

@@ -74,7 +74,12 @@ def create_tables(db: Database) -> None:
     )
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables,)
+def add_username(db: Database) -> None:
+    """Version 2: who the session belongs to, NULL where nobody asked."""
+    db.execute("ALTER TABLE sessions ADD COLUMN username TEXT")
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_username)
 
 
 def prepare(

@@ -117,6 +117,7 @@ class Session:
         self.shelf = shelf
         self.id = session_id
         self.client_id = client_id
+        self.username: Optional[str] = None  # of the client; None = anonymous
         self.version = 4
         self.expiry_interval = 0
         self.disconnected_at: float = 0.0  # Unix time; 0.0 while connected

@@ -113,7 +113,7 @@ FIND_QUEUES = Statement(
 )
 SESSIONS = _insert(
     "sessions",
-    "session_id, client_id, version, expiry_interval, disconnected_at, will, will_due",
+    "session_id, client_id, version, expiry_interval, disconnected_at, will, will_due, username",
     "session_id",
 )
 SUBSCRIPTIONS = _insert(

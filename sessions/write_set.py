@@ -70,7 +70,8 @@ class WriteSet:
     ended                     session_id: goes with all that belongs to it
     sessions (upsert)         session_id, client_id, version, expiry_interval,
                               disconnected_at or None (Unix s), will or None,
-                              will_due or None (Unix s)
+                              will_due or None (Unix s),
+                              username or None
     subscriptions (upsert)    session_id, topic_filter, qos, options,
                               subscription_id (0 = none)
     unsubscriptions           session_id, topic_filter

@@ -70,7 +70,7 @@ def test_an_older_database_is_migrated_after_a_backup(
     connection: sqlite3.Connection, path: Path
 ) -> None:
     prepare(connection, str(path))
-    connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL)")
+    connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL, 'u')")
     before = list(connection.iterdump())
     prepare(connection, str(path), (*MIGRATIONS, add_note))
     assert version(connection) == NEWEST + 1
@@ -80,6 +80,13 @@ def test_an_older_database_is_migrated_after_a_backup(
         assert version(backup) == NEWEST
     backup.close()
     assert list(path.parent.glob("*.part")) == []
+
+
+def test_sessions_of_version_1_belong_to_nobody(connection: sqlite3.Connection, path: Path) -> None:
+    prepare(connection, str(path), MIGRATIONS[:1])
+    connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL)")
+    prepare(connection, str(path))
+    assert connection.execute("SELECT client_id, username FROM sessions").fetchall() == [("c", None)]
 
 
 def test_a_failed_migration_leaves_the_older_database(
