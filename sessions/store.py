@@ -48,6 +48,7 @@ VACUUM_STEP = 128
 # with something to tidy waits for work, in seconds.
 VACUUM_EVERY = 64
 IDLE_AFTER = 0.05
+LOG_LOOK = 10.0  # seconds without work after which the log may look what it need not keep
 
 # Where the write-ahead log's index keeps the count of its frames
 # (sqlite.org/walformat.html, section 2.1: mxFrame, native byte order).
@@ -299,6 +300,12 @@ class Store:
                 return self._work.get(timeout=IDLE_AFTER)
             except queue.Empty:
                 self._tidy(connection, idle=True)
+        while self._log is not None:
+            try:
+                return self._work.get(timeout=LOG_LOOK)
+            except queue.Empty:
+                if not self._log_ahead:
+                    self._announce()
         return self._work.get()
 
     def _commit(self, connection: sqlite3.Connection, write_set: WriteSet) -> None:
@@ -334,7 +341,10 @@ class Store:
         return [(stream, partition, end[0]) for (stream, partition), end in ends.items()]
 
     def _announce(self) -> None:
-        """Move the log's high watermarks; the commit stands even if that fails."""
+        """Let the log show what is committed, and drop what is over, even if nothing is new.
+
+        The commit stands even if that fails.
+        """
         assert self._log is not None
         try:
             self._log.committed()

@@ -377,3 +377,13 @@ def verify(directory: Path) -> int:
         return last
     finally:
         store.stop()
+
+
+def test_a_log_hears_of_time_passing_without_work(
+    opened: Opened, log: FileLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LOG_LOOK", 0.01)
+    heard = threading.Event()
+    monkeypatch.setattr(log, "committed", heard.set)
+    opened("commit", log)
+    assert heard.wait(10)
