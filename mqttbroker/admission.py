@@ -17,6 +17,7 @@ from mqttbroker.packets import Connack, Connect, Will
 from mqttbroker.policy import Authorizer, Challenge, Policy, Terms
 from mqttbroker.properties import Properties, decode_varint, encode_properties
 from mqttbroker.reason_codes import (
+    BAD_AUTHENTICATION_METHOD,
     PACKET_TOO_LARGE,
     QUOTA_EXCEEDED,
     RETAIN_NOT_SUPPORTED,
@@ -58,6 +59,9 @@ class Admissions:
     def connect(self, connection: Connection, packet: Connect) -> None:
         """A CONNECT that decoded; the answer may come in a later call."""
         connection.state = CONNECTING
+        if packet.properties.authentication_method is not None:  # [MQTT-4.12.0-1]
+            self.refuse(connection, BAD_AUTHENTICATION_METHOD, "no such authentication method")
+            return
         admission = Admission(self, connection, packet)
         longest = self.terms.max_keep_alive
         if longest < 65535 and (packet.keep_alive == 0 or packet.keep_alive > longest):
