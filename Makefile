@@ -19,7 +19,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain check demo bench clean test-tools
+.PHONY: build run test test-compiled test-plain conformance check demo bench clean test-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -71,6 +71,10 @@ test:
 	$(MAKE) --no-print-directory check
 	$(MAKE) --no-print-directory test-compiled
 	$(MAKE) --no-print-directory test-plain
+
+# The standard's statements one by one: how many have a test, which pass; writes docs/conformance.md.
+conformance: $(VENV)/extras build
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m conformance.report
 
 check: $(VENV)/extras
 	$(BIN)/mypy

@@ -27,6 +27,13 @@ def rows() -> Iterator[object]:
 ROWS = list(rows())
 
 
+def started(broker: BrokerProcess) -> int:
+    """The port that the cases are for: that of the WebSocket listener if there is one."""
+    if '"ws"' in broker.config.read_text(encoding="utf-8"):
+        return int(broker.wait_for_log(r"event=listening .*\btype=ws\b.*\bport=(\d+)")[1])
+    return broker.port
+
+
 @pytest.fixture(scope="module")
 def port_of() -> Iterator[Callable[[str], int]]:
     """The port of a broker with those settings, started when first asked for.
@@ -39,7 +46,7 @@ def port_of() -> Iterator[Callable[[str], int]]:
         def port(settings: str) -> int:
             if settings not in ports:
                 ready = os.environ.get("CONFORMANCE_PORT")
-                ports[settings] = int(ready) if ready else stack.enter_context(BrokerProcess(config=BROKERS[settings])).port
+                ports[settings] = int(ready) if ready else started(stack.enter_context(BrokerProcess(config=BROKERS[settings])))
             return ports[settings]
 
         yield port

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance import cases_connect, cases_delivery, cases_publish, cases_subscribe, cases_wire
+from conformance import cases_connect, cases_delivery, cases_publish, cases_subscribe, cases_websocket, cases_wire
 from conformance.script import Case
 
 # Settings that a case may ask for; "default" are the broker's own.
@@ -12,11 +12,12 @@ BROKERS: dict[str, dict[str, Any]] = {
     "default": {},
     "small": {"limits": {"retain_available": False, "max_packet_size": "1KiB", "topic_alias_maximum": 0,
                          "receive_maximum": 5, "max_keep_alive": "2s"}},
+    "websocket": {"listeners": [{"host": "127.0.0.1", "port": 0, "type": "tcp"}, {"host": "127.0.0.1", "port": 0, "type": "ws"}]},
     "guarded": {"allow_anonymous": False},
 }
 
 CASES: list[Case] = [
     case
-    for part in (cases_wire, cases_connect, cases_publish, cases_subscribe, cases_delivery)
+    for part in (cases_wire, cases_connect, cases_publish, cases_subscribe, cases_delivery, cases_websocket)
     for case in part.CASES
 ]

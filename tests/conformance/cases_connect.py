@@ -70,7 +70,7 @@ ALPHABET = digits + ascii_letters
 IDS = [ALPHABET[at : at + 23] for at in range(0, len(ALPHABET), 23)] + ["0", "z", "A"]
 
 CONNACKS = [
-    Case("connack-comes-first-and-once", "3.2.0-1 3.1.4-4 3.2.2-1", "3.2.0-1 3.2.0-2 3.1.4-5 3.2.2-2", [
+    Case("connack-comes-first-and-once", "3.2.0-1 3.1.4-4 3.2.2-1", "3.2.0-1 3.2.0-2 3.1.4-5 3.2.2-1 3.2.2-2", [
         a.open(), a.send(CONNECT(), SUBSCRIBE(1, ("~/t", 0)), PINGREQ),
         a.get(CONNACK(0, session=0), SUBACK(1, 0), PINGRESP), a.idle(),
     ]),
@@ -115,6 +115,8 @@ CONNACKS = [
         a.open(), a.send(CONNECT(props=[(MAXIMUM_PACKET_SIZE, 5)])), a.refused(None, 0x95),
         a.open(), a.send(CONNECT(props=[(MAXIMUM_PACKET_SIZE, 4)])), a.dropped(),
     ], broker="small"),
+    Case("a-refusal-that-3.1.1-has-no-code-for", "3.2.2-6", "3.2.2-7 3.2.2-8", [
+        a.open(), a.send(CONNECT(will=will(topic="x/" * 200 + "~"))), a.refused(None, 0x90)]),
     Case("response-information-when-asked", None, "3.1.2-28", [
         a.connect(props=[(RESPONSE_REQUEST, 1)]), b.connect(props=[(RESPONSE_REQUEST, 0)], has=without(RESPONSE_INFORMATION)),
     ]),

@@ -33,6 +33,7 @@ from conformance.script import (
 from conformance.wire import (
     AUTH_DATA,
     AUTH_METHOD,
+    MAXIMUM_PACKET_SIZE,
     MESSAGE_EXPIRY,
     SERVER_KEEP_ALIVE,
     SESSION_EXPIRY,
@@ -244,8 +245,8 @@ AUTHENTICATION = [
     ]),
     Case("auth-before-connack-without-a-method", None, "4.12.0-7", [
         a.open(), a.send(frame(0xF0, b"\x18", props(method("SCRAM-SHA-256")))), a.dropped()]),
-    Case("scram-begins-with-auth-0x18", None, "4.12.0-2 4.12.0-5 3.15.2-1", [
-        a.open(), a.send(CONNECT(props=SCRAM)), a.get(AUTH(0x18, having((AUTH_METHOD, "SCRAM-SHA-256")))),
+    Case("scram-begins-with-auth-0x18", None, "4.12.0-2 4.12.0-5 3.15.2-1 3.15.2-2 3.15.2-3", [
+        a.open(), a.send(CONNECT(props=[*SCRAM, (MAXIMUM_PACKET_SIZE, 160)])), a.get(AUTH(0x18, having((AUTH_METHOD, "SCRAM-SHA-256")))),
     ], broker="guarded"),
     Case("scram-with-a-wrong-proof", None, "4.12.0-4 3.1.4-2 4.12.0-3", [
         a.open(), a.send(CONNECT(props=SCRAM)), a.get(AUTH(0x18, ANY)), a.send(AUTH(0x18, method("SCRAM-SHA-256", b"c=biws,r=no,p=AAAA"))),

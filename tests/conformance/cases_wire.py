@@ -171,7 +171,7 @@ BODIES = [
            frame(0x40, b"\0\1\x92"), frame(0x50, b"\0\1\x92"), frame(0x62, b"\0\1\x10"), frame(0x62, b"\0\1\x80"), frame(0x70, b"\0\1\x87")),
     breaks("unlisted-code-in-disconnect", None, "3.14.2-1", frame(0xE0, b"\1"), frame(0xE0, b"\x84"), frame(0xE0, b"\xff")),
     breaks("unlisted-code-in-auth", None, "3.15.2-1", frame(0xF0, b"\1", props([(0x15, "m")]))),
-    breaks("auth-without-a-method-in-connect", None, "4.12.0-7", frame(0xF0, b"\x19", props([(0x15, "m")])), code=BROKEN),
+    breaks("auth-without-a-method-in-connect", None, "4.12.0-7 4.12.1-1 4.12.1-2", frame(0xF0, b"\x19", props([(0x15, "m")])), code=BROKEN),
 ]  # fmt: skip
 
 
