@@ -324,7 +324,6 @@ def test_kill_9_at_any_moment(tmp_path: Path, size: int) -> None:
         child = subprocess.Popen(
             [sys.executable, "-c", APPENDER, str(tmp_path), str(end), str(size)],
             stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
         )
         assert child.stdout is not None
         child.stdout.read(pick.randrange(1, 40))
