@@ -22,6 +22,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
+from mqttbroker import build_kind
 from mqttbroker.reason_codes import PROTOCOL_ERROR
 from mqttbroker.websocket_frames import FrameReader, binary_header
 from mqttbroker.wire import LINGER, Wire
@@ -34,6 +35,8 @@ except ImportError:
 MAX_HEAD = 16 * 1024  # bytes of the HTTP request
 # A frame may hold several packets, so it may be longer than the longest of them.
 FRAME_HEADROOM = 64 * 1024
+# Payloads of so many bytes are unmasked in compiled code; interpreted, a call of C is always cheaper.
+_SHORT = 256 if build_kind() == "compiled" else 0
 
 # The library's words on each connection; ours are `Wire`'s, with client and address.
 _silent = logging.getLogger("mqttbroker.websockets")
@@ -56,7 +59,7 @@ class WebSocket:
             max_size=(None, largest),
             logger=_silent,
         )
-        self._reader = FrameReader(largest, apply_mask)
+        self._reader = FrameReader(largest, apply_mask, _SHORT)
         self._head: Optional[bytes] = b""  # of the HTTP request; None once it was answered
         self._between = True  # not inside a fragmented message
         self._listening = True  # what comes in still goes to the wire
@@ -74,14 +77,14 @@ class WebSocket:
     def data_received(self, data: bytes) -> None:
         if self._head is not None:
             data = self._shake_hands(self._head + data)
-        self._reader.feed(data)
-        payloads: List[bytes] = []
+        reader = self._reader
+        reader.feed(data)
         while True:
-            frame = self._reader.take(payloads, self._between)
+            frame = reader.take(self._between)
             if not frame:
                 break
-            self._unusual(frame, payloads)
-        self._deliver(payloads)
+            self._unusual(frame)
+        self._deliver()
 
     def eof_received(self) -> bool:
         return False
@@ -159,20 +162,20 @@ class WebSocket:
         self._send()
         return head[end:]
 
-    def _unusual(self, frame: bytes, payloads: List[bytes]) -> None:
-        """A frame that the library has to judge; payloads come before it and may come of it."""
+    def _unusual(self, frame: bytes) -> None:
+        """A frame that the library has to judge; the payload so far came before it."""
         library = self._library
         library.receive_data(frame)
         for event in library.events_received():
             assert isinstance(event, Frame)
             if event.opcode is Opcode.TEXT:
-                self._deliver(payloads)
+                self._deliver()
                 self._refuse_text()
             elif event.opcode is Opcode.BINARY or event.opcode is Opcode.CONT:
-                payloads.append(bytes(event.data))
+                self._reader.add(bytes(event.data))
                 self._between = event.fin
         if library.state is not State.OPEN and self._listening:
-            self._deliver(payloads)
+            self._deliver()
             self._listening = False
             received, sent = library.close_rcvd, library.close_sent
             self._wire.lost(f"WebSocket closed: {received}" if received else f"WebSocket: {sent}")
@@ -184,10 +187,10 @@ class WebSocket:
             self._close_code = CloseCode.UNSUPPORTED_DATA
             self._wire.refuse(PROTOCOL_ERROR, "WebSocket text frame")
 
-    def _deliver(self, payloads: List[bytes]) -> None:
-        if payloads and self._listening:
-            self._wire.data_received(payloads[0] if len(payloads) == 1 else b"".join(payloads))
-        payloads.clear()
+    def _deliver(self) -> None:
+        payload = self._reader.payload()
+        if payload and self._listening:
+            self._wire.data_received(payload)
 
     def _send(self) -> None:
         """Write what the library has to say."""

@@ -2,13 +2,19 @@
 
 The rule kept here: the frames of a client are told apart, and a whole binary
 frame is opened or made; what any other frame means is not known here, so each
-goes, complete, to the library that knows RFC 6455.  Opening an ordinary frame
-here costs a twentieth of what it costs there, which keeps WebSocket near TCP.
+goes, complete, to the library that knows RFC 6455.
+
+Measured with 82 bytes in a frame: 3.3 µs in the library, 0.15 µs with the
+library's `apply_mask` alone, 0.04 µs with words as below, compiled; a message
+over TCP costs 0.2 to 0.5 µs in all.
 """
 
 from __future__ import annotations
 
 from typing import Callable, Final, List
+
+from librt.strings import BytesWriter, read_i64_le, write_i64_le
+from mypy_extensions import i64, u8
 
 _BINARY: Final = 0x82  # a whole message in one binary frame
 
@@ -17,12 +23,17 @@ class FrameReader:
     """The frames of one client, out of the pieces they arrive in.
 
     ``largest`` is the longest payload that is waited for, in bytes; ``unmask``
-    takes a payload and its key.
+    takes a payload and its key, and is used for payloads of more than ``short``
+    bytes, where calling it pays.
     """
 
-    def __init__(self, largest: int, unmask: Callable[[bytes, bytes], bytes]) -> None:
+    def __init__(
+        self, largest: int, unmask: Callable[[bytes, bytes], bytes], short: int
+    ) -> None:
         self._largest = largest
         self._unmask = unmask
+        self._short = short
+        self._payload = BytesWriter()
         self._data = b""
         self._position = 0
         self._chunks: List[bytes] = []  # an incomplete frame
@@ -42,8 +53,20 @@ class FrameReader:
         self._data = data
         self._position = 0
 
-    def take(self, payloads: List[bytes], between: bool) -> bytes:
-        """Append the payloads of whole binary messages, up to the first other frame.
+    def add(self, payload: bytes) -> None:
+        """Append to the payload what the library found."""
+        self._payload.write(payload)
+
+    def payload(self) -> bytes:
+        """What the frames held that were opened or added since the last call."""
+        if len(self._payload) == 0:
+            return b""
+        payload = self._payload.getvalue()
+        self._payload = BytesWriter()
+        return payload
+
+    def take(self, between: bool) -> bytes:
+        """Open whole binary messages, up to the first other frame.
 
         That frame is returned as it came; empty bytes mean that no frame is
         complete.  ``between`` is false inside a fragmented message, where a
@@ -81,7 +104,10 @@ class FrameReader:
             if first != _BINARY or not between:
                 self._position = end
                 return data[position:end]
-            payloads.append(self._unmask(data[start:end], data[start - 4 : start]))
+            if length > self._short:
+                self._payload.write(self._unmask(data[start:end], data[start - 4 : start]))
+            else:
+                _unmask_words(data, start, end, self._payload)
             position = end
         self._data = b""
         self._position = 0
@@ -91,6 +117,25 @@ class FrameReader:
             self._waiting = len(rest)
             self._needed = needed
         return b""
+
+
+def _unmask_words(data: bytes, begin: int, stop: int, out: BytesWriter) -> None:
+    """Append ``data[begin:stop]`` without the mask, whose key stands before it."""
+    start: i64 = begin
+    end: i64 = stop
+    key: i64 = start - 4
+    low: i64 = i64(data[key]) | i64(data[key + 1]) << 8 | i64(data[key + 2]) << 16
+    high: i64 = i64(data[key + 3])
+    # Negative when the top bit is set, as a machine's word is; Python's integers have no top bit.
+    half: i64 = low | (high if high < 128 else high - 256) << 24
+    word: i64 = half << 32 | (low | high << 24)
+    position: i64 = start
+    while position + 8 <= end:
+        write_i64_le(out, read_i64_le(data, position) ^ word)
+        position += 8
+    while position < end:
+        out.append(u8(data[position] ^ data[key + ((position - start) & 3)]))
+        position += 1
 
 
 def binary_header(size: int) -> bytes:
