@@ -322,7 +322,7 @@ def test_kill_9_at_any_moment(tmp_path: Path, size: int) -> None:
     end = 0
     for _ in range(8):
         child = subprocess.Popen(
-            [sys.executable, "-c", APPENDER, str(tmp_path), str(end), str(size)],
+            [sys.executable, "-P", "-c", APPENDER, str(tmp_path), str(end), str(size)],
             stdout=subprocess.PIPE,
         )
         assert child.stdout is not None
