@@ -12,7 +12,8 @@ BROKERS: dict[str, dict[str, Any]] = {
     "default": {},
     "small": {"limits": {"retain_available": False, "max_packet_size": "1KiB", "topic_alias_maximum": 0,
                          "receive_maximum": 5, "max_keep_alive": "2s"}},
-    "websocket": {"listeners": [{"host": "127.0.0.1", "port": 0, "type": "tcp"}, {"host": "127.0.0.1", "port": 0, "type": "ws"}]},
+    "websocket": {"listeners": [{"host": "127.0.0.1", "port": 0, "type": "tcp"},
+        {"host": "127.0.0.1", "port": 0, "type": "ws"}]},
     "guarded": {"allow_anonymous": False},
 }
 

@@ -20,12 +20,12 @@ from conformance.script import (
     Actor,
     Case,
     Link,
-    Packet,
     Run,
     Step,
     a,
     b,
 )
+from conformance.wire import Packet
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -38,7 +38,8 @@ class WebSocket:
         self.socket = socket.create_connection(("127.0.0.1", port), LIMIT)
         key = base64.b64encode(os.urandom(16))
         self.socket.sendall(
-            b"GET /mqtt HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+            b"GET /mqtt HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Version: 13\r\n"
             b"Sec-WebSocket-Key: " + key + b"\r\nSec-WebSocket-Protocol: " + offer.encode() + b"\r\n\r\n"
         )
         self.buffer = b""
@@ -139,12 +140,19 @@ def raw(actor: Actor, data: bytes, opcode: int) -> Step:
     return step
 
 
+def gone(run: Run) -> None:
+    """Closed, whatever it was told before."""
+    while run.take("a") is not None:
+        pass
+
+
 TALK = [CONNECT(), SUBSCRIBE(1, ("~/t", 1)), PUBLISH("~/t", b"x" * 300), PINGREQ]
 ANSWER = a.get(CONNACK(), SUBACK(1, 1), PUBLISH("~/t", b"x" * 300), PINGRESP)
 
 CASES = [
     Case("websocket-subprotocol", "6.0.0-4 6.0.0-3", "6.0.0-4 6.0.0-3", [
-        opened(a), a.send(CONNECT()), a.get(CONNACK()), a.idle(), opened(b, "other, mqtt"), b.send(CONNECT("~b")), b.get(CONNACK()), b.idle(),
+        opened(a), a.send(CONNECT()), a.get(CONNACK()), a.idle(), opened(b, "other, mqtt"), b.send(CONNECT("~b")),
+        b.get(CONNACK()), b.idle(),
     ], broker="websocket"),
     Case("websocket-frames-of-any-size", "6.0.0-2 6.0.0-1", "6.0.0-2 6.0.0-1", [
         *(step for size in (1, 2, 7, 64, 100_000) for step in (opened(a), framed(a, TALK, size), ANSWER)),
@@ -153,13 +161,15 @@ CASES = [
         *(step for size in (1, 5, 200) for step in (opened(a), framed(a, TALK, size, fragments=True), ANSWER)),
     ], broker="websocket"),
     Case("websocket-frames-that-are-not-binary", "6.0.0-1", "6.0.0-1 4.13.1-1", [
-        opened(a), raw(a, b"\x10", TEXT), a.dropped(), opened(a), a.send(CONNECT()), a.get(CONNACK()), raw(a, b"\xc0\0", TEXT),
-        lambda run: [packet for packet in iter(lambda: run.take("a"), None)] and None,
+        opened(a), raw(a, b"\x10", TEXT), a.dropped(), opened(a), a.send(CONNECT()), a.get(CONNACK()),
+        raw(a, b"\xc0\0", TEXT),
+        gone,
     ], broker="websocket"),
     Case("websocket-control-frames-between", "6.0.0-2", "6.0.0-2", [
         opened(a), a.send(CONNECT()), a.get(CONNACK()), raw(a, b"hello", PING), a.idle(),
     ], broker="websocket"),
     Case("websocket-closes-with-the-connection", "3.14.4-2", "3.14.4-2", [
-        opened(a), a.send(CONNECT()), a.get(CONNACK()), a.leave(), opened(a), a.send(CONNECT()), a.get(CONNACK()), a.send(CONNECT()), a.ended(0x82),
+        opened(a), a.send(CONNECT()), a.get(CONNACK()), a.leave(), opened(a), a.send(CONNECT()), a.get(CONNACK()),
+        a.send(CONNECT()), a.ended(0x82),
     ], broker="websocket"),
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from conformance.script import BROKEN, CONNECT, PINGREQ, PUBLISH, Case, Codes, Sendable, Step, a, b
 from conformance.wire import FORMS, Raw, frame, none, prop, props, s, varint
@@ -43,7 +43,8 @@ def in_text(texts: Sequence[bytes]) -> Iterator[tuple[str, str, str, list[Raw]]]
 def in_connect(texts: Sequence[bytes]) -> Iterator[tuple[str, str, str, list[Raw]]]:
     yield "client-id", "3.1.3-4", "3.1.3-4", [connect(2, s(t)) for t in texts]
     yield "will-topic", "3.1.3-10", "3.1.3-11", [frame(
-        0x10, s("MQTT"), lambda v: bytes((v, 6)), b"\0\0", none, s("w"), none, s(t), s("x")) for t in texts]  # fmt: skip
+        0x10, s("MQTT"), lambda v: bytes((v, 6)), b"\0\0", none, s("w"), none, s(t),
+        s("x")) for t in texts]  # fmt: skip
     yield "user-name", "3.1.3-11", "3.1.3-12", [connect(0x82, s("u"), s(t)) for t in texts]
 
 
@@ -113,7 +114,8 @@ FIXED_HEADER = [
     breaks("publish-qos-3", "3.3.1-4 2.2.2-2", "3.3.1-4 4.13.1-1", frame(0x36, s("t"), b"\0\1", none),
            frame(0x3E, s("t"), b"\0\1", none), frame(0x37, s("t"), b"\0\1", none), code=0x81),
     breaks("publish-dup-with-qos-0", "3.3.1-2", "3.3.1-2", frame(0x38, s("t"), none), code=BROKEN),
-    breaks("packet-types-of-the-server", "4.8.0-1", "4.13.1-1", frame(0x20, b"\0\0", none), frame(0x90, b"\0\1", none, b"\0"),
+    breaks("packet-types-of-the-server", "4.8.0-1", "4.13.1-1", frame(0x20, b"\0\0", none),
+        frame(0x90, b"\0\1", none, b"\0"),
            frame(0xB0, b"\0\1", none, lambda v: b"\0" if v >= 5 else b""), frame(0xD0)),
     breaks("packet-type-0", "4.8.0-1", "4.13.1-1", frame(0x00)),
     breaks("packet-type-15", "4.8.0-1", None, frame(0xF0)),
@@ -123,10 +125,12 @@ FIXED_HEADER = [
            b"\x30\x80\x80\x80\x80\x00", code=0x81),
     breaks("property-length-overlong", None, "1.5.5-1", frame(0x30, s("t"), b"\x80\x00", b"x"),
            frame(0x82, b"\0\1", b"\x82\x80\x00\x0b\x05", s("t"), b"\0"), code=0x81),
-    breaks("subscription-identifier-overlong", None, "1.5.5-1", frame(0x82, b"\0\1", b"\x03\x0b\x81\x00", s("t"), b"\0"),
+    breaks("subscription-identifier-overlong", None, "1.5.5-1",
+        frame(0x82, b"\0\1", b"\x03\x0b\x81\x00", s("t"), b"\0"),
            code=0x81),
     breaks("packets-cut-short", "4.8.0-1", "4.13.1-1 1.5.4-1", frame(0x30), frame(0x30, b"\0"), frame(0x30, b"\0\5abc"),
-           frame(0x32, s("t"), b"\0"), frame(0x40), frame(0x40, b"\0"), frame(0x62, b"\0"), frame(0x82), frame(0x82, b"\0\1", none, s("t")),
+           frame(0x32, s("t"), b"\0"), frame(0x40), frame(0x40, b"\0"), frame(0x62, b"\0"), frame(0x82),
+           frame(0x82, b"\0\1", none, s("t")),
            frame(0xA2, b"\0"), code=0x81),
     breaks("packets-too-long", "4.8.0-1", "4.13.1-1", frame(0xC0, b"\0"), frame(0x40, b"\0\1\0\0\0"),
            frame(0xE0, b"\0\0\0"), code=0x81),
@@ -136,19 +140,23 @@ FIXED_HEADER = [
 # --- packet ids, topics, empty lists ------------------------------------------------------------------------------
 
 BODIES = [
-    breaks("packet-id-0-in-publish", "2.3.1-1", "2.2.1-3", frame(0x32, s("t"), b"\0\0", none), frame(0x34, s("t"), b"\0\0", none)),
+    breaks("packet-id-0-in-publish", "2.3.1-1", "2.2.1-3", frame(0x32, s("t"), b"\0\0", none),
+        frame(0x34, s("t"), b"\0\0", none)),
     breaks("packet-id-0-in-subscribe", "2.3.1-1", "2.2.1-3", frame(0x82, b"\0\0", none, s("t"), b"\0")),
     breaks("packet-id-0-in-unsubscribe", "2.3.1-1", "2.2.1-3", frame(0xA2, b"\0\0", none, s("t"))),
-    breaks("packet-id-0-in-an-acknowledgement", "2.3.1-6", "2.2.1-5", *(frame(head, b"\0\0") for head in (0x40, 0x50, 0x62, 0x70))),
+    breaks("packet-id-0-in-an-acknowledgement", "2.3.1-6", "2.2.1-5",
+        *(frame(head, b"\0\0") for head in (0x40, 0x50, 0x62, 0x70))),
     breaks("wildcard-in-a-topic-name", "3.3.2-2 4.7.1-1", "3.3.2-2 4.7.0-1", *(
         frame(0x30, s(topic), none) for topic in ("+", "#", "a/+", "a/#", "a+b", "a#")), code=Codes(0x81, 0x82, 0x90)),
-    spoils("wildcard-in-a-will-topic", "4.7.1-1", "4.7.0-1", frame(0x10, s("MQTT"), lambda v: bytes((v, 6)), b"\0\0", none,
+    spoils("wildcard-in-a-will-topic", "4.7.1-1", "4.7.0-1",
+        frame(0x10, s("MQTT"), lambda v: bytes((v, 6)), b"\0\0", none,
         s("w"), none, s("a/#"), s("")), code=Codes(0x81, 0x82, 0x90)),
     breaks("empty-topic-name", "4.7.3-1", "4.7.3-1", frame(0x30, s(""), none, b"x"), code=Codes(0x81, 0x82, 0x90)),
     breaks("empty-topic-filter", "4.7.3-1", "4.7.3-1", frame(0x82, b"\0\1", none, s(""), b"\0"),
            frame(0xA2, b"\0\1", none, s("")), code=Codes(0x81, 0x82)),
     breaks("wildcards-out-of-place", "4.7.1-2 4.7.1-3 4.8.0-1", "4.7.1-1 4.7.1-2 4.13.1-1", *(
-        frame(0x82, b"\0\1", none, s(name), b"\0") for name in ("a#", "a/#/b", "#/a", "a/b#", "a+", "+a/b", "a/+b/c", "##")),
+        frame(0x82, b"\0\1", none, s(name), b"\0") for name in ("a#", "a/#/b", "#/a", "a/b#", "a+", "+a/b", "a/+b/c",
+            "##")),
         code=Codes(0x81, 0x82)),
     breaks("wildcards-out-of-place-in-unsubscribe", "4.7.1-2 4.7.1-3 4.8.0-1", "4.7.1-1 4.7.1-2 4.13.1-1", *(
         frame(0xA2, b"\0\1", none, s(name)) for name in ("a#", "a/#/b", "a+")), code=Codes(0x81, 0x82)),
@@ -160,24 +168,29 @@ BODIES = [
         frame(0x82, b"\0\1", none, s("t"), bytes((bits,))) for bits in (4, 8, 16, 32))),
     breaks("subscribe-qos-3", "3.8.3-4", "4.13.1-1", frame(0x82, b"\0\1", none, s("t"), b"\3")),
     breaks("subscribe-retain-handling-3", None, "4.13.1-1", frame(0x82, b"\0\1", none, s("t"), b"\x30")),
-    breaks("subscribe-no-local-when-shared", None, "3.8.3-4", frame(0x82, b"\0\1", none, s("$share/g/t"), b"\4"), code=0x82),
+    breaks("subscribe-no-local-when-shared", None, "3.8.3-4", frame(0x82, b"\0\1", none, s("$share/g/t"), b"\4"),
+        code=0x82),
     breaks("share-names-that-are-none", None, "4.8.2-1 4.8.2-2", *(
-        frame(0x82, b"\0\1", none, s(name), b"\0") for name in ("$share/g", "$share/", "$share//t", "$share/g/", "$share/+/t",
+        frame(0x82, b"\0\1", none, s(name), b"\0") for name in ("$share/g", "$share/", "$share//t", "$share/g/",
+            "$share/+/t",
                                                                "$share/#/t", "$share/a+b/t")), code=BROKEN),
     breaks("response-topic-with-a-wildcard", None, "3.3.2-14", *(
         frame(0x30, s("t"), props([(8, topic)])) for topic in ("a/+", "#")), code=BROKEN),
     breaks("subscription-identifier-from-a-client", None, "3.3.4-6", frame(0x30, s("t"), props([(0x0B, 1)]))),
     breaks("unlisted-code-in-an-acknowledgement", None, "3.4.2-1 3.5.2-1 3.6.2-1 3.7.2-1", frame(0x40, b"\0\1\1"),
-           frame(0x40, b"\0\1\x92"), frame(0x50, b"\0\1\x92"), frame(0x62, b"\0\1\x10"), frame(0x62, b"\0\1\x80"), frame(0x70, b"\0\1\x87")),
-    breaks("unlisted-code-in-disconnect", None, "3.14.2-1", frame(0xE0, b"\1"), frame(0xE0, b"\x84"), frame(0xE0, b"\xff")),
+           frame(0x40, b"\0\1\x92"), frame(0x50, b"\0\1\x92"), frame(0x62, b"\0\1\x10"), frame(0x62, b"\0\1\x80"),
+           frame(0x70, b"\0\1\x87")),
+    breaks("unlisted-code-in-disconnect", None, "3.14.2-1", frame(0xE0, b"\1"), frame(0xE0, b"\x84"),
+        frame(0xE0, b"\xff")),
     breaks("unlisted-code-in-auth", None, "3.15.2-1", frame(0xF0, b"\1", props([(0x15, "m")]))),
-    breaks("auth-without-a-method-in-connect", None, "4.12.0-7 4.12.1-1 4.12.1-2", frame(0xF0, b"\x19", props([(0x15, "m")])), code=BROKEN),
+    breaks("auth-without-a-method-in-connect", None, "4.12.0-7 4.12.1-1 4.12.1-2",
+        frame(0xF0, b"\x19", props([(0x15, "m")])), code=BROKEN),
 ]  # fmt: skip
 
 
 # --- properties ---------------------------------------------------------------------------------------------------
 
-_SAMPLE: dict[Any, Any] = {"s": "t", "b": b"t", "v": 1, "p": ("k", "v")}
+_SAMPLE: dict[Union[int, str], Any] = {"s": "t", "b": b"t", "v": 1, "p": ("k", "v")}
 _LEGAL: dict[str, tuple[int, ...]] = {
     "publish": (0x01, 0x02, 0x03, 0x08, 0x09, 0x0B, 0x23, 0x26),
     "puback": (0x1F, 0x26), "pubrec": (0x1F, 0x26), "pubrel": (0x1F, 0x26), "pubcomp": (0x1F, 0x26),
@@ -222,7 +235,8 @@ def properties() -> Iterator[Case]:
         packets += [with_properties(kind, sample(i) * 2) for i in legal if i not in (0x26, 0x16)]
         yield spoils(f"{kind}-with-wrong-properties", None, "3.1.4-1 4.13.1-1", *packets)
     yield spoils("connect-with-values-out-of-range", None, "3.1.4-1 4.13.1-1", *(
-        with_properties("connect", body) for body in (b"\x17\2", b"\x19\2", b"\x21\0\0", b"\x27\0\0\0\0", sample(0x16))))  # fmt: skip
+        with_properties("connect", body) for body in (b"\x17\2", b"\x19\2", b"\x21\0\0", b"\x27\0\0\0\0",
+            sample(0x16))))  # fmt: skip
     yield breaks("values-out-of-range", None, "4.13.1-1", with_properties("publish", b"\1\2"),
                  with_properties("subscribe", b"\x0b\0"))  # fmt: skip
     yield breaks("topic-alias-0", None, "3.3.2-8", with_properties("publish", b"\x23\0\0"), code=0x94)
@@ -234,7 +248,8 @@ def properties() -> Iterator[Case]:
 
 CONNECTS = [
     spoils("reserved-connect-flag", "3.1.2-3 3.1.4-1", "3.1.2-3 3.1.4-1", connect(3, s("c")), code=0x81),
-    spoils("will-qos-without-will", "3.1.2-11 3.1.2-13", "3.1.2-11", connect(0x0A, s("c")), connect(0x12, s("c")), code=BROKEN),
+    spoils("will-qos-without-will", "3.1.2-11 3.1.2-13", "3.1.2-11", connect(0x0A, s("c")), connect(0x12, s("c")),
+        code=BROKEN),
     spoils("will-retain-without-will", "3.1.2-11 3.1.2-15", "3.1.2-13", connect(0x22, s("c")), code=BROKEN),
     spoils("will-qos-3", "3.1.2-14", "3.1.2-12", frame(
         0x10, s("MQTT"), lambda v: bytes((v, 0x1E)), b"\0\0", none, s("c"), none, s("t"), s("x")), code=0x81),
@@ -257,7 +272,8 @@ CONNECTS = [
         step for level in (b"\6", b"\x7f") for step in (
             a.open(), a.send(frame(0x10, s("MQTT"), level, b"\2\0\0\0", s("n"))), a.refused(None, 0x84))]),
     Case("packets-before-connect", "3.1.0-1 3.2.0-1", "3.1.0-1 3.2.0-1 3.14.0-1", [
-        step for packet in (PINGREQ, PUBLISH("~/t", b"x"), frame(0x82, b"\0\1", none, s("t"), b"\0"), frame(0x40, b"\0\1"),
+        step for packet in (PINGREQ, PUBLISH("~/t", b"x"), frame(0x82, b"\0\1", none, s("t"), b"\0"),
+            frame(0x40, b"\0\1"),
                             frame(0xE0), frame(0xA2, b"\0\1", none, s("t"))) for step in (
             a.open(), a.send(packet, CONNECT()), a.dropped())]),
     Case("a-second-connect", "3.1.0-2", "3.1.0-2 4.13.1-1 3.2.0-2", [a.connect(), a.send(CONNECT()), a.ended(0x82)]),

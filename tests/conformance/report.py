@@ -62,8 +62,10 @@ def files() -> list[Path]:
 
 def label(item: pytest.Item) -> str:
     """How the document calls a test: a case by its name, others by file and function."""
-    case = getattr(item, "callspec", None) and item.callspec.params.get("case")
-    return case.name if case else item.nodeid.split("[")[0].removeprefix("tests/")
+    spec = getattr(item, "callspec", None)
+    if spec is not None and "case" in spec.params:
+        return str(spec.params["case"].name)
+    return item.nodeid.split("[")[0].removeprefix("tests/")
 
 
 class Recorder:
@@ -86,7 +88,8 @@ class Recorder:
             return
         item = self._items[report.nodeid]
         if not report.passed:
-            self.failed.append(f"{item.name}: {report.longreprtext.strip().splitlines()[-1] if report.longrepr else report.outcome}")
+            said = report.longreprtext.strip().splitlines()
+            self.failed.append(f"{item.name}: {said[-1] if said else report.outcome}")
         for mark in item.iter_markers("normative"):
             for statement in mark.args[1:]:
                 self.tests[mark.args[0], statement][label(item)] &= report.passed
@@ -100,7 +103,8 @@ class Recorder:
                 continue
             broken = [name for name, passed in tests.items() if not passed]
             result = f"FAIL: {', '.join(broken)}" if broken else "pass"
-            found.append(Row(statement.id, statement.asks, tuple(sorted(tests)), result if tests else reasons.get(statement.id, "no test")))
+            found.append(Row(statement.id, statement.asks, tuple(sorted(tests)),
+                result if tests else reasons.get(statement.id, "no test")))
         return found
 
 
@@ -140,7 +144,8 @@ def counts(rows: list[Row]) -> tuple[int, int, int]:
 
 def main() -> int:
     recorder = Recorder()
-    arguments = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-m", "normative", *map(str, files()), *sys.argv[1:]]
+    arguments = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-m", "normative", *map(str, files()),
+        *sys.argv[1:]]
     status = pytest.main(arguments, plugins=[recorder])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return int(status)

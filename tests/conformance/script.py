@@ -275,7 +275,12 @@ class Actor:
 
     def idle(self) -> Step:
         """Nothing was sent to this client before the answer to its PINGREQ."""
-        return lambda run: [run.send(self.name, [PINGREQ]), run.get(self.name, PINGRESP)] and None
+
+        def step(run: Run) -> None:
+            run.send(self.name, [PINGREQ])
+            run.get(self.name, PINGRESP)
+
+        return step
 
     def ended(self, code: Any = ANY, within: float = LIMIT) -> Step:
         """Closed; a version 5 client is told why first."""
@@ -314,14 +319,22 @@ class Actor:
 
     def leave(self, code: int = 0, props: Props = None) -> Step:
         """DISCONNECT, after which the broker closes in silence."""
-        return lambda run: [run.send(self.name, [DISCONNECT(code, props)]), self.dropped()(run)] and None
+        return both(self.send(DISCONNECT(code, props)), self.dropped())
 
     def subscribe(self, topic_filter: str, options: int = 0, id: int = 1, props: Props = None) -> Step:
         """SUBSCRIBE and its SUBACK."""
-        return lambda run: [
-            run.send(self.name, [SUBSCRIBE(id, (topic_filter, options), props=props)]),
-            run.get(self.name, SUBACK(id, options & 3)),
-        ] and None
+        return both(
+            self.send(SUBSCRIBE(id, (topic_filter, options), props=props)), self.get(SUBACK(id, options & 3))
+        )
+
+    def take(self, count: int) -> Step:
+        """So many packets, whatever they are; ``run.came`` has them."""
+
+        def step(run: Run) -> None:
+            for _ in range(count):
+                run.take(self.name)
+
+        return step
 
     def publish(self, topic: str, payload: bytes = b"", qos: int = 1, retain: int = 0, props: Props = None,
                 id: int = 100) -> Step:  # fmt: skip
@@ -354,11 +367,10 @@ def verify(what: str, holds: Callable[[Run], bool]) -> Step:
     return step
 
 
-def v5_only(*steps: Step) -> Step:
+def both(first: Step, second: Step) -> Step:
     def step(run: Run) -> None:
-        if run.version >= 5:
-            for one in steps:
-                one(run)
+        first(run)
+        second(run)
 
     return step
 

@@ -166,7 +166,8 @@ class Packet:
         if self.password is not None:
             flags |= 0x40
             rest += s(self.password)
-        return s("MQTT") + bytes((version, flags)) + self.keep_alive.to_bytes(2, "big") + tail + rest
+        keep_alive: int = self.keep_alive
+        return s("MQTT") + bytes((version, flags)) + keep_alive.to_bytes(2, "big") + tail + rest
 
 
 class Raw:
@@ -318,5 +319,6 @@ def _other(reader: Reader, kind: str, version: int) -> Packet:
         check(kind not in ACKS or len(reader.data) == 2, f"{kind} with more than a packet id")
     for code in [fields["code"]] if "code" in fields else fields.get("codes", ()):
         check(code in legal, f"{kind} with code {code:#04x}")
-    check(kind != "CONNACK" or not (fields["code"] and fields["session"]), "session present on a refusal [MQTT-3.2.2-6]")
+    check(kind != "CONNACK" or not (fields["code"] and fields["session"]),
+        "session present on a refusal [MQTT-3.2.2-6]")
     return Packet(kind, **fields)
