@@ -6,6 +6,7 @@ import os
 import signal
 import ssl
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Optional
 
@@ -13,6 +14,8 @@ import paho.mqtt.client as paho
 import pytest
 import trustme
 from broker_process import BrokerProcess
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 from mqttbroker.config import ConfigError, Listener, load_settings
 from mqttbroker.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED
 from mqttbroker.tls import server_context
@@ -158,6 +161,31 @@ def test_an_optional_certificate(start_broker: Start, files: Files) -> None:
     shut_out(broker, files.client("pump", trustme.CA()))
 
 
+def revoke(files: Files, serial: int) -> Path:
+    """The authority's list of what it revoked, as a file."""
+    authority = x509.load_pem_x509_certificate(files.authority.cert_pem.bytes())
+    key: Any = serialization.load_pem_private_key(files.authority.private_key_pem.bytes(), None)
+    now = datetime.now(timezone.utc)
+    revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+    builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject).last_update(now)
+    crl = builder.next_update(now + timedelta(days=1)).add_revoked_certificate(revoked).sign(key, hashes.SHA256())
+    path = files.directory / "revoked.pem"
+    path.write_bytes(crl.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def test_a_revoked_certificate(start_broker: Start, files: Files) -> None:
+    stolen = files.authority.issue_cert("stolen@example.org", common_name="stolen")
+    serial = x509.load_pem_x509_certificate(stolen.cert_chain_pems[0].bytes()).serial_number
+    crlfile = str(revoke(files, serial))
+    broker = start_broker(config=files.config(client_certificate="required", crlfile=crlfile))
+    context = files.client()
+    stolen.configure_cert(context)
+    shut_out(broker, context)
+    with open_client(broker, files.client("pump")) as client:
+        assert client.connect("pump").reason_code == 0
+
+
 @pytest.mark.parametrize("kind", ["tls", "wss"])
 def test_the_common_name_is_the_user_name(start_broker: Start, files: Files, kind: str) -> None:
     more = {"client_certificate": "optional", "use_identity_as_username": True, "allow_anonymous": False}
@@ -219,11 +247,10 @@ def test_a_reload_of_broken_files_changes_nothing(start_broker: Start, files: Fi
 
 
 def encrypt(files: Files) -> None:
-    from cryptography.hazmat.primitives import serialization as s
-
-    key = s.load_pem_private_key(files.keyfile.read_bytes(), None)
-    scheme = s.BestAvailableEncryption(b"secret")
-    files.keyfile.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, scheme))
+    key = serialization.load_pem_private_key(files.keyfile.read_bytes(), None)
+    scheme = serialization.BestAvailableEncryption(b"secret")
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    files.keyfile.write_bytes(key.private_bytes(pem, pkcs8, scheme))
 
 
 def other_key(files: Files) -> None:
