@@ -101,6 +101,8 @@ def test_no_more_than_the_window_is_under_way(tmp_path: Path, qos: int, kept: bo
         client.expect_nothing()
 
 
+@pytest.mark.normative("3.1.1", "MQTT-2.3.1-4")
+@pytest.mark.normative("5", "MQTT-2.2.1-4", "MQTT-4.3.2-1", "MQTT-4.3.3-1")
 def test_packet_ids_wrap_around_the_ones_in_use(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.connect("sub")
