@@ -62,7 +62,7 @@ class Publisher:
         for group in route.groups:
             member = group.choose()
             if member is not None:
-                self.deliver(member, message, outgoing, gate, group)
+                self.deliver(member, message, outgoing, gate, group.whole)
         for sink in route.streams:
             self._append(sink, message, gate)
         if message.retain:
@@ -97,7 +97,7 @@ class Publisher:
         now = self.outbound.clock.now
         for entry in session.shared_entries():
             group = cast(Group, entry.group)
-            member = group.choose()
+            member = self.router.readers(group, entry.message.topic).choose()
             if member is None or member.session is session:
                 continue
             if session.id != 0 and (member.session.outlet is None or member.session.id == 0):

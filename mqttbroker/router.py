@@ -55,6 +55,8 @@ class Group:
         self.topic_filter = topic_filter
         self.members: List[Target] = []
         self.turn = 0
+        # Where this is only the part that may read a topic, the group itself.
+        self.whole: Group = self
 
     def member(self, session: Session) -> Optional[Target]:
         for target in self.members:
@@ -211,6 +213,11 @@ class Router:
         if not group.members or self.authorizer is not None:
             self._forget(topic_filter)
 
+    def readers(self, group: Group, topic: str) -> Group:
+        """The members of a group that may read a topic."""
+        authorizer = self.authorizer
+        return group if authorizer is None else _readers(group, authorizer, topic)
+
     def _forget(self, topic_filter: str) -> None:
         """Drop the cached routes that a change of this filter touches."""
         if not has_wildcard(topic_filter):
@@ -250,7 +257,7 @@ class Router:
         matched = self._trie.match(topic)
         for value in matched:
             if isinstance(value, Group):
-                group = value if authorizer is None else _readers(value, authorizer, topic)
+                group = self.readers(value, topic)
                 if group.members:
                     route.groups.append(group)
                 continue
@@ -291,6 +298,7 @@ def _readers(group: Group, authorizer: Authorizer, topic: str) -> Group:
     if len(members) == len(group.members):
         return group
     readers = Group(group.name, group.topic_filter)
+    readers.whole = group
     readers.members = members
     return readers
 

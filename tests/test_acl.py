@@ -294,6 +294,18 @@ def test_shared_subscriptions_go_to_those_who_may(core: Ruled) -> None:
     assert len(second.arrived()) == 1
 
 
+def test_what_a_leaving_member_had_goes_to_one_who_may(core: Ruled) -> None:
+    alice, bob, second = (core.as_user(user, name) for user, name in (("alice", "a1"), ("bob", "b"), ("alice", "a2")))
+    for client in (alice, bob, second):
+        client.subscribe("$share/g/a/#", options=1)
+    bob.send(Publish("a/1", b"x", 1, False, False, 1))
+    assert [message.payload for message in alice.arrived()] == [b"x"]
+    alice.close()
+    assert [message.payload for message in second.arrived()] == [b"x"]
+    second.close()
+    assert [type(packet) for packet in bob.arrived()] == [Puback]
+
+
 @pytest.mark.parametrize("delay", [0, 5])
 def test_wills_are_judged(core: Ruled, delay: int) -> None:
     alice = core.as_user("alice", "reader")
