@@ -12,14 +12,17 @@ import logging
 from typing import Dict, Optional
 
 from mqttbroker.clients import Clients
-from mqttbroker.connection import CLOSED, CONNECTED, CONNECTING, Connection
-from mqttbroker.packets import Connack, Connect, Will
+from mqttbroker.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
+from mqttbroker.packets import Auth, Connack, Connect, Will
 from mqttbroker.policy import Authorizer, Challenge, Policy, Terms
 from mqttbroker.properties import Properties, decode_varint, encode_properties
 from mqttbroker.reason_codes import (
-    BAD_AUTHENTICATION_METHOD,
+    CONTINUE_AUTHENTICATION,
+    NOT_AUTHORIZED,
     PACKET_TOO_LARGE,
+    PROTOCOL_ERROR,
     QUOTA_EXCEEDED,
+    RE_AUTHENTICATE,
     RETAIN_NOT_SUPPORTED,
     SERVER_BUSY,
     SESSION_TAKEN_OVER,
@@ -59,15 +62,31 @@ class Admissions:
     def connect(self, connection: Connection, packet: Connect) -> None:
         """A CONNECT that decoded; the answer may come in a later call."""
         connection.state = CONNECTING
-        if packet.properties.authentication_method is not None:  # [MQTT-4.12.0-1]
-            self.refuse(connection, BAD_AUTHENTICATION_METHOD, "no such authentication method")
-            return
         admission = Admission(self, connection, packet)
         longest = self.terms.max_keep_alive
         if longest < 65535 and (packet.keep_alive == 0 or packet.keep_alive > longest):
             admission.keep_alive = longest
         connection.keep_alive = float(admission.keep_alive)
+        connection.method = packet.properties.authentication_method
         self.policy.authenticate(AdmissionChallenge(admission))
+
+    def auth(self, connection: Connection, packet: Auth) -> None:
+        """AUTH: the next step of an authentication, or the first of another one (section 4.12)."""
+        if connection.method is None:  # [MQTT-4.12.0-7]
+            raise MQTTError(PROTOCOL_ERROR, "AUTH without an authentication method")
+        if packet.properties.authentication_method != connection.method:  # [MQTT-4.12.0-5]
+            raise MQTTError(PROTOCOL_ERROR, "AUTH with another method than CONNECT")
+        challenge = connection.challenge
+        expected = RE_AUTHENTICATE if challenge is None else CONTINUE_AUTHENTICATION
+        if packet.reason_code != expected:  # [MQTT-4.12.0-3] [MQTT-4.12.1-1]
+            raise MQTTError(PROTOCOL_ERROR, f"AUTH with {name(packet.reason_code)} now")
+        if challenge is None:
+            challenge = Renewal(connection)
+        if connection.state == AUTHENTICATING:
+            connection.state = CONNECTING
+        connection.challenge = None
+        challenge.data = packet.properties.authentication_data
+        connection.authenticator.converse(challenge)
 
     def admit(self, admission: Admission) -> None:
         """The client is who it says: give it its session."""
@@ -245,6 +264,8 @@ class Admissions:
                 properties.assigned_client_identifier = session.client_id  # [MQTT-3.1.3-7]
             if admission.keep_alive != packet.keep_alive:
                 properties.server_keep_alive = admission.keep_alive  # [MQTT-3.1.2-21]
+            properties.authentication_method = admission.connection.method  # [MQTT-4.12.0-5]
+            properties.authentication_data = admission.proof
         return Connack(admission.session_present, SUCCESS, properties).encode(packet.version)
 
     def resumed(self, session: Session) -> bool:
@@ -286,6 +307,7 @@ class Admission(Gate):
         self.session: Optional[Session] = None
         self.session_present = False
         self.keep_alive = packet.keep_alive
+        self.proof: Optional[bytes] = None  # what an enhanced authentication ends with
 
     def opened(self) -> None:
         self.admissions.discarded(self)
@@ -299,14 +321,64 @@ class AdmissionChallenge(Challenge):
         packet = admission.packet
         super().__init__(connection.client_id, connection.peer, packet.username, packet.password)
         self.admission = admission
+        self.method = packet.properties.authentication_method
+        self.data = packet.properties.authentication_data
+
+    def ask(self, data: bytes) -> None:
+        connection = self.admission.connection
+        connection.state = AUTHENTICATING
+        connection.authenticator = self.authenticator
+        _ask(connection, self, data)
 
     @property
     def waiting(self) -> bool:
         return self.admission.connection.state == CONNECTING
 
     def accept(self) -> None:
-        self.admission.connection.username = self.username
+        connection = self.admission.connection
+        connection.username = self.username
+        self.admission.proof = self.answer
         self.admission.admissions.admit(self.admission)
 
     def reject(self, reason_code: int, detail: str) -> None:
         self.admission.admissions.refuse(self.admission.connection, reason_code, detail)
+
+
+class Renewal(Challenge):
+    """The question to the authenticator about a client that is connected (section 4.12.1)."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.client_id, connection.peer, None, None)
+        self.connection = connection
+        self.method = connection.method
+
+    def ask(self, data: bytes) -> None:
+        _ask(self.connection, self, data)
+
+    def accept(self) -> None:
+        connection = self.connection
+        if self.username != connection.username:  # its session and its rights are another's
+            self.reject(NOT_AUTHORIZED, "authenticated again as another user")
+            return
+        _send_auth(connection, self, SUCCESS, self.answer)
+
+    def reject(self, reason_code: int, detail: str) -> None:
+        self.connection.disconnect(reason_code, detail)  # [MQTT-4.12.1-2]
+
+
+def _ask(connection: Connection, challenge: Challenge, data: bytes) -> None:
+    connection.challenge = challenge
+    _send_auth(connection, challenge, CONTINUE_AUTHENTICATION, data)  # [MQTT-4.12.0-2]
+
+
+def _send_auth(
+    connection: Connection, challenge: Challenge, reason_code: int, data: Optional[bytes]
+) -> None:
+    properties = Properties()
+    properties.authentication_method = connection.method  # [MQTT-4.12.0-5]
+    properties.authentication_data = data
+    packet = Auth(reason_code, properties).encode(5)
+    if len(packet) > connection.maximum_packet_size:
+        challenge.reject(PACKET_TOO_LARGE, "AUTH is larger than the client's Maximum Packet Size")
+        return
+    connection.send(packet)

@@ -14,13 +14,20 @@ import asyncio
 import hmac
 import logging
 import os
+import secrets
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Optional
 
 from mqttbroker.passwords import Passwords
 from mqttbroker.policy import WRONG_CREDENTIALS, Challenge
-from mqttbroker.reason_codes import BAD_USER_NAME_OR_PASSWORD, SERVER_BUSY
+from mqttbroker.reason_codes import (
+    BAD_AUTHENTICATION_METHOD,
+    BAD_USER_NAME_OR_PASSWORD,
+    NOT_AUTHORIZED,
+    SERVER_BUSY,
+)
+from mqttbroker.scram import METHOD, Exchange, ScramError
 
 log = logging.getLogger("mqttbroker")
 
@@ -43,6 +50,18 @@ class Login:
         self.done = False
 
 
+class Conversation:
+    """A SCRAM exchange and the file it goes by."""
+
+    def __init__(self, passwords: Passwords, nonce: str) -> None:
+        self.passwords = passwords
+        self.exchange = Exchange(passwords.scram, nonce)
+
+
+def new_nonce() -> str:
+    return secrets.token_urlsafe(18)
+
+
 class Authenticator:
     """Answers challenges by ``passwords``, which may be replaced at any time.  Times in seconds."""
 
@@ -52,12 +71,14 @@ class Authenticator:
         timeout: float,
         workers: int = WORKERS,
         capacity: int = CAPACITY,
+        nonce: Callable[[], str] = new_nonce,
     ) -> None:
         self.passwords = passwords
         self.timeout = timeout
         self.capacity = capacity
         self.waiting = 0
         self._free = workers
+        self._new_nonce = nonce
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="authentication")
         self._queues: OrderedDict[str, deque[Login]] = OrderedDict()  # by host; whose turn it is comes first
         # What was right before is right at once, so that a thousand devices that come back
@@ -96,6 +117,32 @@ class Authenticator:
         self._queues.setdefault(login.host, deque()).append(login)
         self.waiting += 1
         self._next()
+
+    def converse(self, challenge: Challenge) -> None:
+        """One step of an enhanced authentication.  The client does the computing, so this is short."""
+        if challenge.method != METHOD:
+            challenge.reject(BAD_AUTHENTICATION_METHOD, f"the only method is {METHOD}")
+            return
+        if challenge.exchange is None:
+            challenge.exchange = Conversation(self.passwords, self._new_nonce())
+        conversation: Conversation = challenge.exchange
+        exchange = conversation.exchange
+        try:
+            answer = exchange.step(challenge.data or b"")
+        except ScramError:
+            challenge.reject(NOT_AUTHORIZED, WRONG_CREDENTIALS)
+            return
+        if not exchange.done:
+            challenge.ask(answer)
+        elif self._line(exchange.username) != conversation.passwords.fingerprints.get(exchange.username):
+            challenge.reject(NOT_AUTHORIZED, WRONG_CREDENTIALS)
+        else:
+            challenge.username = exchange.username
+            challenge.answer = answer
+            challenge.accept()
+
+    def _line(self, username: str) -> Optional[str]:
+        return self.passwords.fingerprints.get(username)
 
     def _is_known(self, login: Login) -> bool:
         line, digest = self._known.get(login.username, ("", b""))

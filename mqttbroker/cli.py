@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     passwd.add_argument("file", metavar="FILE", type=Path, help="password file, made if missing")
     passwd.add_argument("user", metavar="USER")
     passwd.add_argument("-D", dest="delete", action="store_true", help="delete the user")
+    passwd.add_argument("--scram", action="store_true", help="for SCRAM-SHA-256 too; else argon2id, for CONNECT only")
 
     commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
     return parser
@@ -70,7 +71,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return ingest(given[1:])
     options = _parser().parse_args(given)
     if options.command == "passwd":
-        return _passwd(options.file, options.user, options.delete)
+        return _passwd(options.file, options.user, options.delete, options.scram)
     try:
         if options.command == "check-config":
             from mqttbroker.security import Security
@@ -92,12 +93,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     return serve(settings, read)
 
 
-def _passwd(file: Path, user: str, delete: bool) -> int:
-    from mqttbroker.passwords import check_name, hash_password, set_password
+def _passwd(file: Path, user: str, delete: bool, scram: bool) -> int:
+    from mqttbroker.passwords import check_name, hash_password, scram_password, set_password
 
     try:
         check_name(user)
-        encoded = None if delete else hash_password(_ask(user))
+        encoded = None if delete else (scram_password if scram else hash_password)(_ask(user))
         known = set_password(file, user, encoded)
     except ValueError as error:
         print(f"mqttbroker passwd: {error}", file=sys.stderr)

@@ -12,7 +12,14 @@ import logging
 from heapq import heapify, heappop, heappush
 from typing import Dict, List, Optional, Tuple
 
-from mqttbroker.connection import AWAIT_CONNECT, CLOSED, CONNECTED, Connection, Outbound
+from mqttbroker.connection import (
+    AUTHENTICATING,
+    AWAIT_CONNECT,
+    CLOSED,
+    CONNECTED,
+    Connection,
+    Outbound,
+)
 from mqttbroker.packets import Publish, decode, encode_publish
 from mqttbroker.policy import Terms
 from mqttbroker.properties import decode_varint, encode_properties
@@ -184,14 +191,14 @@ class Clients:
             if connection.blocked:
                 connection.last_received = monotonic  # it is we who do not listen
             silence: float = monotonic - connection.last_received
-            if connection.state == AWAIT_CONNECT:
+            if connection.state == AWAIT_CONNECT or connection.state == AUTHENTICATING:
                 if monotonic - connection.accepted > connect_timeout:
                     overdue.append(connection)
             elif connection.keep_alive and silence > connection.keep_alive * 1.5:
                 overdue.append(connection)
         for connection in overdue:
-            if connection.state == AWAIT_CONNECT:
-                self.close(connection, False, "no CONNECT in time")
+            if connection.state == AWAIT_CONNECT or connection.state == AUTHENTICATING:
+                self.close(connection, False, "not authenticated in time" if connection.client_id else "no CONNECT in time")
             else:
                 connection.disconnect(KEEP_ALIVE_TIMEOUT, "keep alive timeout")  # [MQTT-3.1.2-22]
         now = self.now

@@ -16,6 +16,7 @@ from typing import Any, Deque, Dict, Final, List, Optional, cast
 from mqttbroker.frames import TWO_BYTES
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import Disconnect, encode_ack
+from mqttbroker.policy import Challenge
 from mqttbroker.properties import Properties
 from mqttbroker.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
 from sessions.journal import Gate
@@ -27,6 +28,7 @@ AWAIT_CONNECT: Final = 0
 CONNECTING: Final = 1  # CONNECT came; its answer waits for the authenticator or the store
 CONNECTED: Final = 2
 CLOSED: Final = 3
+AUTHENTICATING: Final = 4  # an AUTH of the client is awaited
 
 
 class Stats:
@@ -77,6 +79,9 @@ class Connection(Outlet):
         self.session: Optional[Session] = None
         self.client_id = ""
         self.username: Optional[str] = None  # as authenticated; None = anonymous
+        self.method: Optional[str] = None  # of enhanced authentication, from CONNECT
+        self.authenticator: Any = None  # what judges it
+        self.challenge: Optional[Challenge] = None  # while it is going on
         self.may_publish: Dict[str, bool] = {}  # decisions by topic, bounded
         self.keep_alive = 0.0  # seconds; 0 = off
         self.accepted = 0.0  # monotonic seconds

@@ -50,7 +50,7 @@ class Doorkeeper(Policy):
             return
         entrance.clients += 1
         wire.counted = True
-        if entrance.use_identity_as_username:
+        if entrance.use_identity_as_username and challenge.method is None:
             certificate = wire.transport.get_extra_info("peercert")
             if certificate:
                 identity = common_name(certificate)

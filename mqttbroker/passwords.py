@@ -8,7 +8,8 @@ A line is ``user:hash``, the hash one of
 
 - ``$argon2id$v=19$m=47104,t=1,p=1$salt$key`` (what is written here),
 - ``$7$iterations$salt$key``: PBKDF2 with HMAC-SHA-512,
-- ``$6$salt$key``: SHA-512 of password and salt.
+- ``$6$salt$key``: SHA-512 of password and salt,
+- ``$scram-sha-256$iterations$salt$stored_key$server_key``, which serves SCRAM too.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import hmac
 import os
 import re
 import tempfile
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Mapping, Optional, Protocol
 
 import argon2
 from argon2.exceptions import InvalidHashError, VerificationError
+
+from mqttbroker import scram
 
 # What Mosquitto 2.1 uses and OWASP advises: 46 MiB, one pass, one lane.
 _ARGON2 = argon2.PasswordHasher(time_cost=1, memory_cost=47104, parallelism=1)
@@ -37,6 +40,8 @@ MAX_ARGON2_LANES = 64
 _ENCODED = re.compile(
     r"\$argon2id\$v=19\$m=([0-9]{1,8}),t=([0-9]{1,4}),p=([0-9]{1,4})\$[A-Za-z0-9+/]{11,}\$[A-Za-z0-9+/]{16,}"
 )
+# The client computes them each time it connects, and it may be small; RFC 7677 asks for 4096 at least.
+SCRAM_ITERATIONS = 15_000
 _KEY_BYTES = 64
 _MAX_NAME_BYTES = 65535
 
@@ -70,9 +75,7 @@ class Argon2id:
 
 class Pbkdf2:
     def __init__(self, iterations: str, salt: str, key: str) -> None:
-        if not re.fullmatch(r"[0-9]{1,8}", iterations) or not 1 <= int(iterations) <= MAX_ITERATIONS:
-            raise ValueError(f"iterations must be 1–{MAX_ITERATIONS}")
-        self._iterations = int(iterations)
+        self._iterations = _iterations(iterations)
         self._salt = _decoded(salt, "salt")
         self._key = _key(key)
 
@@ -90,6 +93,27 @@ class Sha512:
         return hmac.compare_digest(hashlib.sha512(password + self._salt).digest(), self._key)
 
 
+class Scram:
+    def __init__(self, iterations: str, salt: str, stored_key: str, server_key: str) -> None:
+        self.credentials = scram.Credentials(
+            _iterations(iterations),
+            _decoded(salt, "salt"),
+            _key(stored_key, 32),
+            _key(server_key, 32),
+        )
+
+    def verify(self, password: bytes) -> bool:
+        own = self.credentials
+        derived = scram.derive(password, own.salt, own.iterations)
+        return hmac.compare_digest(derived.stored_key, own.stored_key)
+
+
+def _iterations(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,8}", text) or not 1 <= int(text) <= MAX_ITERATIONS:
+        raise ValueError(f"iterations must be 1–{MAX_ITERATIONS}")
+    return int(text)
+
+
 def _decoded(text: str, what: str) -> bytes:
     try:
         decoded = b64decode(text, validate=True)
@@ -100,10 +124,10 @@ def _decoded(text: str, what: str) -> bytes:
     return decoded
 
 
-def _key(text: str) -> bytes:
+def _key(text: str, size: int = _KEY_BYTES) -> bytes:
     key = _decoded(text, "hash")
-    if len(key) != _KEY_BYTES:
-        raise ValueError(f"hash has {len(key)} bytes, not {_KEY_BYTES}")
+    if len(key) != size:
+        raise ValueError(f"hash has {len(key)} bytes, not {size}")
     return key
 
 
@@ -116,14 +140,23 @@ def parse_hash(text: str) -> Hash:
         return Pbkdf2(*parts[2:])
     if len(parts) == 4 and parts[1] == "6":
         return Sha512(*parts[2:])
+    if len(parts) == 6 and parts[1] == "scram-sha-256":
+        return Scram(*parts[2:])
     if not text.startswith("$"):
         raise ValueError("the password is not hashed (mqttbroker passwd does it, or mosquitto_passwd -U)")
-    raise ValueError("unknown kind of hash, must be $argon2id$, $7$ or $6$")
+    raise ValueError("unknown kind of hash, must be $argon2id$, $7$, $6$ or $scram-sha-256$")
 
 
 def hash_password(password: bytes) -> str:
     """A new argon2id hash with a salt of its own."""
     return _ARGON2.hash(password)
+
+
+def scram_password(password: bytes) -> str:
+    """New credentials for SCRAM-SHA-256 with a salt of their own."""
+    made = scram.derive(password, os.urandom(16), SCRAM_ITERATIONS)
+    parts = (b64encode(part).decode() for part in (made.salt, made.stored_key, made.server_key))
+    return f"$scram-sha-256${made.iterations}$" + "$".join(parts)
 
 
 class Passwords:
@@ -138,6 +171,7 @@ class Passwords:
         self.fingerprints = fingerprints
         self._decoys = list(hashes.values()) or [parse_hash(hash_password(os.urandom(16)))]
         self._decoy_key = os.urandom(32)
+        self._scram = {name: stored.credentials for name, stored in hashes.items() if isinstance(stored, Scram)}
 
     def verify(self, username: str, password: bytes) -> bool:
         """Whether this is the user's password.
@@ -151,6 +185,18 @@ class Passwords:
         digest = hmac.digest(self._decoy_key, username.encode("utf-8", "surrogatepass"), "sha256")
         self._decoys[int.from_bytes(digest[:8], "big") % len(self._decoys)].verify(password)
         return False
+
+
+    def scram(self, username: str) -> scram.Credentials:
+        """A user's SCRAM credentials; of one that has none, invented ones that stay the same and match nothing."""
+        own = self._scram.get(username)
+        if own is not None:
+            return own
+        model = next(iter(self._scram.values()), None)
+        secret = hmac.digest(self._decoy_key, b"scram" + username.encode(), "sha512")
+        size = 16 if model is None else len(model.salt)
+        iterations = SCRAM_ITERATIONS if model is None else model.iterations
+        return scram.Credentials(iterations, secret[:size], os.urandom(32), os.urandom(32))
 
 
 def parse_passwords(text: str, name: str) -> Passwords:

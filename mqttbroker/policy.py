@@ -10,7 +10,11 @@ from __future__ import annotations
 import ipaddress
 from typing import Any, Final, Optional, Union
 
-from mqttbroker.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED
+from mqttbroker.reason_codes import (
+    BAD_AUTHENTICATION_METHOD,
+    BAD_USER_NAME_OR_PASSWORD,
+    NOT_AUTHORIZED,
+)
 
 # The same whether or not there is such a user.
 WRONG_CREDENTIALS: Final = "wrong user name or password"
@@ -49,11 +53,21 @@ class Challenge:
         self.peer = peer
         self.username = username
         self.password = password
+        # Of enhanced authentication (section 4.12): the method if the client asked for one, what it
+        # sent last, what it is sent last, and what belongs to the method.
+        self.method: Optional[str] = None
+        self.data: Optional[bytes] = None
+        self.answer: Optional[bytes] = None
+        self.authenticator: Any = None
+        self.exchange: Any = None
 
     @property
     def waiting(self) -> bool:
         """Whether the client is still there to hear the answer."""
         return True
+
+    def ask(self, data: bytes) -> None:
+        """Send the client this; its answer comes as ``data`` to ``authenticator.converse``."""
 
     def accept(self) -> None:
         """The client is who ``username`` says; None is anybody."""
@@ -84,7 +98,9 @@ class AnonymousPolicy(Policy):
         self.allowed = allowed
 
     def authenticate(self, challenge: Challenge) -> None:
-        if self.allowed is True or (self.allowed == "loopback" and _is_loopback(challenge.peer)):
+        if challenge.method is not None:
+            challenge.reject(BAD_AUTHENTICATION_METHOD, "no enhanced authentication without a password file")
+        elif self.allowed is True or (self.allowed == "loopback" and _is_loopback(challenge.peer)):
             challenge.username = None
             challenge.accept()
         else:
@@ -94,7 +110,8 @@ class AnonymousPolicy(Policy):
 class PasswordPolicy(Policy):
     """Has user names and passwords checked; who brings neither is anonymous.
 
-    ``authenticator`` has a method ``submit(challenge)`` that answers later.
+    ``authenticator`` has a method ``submit(challenge)``, which answers later, and
+    ``converse(challenge)``, which takes one step of an enhanced authentication.
     """
 
     def __init__(self, anonymous: AnonymousPolicy, authenticator: Any) -> None:
@@ -102,7 +119,10 @@ class PasswordPolicy(Policy):
         self.authenticator = authenticator
 
     def authenticate(self, challenge: Challenge) -> None:
-        if challenge.username is None and challenge.password is None:
+        if challenge.method is not None:
+            challenge.authenticator = self.authenticator
+            self.authenticator.converse(challenge)
+        elif challenge.username is None and challenge.password is None:
             self.anonymous.authenticate(challenge)
         elif challenge.username is None or challenge.password is None:
             challenge.reject(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)

@@ -16,6 +16,7 @@ from typing import Callable, Dict, Final, List, Optional, cast
 
 from mqttbroker.broker import Broker
 from mqttbroker.connection import (
+    AUTHENTICATING,
     AWAIT_CONNECT,
     CLOSED,
     CONNECTED,
@@ -25,6 +26,7 @@ from mqttbroker.connection import (
 )
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import (
+    Auth,
     Connack,
     Connect,
     Disconnect,
@@ -81,6 +83,8 @@ _LEGAL: Final = (
     ),
     # CLOSED
     (False,) * 16,
+    # AUTHENTICATING: AUTH or DISCONNECT [MQTT-3.1.2-30]
+    (False,) * 14 + (True, True),
 )  # fmt: skip
 
 # Topics for which a connection remembers whether its client may publish to them.
@@ -412,7 +416,13 @@ class Protocol(Connection):
         if kind == CONNECT:
             self._connect(cast(Connect, packet))
             return
+        if kind == AUTH:
+            self.broker.admissions.auth(self, cast(Auth, packet))
+            return
         session = self.session
+        if self.state == AUTHENTICATING:
+            self.broker.clients.close(self, False, "the client gave up")
+            return
         assert session is not None
         if kind == SUBSCRIBE:
             self.broker.subscriptions.subscribe(self, session, cast(Subscribe, packet))
@@ -420,8 +430,6 @@ class Protocol(Connection):
             self.broker.subscriptions.unsubscribe(self, session, cast(Unsubscribe, packet))
         elif kind == DISCONNECT:
             self._disconnect(session, cast(Disconnect, packet))
-        elif kind == AUTH:
-            raise MQTTError(PROTOCOL_ERROR, "AUTH without an authentication method")
         else:
             packet_id: int = (data[body] << 8) | data[body + 1]
             self._acknowledgement(kind, packet_id, data[body + 2] if end > body + 2 else 0)
@@ -509,6 +517,9 @@ class Protocol(Connection):
         self.outbound.stats.protocol_errors += 1
         if self.state == CONNECTED:
             self.disconnect(error.reason_code, error.detail)
+            return
+        if self.state == AUTHENTICATING:
+            self.broker.admissions.refuse(self, error.reason_code, error.detail)
             return
         level = error.protocol_level
         if level >= 5:
