@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from conformance import cases_connect, cases_delivery, cases_publish, cases_subscribe, cases_websocket, cases_wire
@@ -14,7 +15,7 @@ BROKERS: dict[str, dict[str, Any]] = {
                          "receive_maximum": 5, "max_keep_alive": "2s"}},
     "websocket": {"listeners": [{"host": "127.0.0.1", "port": 0, "type": "tcp"},
         {"host": "127.0.0.1", "port": 0, "type": "ws"}]},
-    "guarded": {"allow_anonymous": False},
+    "guarded": {"allow_anonymous": False, "password_file": str(Path(__file__).parent / "users")},
 }
 
 CASES: list[Case] = [
