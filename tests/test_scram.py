@@ -174,6 +174,7 @@ def again(client: RawClient, scram: ScramClient) -> None:
     client.send(Auth(0x18, method(scram.final(answer.properties.authentication_data or b""))))
 
 
+@pytest.mark.normative("5", "MQTT-4.12.0-2", "MQTT-4.12.0-5")
 def test_a_client_comes_in(client: RawClient) -> None:
     log_in(client)
     assert client.ping() == []
@@ -232,6 +233,7 @@ def test_without_a_password_file_there_is_no_method() -> None:
         assert client.connect("c", properties=method(b"x")).reason_code == BAD_AUTHENTICATION_METHOD
 
 
+@pytest.mark.normative("5", "MQTT-4.12.0-5", "MQTT-4.12.1-1")
 def test_authenticating_again(client: RawClient) -> None:
     log_in(client)
     for _ in range(2):
@@ -244,6 +246,7 @@ def test_authenticating_again(client: RawClient) -> None:
     client.expect(Pingresp)
 
 
+@pytest.mark.normative("5", "MQTT-4.12.1-2")
 @pytest.mark.parametrize("username, password", [("user", b"wrong"), ("other", b"pen")])
 def test_who_fails_to_authenticate_again_is_sent_away(client: RawClient, username: str, password: bytes) -> None:
     log_in(client)
@@ -269,6 +272,7 @@ def test_an_exchange_that_is_not_finished_in_time_ends(tmp_path: Path) -> None:
         process.wait_for_log("event=refused client=scram .*reason=not authenticated in time")
 
 
+@pytest.mark.normative("5", "MQTT-3.1.2-24")
 def test_a_challenge_that_is_too_large_for_the_client_is_not_sent(client: RawClient) -> None:
     properties = method(ScramClient("user", b"pencil").first())
     properties.maximum_packet_size = 40
