@@ -255,7 +255,7 @@ class Admissions:
             if asked != session.expiry_interval:
                 properties.session_expiry_interval = session.expiry_interval
             properties.receive_maximum = terms.receive_maximum
-            properties.maximum_packet_size = terms.maximum_packet_size
+            properties.maximum_packet_size = admission.connection.maximum_received_size
             if not terms.retain_available:
                 properties.retain_available = 0
             if terms.topic_alias_maximum:

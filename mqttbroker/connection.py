@@ -87,7 +87,12 @@ class Connection(Outlet):
         self.accepted = 0.0  # monotonic seconds
         self.last_received = 0.0
         self.maximum_packet_size = 0xFFFFFFFF
+        self.maximum_received_size = 0xFFFFFFFF
         self.problem_information = True
+        # The version whose packets may be passed on to this client as they came; 0 for none.
+        self.plain_version = 0
+        self.topic_alias_maximum = 0
+        self.topic_aliases: Dict[bytes, int] = {}
         self.outbox: List[bytes] = []
         self.dirty = False
         self.congested = False  # the socket took no more at the last flush
@@ -118,14 +123,14 @@ class Connection(Outlet):
     def too_small(self) -> None:
         """The client's Maximum Packet Size leaves no room for a packet it must get."""
 
-    def send_publish(self, packet: bytes, droppable: bool) -> None:
-        """Queue a PUBLISH; ``droppable`` at QoS 0."""
+    def send_publish(self, packet: bytes, droppable: bool) -> bool:
+        """Queue a PUBLISH; ``droppable`` at QoS 0.  False if it was dropped."""
         size: int = len(packet)
         backlog: int = self.backlog + size
         if backlog > self.outbound.max_backlog:
             if droppable and self.congested:
                 self.outbound.stats.publish_dropped_slow += 1
-                return
+                return False
             self.ready = False
         self.backlog = backlog
         stats = self.outbound.stats
@@ -135,6 +140,7 @@ class Connection(Outlet):
         self.outbox.append(packet)
         if not self.dirty:
             self._mark()
+        return True
 
     def send_numbered(self, head: bytes, packet_id: int, tail: bytes, size: int) -> None:
         """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes in the parts that others share with it."""
@@ -199,6 +205,9 @@ class Connection(Outlet):
     def send_at_most_once(self, outgoing: Outgoing, retain: bool, own: bytes) -> None:
         """A QoS 0 delivery that is not the publisher's packet as it came."""
         packet: bytes
+        if self.topic_alias_maximum:
+            self._send_aliased(outgoing, 0, retain, False, 0, own)
+            return
         if retain or own:
             packet = outgoing.encode(self.version, 0, retain, False, 0, own)
         else:
@@ -210,6 +219,17 @@ class Connection(Outlet):
 
     def send_delivery(self, entry: Delivery, outgoing: Outgoing, duplicate: bool) -> None:
         """The PUBLISH of a QoS 1 or 2 delivery."""
+        if self.topic_alias_maximum:
+            if not self._send_aliased(
+                outgoing,
+                entry.qos,
+                entry.retain,
+                duplicate,
+                entry.packet_id,
+                entry.subscription_ids,
+            ):
+                entry.session.give_up(entry)
+            return
         packet: bytes = NO_BYTES
         head: bytes = NO_BYTES
         tail: bytes = NO_BYTES
@@ -236,6 +256,34 @@ class Connection(Outlet):
             self.send_publish(packet, False)
         else:
             self.send_numbered(head, entry.packet_id, tail, size)
+
+    def _send_aliased(
+        self,
+        outgoing: Outgoing,
+        qos: int,
+        retain: bool,
+        dup: bool,
+        packet_id: int,
+        own: bytes,
+    ) -> bool:
+        """Send a PUBLISH under a topic alias, as long as the client has room for one
+        [MQTT-3.1.2-26]; false if it is too large for the client."""
+        topic = outgoing.topic
+        alias: int = self.topic_aliases.get(topic, 0)
+        known: bool = alias != 0
+        if not known and len(self.topic_aliases) < self.topic_alias_maximum:
+            alias = len(self.topic_aliases) + 1
+        if alias:
+            own += b"\x23" + TWO_BYTES[alias]
+        name = NO_BYTES if known else topic
+        packet = outgoing.encode_as(name, 5, qos, retain, dup, packet_id, own)
+        if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
+            self.outbound.stats.publish_dropped_too_large += 1
+            return False
+        # The client learns the alias from the packet that sets it, so that one must leave.
+        if self.send_publish(packet, qos == 0) and alias and not known:
+            self.topic_aliases[topic] = alias
+        return True
 
     def send_entry(self, entry: Delivery, duplicate: bool) -> None:
         message = entry.message

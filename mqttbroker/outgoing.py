@@ -88,6 +88,19 @@ class Outgoing:
         self, version: int, qos: int, retain: bool, dup: bool, packet_id: int, own: bytes
     ) -> bytes:
         """Any variant; ``own`` are the properties of this one delivery, already encoded."""
+        return self.encode_as(self.topic, version, qos, retain, dup, packet_id, own)
+
+    def encode_as(
+        self,
+        topic: bytes,
+        version: int,
+        qos: int,
+        retain: bool,
+        dup: bool,
+        packet_id: int,
+        own: bytes,
+    ) -> bytes:
+        """`encode` with another topic name, such as the empty one of a topic alias."""
         message = self.message
         properties: bytes = NO_BYTES
         if version >= 5:
@@ -95,7 +108,7 @@ class Outgoing:
                 message.properties + expiry_property(message.expires_at, self.now) + own
             )
         return encode_publish(
-            self.topic, message.payload, qos, retain, dup, packet_id, version, properties
+            topic, message.payload, qos, retain, dup, packet_id, version, properties
         )
 
     def _split(self, version: int) -> None:

@@ -312,7 +312,7 @@ class Protocol(Connection):
                 if own is None:
                     continue
                 target = own
-            if target.plain and connection.version == version:
+            if target.plain and connection.plain_version == version:
                 if size <= connection.maximum_packet_size:
                     connection.send_publish(packet, True)
                 else:
@@ -476,7 +476,13 @@ class Protocol(Connection):
         properties = packet.properties
         self.version = 5 if packet.version == 5 else 4
         self.client_id = packet.client_id
+        self.plain_version = self.version
         if packet.version == 5:
+            self.topic_alias_maximum = min(
+                max(0, properties.topic_alias_maximum), self.broker.terms.topic_alias_maximum
+            )
+            if self.topic_alias_maximum:
+                self.plain_version = 0
             if properties.maximum_packet_size > 0:
                 self.maximum_packet_size = properties.maximum_packet_size
             self.problem_information = properties.request_problem_information != 0
@@ -511,6 +517,7 @@ class Protocol(Connection):
         self.broker.admissions.forget(self)
         self._partial = bytearray()
         self.aliases.clear()
+        self.topic_aliases.clear()
 
     def _reject(self, error: MQTTError) -> None:
         """The client broke the protocol: it is told why, and closed."""

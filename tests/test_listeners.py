@@ -203,7 +203,7 @@ def test_a_listener_has_its_own_packet_size(start_broker: Start) -> None:
     broker = start_broker(config=OWN_LIMITS)
     with websocket(broker) as large, RawClient(broker.port) as small:
         for client, limit in ((large, 2048), (small, 1024)):
-            client.connect(f"client-{limit}")
+            assert client.connect(f"client-{limit}").properties.maximum_packet_size == limit
             client.publish("size", bytes(limit - 20), 1)
             client.send(Publish("size", bytes(limit)))
             assert client.expect(Disconnect).reason_code == PACKET_TOO_LARGE
