@@ -44,6 +44,8 @@ class Outgoing:
         self.topic = topic
         self.message = message
         self.now = now
+        self.head_version = 0
+        self.head1: bytes = NO_BYTES
         self.packet4: bytes = NO_BYTES
         self.packet5: bytes = NO_BYTES
         self.middle4: bytes = NO_BYTES
@@ -51,8 +53,10 @@ class Outgoing:
         self.tail4: bytes = NO_BYTES
         self.tail5: bytes = NO_BYTES
 
-    def reuse(self, version: int, middle: bytes, tail: bytes) -> None:
-        """Take over the parts of a publisher's QoS 1 or 2 packet."""
+    def reuse(self, version: int, middle: bytes, head: bytes, tail: bytes) -> None:
+        """Take over the parts of a publisher's QoS 1 or 2 packet; ``head`` is the one of QoS 1."""
+        self.head_version = version
+        self.head1 = head
         if version >= 5:
             self.middle5 = middle
             self.tail5 = tail
@@ -72,6 +76,8 @@ class Outgoing:
 
     def head(self, version: int, qos: int) -> bytes:
         """What goes before the packet id of a QoS 1 or 2 packet, RETAIN 0, DUP 0."""
+        if qos == 1 and version == self.head_version:
+            return self.head1
         if version >= 5:
             if not self.middle5:
                 self._split(5)
@@ -118,4 +124,4 @@ class Outgoing:
         while packet[body] >= 128:
             body += 1
         topic_end: int = body + 3 + len(self.topic)
-        self.reuse(version, packet[1:topic_end], packet[topic_end + 2 :])
+        self.reuse(version, packet[1:topic_end], packet[:topic_end], packet[topic_end + 2 :])

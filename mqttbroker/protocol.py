@@ -59,6 +59,7 @@ from mqttbroker.reason_codes import (
     RECEIVE_MAXIMUM_EXCEEDED,
     RETAIN_NOT_SUPPORTED,
     SUBSCRIBE,
+    SUCCESS,
     TOPIC_ALIAS_INVALID,
     UNSUBSCRIBE,
     UNSUPPORTED_PROTOCOL_VERSION,
@@ -200,7 +201,10 @@ class Protocol(Connection):
                 packet_id: int = (data[body] << 8) | data[body + 1]
                 if packet_id == 0:  # [MQTT-2.2.1-3]
                     raise MQTTError(PROTOCOL_ERROR, "acknowledgement of packet id 0")
-                self._acknowledgement(kind, packet_id, 0)
+                if first == 0x40:
+                    cast(Session, self.session).acknowledge(packet_id)
+                else:
+                    self._acknowledgement(kind, packet_id, 0)
             else:
                 self._control(kind, first & 15, data, body, end)
             position = end
@@ -266,7 +270,12 @@ class Protocol(Connection):
             return
         if reusable:
             tail = message.payload if payload == rest else data[rest:end]
-            outgoing.reuse(self.version, data[start + 1 : topic_end], tail)
+            if route.remaining != end - body:
+                # Messages of one topic are often of one length: then these bytes are the same.
+                route.remaining = end - body
+                route.middle = data[start + 1 : topic_end]
+                route.head = b"\x32" + route.middle
+            outgoing.reuse(self.version, route.middle, route.head, tail)
         self._acknowledged_publish(message, route, outgoing, packet_id)
 
     def _message(
@@ -339,6 +348,11 @@ class Protocol(Connection):
             raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
         journal = broker.journal
         gate: AckGate
+        if message.qos == 1 and not route.durable and not message.retain and not self.acks:
+            broker.publisher.publish(message, route, outgoing, session, None)
+            reason_code = SUCCESS if route.targets else NO_MATCHING_SUBSCRIBERS
+            self.send(encode_ack(PUBACK, packet_id, reason_code, self.version))
+            return
         if message.qos == 1:
             gate = self.gate(PUBACK, packet_id)
         else:

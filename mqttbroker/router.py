@@ -116,6 +116,11 @@ class Route:
         self.groups: List[Group] = []
         self.streams: List[StreamSink] = []
         self.direct = True  # nobody but `targets`
+        self.durable = False  # somebody may keep the message on disk
+        # Remaining Length and topic of the last QoS 1 PUBLISH as bytes, and the whole head.
+        self.remaining = -1
+        self.middle: bytes = b""
+        self.head: bytes = b""
 
     @property
     def matched(self) -> bool:
@@ -285,6 +290,10 @@ class Router:
                 partition = crc32(topic_bytes) % rule.partitions if rule.key == "topic" else -1
                 route.streams.append(StreamSink(rule, partition))
         route.direct = not route.groups and not route.streams
+        route.durable = not route.direct
+        for target in route.targets:
+            if target.session.id != 0:
+                route.durable = True
         return route
 
 

@@ -44,7 +44,7 @@ def test_each_variant_is_encoded_once() -> None:
 def test_the_parts_of_the_publisher_are_used_again() -> None:
     one = outgoing()
     came = encode_publish("tö".encode(), b"payload", 1, False, False, 77, 5, USER)
-    one.reuse(5, came[1:6], came[8:])
+    one.reuse(5, came[1:6], came[:6], came[8:])
     assert one.head(5, 2) + b"\0\x01" + one.tail(5) == b"\x34" + came[1:6] + b"\0\x01" + came[8:]
     assert b"k" not in one.head(4, 1) + one.tail(4)
 
