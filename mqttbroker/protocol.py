@@ -271,10 +271,7 @@ class Protocol(Connection):
         if reusable:
             tail = message.payload if payload == rest else data[rest:end]
             if route.remaining != end - body:
-                # Messages of one topic are often of one length: then these bytes are the same.
-                route.remaining = end - body
-                route.middle = data[start + 1 : topic_end]
-                route.head = b"\x32" + route.middle
+                route.remember(end - body, data[start + 1 : topic_end])
             outgoing.reuse(self.version, route.middle, route.head, tail)
         self._acknowledged_publish(message, route, outgoing, packet_id)
 

@@ -117,10 +117,17 @@ class Route:
         self.streams: List[StreamSink] = []
         self.direct = True  # nobody but `targets`
         self.durable = False  # somebody may keep the message on disk
-        # Remaining Length and topic of the last QoS 1 PUBLISH as bytes, and the whole head.
+        # Messages of one topic are often of one length; then these bytes are the same:
+        # Remaining Length and topic of the last QoS 1 or 2 PUBLISH, and the head at QoS 1.
         self.remaining = -1
         self.middle: bytes = b""
         self.head: bytes = b""
+
+    def remember(self, remaining: int, middle: bytes) -> None:
+        """The bytes between first byte and packet id of a PUBLISH of that Remaining Length."""
+        self.remaining = remaining
+        self.middle = middle
+        self.head = b"\x32" + middle
 
     @property
     def matched(self) -> bool:
