@@ -111,6 +111,10 @@ class WebSocket:
         if self._library.state is State.OPEN:
             self._transport.writelines((binary_header(len(data)), data))
 
+    def can_write_eof(self) -> bool:
+        """WebSocket has a closing handshake instead."""
+        return False
+
     def close(self) -> None:
         """Say goodbye, and wait `LINGER` seconds at most for the client to do so."""
         self._listening = False

@@ -124,6 +124,7 @@ class Wire:
         self.transport: Any = None
         self.closing = False
         self.paused = False
+        self.linger: Any = None
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -136,6 +137,8 @@ class Wire:
         self.protocol.wire = self
 
     def data_received(self, data: bytes) -> None:
+        if self.closing:
+            return
         turn = self.turn
         try:
             self.protocol.receive(data, turn.tell_time())
@@ -174,6 +177,8 @@ class Wire:
 
     def connection_lost(self, error: Any) -> None:
         self.closing = True
+        if self.linger is not None:
+            self.linger.cancel()
         if self.counted:
             self.counted = False
             self.entrance.clients -= 1
@@ -193,11 +198,19 @@ class Wire:
         self.protocol.disconnect(reason_code, detail)
 
     def close(self) -> None:
-        """Close the socket once its last bytes are out, or after `LINGER` seconds."""
+        """End our side once its last bytes are out, and hear out the client's for `LINGER` seconds.
+
+        Closing at once would have the kernel answer what the client still sends with a reset,
+        which takes from it what it has not read yet, the DISCONNECT that tells it why included.
+        """
         if self.closing:
             return
         self.closing = True
         transport = self.transport
-        transport.close()
-        if self.protocol.congested:
-            self.turn.loop.call_later(LINGER, transport.abort)
+        if transport.can_write_eof():
+            transport.write_eof()
+            if self.paused:
+                transport.resume_reading()
+        else:
+            transport.close()
+        self.linger = self.turn.loop.call_later(LINGER, transport.abort)
