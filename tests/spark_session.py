@@ -27,14 +27,17 @@ START_US = 1_700_000_000_000_000
 
 
 def python_path() -> str:
-    """PYTHONPATH for Python workers and child processes of the tests."""
-    there = [str(ROOT), str(AUTOLOAD), os.environ.get("PYTHONPATH", "")]
-    return os.pathsep.join(dict.fromkeys(part for entry in there for part in entry.split(os.pathsep) if part))
+    """PYTHONPATH for Python workers and child processes of the tests: none for the installed build."""
+    given = os.environ.get("PYTHONPATH", "")
+    if not given:
+        return ""
+    return os.pathsep.join(dict.fromkeys([*given.split(os.pathsep), str(AUTOLOAD)]))
 
 
 def start_session(warehouse: Path) -> SparkSession:
     """A session as the measurements recommend it for tests."""
-    os.environ["PYTHONPATH"] = python_path()
+    if python_path():
+        os.environ["PYTHONPATH"] = python_path()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 

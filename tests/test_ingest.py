@@ -220,7 +220,7 @@ ingest.run(parse_config(document), once=True)
 def killed(code: str, *arguments: str) -> None:
     """Run a driver that is killed with SIGKILL at a known step."""
     environment = os.environ | {"PYTHONPATH": python_path()}
-    done = subprocess.run([sys.executable, "-c", code, *arguments], env=environment, capture_output=True, timeout=150)
+    done = subprocess.run([sys.executable, "-P", "-c", code, *arguments], env=environment, capture_output=True, timeout=150)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
 
 
@@ -231,7 +231,7 @@ def run_until_sigterm(root: Path, settings: dict[str, Any]) -> str:
     config = root / "ingest.toml"
     config.write_text(f"[source]\npath = {json.dumps(settings['source']['path'])}\n[spark]\nmaster = 'local[2]'\n"
                       f"[spark.conf]\n{spark_conf}\n[tables.t]\n{table}\n")
-    command = [sys.executable, "-m", "bridge_spark.ingest", str(config), "--trigger", "200ms"]
+    command = [sys.executable, "-P", "-m", "bridge_spark.ingest", str(config), "--trigger", "200ms"]
     environment = os.environ | {"PYTHONPATH": python_path()}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
         assert job.stdout is not None
