@@ -20,7 +20,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance check demo bench clean test-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz check demo bench clean test-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -76,6 +76,12 @@ test:
 # The standard's statements one by one: how many have a test, which pass; writes docs/conformance.md.
 conformance: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m conformance.report
+
+# Bad input against the core and a broker process. A seed and a round's number are all that round depends on.
+FUZZ_SECONDS ?= 60
+FUZZ_SEED ?= 1
+fuzz: $(VENV)/extras build
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m fuzz.run --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) $(FUZZ_ARGS)
 
 check: $(VENV)/extras
 	$(BIN)/mypy
