@@ -14,7 +14,7 @@ from typing import Any
 
 from core import Core
 from fuzz.generator import Conversation, Generator
-from fuzz.verdict import Finding, judge
+from fuzz.verdict import Finding, judge, shown
 from mqttbroker.connection import CLOSED
 from mqttbroker.packets import Pingreq, Pingresp, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from mqttbroker.properties import Properties
@@ -188,7 +188,7 @@ class CoreTarget:
         try:
             replies = judge(sent, offender.received, protocol.state == CLOSED)
         except Finding as finding:
-            raise Finding(f"{finding}\n  sent {sent.hex()}\n  got {offender.received.hex()}") from None
+            raise Finding(f"{finding}\n  sent {shown(sent)}\n  got {shown(offender.received)}") from None
         protocol.lost("closed by the client")
         protocol.release()
         self.core.clients.remove(offender.client)

@@ -294,12 +294,15 @@ class Generator:
     def _damage(self, body: bytearray) -> None:
         random = self.random
         at = random.randrange(len(body) + 1)
-        how = random.randrange(6)
+        how = random.randrange(7)
         if how == 0:
             del body[at : at + random.choice((1, 2, 10, 1000))]
         elif how == 1:
             body[at:at] = random.choice((b"\x00", b"\xff\xff", b"\x26\x00\x00\x00\x00", random.randbytes(4), *BAD_TEXT))
         elif how == 2:
             body[at:at] = body[at : at + 20]
+        elif how == 3 and len(body) > 1:
+            # Most packets begin with a string, whose length now reaches just short of its end, or beyond.
+            body[1] = (body[1] + random.choice((-2, -1, 1, 2, 3, len(body) - 3 - body[1], len(body) - body[1]))) % 256
         elif at < len(body):
             body[at] = random.choice((0, 1, 127, 128, 255, body[at] ^ 1 << random.randrange(8), random.randrange(256)))

@@ -118,3 +118,8 @@ def judge(sent: bytes, received: bytes, closed: bool, whole: bool = True) -> Rep
         if not replies.said_why:
             raise Finding("a 5.0 client was not told why its connection ends")
     return replies
+
+
+def shown(data: bytes) -> str:
+    """The end of a stream, where most findings are, as hex."""
+    return ("... " if len(data) > 1000 else "") + data[-1000:].hex()
