@@ -20,7 +20,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz check demo bench clean test-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz check demo bench clean test-tools interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -72,6 +72,25 @@ test:
 	$(MAKE) --no-print-directory check
 	$(MAKE) --no-print-directory test-compiled
 	$(MAKE) --no-print-directory test-plain
+
+# Clients of other hands: Python's from PyPI, MQTT.js from npm, mosquitto's commands and the Paho C library from Debian.
+NODE_MODULES := $(CURDIR)/$(VENV)/npm
+MQTT_JS := mqtt@^5.10
+
+interop-tools: $(VENV)/extras build
+	@packages=""; \
+	command -v mosquitto_rr >/dev/null || packages="$$packages mosquitto-clients"; \
+	echo '#include <MQTTClient.h>' | $${CC:-cc} -E - >/dev/null 2>&1 || packages="$$packages gcc libc6-dev libpaho-mqtt-dev"; \
+	command -v node >/dev/null && command -v npm >/dev/null || packages="$$packages nodejs npm"; \
+	test -z "$$packages" || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$packages; \
+	  else echo "make interop: needs: apt-get install$$packages" >&2; exit 1; fi; }
+	@test -d $(NODE_MODULES)/node_modules/mqtt || \
+	  npm install --prefix $(NODE_MODULES) --no-save --no-audit --no-fund --loglevel=error "$(MQTT_JS)"
+
+interop: interop-tools
+	env -u PYTHONPATH NODE_PATH=$(NODE_MODULES)/node_modules $(BIN)/pytest $(PYTEST_ARGS) tests/interop
 
 # The standard's statements one by one: how many have a test, which pass; writes docs/conformance.md.
 conformance: $(VENV)/extras build
