@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
-from mqttbroker.config import FLAGS, ConfigError, Settings, load_settings
+from mqttbroker.config import FLAGS, ConfigError, load_settings
+from mqttbroker.settings import Settings
 
 _FLAG_HELP = {
     "--host": ("HOST", "address to listen on (first listener)"),

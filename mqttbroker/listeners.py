@@ -16,11 +16,11 @@ import stat
 from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
-from mqttbroker.config import Listener
 from mqttbroker.connection import Connection
 from mqttbroker.entrance import Doorkeeper, Entrance
 from mqttbroker.policy import Policy
 from mqttbroker.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
+from mqttbroker.settings import Listener
 from mqttbroker.tls import server_context
 from mqttbroker.websocket import WebSocket
 from mqttbroker.wire import LINGER, Turn, Wire

@@ -16,10 +16,11 @@ from typing import Callable, Optional
 from mqttbroker.acl import Acl, AclError, parse_acl
 from mqttbroker.authentication import Authenticator
 from mqttbroker.broker import Broker
-from mqttbroker.config import ConfigError, Settings
+from mqttbroker.config import ConfigError
 from mqttbroker.passwords import PasswordFileError, Passwords, parse_passwords
 from mqttbroker.policy import AnonymousPolicy, Authorizer, PasswordPolicy, Policy
 from mqttbroker.reason_codes import NOT_AUTHORIZED
+from mqttbroker.settings import Settings
 
 log = logging.getLogger("mqttbroker")
 

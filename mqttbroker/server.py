@@ -22,7 +22,7 @@ from bridge_spark.stream_log import StreamConfig, StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.broker import Broker
 from mqttbroker.clients import restore_will
-from mqttbroker.config import ConfigError, Settings
+from mqttbroker.config import ConfigError
 from mqttbroker.connection import Outbound
 from mqttbroker.entrance import Doorkeeper
 from mqttbroker.http import HttpServer
@@ -32,14 +32,15 @@ from mqttbroker.metrics import Metrics
 from mqttbroker.policy import Terms
 from mqttbroker.router import Router, StreamRule
 from mqttbroker.security import Security
+from mqttbroker.settings import Settings
 from mqttbroker.sys_topics import SysTopics
 from mqttbroker.wire import Turn
 from sessions.journal import Journal
 from sessions.message import Message
 from sessions.registry import Registry
+from sessions.schema import StoreError
 from sessions.session import NEVER, Subscription
 from sessions.shelf import Limits, Shelf
-from sessions.schema import StoreError
 from sessions.store import Recovered, Store
 from sessions.write_set import Page, WriteSet
 

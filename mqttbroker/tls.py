@@ -11,7 +11,7 @@ import ssl
 from pathlib import Path
 from typing import Optional
 
-from mqttbroker.config import Listener
+from mqttbroker.settings import Listener
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _MODES = {

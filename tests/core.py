@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Optional
 
 from mqttbroker.broker import Broker
-from mqttbroker.config import Limits, Settings
+from mqttbroker.settings import Limits, Settings
 from mqttbroker.packets import Connack
 from mqttbroker.protocol import Protocol
 from mqttbroker.server import build_broker, restore

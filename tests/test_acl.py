@@ -16,7 +16,7 @@ from core import Core, CoreClient
 from hypothesis import given
 from hypothesis import strategies as st
 from mqttbroker.acl import Acl, AclError, covers, parse_acl
-from mqttbroker.config import Settings
+from mqttbroker.settings import Settings
 from mqttbroker.packets import Puback, Publish, Pubrec, Will
 from mqttbroker.policy import AnonymousPolicy, Challenge, PasswordPolicy
 from mqttbroker.properties import Properties

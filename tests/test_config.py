@@ -11,7 +11,8 @@ from typing import Any, Optional
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mqttbroker.config import FLAGS, ConfigError, Http, Limits, Listener, Log, Settings, Stream, load_settings
+from mqttbroker.config import FLAGS, ConfigError, load_settings
+from mqttbroker.settings import Http, Limits, Listener, Log, Settings, Stream
 
 CONF = Path(__file__).resolve().parent.parent / "conf" / "mqttbroker.toml"
 

@@ -16,7 +16,8 @@ import trustme
 from broker_process import BrokerProcess
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from mqttbroker.config import ConfigError, Listener, load_settings
+from mqttbroker.config import ConfigError, load_settings
+from mqttbroker.settings import Listener
 from mqttbroker.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED
 from mqttbroker.tls import server_context
 from stream_client import StreamClient, WebSocketStream, tcp_socket

@@ -1,0 +1,228 @@
+"""What the value of one setting may be: ``Kind.read`` checks what a file, a variable or a flag says.
+
+Rule: a kind raises ValueError with the reason alone; who said the value, and for which key, is the caller's to add.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Generic, Optional, TypeVar, Union
+
+from topic_matcher.filters import is_valid_filter
+
+T = TypeVar("T")
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def shown(value: object) -> str:
+    if isinstance(value, (dict, list)):
+        return "a table" if isinstance(value, dict) else "a list"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool, int, float)) else str(value)
+
+
+class Kind(Generic[T]):
+    """One type of value: ``read`` checks it and raises ValueError with the reason."""
+
+    def read(self, value: object) -> T:
+        raise ValueError("cannot be set")
+
+    def from_text(self, text: str) -> object:
+        """The TOML value that a variable or flag means; the text itself unless the type is not textual."""
+        return text
+
+
+class Integer(Kind[int]):
+    def __init__(self, low: int, high: int) -> None:
+        self.low = low
+        self.high = high
+
+    def read(self, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"must be a whole number, got {shown(value)}")
+        if not self.low <= value <= self.high:
+            raise ValueError(f"must be {self.low}–{self.high}, got {value}")
+        return value
+
+    def from_text(self, text: str) -> object:
+        return int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else text
+
+
+class Boolean(Kind[bool]):
+    def read(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"must be true or false, got {shown(value)}")
+        return value
+
+    def from_text(self, text: str) -> object:
+        return {"true": True, "false": False}.get(text.lower(), text)
+
+
+class Text(Kind[str]):
+    def __init__(self, what: str = "a string") -> None:
+        self.what = what
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or not value or "\0" in value:
+            raise ValueError(f"must be {self.what}, got {shown(value)}")
+        return str(value)
+
+
+class OptionalText(Kind[Optional[str]]):
+    """The empty string means that there is none."""
+
+    def read(self, value: object) -> Optional[str]:
+        if not isinstance(value, str) or "\0" in value:
+            raise ValueError("must be a string")
+        return str(value) or None
+
+
+class OptionalPath(Kind[Optional[Path]]):
+    """The empty string means that there is none."""
+
+    def read(self, value: object) -> Optional[Path]:
+        text = OptionalText().read(value)
+        return None if text is None else Path(text)
+
+
+class Directory(Kind[Path]):
+    def read(self, value: object) -> Path:
+        return Path(Text("the path of a directory").read(value))
+
+
+class Choice(Kind[str]):
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def read(self, value: object) -> str:
+        if value not in self.words:
+            raise ValueError(f"must be {one_of(self.words)}, got {shown(value)}")
+        return str(value)
+
+
+class Anonymous(Kind[Union[bool, str]]):
+    def read(self, value: object) -> Union[bool, str]:
+        if not isinstance(value, bool) and value != "loopback":
+            raise ValueError(f'must be true, false or "loopback", got {shown(value)}')
+        return value if isinstance(value, bool) else "loopback"
+
+    def from_text(self, text: str) -> object:
+        return Boolean().from_text(text)
+
+
+class Host(Kind[str]):
+    """A name or address; the empty string is every address of this machine."""
+
+    def read(self, value: object) -> str:
+        return OptionalText().read(value) or ""
+
+
+class FileMode(Kind[int]):
+    """Permissions as chmod takes them."""
+
+    def read(self, value: object) -> int:
+        if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
+            raise ValueError(f'must be permissions like "0660", got {shown(value)}')
+        return int(value, 8)
+
+
+class Texts(Kind[tuple[str, ...]]):
+    """A list of strings, which may be empty."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise ValueError(f"must be a list of strings, got {shown(value)}")
+        return tuple(Text().read(item) for item in value)
+
+    def from_text(self, text: str) -> object:
+        return [part.strip() for part in text.split(",") if part.strip()]
+
+
+class Duration(Kind[float]):
+    """Seconds, written like "500ms", "10s", "5m", "12h" or "7d"."""
+
+    def __init__(self, low: str, high: str) -> None:
+        self.low = low
+        self.high = high
+
+    def read(self, value: object) -> float:
+        seconds = _quantity(value, _SECONDS)
+        if seconds is None:
+            raise ValueError(f'must be a duration like "500ms", "10s", "5m", "12h" or "7d", got {shown(value)}')
+        if not (_quantity(self.low, _SECONDS) or 0) <= seconds <= (_quantity(self.high, _SECONDS) or 0):
+            raise ValueError(f"must be {self.low}–{self.high}, got {value}")
+        return seconds
+
+
+class Size(Kind[int]):
+    """Bytes, written like "64KiB", "10MiB" or "1GiB"."""
+
+    def __init__(self, low: str, high: str) -> None:
+        self.low = low
+        self.high = high
+
+    def read(self, value: object) -> int:
+        size = _quantity(value, _BYTES)
+        if size is None or size != int(size):
+            raise ValueError(f'must be a size like "512B", "64KiB", "10MiB" or "1GiB", got {shown(value)}')
+        if not (_quantity(self.low, _BYTES) or 0) <= size <= (_quantity(self.high, _BYTES) or 0):
+            raise ValueError(f"must be {self.low}–{self.high}, got {value}")
+        return int(size)
+
+
+class OrNone(Kind[Optional[T]]):
+    """A value of another kind, or the word that stands for none."""
+
+    def __init__(self, kind: Kind[T], word: str) -> None:
+        self.kind = kind
+        self.word = word
+
+    def read(self, value: object) -> Optional[T]:
+        if value == self.word:
+            return None
+        try:
+            return self.kind.read(value)
+        except ValueError as error:
+            raise ValueError(str(error).replace(", got", f', or "{self.word}", got', 1)) from None
+
+    def from_text(self, text: str) -> object:
+        return text if text == self.word else self.kind.from_text(text)
+
+
+class Filters(Kind[tuple[str, ...]]):
+    """One or more topic filters, none of them shared."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list) or not value:
+            raise ValueError(f"must be a list of one or more topic filters, got {shown(value)}")
+        for item in value:
+            if not isinstance(item, str) or not is_valid_filter(item) or item.startswith("$share/"):
+                raise ValueError(f"{shown(item)} is not a topic filter that a stream can keep")
+        return tuple(dict.fromkeys(value))
+
+    def from_text(self, text: str) -> object:
+        return [part.strip() for part in text.split(",")]
+
+
+class PartitionKey(Kind[str]):
+    def read(self, value: object) -> str:
+        name = value.removeprefix("user-property:") if isinstance(value, str) else ""
+        if value in ("topic", "client") or (isinstance(value, str) and name and name != value):
+            return str(value)
+        raise ValueError(f'must be "topic", "client" or "user-property:NAME", got {shown(value)}')
+
+
+def _quantity(value: object, units: Mapping[str, float]) -> Optional[float]:
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]+)", value) if isinstance(value, str) else None
+    if match is None or match[2] not in units:
+        return None
+    return round(float(match[1]) * units[match[2]], 6)
+
+
+def one_of(words: Sequence[str]) -> str:
+    quoted = [f'"{word}"' for word in words]
+    return ", ".join(quoted[:-1]) + " or " + quoted[-1]
