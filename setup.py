@@ -45,6 +45,7 @@ COMPILED = [
     "mqttbroker/clients.py",
     "mqttbroker/admission.py",
     "mqttbroker/broker.py",
+    "mqttbroker/intake.py",
     "mqttbroker/protocol.py",
     "mqttbroker/entrance.py",
     "mqttbroker/wire.py",

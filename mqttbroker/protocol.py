@@ -6,13 +6,12 @@ not allow ends the connection with the reason code it names, before anything
 after it is looked at.
 
 `Protocol.receive` is the hot path: it walks all complete packets of a buffer
-with integer offsets, makes no object for a QoS 0 PUBLISH that leaves as it
-came, and awaits nothing.
+with integer offsets, and awaits nothing.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Final, List, Optional, cast
+from typing import Callable, Final, cast
 
 from mqttbroker.broker import Broker
 from mqttbroker.connection import (
@@ -21,10 +20,8 @@ from mqttbroker.connection import (
     CLOSED,
     CONNECTED,
     CONNECTING,
-    AckGate,
-    Connection,
 )
-from mqttbroker.outgoing import NO_BYTES, Outgoing
+from mqttbroker.intake import Intake
 from mqttbroker.packets import (
     Auth,
     Connack,
@@ -35,19 +32,15 @@ from mqttbroker.packets import (
     decode_body,
     encode_ack,
 )
-from mqttbroker.properties import PublishProperties, decode_publish_properties
 from mqttbroker.reason_codes import (
     AUTH,
     CLIENT_IDENTIFIER_NOT_VALID,
     CONNECT,
     DISCONNECT,
     MALFORMED_PACKET,
-    NO_MATCHING_SUBSCRIBERS,
     NORMAL_DISCONNECTION,
-    NOT_AUTHORIZED,
     PACKET_IDENTIFIER_NOT_FOUND,
     PACKET_TOO_LARGE,
-    PAYLOAD_FORMAT_INVALID,
     PINGREQ,
     PROTOCOL_ERROR,
     PUBACK,
@@ -55,20 +48,13 @@ from mqttbroker.reason_codes import (
     PUBLISH,
     PUBREC,
     PUBREL,
-    QUOTA_EXCEEDED,
-    RECEIVE_MAXIMUM_EXCEEDED,
-    RETAIN_NOT_SUPPORTED,
     SUBSCRIBE,
-    SUCCESS,
-    TOPIC_ALIAS_INVALID,
     UNSUBSCRIBE,
     UNSUPPORTED_PROTOCOL_VERSION,
     MQTTError,
     name,
     to_v3_connack,
 )
-from mqttbroker.router import Route
-from sessions.message import Message
 from sessions.session import REPEATED, UNKNOWN, Session
 
 # Which packets a client may send, by state of its connection and packet type.
@@ -88,28 +74,21 @@ _LEGAL: Final = (
     (False,) * 14 + (True, True),
 )  # fmt: skip
 
-# Topics for which a connection remembers whether its client may publish to them.
-_MAX_DECISIONS: Final = 1000
-_LONG_TOPIC: Final = 256  # characters; longer ones are judged each time
-
 # First bytes of the four acknowledgements, which need no decoding in their short form.
 _SHORT_ACKS: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
 
 
-class Protocol(Connection):
+class Protocol(Intake):
     """One client's connection.  ``new_client_id`` gives an id to a client that brings none."""
 
     def __init__(
         self, broker: Broker, peer: str, now: float, new_client_id: Callable[[], str]
     ) -> None:
-        super().__init__(broker.outbound, peer)
-        self.broker = broker
+        super().__init__(broker, peer)
         self.new_client_id = new_client_id
         self.last_received = now
         self.accepted = now
         self.maximum_received_size = broker.terms.maximum_packet_size
-        self.restricted = broker.authorizer.restrictive
-        self.aliases: Dict[int, bytes] = {}
         self._partial = bytearray()  # an incomplete packet
         self._needed = 2  # bytes it takes until looking again makes sense
         broker.clients.connections[self] = True
@@ -196,7 +175,7 @@ class Protocol(Connection):
             count += 1
             kind: int = first >> 4
             if kind == PUBLISH and self.state == CONNECTED:
-                self._publish(data, position, body, end, first)
+                self.take_publish(data, position, body, end, first)
             elif remaining == 2 and _SHORT_ACKS[first] and self.state == CONNECTED:
                 packet_id: int = (data[body] << 8) | data[body + 1]
                 if packet_id == 0:  # [MQTT-2.2.1-3]
@@ -212,203 +191,6 @@ class Protocol(Connection):
         if position < size and self.state != CLOSED:
             self._partial += data[position:] if position else data
             self._needed = needed
-
-    # -- PUBLISH ------------------------------------------------------------
-
-    def _publish(self, data: bytes, start: int, body: int, end: int, first: int) -> None:
-        """A PUBLISH at ``data[start:end]`` whose variable header begins at ``body``."""
-        qos: int = (first >> 1) & 3
-        if end - body < 2 or qos == 3 or (qos == 0 and first & 8):
-            # [MQTT-3.3.1-2] [MQTT-3.3.1-4]
-            raise MQTTError(MALFORMED_PACKET, "malformed PUBLISH header")
-        topic_end: int = body + 2 + ((data[body] << 8) | data[body + 1])
-        rest: int = topic_end
-        packet_id: int = 0
-        if qos:
-            rest += 2
-            if rest <= end:
-                packet_id = (data[topic_end] << 8) | data[topic_end + 1]
-                if packet_id == 0:  # [MQTT-2.2.1-3]
-                    raise MQTTError(PROTOCOL_ERROR, "PUBLISH with packet id 0")
-        if rest > end:
-            raise MQTTError(MALFORMED_PACKET, "PUBLISH ends inside its topic or packet id")
-        topic: bytes = data[body + 2 : topic_end]
-        payload: int = rest
-        found: Optional[PublishProperties] = None
-        if self.version >= 5:
-            if rest < end and data[rest] == 0:
-                payload = rest + 1
-            else:
-                found = decode_publish_properties(data, rest, end)
-                payload = found.next
-                topic = self._apply(found, topic, data, end)
-            if not topic:
-                raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")  # [MQTT-3.3.2-8]
-        broker = self.broker
-        route = broker.router.cache.get(topic)
-        if route is None:
-            route = broker.router.route(topic)
-        stats = self.outbound.stats
-        stats.publish_received += 1
-        stats.publish_bytes_received += end - start
-        if route.reserved or (self.restricted and not self._may_publish(route.topic)):
-            stats.publish_dropped_denied += 1
-            self._turn_down(qos, packet_id, NOT_AUTHORIZED)
-            return
-        if first & 1 and payload < end and broker.retained_full(route.topic, end - payload):
-            stats.publish_dropped_retained += 1
-            self._turn_down(qos, packet_id, QUOTA_EXCEEDED)
-            return
-        reusable: bool = found is None or found.topic_alias == 0
-        if first == 0x30 and reusable and route.direct:
-            self._forward(data[start:end], route, payload - start, found)
-            return
-        message = self._message(route, data[payload:end], first, found)
-        outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
-        if qos == 0:
-            broker.publisher.publish(message, route, outgoing, self.session, None)
-            return
-        if reusable:
-            tail = message.payload if payload == rest else data[rest:end]
-            if route.remaining != end - body:
-                route.remember(end - body, data[start + 1 : topic_end])
-            outgoing.reuse(self.version, route.middle, route.head, tail)
-        self._acknowledged_publish(message, route, outgoing, packet_id)
-
-    def _message(
-        self, route: Route, payload: bytes, first: int, found: Optional[PublishProperties]
-    ) -> Message:
-        """The application message of a PUBLISH with that first byte."""
-        retain: bool = first & 1 == 1
-        if retain and not self.broker.terms.retain_available:  # [MQTT-3.2.2-14]
-            raise MQTTError(RETAIN_NOT_SUPPORTED, "retained messages are not available")
-        now: int = self.outbound.clock.now
-        properties: bytes = NO_BYTES
-        expires_at: int = 0
-        if found is not None:
-            properties = found.forward
-            if found.message_expiry >= 0:
-                expires_at = now + found.message_expiry * 1_000_000
-        return Message(
-            route.topic,
-            payload,
-            (first >> 1) & 3,
-            retain,
-            properties,
-            self.client_id,
-            now,
-            expires_at,
-        )
-
-    def _forward(
-        self, packet: bytes, route: Route, payload: int, found: Optional[PublishProperties]
-    ) -> None:
-        """QoS 0, not retained: what came in is what goes out, wherever it may."""
-        version: int = self.version
-        size: int = len(packet)
-        session = self.session
-        outgoing: Optional[Outgoing] = None
-        for target in route.targets:
-            outlet = target.session.outlet
-            if outlet is None:
-                continue
-            connection = cast(Connection, outlet)
-            if target.session is session and target.own is not target:
-                own = target.own
-                if own is None:
-                    continue
-                target = own
-            if target.plain and connection.plain_version == version:
-                if size <= connection.maximum_packet_size:
-                    connection.send_publish(packet, True)
-                else:
-                    self.outbound.stats.publish_dropped_too_large += 1
-                continue
-            if outgoing is None:
-                message = self._message(route, packet[payload:], 0x30, found)
-                outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
-            connection.send_at_most_once(outgoing, False, target.subscription_ids)
-
-    def _acknowledged_publish(
-        self, message: Message, route: Route, outgoing: Outgoing, packet_id: int
-    ) -> None:
-        """QoS 1 and 2: publish, and acknowledge when all that must be kept is on disk."""
-        broker = self.broker
-        session = self.session
-        assert session is not None
-        if (
-            self.version >= 5
-            and self.unanswered + len(session.received) >= broker.terms.receive_maximum
-            and packet_id not in session.received
-        ):
-            # [MQTT-3.3.4-9]
-            raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
-        journal = broker.journal
-        gate: AckGate
-        if message.qos == 1 and not route.durable and not message.retain and not self.acks:
-            broker.publisher.publish(message, route, outgoing, session, None)
-            reason_code = SUCCESS if route.targets else NO_MATCHING_SUBSCRIBERS
-            self.send(encode_ack(PUBACK, packet_id, reason_code, self.version))
-            return
-        if message.qos == 1:
-            gate = self.gate(PUBACK, packet_id)
-        else:
-            gate = self.gate(PUBREC, packet_id)
-            if packet_id in session.received:  # [MQTT-4.3.3-10]
-                if session.id != 0 and journal.gated:
-                    journal.hold_received(gate, session.id, packet_id)
-                self.answer(gate)
-                return
-            session.received[packet_id] = False
-        if self.version >= 5 and not route.matched and not message.retain:
-            gate.reason_code = NO_MATCHING_SUBSCRIBERS
-        broker.publisher.publish(
-            message, route, outgoing, session, gate if journal.gated else None
-        )
-        if message.qos == 2 and session.id != 0 and (gate.holds > 0 or not journal.gated):
-            session.received[packet_id] = True
-            journal.receive(session.id, packet_id)
-            if journal.gated:
-                journal.hold(gate)
-        self.answer(gate)
-
-    def _apply(
-        self, found: PublishProperties, topic: bytes, data: bytes, end: int
-    ) -> bytes:
-        """Check the payload against its format, and give the topic the packet is for."""
-        if found.payload_format == 1:
-            _check_text(data[found.next : end])
-        alias: int = found.topic_alias
-        if alias == 0:
-            return topic
-        if alias > self.broker.terms.topic_alias_maximum:  # [MQTT-3.3.2-9]
-            raise MQTTError(TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the maximum")
-        if topic:
-            self.broker.router.route(topic)
-            self.aliases[alias] = topic
-            return topic
-        known = self.aliases.get(alias)
-        if known is None:
-            raise MQTTError(PROTOCOL_ERROR, f"topic alias {alias} is not set")
-        return known
-
-    def _may_publish(self, topic: str) -> bool:
-        decisions = self.may_publish
-        decision = decisions.get(topic)
-        if decision is None:
-            decision = self.broker.authorizer.may_publish(self.client_id, self.username, topic)
-            if len(topic) <= _LONG_TOPIC:
-                if len(decisions) >= _MAX_DECISIONS:
-                    decisions.clear()
-                decisions[topic] = decision
-        return decision
-
-    def _turn_down(self, qos: int, packet_id: int, reason_code: int) -> None:
-        """A PUBLISH that is not taken: 5.0 is told, 3.1.1 has no word for it [MQTT-3.3.5-2]."""
-        if qos:
-            gate = self.gate(PUBACK if qos == 1 else PUBREC, packet_id)
-            gate.reason_code = reason_code
-            self.answer(gate)
 
     # -- everything else ----------------------------------------------------
 
@@ -527,7 +309,6 @@ class Protocol(Connection):
         super().release()
         self.broker.admissions.forget(self)
         self._partial = bytearray()
-        self.aliases.clear()
         self.topic_aliases.clear()
 
     def _reject(self, error: MQTTError) -> None:
@@ -557,11 +338,3 @@ class Protocol(Connection):
     def lost(self, why: str) -> None:
         """The socket is gone."""
         self.broker.clients.close(self, True, why)
-
-
-def _check_text(payload: bytes) -> None:
-    """Payload Format Indicator 1 promises UTF-8."""
-    try:
-        payload.decode("utf-8")
-    except UnicodeDecodeError:
-        raise MQTTError(PAYLOAD_FORMAT_INVALID, "payload is not the UTF-8 it says it is")
