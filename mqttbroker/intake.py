@@ -32,6 +32,7 @@ from mqttbroker.reason_codes import (
 )
 from mqttbroker.router import Route
 from sessions.message import Message
+from sessions.session import Session
 
 # Topics for which a connection remembers whether its client may publish to them.
 _MAX_DECISIONS: Final = 1000
@@ -87,18 +88,20 @@ class Intake(Connection):
         stats = self.outbound.stats
         stats.publish_received += 1
         stats.publish_bytes_received += end - start
-        if route.reserved or (self.restricted and not self._may_publish(route.topic)):
-            stats.publish_dropped_denied += 1
-            self._turn_down(qos, packet_id, NOT_AUTHORIZED)
-            return
-        if first & 1 and payload < end and broker.retained_full(route.topic, end - payload):
-            stats.publish_dropped_retained += 1
-            self._turn_down(qos, packet_id, QUOTA_EXCEEDED)
+        if (self.restricted or route.reserved or first & 1) and self._turned_down(
+            route, first, packet_id, end - payload
+        ):
             return
         reusable: bool = found is None or found.topic_alias == 0
         if first == 0x30 and reusable and route.direct:
             self._forward(data[start:end], route, payload - start, found)
             return
+        if qos and reusable:
+            if route.remaining != end - body:
+                route.remember(end - body, data[start + 1 : topic_end])
+            if first == 0x32 and self._passes(route):
+                self._pass_on(data[rest:end], route, packet_id, payload - rest, found)
+                return
         message = self._message(route, data[payload:end], first, found)
         outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
         if qos == 0:
@@ -106,8 +109,6 @@ class Intake(Connection):
             return
         if reusable:
             tail = message.payload if payload == rest else data[rest:end]
-            if route.remaining != end - body:
-                route.remember(end - body, data[start + 1 : topic_end])
             outgoing.reuse(self.version, route.middle, route.head, tail)
         self._acknowledged_publish(message, route, outgoing, packet_id)
 
@@ -164,6 +165,62 @@ class Intake(Connection):
                 message = self._message(route, packet[payload:], 0x30, found)
                 outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
             connection.send_at_most_once(outgoing, False, target.subscription_ids)
+
+    def _passes(self, route: Route) -> bool:
+        """Whether a QoS 1 message of this route goes to connected clients alone and is at once
+        acknowledged."""
+        if not route.direct or route.durable or self.acks:
+            return False
+        return not cast(Session, self.session).received
+
+    def _pass_on(
+        self,
+        tail: bytes,
+        route: Route,
+        packet_id: int,
+        payload: int,
+        found: Optional[PublishProperties],
+    ) -> None:
+        """QoS 1 that nobody keeps: what came in is what goes out, but for the packet id.
+
+        ``tail`` is what follows that; in it the payload begins at ``payload``.
+        """
+        version: int = self.version
+        size: int = len(route.head) + 2 + len(tail)
+        session = self.session
+        message: Optional[Message] = None
+        outgoing: Optional[Outgoing] = None
+        for target in route.targets:
+            receiver = target.session
+            if receiver is session and target.own is not target:
+                own = target.own
+                if own is None:
+                    continue
+                target = own
+            outlet = receiver.outlet
+            if target.plain and target.qos and outlet is not None and outlet.ready:
+                connection = cast(Connection, outlet)
+                if (
+                    connection.plain_version == version
+                    and size <= connection.maximum_packet_size
+                ):
+                    number = receiver.pass_through()
+                    if number:
+                        connection.send_numbered(route.head, number, tail, size)
+                        continue
+            if message is None or outgoing is None:
+                message = self._message(route, tail[payload:], 0x32, found)
+                outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
+                outgoing.reuse(version, route.middle, route.head, tail)
+            self.broker.publisher.deliver(target, message, outgoing, None)
+        self.send(
+            encode_ack(
+                PUBACK,
+                packet_id,
+                SUCCESS if route.targets else NO_MATCHING_SUBSCRIBERS,
+                version,
+            )
+        )
 
     def _acknowledged_publish(
         self, message: Message, route: Route, outgoing: Outgoing, packet_id: int
@@ -238,6 +295,20 @@ class Intake(Connection):
                     decisions.clear()
                 decisions[topic] = decision
         return decision
+
+    def _turned_down(self, route: Route, first: int, packet_id: int, size: int) -> bool:
+        """Answer a PUBLISH that this client may not make, or that finds no room as a retained one."""
+        stats = self.outbound.stats
+        qos: int = (first >> 1) & 3
+        if route.reserved or (self.restricted and not self._may_publish(route.topic)):
+            stats.publish_dropped_denied += 1
+            self._turn_down(qos, packet_id, NOT_AUTHORIZED)
+            return True
+        if first & 1 and size > 0 and self.broker.retained_full(route.topic, size):
+            stats.publish_dropped_retained += 1
+            self._turn_down(qos, packet_id, QUOTA_EXCEEDED)
+            return True
+        return False
 
     def _turn_down(self, qos: int, packet_id: int, reason_code: int) -> None:
         """A PUBLISH that is not taken: 5.0 is told, 3.1.1 has no word for it [MQTT-3.3.5-2]."""

@@ -126,7 +126,8 @@ class Session:
         # Subscriptions whose retained messages the client has not all been sent.
         self.unseen: Dict[str, Subscription] = {}
         self.send_maximum = shelf.limits.max_inflight
-        self.in_flight: Dict[int, Delivery] = {}
+        # Unacknowledged deliveries by packet id; None for one that only passed through.
+        self.in_flight: Dict[int, Optional[Delivery]] = {}
         self.queue: Deque[Delivery] = deque()
         self.received: Dict[int, bool] = {}  # QoS 2 ids from the client -> kept on disk
         self.received_on_disk = False  # ids of an earlier run, not yet read
@@ -212,6 +213,22 @@ class Session:
             self.loaded_seq = entry.seq
         return None
 
+    def pass_through(self) -> int:
+        """A packet id for a QoS 1 message that leaves at once and is nowhere kept, since this
+        session ends with its connection and no other may have the message instead; 0 if the
+        message has to be offered."""
+        if (
+            self.id != 0
+            or len(self.in_flight) >= self.send_maximum
+            or self.queue
+            or self.queued_messages >= self.shelf.limits.max_queued_messages
+        ):
+            return 0
+        packet_id = self._next_packet_id()
+        self.in_flight[packet_id] = None
+        self.queued_messages += 1
+        return packet_id
+
     def _add_late(self, entry: Delivery) -> None:
         """Keep a live message at hand until the page is in, if memory allows."""
         limits = self.shelf.limits
@@ -243,10 +260,16 @@ class Session:
     def acknowledge(self, packet_id: int) -> int:
         """PUBACK [MQTT-4.3.2-5]."""
         entry = self.in_flight.get(packet_id)
-        if entry is None or not _FITS_PUBACK[entry.phase]:
+        if entry is None:
+            if packet_id not in self.in_flight:
+                return UNKNOWN
+            del self.in_flight[packet_id]
+            self.queued_messages -= 1
+        elif _FITS_PUBACK[entry.phase]:
+            del self.in_flight[packet_id]
+            self._finish(entry)
+        else:
             return UNKNOWN
-        del self.in_flight[packet_id]
-        self._finish(entry)
         if self.queue or self.stored_seq != 0:
             self.pump()
         return ACCEPTED
@@ -255,7 +278,7 @@ class Session:
         """PUBREC with success: from now on the PUBLISH is never sent again [MQTT-4.3.3-8]."""
         entry = self.in_flight.get(packet_id)
         if entry is None:
-            return UNKNOWN
+            return ACCEPTED if packet_id in self.in_flight else UNKNOWN
         if not _FITS_PUBREC[entry.phase]:
             return REPEATED if entry.phase == AWAIT_PUBCOMP else ACCEPTED
         if entry.disk == MEMORY or not self.shelf.journal.gated:
@@ -294,7 +317,7 @@ class Session:
         QoS 2 messages that were sent [MQTT-4.8.2-4] [MQTT-4.8.2-5]."""
         entries: List[Delivery] = []
         for entry in self.in_flight.values():
-            if entry.group is not None and entry.phase == AWAIT_PUBACK:
+            if entry is not None and entry.group is not None and entry.phase == AWAIT_PUBACK:
                 entries.append(entry)
         for entry in self.queue:
             if entry.group is not None and entry.disk != GONE:
@@ -520,7 +543,7 @@ class Session:
         if outlet is None:
             return
         for packet_id, entry in list(self.in_flight.items()):
-            if entry.phase == AWAIT_PUBCOMP:
+            if entry is not None and entry.phase == AWAIT_PUBCOMP:
                 outlet.send_pubrel(packet_id)
         self.pump()
 
