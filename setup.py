@@ -36,6 +36,7 @@ COMPILED = [
     "mqttbroker/frames.py",
     "mqttbroker/packets.py",
     "mqttbroker/outgoing.py",
+    "mqttbroker/groups.py",
     "mqttbroker/router.py",
     "mqttbroker/connection.py",
     "mqttbroker/policy.py",

@@ -12,11 +12,12 @@ from typing import Optional, cast
 from zlib import crc32
 
 from mqttbroker.connection import Connection, Outbound
+from mqttbroker.groups import Group, Target
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.policy import Authorizer
 from mqttbroker.properties import user_property
 from mqttbroker.reason_codes import MQTTError
-from mqttbroker.router import Group, Route, Router, StreamSink, Target
+from mqttbroker.router import Route, Router, StreamSink
 from sessions.journal import Gate, Journal
 from sessions.message import Message
 from sessions.retained import Retained
@@ -60,7 +61,7 @@ class Publisher:
             else:
                 self.deliver(target, message, outgoing, gate)
         for group in route.groups:
-            member = group.choose()
+            member = self.router.strategy.choose(group, message.topic)
             if member is not None:
                 self.deliver(member, message, outgoing, gate, group.whole)
         for sink in route.streams:
@@ -97,7 +98,8 @@ class Publisher:
         now = self.outbound.clock.now
         for entry in session.shared_entries():
             group = cast(Group, entry.group)
-            member = self.router.readers(group, entry.message.topic).choose()
+            topic = entry.message.topic
+            member = self.router.strategy.choose(self.router.readers(group, topic), topic)
             if member is None or member.session is session:
                 continue
             if session.id != 0 and (member.session.outlet is None or member.session.id == 0):

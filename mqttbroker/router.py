@@ -11,80 +11,15 @@ from __future__ import annotations
 from typing import Dict, Final, List, Optional, cast
 from zlib import crc32
 
+from mqttbroker.groups import Group, Member, Strategy, Target
 from mqttbroker.policy import Authorizer
-from mqttbroker.properties import encode_varint
 from mqttbroker.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, MQTTError
-from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED, Session, Subscription
+from sessions.session import NO_LOCAL, Session, Subscription
 from topic_matcher.filters import has_wildcard, is_valid_topic
 from topic_matcher.topic_tree import TopicTree
 from topic_matcher.trie import SubscriptionTrie
 
 FORGET_ROUTES: Final = 2000  # cached routes that one subscription may take out one by one
-
-
-class Target:
-    """One session's part in a route: its subscriptions that match, merged.
-
-    The highest QoS counts [MQTT-3.3.4-2] and every identifier goes along
-    [MQTT-3.3.4-4].  ``plain`` means that the packet needs nothing of its own.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-        self.qos = 0
-        self.subscription_ids: bytes = b""
-        self.retain_as_published = False
-        self.plain = True
-        # What the session gets of its own messages [MQTT-3.8.3-3].
-        self.own: Optional[Target] = self
-
-    def merge(self, subscription: Subscription) -> None:
-        self.qos = max(self.qos, subscription.qos)
-        if subscription.identifier:
-            self.subscription_ids += b"\x0b" + encode_varint(subscription.identifier)
-            self.plain = False
-        if subscription.options & RETAIN_AS_PUBLISHED:
-            self.retain_as_published = True
-
-
-class Group:
-    """A shared subscription: its members take turns (section 4.8.2)."""
-
-    def __init__(self, name: str, topic_filter: str) -> None:
-        self.name = name
-        self.topic_filter = topic_filter
-        self.members: List[Target] = []
-        self.turn = 0
-        # Where this is only the part that may read a topic, the group itself.
-        self.whole: Group = self
-
-    def member(self, session: Session) -> Optional[Target]:
-        for target in self.members:
-            if target.session is session:
-                return target
-        return None
-
-    def choose(self) -> Optional[Target]:
-        """The next member that is connected and has room, else any that will keep the message."""
-        members = self.members
-        count: int = len(members)
-        fallback: Optional[Target] = None
-        offset: int = 0
-        while offset < count:
-            target = members[(self.turn + offset) % count]
-            session = target.session
-            offset += 1
-            if session.outlet is not None:
-                if len(session.in_flight) < session.send_maximum:
-                    self.turn = (self.turn + offset) % count
-                    return target
-                if fallback is None or fallback.session.outlet is None:
-                    fallback = target
-            elif fallback is None and session.id != 0:
-                fallback = target
-        if fallback is not None:
-            self.turn = (self.turn + 1) % count
-        return fallback
 
 
 class StreamRule:
@@ -138,13 +73,19 @@ class Router:
     """Subscriptions and the cache of routes."""
 
     def __init__(
-        self, cache_size: int, max_levels: int, max_length: int, streams: List[StreamRule]
+        self,
+        cache_size: int,
+        max_levels: int,
+        max_length: int,
+        streams: List[StreamRule],
+        strategy: Strategy,
     ) -> None:
         self.cache: Dict[bytes, Route] = {}
         self.cache_size = cache_size
         self.max_levels = max_levels
         self.max_length = max_length
         self.streams = streams
+        self.strategy = strategy  # of all shared subscriptions
         self.authorizer: Optional[Authorizer] = None  # where not everybody may read everything
         self.groups: Dict[str, Group] = {}
         self._trie = SubscriptionTrie()
@@ -201,13 +142,12 @@ class Router:
             self.groups[key] = group
             self._trie.insert(topic_filter, group, group)
             self._forget(topic_filter)
-        target = Target(subscription.session)
-        target.merge(subscription)
+        member = Member(subscription)
         old = group.member(subscription.session)
         if old is None:
-            group.members.append(target)
+            group.members.append(member)
         else:
-            group.members[group.members.index(old)] = target
+            group.members[group.members.index(old)] = member
         if self.authorizer is not None:
             self._forget(topic_filter)
 
@@ -216,9 +156,9 @@ class Router:
         group = self.groups.get(key)
         if group is None:
             return
-        target = group.member(session)
-        if target is not None:
-            group.members.remove(target)
+        member = group.member(session)
+        if member is not None:
+            group.members.remove(member)
         if not group.members:
             del self.groups[key]
             self._trie.remove(topic_filter, group)
@@ -306,11 +246,11 @@ class Router:
 
 def _readers(group: Group, authorizer: Authorizer, topic: str) -> Group:
     """The group without the members that may not read this topic."""
-    members: List[Target] = []
-    for target in group.members:
-        session = target.session
+    members: List[Member] = []
+    for member in group.members:
+        session = member.session
         if authorizer.may_read(session.client_id, session.username, topic):
-            members.append(target)
+            members.append(member)
     if len(members) == len(group.members):
         return group
     readers = Group(group.name, group.topic_filter)

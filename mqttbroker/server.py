@@ -11,10 +11,11 @@ import asyncio
 import gc
 import logging
 import os
+import random
 import signal
 import sys
 import time
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import uvloop
 
@@ -25,6 +26,7 @@ from mqttbroker.clients import restore_will
 from mqttbroker.config import ConfigError
 from mqttbroker.connection import Outbound
 from mqttbroker.entrance import Doorkeeper
+from mqttbroker.groups import HashTopic, LeastLoaded, RandomMember, Strategy
 from mqttbroker.http import HttpServer
 from mqttbroker.listeners import OpenListener
 from mqttbroker.logs import configure, set_level
@@ -49,6 +51,12 @@ log = logging.getLogger("mqttbroker")
 TICK = 0.25  # seconds between looks at keep alives, wills and expiries
 GC_THRESHOLDS = (50_000, 50, 100)
 DATABASE = "mqttbroker.db"
+STRATEGIES: Dict[str, Callable[[], Strategy]] = {
+    "round_robin": Strategy,
+    "random": lambda: RandomMember(random.random),
+    "hash_topic": HashTopic,
+    "least_loaded": LeastLoaded,
+}
 
 
 class Server:
@@ -279,7 +287,11 @@ def build_broker(
         shelf,
         Registry(shelf, recovered.next_session_id),
         Router(
-            wanted.route_cache_size, wanted.max_topic_levels, wanted.max_topic_length, rules
+            wanted.route_cache_size,
+            wanted.max_topic_levels,
+            wanted.max_topic_length,
+            rules,
+            STRATEGIES[settings.shared_subscription_strategy](),
         ),
         Outbound(shelf.clock, wanted.max_outbox_bytes, 2 * wanted.receive_maximum),
         terms,

@@ -179,6 +179,9 @@ class Settings:
     password_file: Optional[Path] = _key(OptionalPath(), "")
     acl_file: Optional[Path] = _key(OptionalPath(), "")
     sys_interval: float = _key(Duration("0s", "1d"), "10s")
+    shared_subscription_strategy: str = _key(
+        Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin"
+    )
     log: Log = _section(Log)
     http: Http = _section(Http)
     limits: Limits = _section(Limits)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from types import TracebackType
@@ -26,12 +27,20 @@ START = 1_700_000_000.0
 
 
 class Core:
-    """A broker whose database is ``directory/core.db``; ``limits`` are those of the configuration."""
+    """A broker whose database is ``directory/core.db``; ``limits`` are those of the configuration, ``others`` are
+    settings outside that section."""
 
-    def __init__(self, directory: Path, durability: str = "commit", log: Optional[Log] = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        durability: str = "commit",
+        log: Optional[Log] = None,
+        others: Optional[Mapping[str, Any]] = None,
+        **limits: Any,
+    ) -> None:
         self.directory = directory
         self.log = log
-        self.settings = Settings(durability=durability, limits=Limits(**limits))
+        self.settings = Settings(durability=durability, limits=Limits(**limits), **(others or {}))
         self.eager = True
         self.seconds = START
         self.auto_ids = count(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mqttbroker.groups import Strategy
 from mqttbroker.reason_codes import MQTTError
 from mqttbroker.router import Router, StreamRule
 from sessions.journal import Journal
@@ -16,7 +17,7 @@ SHELF = Shelf(Journal(True), Limits(10, 10, 1000, 10, 1000))
 
 
 def make(cache_size: int = 100, streams: list[StreamRule] | None = None) -> Router:
-    return Router(cache_size, 10, 50, streams or [])
+    return Router(cache_size, 10, 50, streams or [], Strategy())
 
 
 def session(name: str) -> Session:

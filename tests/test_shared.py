@@ -11,6 +11,12 @@ from mqttbroker.packets import Puback, Publish
 from mqttbroker.properties import Properties
 from raw_client import RawClient
 
+every_strategy = pytest.mark.parametrize("strategy", ["round_robin", "random", "hash_topic", "least_loaded"])
+
+
+def core_with(directory: Path, strategy: str) -> Core:
+    return Core(directory, others={"shared_subscription_strategy": strategy})
+
 
 def window(size: int) -> Properties:
     properties = Properties()
@@ -76,8 +82,50 @@ def test_a_member_whose_window_is_full_is_passed_over(tmp_path: Path) -> None:
         assert len(small.arrived()) == 1
 
 
-def test_members_that_are_away_keep_messages_only_when_nobody_is_there(tmp_path: Path) -> None:
-    with Core(tmp_path) as core:
+@every_strategy
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_full_window_gets_nothing_while_another_is_open(tmp_path: Path, strategy: str, qos: int) -> None:
+    sizes = {"one": 1, "two": 2, "five": 5}
+    with core_with(tmp_path, strategy) as core:
+        members = {name: core.connect(name, properties=window(size)) for name, size in sizes.items()}
+        for member in members.values():
+            member.subscribe("$share/g/t/#", options=2)
+        publisher = core.connect("p")
+        for n in range(8):
+            publisher.publish(f"t/{n}", b"%d" % n, qos)
+        got = {name: member.arrived() for name, member in members.items()}
+        assert {name: len(packets) for name, packets in got.items()} == sizes
+        assert sorted(int(packet.payload) for packets in got.values() for packet in packets) == list(range(8))
+
+
+def test_one_topic_goes_to_one_member(tmp_path: Path) -> None:
+    with core_with(tmp_path, "hash_topic") as core:
+        members = [core.connect(f"m{n}") for n in range(4)]
+        for member in members:
+            member.subscribe("$share/g/#", options=1)
+        publisher = core.connect("p")
+        for n in range(60):
+            publisher.publish(f"sensor/{n % 20}", b"", n % 2)
+        heard = [{packet.topic for packet in member.arrived()} for member in members]
+        assert all(heard) and sum(map(len, heard)) == len(set().union(*heard)) == 20
+
+
+def test_the_least_loaded_member_gets_the_next(tmp_path: Path) -> None:
+    with core_with(tmp_path, "least_loaded") as core:
+        slow, quick = core.connect("slow"), core.connect("quick")
+        slow.subscribe("$share/g/t", "own", options=1)
+        quick.subscribe("$share/g/t", options=1)
+        publisher = core.connect("p")
+        for _ in range(5):
+            publisher.publish("own", b"", 1)
+        for _ in range(4):
+            publisher.publish("t", b"", 1)
+        assert (len(slow.arrived()), len(quick.arrived())) == (5, 4)
+
+
+@every_strategy
+def test_members_that_are_away_keep_messages_only_when_nobody_is_there(tmp_path: Path, strategy: str) -> None:
+    with core_with(tmp_path, strategy) as core:
         core.connect("away", 4, clean_start=False).subscribe("$share/g/t", options=1)
         core.clients[-1].close()
         there = core.connect("there")
@@ -97,9 +145,10 @@ def test_members_that_are_away_keep_messages_only_when_nobody_is_there(tmp_path:
         assert got == [b"alone", b"after"]
 
 
+@every_strategy
 @pytest.mark.parametrize("expiry", [0, 3600])
-def test_what_a_leaving_member_has_not_acknowledged_goes_to_another(tmp_path: Path, expiry: int) -> None:
-    with Core(tmp_path) as core:
+def test_what_a_leaving_member_has_not_acknowledged_goes_to_another(tmp_path: Path, expiry: int, strategy: str) -> None:
+    with core_with(tmp_path, strategy) as core:
         properties = window(2)
         properties.session_expiry_interval = expiry
         first = core.connect("first", properties=properties)
