@@ -120,6 +120,22 @@ class Connection(Outlet):
         if not self.dirty:
             self._mark()
 
+    def send_puback(self, packet_id: int) -> None:
+        """Queue a PUBACK with reason code 0."""
+        if self.state == CLOSED:
+            return
+        if self.maximum_packet_size < 4:
+            self.too_small()
+            return
+        if self.congested:
+            self.replies += 4
+        self.outbound.stats.messages_sent += 1
+        outbox = self.outbox
+        outbox.append(b"\x40\x02")
+        outbox.append(TWO_BYTES[packet_id])
+        if not self.dirty:
+            self._mark()
+
     def too_small(self) -> None:
         """The client's Maximum Packet Size leaves no room for a packet it must get."""
 

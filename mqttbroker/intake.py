@@ -213,14 +213,10 @@ class Intake(Connection):
                 outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
                 outgoing.reuse(version, route.middle, route.head, tail)
             self.broker.publisher.deliver(target, message, outgoing, None)
-        self.send(
-            encode_ack(
-                PUBACK,
-                packet_id,
-                SUCCESS if route.targets else NO_MATCHING_SUBSCRIBERS,
-                version,
-            )
-        )
+        if route.targets:
+            self.send_puback(packet_id)
+        else:
+            self.send(encode_ack(PUBACK, packet_id, NO_MATCHING_SUBSCRIBERS, version))
 
     def _acknowledged_publish(
         self, message: Message, route: Route, outgoing: Outgoing, packet_id: int

@@ -127,7 +127,8 @@ class Session:
         self.unseen: Dict[str, Subscription] = {}
         self.send_maximum = shelf.limits.max_inflight
         # Unacknowledged deliveries by packet id; None for one that only passed through.
-        self.in_flight: Dict[int, Optional[Delivery]] = {}
+        # The keys are ints; as objects they are made once per packet, not once per look.
+        self.in_flight: Dict[object, Optional[Delivery]] = {}
         self.queue: Deque[Delivery] = deque()
         self.received: Dict[int, bool] = {}  # QoS 2 ids from the client -> kept on disk
         self.received_on_disk = False  # ids of an earlier run, not yet read
@@ -224,8 +225,7 @@ class Session:
             or self.queued_messages >= self.shelf.limits.max_queued_messages
         ):
             return 0
-        packet_id = self._next_packet_id()
-        self.in_flight[packet_id] = None
+        packet_id = self._next_packet_id(None)
         self.queued_messages += 1
         return packet_id
 
@@ -259,14 +259,16 @@ class Session:
 
     def acknowledge(self, packet_id: int) -> int:
         """PUBACK [MQTT-4.3.2-5]."""
-        entry = self.in_flight.get(packet_id)
+        key: object = packet_id
+        in_flight = self.in_flight
+        entry = in_flight.get(key)
         if entry is None:
-            if packet_id not in self.in_flight:
+            if key not in in_flight:
                 return UNKNOWN
-            del self.in_flight[packet_id]
+            del in_flight[key]
             self.queued_messages -= 1
         elif _FITS_PUBACK[entry.phase]:
-            del self.in_flight[packet_id]
+            del in_flight[key]
             self._finish(entry)
         else:
             return UNKNOWN
@@ -401,9 +403,10 @@ class Session:
         """Give an entry its packet id and its first phase."""
         packet_id: int = entry.packet_id
         if packet_id == 0:
-            packet_id = self._next_packet_id()
+            packet_id = self._next_packet_id(entry)
             entry.packet_id = packet_id
-        self.in_flight[packet_id] = entry
+        else:
+            self.in_flight[packet_id] = entry
         if entry.qos == 1:
             entry.phase = AWAIT_PUBACK
         elif self.id != 0 and self.shelf.journal.gated:
@@ -411,14 +414,18 @@ class Session:
         else:
             entry.phase = AWAIT_PUBREC
 
-    def _next_packet_id(self) -> int:
-        """The next unused non-zero id, counting 1, 2, 3 … [MQTT-2.2.1-4]."""
+    def _next_packet_id(self, entry: Optional[Delivery]) -> int:
+        """Put `entry` in flight under the next unused non-zero id, counting 1, 2, 3 …
+        [MQTT-2.2.1-4]."""
+        in_flight = self.in_flight
         packet_id: int = self.last_packet_id
         while True:
             packet_id += 1
             if packet_id > 65535:
                 packet_id = 1
-            if packet_id not in self.in_flight:
+            key: object = packet_id
+            if key not in in_flight:
+                in_flight[key] = entry
                 self.last_packet_id = packet_id
                 return packet_id
 
@@ -542,9 +549,9 @@ class Session:
         outlet = self.outlet
         if outlet is None:
             return
-        for packet_id, entry in list(self.in_flight.items()):
+        for entry in list(self.in_flight.values()):
             if entry is not None and entry.phase == AWAIT_PUBCOMP:
-                outlet.send_pubrel(packet_id)
+                outlet.send_pubrel(entry.packet_id)
         self.pump()
 
 
