@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, TypeVar, Union, cast
+from typing import Optional, TypeVar, Union, cast
 
 from mqttbroker.setting_kinds import (
     Anonymous,
