@@ -10,8 +10,7 @@ No socket here: whoever owns one calls `take` and writes what it gets.
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any, Deque, Dict, Final, List, Optional, cast
+from typing import Any, Dict, Final, List, Optional, cast
 
 from mqttbroker.frames import TWO_BYTES
 from mqttbroker.outgoing import NO_BYTES, Outgoing
@@ -98,7 +97,7 @@ class Connection(Outlet):
         self.congested = False  # the socket took no more at the last flush
         self.backlog = 0  # bytes of PUBLISHes in the outbox
         self.replies = 0  # bytes of other packets in the outbox while congested
-        self.acks: Deque[AckGate] = deque()
+        self.acks = AckQueue()
         self.unanswered = 0  # PUBACKs and PUBCOMPs among them
         self.spare_gate: Optional[AckGate] = None
         self.closing_reason = ""
@@ -325,22 +324,24 @@ class Connection(Outlet):
 
     def answer(self, gate: AckGate) -> None:
         """Send a gate's acknowledgement, now or when its turn comes."""
-        if gate.holds == 0 and not self.acks:
+        if gate.holds == 0 and self.acks.length == 0:
             self._acknowledge(gate)
             if gate.packet is None:
                 self.spare_gate = gate
         else:
-            self.acks.append(gate)
+            self.acks.push(gate)
             if gate.packet_type == PUBACK or gate.packet_type == PUBCOMP:
                 self.unanswered += 1
 
     def release_acks(self) -> None:
         """Send the acknowledgements whose turn has come."""
         acks = self.acks
-        if len(acks) > self.outbound.max_acks:
+        if acks.length > self.outbound.max_acks:
             self.touch()
-        while acks and acks[0].holds == 0 and self.state != CLOSED:
-            gate = acks.popleft()
+        while self.state != CLOSED:
+            gate = acks.pop_open()
+            if gate is None:
+                return
             if gate.packet_type == PUBACK or gate.packet_type == PUBCOMP:
                 self.unanswered -= 1
             self._acknowledge(gate)
@@ -393,6 +394,7 @@ class AckGate(Gate):
         self.reason_code = 0
         self.packet: Optional[bytes] = None
         self.sequel: Any = None
+        self.behind: Optional[AckGate] = None  # in the queue of its connection
 
     def opened(self) -> None:
         connection = self.connection
@@ -402,6 +404,44 @@ class AckGate(Gate):
             # told, its PUBLISH must not pass for a duplicate when it comes again.
             session.received.pop(self.packet_id, None)
         connection.release_acks()
+
+
+class AckQueue:
+    """The acknowledgements of one connection that wait, in order; an idle one costs nothing."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self._first: Optional[AckGate] = None
+        self._last: Optional[AckGate] = None
+
+    def push(self, gate: AckGate) -> None:
+        if self._last is None:
+            self._first = gate
+        else:
+            self._last.behind = gate
+        self._last = gate
+        self.length += 1
+
+    def pop_open(self) -> Optional[AckGate]:
+        """Take out the first one if nothing holds it any more."""
+        gate = self._first
+        if gate is None or gate.holds > 0:
+            return None
+        self._first = gate.behind
+        if self._first is None:
+            self._last = None
+        gate.behind = None
+        self.length -= 1
+        return gate
+
+    def clear(self) -> None:
+        gate = self._first
+        while gate is not None:
+            after = gate.behind
+            gate.behind = None
+            gate = after
+        self._first = self._last = None
+        self.length = 0
 
 
 def connection_of(session: Session) -> Optional[Connection]:

@@ -202,7 +202,7 @@ class Intake(Connection):
     def _passes(self, route: Route) -> bool:
         """Whether a QoS 1 message of this route goes to connected clients alone and is at once
         acknowledged."""
-        if not route.direct or route.durable or self.acks:
+        if not route.direct or route.durable or self.acks.length:
             return False
         return not cast(Session, self.session).received
 
@@ -267,7 +267,7 @@ class Intake(Connection):
             raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
         journal = broker.journal
         gate: AckGate
-        if message.qos == 1 and not route.durable and not message.retain and not self.acks:
+        if message.qos == 1 and not route.durable and not message.retain and self.acks.length == 0:
             broker.publisher.publish(message, route, outgoing, session, None)
             reason_code = SUCCESS if route.targets else NO_MATCHING_SUBSCRIBERS
             self.send(encode_ack(PUBACK, packet_id, reason_code, self.version))

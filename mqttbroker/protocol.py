@@ -102,7 +102,7 @@ class Protocol(Intake):
             return (
                 self.broker.overfull
                 or self.replies > outbound.max_backlog
-                or len(self.acks) > outbound.max_acks
+                or self.acks.length > outbound.max_acks
             )
         return self.state == CONNECTING
 
