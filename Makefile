@@ -20,7 +20,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz check demo bench clean test-tools interop interop-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz check demo bench bench-tools clean test-tools interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -108,9 +108,25 @@ check: $(VENV)/extras
 demo: $(VENV)/extras build
 	$(BIN)/python -P -m mqttbroker.demo $(if $(DATA),--data "$(DATA)")
 
-bench: build
-	@command -v mosquitto >/dev/null || test -x /usr/sbin/mosquitto || echo "bench: no mosquitto here to compare with"
+# This broker beside others, in 15 minutes or less: SCENARIOS="p2p-q0-64 kept", PEERS="name=start-script ...",
+# BENCH_ARGS="--rounds 1 --details" (docs/performance.md).
+$(VENV)/bench: pyproject.toml | $(VENV)/base
+	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
+	print(*p['project']['optional-dependencies']['bench'], sep='\n')" > $@.txt
+	$(BIN)/python -m pip install --quiet -r $@.txt
+	touch $@
+
+bench-tools: $(VENV)/bench build
+	@packages=""; \
+	PATH=$$PATH:/usr/sbin command -v mosquitto >/dev/null || packages="$$packages mosquitto"; \
+	echo '#include <openssl/ssl.h>' | $${CC:-cc} -E - >/dev/null 2>&1 || packages="$$packages gcc libc6-dev libssl-dev"; \
+	test -z "$$packages" || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$packages; \
+	  else echo "make bench: goes on without what these would add: apt-get install$$packages" >&2; fi; }
+
+bench: bench-tools
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .hypothesis bench/results bench/mqtt_load bench/null_broker
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .hypothesis bench/results bench/mqtt_load

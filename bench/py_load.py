@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import time
-from pathlib import Path
 
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBACK = 0x10, 0x20, 0x30, 0x40, 0x90
 
@@ -191,12 +190,8 @@ class Load:
 
 
 def cpu_us(pids: str) -> float:
-    """User and system time so far of the processes, comma separated."""
-    ticks = 0
-    for pid in filter(None, pids.split(",")):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks * 1e6 / os.sysconf("SC_CLK_TCK")
+    """User and system time so far of the processes, comma separated, by the scheduler's clock of each."""
+    return sum(time.clock_gettime_ns(~int(pid) << 3 | 2) for pid in filter(None, pids.split(","))) / 1000
 
 
 def main() -> int:

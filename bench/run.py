@@ -1,114 +1,147 @@
-"""``make bench``: CPU per delivered message of this broker and of others on the same machine.
+"""``make bench``: this broker beside others on the same machine.
 
-Rule: every figure is the median of runs that alternate between the brokers, one broker at a time, each freshly
-started; a run in which a message was lost, doubled or reordered is shown as a failure and not as a figure.
+Rule: nobody's figure counts unless every message arrived once and in order. Rounds of all scenarios are repeated, and
+no round begins that would not end within the time given, so that the whole is bounded whatever is measured.
 
-Peers are Debian's mosquitto if it is installed, and whatever PEERS names ("name=script name=script"; a script is
-started as SCRIPT PORT). Without a C compiler the slower generator in py_load.py makes the load.
+Peers are Debian's mosquitto if it is installed, and whatever PEERS names: "name=script name=script"; docs/performance.md
+says what a start script is told. SCENARIOS or --scenarios choose from the table in scenarios.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import resource
 import shutil
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-import compare
-
-HERE = Path(__file__).resolve().parent
-PAIRS_1000 = "--scenario p2p --publishers 1000 --subscribers 1000 --qos 0 --size 64 --rate 10"
-SCENARIOS = ["p2p-q0-64", "p2p-q1-64", "fanout100-q0", "fanin100-q0", "pairs1000-q0", "persist-online-q1", "offline-q1"]
-# What is shown of a scenario: title, key of mqtt_load's result.
-FIGURES = {"offline-q1": [("offline-q1 queue", "cpu_us_per_published"), ("offline-q1 drain", "cpu_us_per_delivered")]}
+import report
+from runner import HERE, OURS, OURS_OFF, Bench, Peer, Run, build_generator, fsync_us
+from scenarios import GROUPS, Scenario, all_scenarios, chosen
 
 
-def load_generator() -> tuple[Path, list[str]]:
-    """The generator to use and the scenarios it can run."""
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
-    if compiler is None:
-        os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # py_load.py's python3
-        print("bench: no C compiler, the load comes from py_load.py and bounds the rates", file=sys.stderr)
-        return HERE / "py_load.py", [name for name in SCENARIOS if not name.startswith("offline")]
-    sources, program = [HERE / "mqtt_load.c", HERE / "channel.c"], HERE / "mqtt_load"
-    if not program.exists() or program.stat().st_mtime < max(path.stat().st_mtime for path in sources):
-        subprocess.run([compiler, "-O2", "-std=c11", "-DNO_TLS", "-o", str(program), *map(str, sources)], check=True)
-    return program, SCENARIOS
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make bench", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("-s", "--scenarios", default=os.environ.get("SCENARIOS") or "all", help="names or groups (all)")
+    parser.add_argument("-r", "--rounds", type=int, default=3, help="at most so many (%(default)s)")
+    parser.add_argument("-d", "--duration", type=float, default=1.0, help="seconds of load in each run (%(default)s)")
+    parser.add_argument("-m", "--minutes", type=float, default=15.0, help="the whole takes no longer (%(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies numbers of clients and messages")
+    parser.add_argument("--features", action="store_true", help="passwords, ACL, metrics and a stream in every scenario")
+    parser.add_argument("--no-mosquitto", action="store_true", help="leave out the mosquitto that is installed")
+    parser.add_argument("--details", action="store_true", help="latencies, memory and CPU shares of every scenario too")
+    parser.add_argument("--results", type=Path, default=HERE / "results", help="directory of JSON and plot")
+    parser.add_argument("--list", action="store_true", help="name the scenarios and groups")
+    options = parser.parse_args(arguments)
+    try:
+        options.chosen = chosen(options.scenarios, options.scale)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.features:
+        options.chosen = [replace(scenario, guarded=True) for scenario in options.chosen]
+    return options
 
 
-def brokers() -> list[tuple[str, str]]:
-    found = [("mqttbroker", str(HERE / "brokers" / "mqttbroker.sh"))]
-    if shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"):
-        found.append(("mosquitto", str(HERE / "brokers" / "mosquitto.sh")))
-    for peer in os.environ.get("PEERS", "").split():
-        name, separator, script = peer.partition("=")
-        if not separator:
-            raise SystemExit(f"bench: PEERS must be name=script, got {peer!r}")
-        found.append((name, script))
+def peers(mosquitto: bool) -> list[Peer]:
+    ours = os.environ.get("MQTTBROKER") or f"{sys.executable} -P -m mqttbroker"
+    found = [Peer(OURS, HERE / "brokers" / "mqttbroker.sh", {"MQTTBROKER": ours})]
+    if mosquitto and shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"):
+        found.append(Peer("mosquitto", HERE / "brokers" / "mosquitto.sh"))
+    for given in os.environ.get("PEERS", "").split():
+        name, separator, script = given.partition("=")
+        if not separator or not os.access(script, os.X_OK):
+            raise SystemExit(f"bench: PEERS must be name=script, each an executable file; got {given!r}")
+        found.append(Peer(name, Path(script).resolve()))
     return found
 
 
-def median(runs: list[dict[str, Any]], broker: str, scenario: str, key: str) -> Optional[float]:
-    values = [run.get(key) for run in runs if run["broker"] == broker and run["name"] == scenario and run.get("ok")]
-    return statistics.median(values) if values and None not in values else None
+def surroundings(directory: Path) -> dict[str, Any]:
+    """What the figures depend on besides the code."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return {
+        "time": time.strftime("%Y-%m-%d %H:%M:%S"), "cpu": model, "cpus": os.cpu_count(), "kernel": platform.release(),
+        "python": platform.python_version(), "load_before": os.getloadavg()[0], "fsync_us": fsync_us(directory),
+    }  # fmt: skip
 
 
-def summary(runs: list[dict[str, Any]], names: list[str], scenarios: list[str]) -> str:
-    """CPU µs per message: one line per figure, one column per broker, and how many times ours the others take."""
-    columns = [f"{name:>12}" for name in names] + [f"{'x ' + name:>14}" for name in names[1:]]
-    lines = [f"{'CPU µs per delivered message':30}" + "".join(columns)]
-    for scenario in scenarios:
-        for title, key in FIGURES.get(scenario, [(scenario, "cpu_us_per_delivered")]):
-            values = [median(runs, name, scenario, key) for name in names]
-            cells = [f"{'failed' if value is None else format(value, '.2f'):>12}" for value in values]
-            for value in values[1:]:
-                ratio = "-" if value is None or not values[0] else format(value / values[0], ".2f")
-                cells.append(f"{ratio:>14}")
-            lines.append(f"{title:30}" + "".join(cells))
-    return "\n".join(lines)
+def say(run: Run) -> None:
+    shown = {key: run.get(key) for key in ("cpu_us_per_delivered", "delivered_per_s", "connects_per_s", "error")}
+    words = " ".join(f"{key}={found}" for key, found in shown.items() if found is not None)
+    wrong = "" if run.get("ok") else f" WRONG {report.what_went_wrong([run])}"
+    print(f"# {run['round']} {run['scenario_name']} {run['broker']}: {words}{wrong}", file=sys.stderr, flush=True)
 
 
-def main() -> int:
-    program, possible = load_generator()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("-s", "--scenarios", default=",".join(possible), help="comma separated (%(default)s)")
-    parser.add_argument("-r", "--repetitions", type=int, default=3)
-    parser.add_argument("-d", "--duration", type=float, default=3, help="seconds of each run")
-    parser.add_argument("--mqtt", type=int, choices=(4, 5), default=4, help="protocol version")
-    options = parser.parse_args()
-    compare.SCENARIOS["pairs1000-q0"] = PAIRS_1000
-    compare.LOAD = str(program)
-    scenarios = options.scenarios.split(",")
-    unknown = [name for name in scenarios if name not in compare.SCENARIOS]
-    if unknown:
-        parser.error(f"unknown scenario {unknown[0]}; there are {', '.join(compare.SCENARIOS)}")
+def measure(bench: Bench, options: argparse.Namespace) -> None:
+    began = time.monotonic()
+    longest = 0.0
+    for number in range(options.rounds):
+        start = time.monotonic()
+        if number and start - began + longest > options.minutes * 60:
+            print(f"# {number} rounds: another would take longer than {options.minutes:g} minutes", file=sys.stderr)
+            return
+        bench.round(options.chosen, number, say)
+        longest = max(longest, time.monotonic() - start)
 
+
+def names_of(bench: Bench) -> list[str]:
+    """Of all brokers that ran, in the order of the table."""
+    ran = {run["broker"] for run in bench.runs}
+    return [name for name in [OURS, OURS_OFF, *(peer.name for peer in bench.peers[1:])] if name in ran]
+
+
+def write(options: argparse.Namespace, bench: Bench, around: dict[str, Any]) -> Path:
+    """JSON with every run, and the plot beside it."""
+    names = names_of(bench)
+    options.results.mkdir(parents=True, exist_ok=True)
+    out: Path = options.results / time.strftime("%Y%m%d-%H%M%S.json")
+    found = {"surroundings": around, "medians": report.medians(bench.runs, options.chosen, names), "runs": bench.runs}
+    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if not report.plot(out.with_suffix(".png"), bench.runs, options.chosen, names):
+        print("bench: no plot without matplotlib: pip install 'mqttbroker[bench]'", file=sys.stderr)
+    return out
+
+
+def show(options: argparse.Namespace, bench: Bench) -> None:
+    names = names_of(bench)
+    print("\n" + report.table(bench.runs, options.chosen, names))
+    if options.details:
+        print("\n" + report.details(bench.runs, options.chosen, names))
+
+
+def listing(scenarios: dict[str, Scenario]) -> str:
+    lines = [f"{name:20} {scenario.arguments}" for name, scenario in scenarios.items()]
+    return "\n".join(lines + [f"group {name:14} {' '.join(members)}" for name, members in GROUPS.items()])
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    if options.list:
+        print(listing(all_scenarios(options.scale)))
+        return 0
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    pin = (os.cpu_count() or 1) > 1 and shutil.which("taskset") is not None
-    results = HERE / "results"
-    results.mkdir(exist_ok=True)
-    out = results / time.strftime("%Y%m%d-%H%M%S.jsonl")
-    peers = brokers()
-    with tempfile.TemporaryDirectory() as directory:
-        os.environ["TMPDIR"] = directory
-        settings = argparse.Namespace(
-            r=options.repetitions, d=options.duration, mqtt=options.mqtt, out=str(out), extra="", limit=120,
-            retry_noisy=None, cpu_broker="0" if pin else None, cpu_load="1" if pin else None,
-        )  # fmt: skip
-        runs = compare.run_all(settings, peers, scenarios)
-    compare.tables(runs)
-    print("\n" + summary(runs, [name for name, _ in peers], scenarios))
-    print(f"\nevery run: {out.relative_to(HERE.parent)}")
-    return 0 if all(run.get("ok") for run in runs if run["broker"] == "mqttbroker") else 1
+    with tempfile.TemporaryDirectory(prefix="mqttbroker-bench-") as name:
+        around = surroundings(Path(name))
+        bench = Bench(peers(not options.no_mosquitto), build_generator(), Path(name), options.duration)
+        try:
+            measure(bench, options)
+        except KeyboardInterrupt:
+            print("bench: interrupted; what is there follows", file=sys.stderr)
+        if not bench.runs:
+            return 1
+        out = write(options, bench, around)
+        show(options, bench)
+    print(f"\nfsync on this disk: {around['fsync_us']} µs; every run, and a plot: {out}")
+    return 0 if all(run["ok"] for run in bench.runs if run["broker"] in (OURS, OURS_OFF)) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,311 @@
+"""Runs brokers and the load generator.
+
+Rule: one broker at a time, freshly started for every run, and the brokers take turns within each scenario, so that
+whatever else the machine does falls on all of them alike. A run in which a message was lost, doubled, damaged or
+reordered is a failure and gives no figure.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+from scenarios import ELSEWHERE, Scenario
+
+HERE = Path(__file__).resolve().parent
+OURS = "mqttbroker"
+OURS_OFF = "durability off"
+START_SECONDS = 30.0
+STOP_SECONDS = 15.0
+RUN_SECONDS = 90.0
+"""How long a run may take beyond its duration."""
+RATE_UNKNOWN = 20_000.0
+"""Messages per second of a half-load scenario when the full load was not measured."""
+USER = "bench"
+
+Run = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A broker: ``script PORT`` runs it in the foreground; exit status 3 says that it cannot do what is asked."""
+
+    name: str
+    script: Path
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Generator:
+    """The program that makes the load."""
+
+    command: list[str]
+    in_c: bool
+
+
+def build_generator() -> Generator:
+    """mqtt_load, compiled if its sources changed; without a C compiler py_load.py, which is slower and knows less."""
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+    if compiler is None:
+        print("bench: no C compiler: py_load.py makes the load and bounds the rates", file=sys.stderr)
+        return Generator([sys.executable, str(HERE / "py_load.py")], False)
+    program = HERE / "mqtt_load"
+    sources = [HERE / name for name in ("mqtt_load.c", "channel.c")]
+    newest = max(path.stat().st_mtime for path in [*sources, HERE / "channel.h"])
+    if not program.exists() or program.stat().st_mtime < newest:
+        made = program.with_name(f"mqtt_load-{os.getpid()}.o")
+        command = [compiler, "-O2", "-std=c11", "-o", str(made), *map(str, sources)]
+        if subprocess.run([*command, "-lssl", "-lcrypto"], capture_output=True).returncode:
+            print("bench: no OpenSSL headers (libssl-dev): TLS is not measured", file=sys.stderr)
+            subprocess.run([*command, "-DNO_TLS"], check=True)
+        made.replace(program)
+    return Generator([str(program)], True)
+
+
+# --- what brokers are given -----------------------------------------------------------------------------------------
+
+
+def write_passwords(path: Path, users: int = 100) -> None:
+    """A password file in Mosquitto's format, so that every broker here can read the same."""
+    lines = []
+    for name in [USER, *(f"device{number}" for number in range(users))]:
+        salt = os.urandom(12)
+        digest = hashlib.pbkdf2_hmac("sha512", USER.encode(), salt, 101)
+        lines.append(f"{name}:$7$101${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}\n")
+    path.write_text("".join(lines), encoding="ascii")
+
+
+ACL = f"""\
+topic read public/#
+
+user {USER}
+topic readwrite load/#
+topic readwrite commands/+/answer
+
+pattern readwrite devices/%c/#
+pattern read users/%u/#
+"""
+
+
+def write_certificate(directory: Path) -> bool:
+    """cert.pem and key.pem; False if nothing here can make them."""
+    try:
+        import trustme
+    except ImportError:
+        return False
+    issued = trustme.CA().issue_cert("127.0.0.1", "localhost")
+    issued.private_key_pem.write_to_path(str(directory / "key.pem"))
+    for blob in issued.cert_chain_pems:
+        blob.write_to_path(str(directory / "cert.pem"), append=True)
+    return True
+
+
+def fsync_us(directory: Path, rounds: int = 100) -> float:
+    """Median time to append 4 KiB to a file and have it on disk."""
+    took = []
+    with (directory / "fsync").open("wb") as file:
+        for _ in range(rounds):
+            start = time.perf_counter()
+            os.write(file.fileno(), bytes(4096))
+            os.fdatasync(file.fileno())
+            took.append(time.perf_counter() - start)
+    return round(statistics.median(took) * 1e6, 1)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def descendants(pid: int) -> list[int]:
+    """The process and every live one that it started."""
+    found = [pid]
+    for parent in found:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            with suppress(OSError):
+                found += [int(child) for child in children.read_text().split()]
+    return found
+
+
+class RunningBroker:
+    """One process tree in a directory of its own; ends with ``stop()``."""
+
+    def __init__(self, peer: Peer, environment: dict[str, str], directory: Path, cpu: Optional[str]) -> None:
+        self.port = free_port()
+        self.log = directory / "log"
+        pin = [] if cpu is None else ["taskset", "-c", cpu]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*pin, str(peer.script), str(self.port)], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env={**os.environ, **environment, "TMPDIR": str(directory)},
+            )  # fmt: skip
+
+    def wait_until_it_listens(self) -> str:
+        """What is wrong, or nothing."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return ""
+            time.sleep(0.02)
+        if self.process.returncode == 3:
+            return "not offered"
+        return f"did not start: {self.log.read_text(errors='replace')[-300:]}"
+
+    def stop(self) -> None:
+        processes = descendants(self.process.pid)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        for child in processes[1:]:
+            with suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+
+
+class Scraper:
+    """Asks for the metrics every second, as a monitoring system would, until it is left."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}/metrics"
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+
+    def run(self) -> None:
+        while not self.ended.wait(1):
+            with suppress(OSError):
+                urllib.request.urlopen(self.url, timeout=5).read()
+
+    def __enter__(self) -> Scraper:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """Runs scenarios against peers and collects what mqtt_load said of each run."""
+
+    def __init__(self, peers: list[Peer], generator: Generator, directory: Path, duration: float) -> None:
+        self.peers = peers
+        self.generator = generator
+        self.directory = directory
+        self.duration = duration
+        self.runs: list[Run] = []
+        self.rates: dict[str, float] = {}
+        self.pin = (os.cpu_count() or 1) > 1 and shutil.which("taskset") is not None
+        write_passwords(directory / "passwords")
+        os.chmod(directory / "passwords", 0o600)
+        (directory / "acl").write_text(ACL, encoding="ascii")
+        os.chmod(directory / "acl", 0o600)
+        self.has_certificate = write_certificate(directory)
+
+    def possible(self, scenario: Scenario) -> bool:
+        return (self.generator.in_c or not scenario.needs_c) and (scenario.transport != "tls" or self.has_certificate)
+
+    def takers(self, scenario: Scenario) -> list[Peer]:
+        """Who runs it: this broker, without durability too where that matters, and those who have what it needs."""
+        found = [peer for peer in self.peers if peer.name == OURS or scenario.guarded or not scenario.stream]
+        ours = next((peer for peer in self.peers if peer.name == OURS), None)
+        if scenario.durable and ours is not None:
+            found.insert(1, Peer(OURS_OFF, ours.script, {**ours.settings, "BENCH_DURABILITY": "off"}))
+        return found
+
+    def round(self, scenarios: list[Scenario], number: int, report: Callable[[Run], None]) -> None:
+        for scenario in filter(self.possible, scenarios):
+            for peer in self.takers(scenario):
+                run = {"scenario_name": scenario.name, "broker": peer.name, "round": number, **self.one(scenario, peer)}
+                self.runs.append(run)
+                report(run)
+
+    def one(self, scenario: Scenario, peer: Peer) -> Run:
+        http_port = free_port() if scenario.guarded else 0
+        environment = self.environment(scenario, peer, http_port)
+        pinned = self.pin and not scenario.durable
+        with tempfile.TemporaryDirectory(dir=self.directory) as name:
+            broker = RunningBroker(peer, environment, Path(name), "0" if pinned else None)
+            try:
+                wrong = broker.wait_until_it_listens()
+                if wrong:
+                    return {"error": wrong, "ok": False}
+                if http_port and peer.name == OURS:
+                    with Scraper(http_port):
+                        run = self.load(scenario, broker, pinned)
+                else:
+                    run = self.load(scenario, broker, pinned)
+                if broker.process.poll() is not None:
+                    run.update(error=f"the broker ended with {broker.process.returncode}", ok=False)
+                return run
+            finally:
+                broker.stop()
+
+    def environment(self, scenario: Scenario, peer: Peer, http_port: int) -> dict[str, str]:
+        """What start scripts are told; all of it is always set, to nothing if it is not asked for."""
+        guarded, tls = scenario.guarded, scenario.transport == "tls"
+        return {
+            "BENCH_TRANSPORT": scenario.transport,
+            "BENCH_CERT": str(self.directory / "cert.pem") if tls else "",
+            "BENCH_KEY": str(self.directory / "key.pem") if tls else "",
+            "BENCH_PASSWORDS": str(self.directory / "passwords") if guarded else "",
+            "BENCH_ACL": str(self.directory / "acl") if guarded else "",
+            "BENCH_STREAM": scenario.stream or (ELSEWHERE if guarded else ""),
+            "BENCH_HTTP_PORT": str(http_port) if http_port else "off",
+            "BENCH_DURABILITY": "commit",
+            **peer.settings,
+        }
+
+    def load(self, scenario: Scenario, broker: RunningBroker, pinned: bool) -> Run:
+        arguments = shlex.split(scenario.arguments.format(rate=self.rate(scenario)))
+        if scenario.timed:
+            arguments += ["--duration", str(self.duration)]
+        if scenario.guarded:
+            arguments += ["--username", USER, "--password", USER]
+        command = [*(["taskset", "-c", "1"] if pinned else []), *self.generator.command, "--port", str(broker.port)]
+        command += ["--broker-pid", ",".join(map(str, descendants(broker.process.pid)))]
+        command += ["--mqtt-version", str(scenario.mqtt), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=self.duration + RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            return {"error": "took too long", "ok": False}
+        try:
+            run: Run = json.loads(done.stdout)
+        except ValueError:
+            return {"error": done.stderr.strip()[-200:] or "the load generator said nothing", "ok": False}
+        return run
+
+    def rate(self, scenario: Scenario) -> float:
+        """Messages per second and publisher at half load, decided once, so that every round asks for the same."""
+        if not scenario.half_of:
+            return 0
+        if scenario.name not in self.rates:
+            full = [run["delivered_per_s"] for run in self.runs if run["scenario_name"] == scenario.half_of and run["ok"]]
+            self.rates[scenario.name] = round((min(full) / 2 if full else RATE_UNKNOWN) / 10, 1)
+        return self.rates[scenario.name]

@@ -1,0 +1,163 @@
+"""What ``make bench`` measures: one table of scenarios.
+
+Rule: a scenario is arguments of mqtt_load and what the broker must be set to; numbers of clients and messages shrink
+with one scale, so that the same table serves a test of a second and a measurement of minutes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the table: which key of mqtt_load's result, a path with slashes, and what it means."""
+
+    title: str
+    key: str
+    higher_is_better: bool = False
+
+
+CPU = Figure("CPU µs/message", "cpu_us_per_delivered")
+RATE = Figure("messages/s", "delivered_per_s", True)
+P99 = Figure("p99 latency µs", "latency_us/p99")
+ACKS = Figure("acknowledged/s", "published_per_s", True)
+ACK_P50 = Figure("p50 acknowledgement µs", "ack_us/p50")
+ACK_P99 = Figure("p99 acknowledgement µs", "ack_us/p99")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """``arguments`` may contain ``{rate}``: half of what the slowest broker delivered in ``half_of``, per publisher."""
+
+    name: str
+    arguments: str
+    figures: tuple[Figure, ...] = (CPU,)
+    mqtt: int = 4
+    transport: str = "tcp"
+    guarded: bool = False
+    """Passwords, ACL, metrics and, of this broker, a stream of other topics."""
+    stream: str = ""
+    """Filter of a stream that this broker keeps; other brokers have none and sit out unless ``guarded``."""
+    durable: bool = False
+    """What is kept decides: this broker also runs with durability off, and nobody is tied to one core."""
+    half_of: str = ""
+    needs_c: bool = True
+    """Whether py_load.py cannot make this load."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether the run lasts as long as it is told, and not until all is done."""
+        return not any(option in self.arguments for option in ("--count", "--idle-clients", "--connect-storm"))
+
+
+PAIRS = "--scenario p2p --publishers 10 --subscribers 10"
+ELSEWHERE = "elsewhere/#"
+
+
+def simple() -> list[Scenario]:
+    sizes = {"64": "--size 64", "1k": "--size 1024"}
+    found = [
+        Scenario(f"p2p-q{qos}-{size}", f"{PAIRS} {option} --qos {qos}", (CPU, RATE) if size == "64" else (CPU,),
+                 needs_c=qos == 2)
+        for qos in (0, 1, 2) for size, option in sizes.items()
+    ]  # fmt: skip
+    found += [
+        Scenario("fanout100-q0", "--scenario fanout --publishers 1 --subscribers 100 --qos 0", needs_c=False),
+        Scenario("fanout100-q1", "--scenario fanout --publishers 1 --subscribers 100 --qos 1", needs_c=False),
+        Scenario("fanin100-q0", "--scenario fanin --publishers 100 --subscribers 1 --qos 0", needs_c=False),
+        Scenario("fanin100-q1", "--scenario fanin --publishers 100 --subscribers 1 --qos 1", needs_c=False),
+        Scenario("shared4-q1", "--scenario shared --publishers 10 --subscribers 4 --qos 1"),
+    ]
+    for qos in (0, 1):
+        arguments = f"{PAIRS} --qos {qos} --rate {{rate}}"
+        found.append(Scenario(f"half-load-q{qos}", arguments, (CPU, P99), half_of=f"p2p-q{qos}-64", needs_c=False))
+    return found
+
+
+def crowds(scale: float) -> list[Scenario]:
+    def number(full: int) -> int:
+        return max(int(full * scale), 10)
+
+    pairs = number(1000)
+    return [
+        Scenario("fanout1000-q0", f"--scenario fanout --publishers 1 --subscribers {number(1000)} --qos 0"),
+        Scenario("pairs1000-q0", f"--scenario p2p --publishers {pairs} --subscribers {pairs} --qos 0 --rate 10",
+                 (CPU, P99), needs_c=False),
+        Scenario("storm5000", f"--connect-storm {number(5000)} --concurrency 100",
+                 (Figure("connections/s", "connects_per_s", True), Figure("CPU µs/connection", "cpu_us_per_connect"))),
+        Scenario("idle10000", f"--idle-clients {number(10000)} --idle-subscribe --publishers 0 --concurrency 100",
+                 (Figure("KiB/client", "rss_kb_per_client"),)),
+        Scenario("retained100k", f"--scenario retained --publishers 10 --count {number(100_000) // 10} --qos 1"
+                 " --window 1000 --subscribe-qos 0", (CPU, RATE, Figure("stored/s", "published_per_s", True))),
+    ]  # fmt: skip
+
+
+def other_wires() -> list[Scenario]:
+    return [
+        Scenario("v5-q0", f"{PAIRS} --qos 0", mqtt=5, needs_c=False),
+        Scenario("v5-properties-q0", f"{PAIRS} --qos 0 --properties", mqtt=5),
+        Scenario("v5-properties-q1", f"{PAIRS} --qos 1 --properties", mqtt=5),
+        Scenario("v5-alias-q0", f"{PAIRS} --qos 0 --alias", mqtt=5),
+        Scenario("tls-q0", f"{PAIRS} --qos 0 --tls", transport="tls"),
+        Scenario("tls-q1", f"{PAIRS} --qos 1 --tls", transport="tls"),
+        Scenario("ws-q0", f"{PAIRS} --qos 0 --websocket", transport="ws"),
+        Scenario("ws-q1", f"{PAIRS} --qos 1 --websocket", transport="ws"),
+    ]
+
+
+def kept(scale: float) -> list[Scenario]:
+    def count(full: int) -> int:
+        return max(int(full * scale), 10)
+
+    away = "--scenario offline --publishers 10 --subscribers 10 --stall 20"
+    drained = Figure("CPU µs/message drained", "cpu_us_per_delivered")
+    offline = (ACKS, ACK_P99, Figure("CPU µs/message queued", "cpu_us_per_published"),
+               Figure("drained/s", "delivered_per_s", True), drained)  # fmt: skip
+    return [
+        Scenario("durable-q1", f"{PAIRS} --qos 1 --clean 0", (ACKS, CPU, ACK_P99), durable=True, needs_c=False),
+        Scenario("durable-q2", f"{PAIRS} --qos 2 --clean 0", (ACKS, CPU, ACK_P99), durable=True),
+        Scenario("durable-q1-window1", f"{PAIRS} --qos 1 --clean 0 --window 1 --max-undelivered 1", (ACK_P50, ACK_P99),
+                 durable=True),
+        Scenario("offline-q1", f"{away} --qos 1 --window 1000 --count {count(10_000)}", offline, durable=True),
+        Scenario("offline-q2", f"{away} --qos 2 --window 1000 --count {count(5_000)}", offline, durable=True),
+        Scenario("offline-q1-window1", f"{away} --qos 1 --window 1 --count {count(100)}", (ACK_P50, ACK_P99),
+                 durable=True),
+        Scenario("streamed-q0", f"{PAIRS} --qos 0", (CPU, RATE), stream="load/#", durable=True, needs_c=False),
+        Scenario("streamed-q1", f"{PAIRS} --qos 1", (CPU, ACKS, ACK_P99), stream="load/#", durable=True, needs_c=False),
+    ]  # fmt: skip
+
+
+def featured() -> list[Scenario]:
+    loads = {
+        "q0": f"{PAIRS} --qos 0",
+        "q1": f"{PAIRS} --qos 1",
+        "fanout100-q0": "--scenario fanout --publishers 1 --subscribers 100 --qos 0",
+        "fanin100-q0": "--scenario fanin --publishers 100 --subscribers 1 --qos 0",
+    }
+    return [Scenario(f"features-{name}", arguments, guarded=True, stream=ELSEWHERE) for name, arguments in loads.items()]
+
+
+GROUPS = {
+    "quick": ["p2p-q0-64", "p2p-q1-64", "fanout100-q0", "fanin100-q0", "pairs1000-q0", "durable-q1", "features-q1"],
+    "wires": [scenario.name for scenario in other_wires()],
+    "kept": [scenario.name for scenario in kept(1)],
+    "features": [scenario.name for scenario in featured()],
+}
+
+
+def all_scenarios(scale: float = 1.0) -> dict[str, Scenario]:
+    """By name, in the order in which they run; ``scale`` multiplies the numbers of clients and messages."""
+    found = simple() + crowds(scale) + other_wires() + kept(scale) + featured()
+    return {scenario.name: scenario for scenario in found}
+
+
+def chosen(names: str, scale: float = 1.0) -> list[Scenario]:
+    """The scenarios and groups in a comma-separated list; "all" is every one. ValueError names an unknown one."""
+    known = all_scenarios(scale)
+    wanted: list[str] = []
+    for name in names.replace(",", " ").split():
+        if name != "all" and name not in GROUPS and name not in known:
+            raise ValueError(f"unknown scenario {name!r}; there are {', '.join([*known, *GROUPS, 'all'])}")
+        wanted += known if name == "all" else GROUPS.get(name, [name])
+    return [scenario for name, scenario in known.items() if name in wanted]

@@ -1,0 +1,106 @@
+"""``make bench``: every load can be made, what is measured is right, and what is wrong is no figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+sys.path.append(str(BENCH))
+
+import report  # noqa: E402
+import run  # noqa: E402
+import runner  # noqa: E402
+import scenarios  # noqa: E402
+
+OURS = {"MQTTBROKER": f"{sys.executable} -P -m mqttbroker"}
+TINY = "features-q1 retained100k v5-alias-q0 ws-q0 tls-q0 storm5000"
+
+
+@pytest.fixture(scope="module")
+def generator() -> runner.Generator:
+    return runner.build_generator()
+
+
+@pytest.mark.timeout(180)
+def test_tiny_loads_give_every_figure(tmp_path: Path, generator: runner.Generator) -> None:
+    if not generator.in_c:
+        pytest.skip("needs a C compiler")
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "run.py"), "--rounds", "1", "--duration", "0.05", "--scale", "0.002",
+         "--no-mosquitto", "--scenarios", TINY, "--results", str(tmp_path / "results")],
+        env={**os.environ, **OURS, "PEERS": ""}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "results").glob("*.json")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert set(found["medians"]) == set(TINY.split())
+    missing = [(scenario, title) for scenario, figures in found["medians"].items() for title, figure in figures.items()
+               if not (figure["mqttbroker"] or 0) > 0]  # fmt: skip
+    assert not missing
+    assert "| features-q1" in done.stdout
+
+
+def test_the_generator_without_a_compiler(tmp_path: Path) -> None:
+    slow = runner.Generator([sys.executable, str(BENCH / "py_load.py")], False)
+    peer = runner.Peer(runner.OURS, BENCH / "brokers" / "mqttbroker.sh", OURS)
+    bench = runner.Bench([peer], slow, tmp_path, 0.05)
+    bench.round(scenarios.chosen("p2p-q1-64 p2p-q2-64"), 0, lambda _: None)
+    (result,) = bench.runs
+    assert result["ok"] and result["delivered"] == result["published"] > 0 and result["cpu_us_per_delivered"] > 0
+
+
+@pytest.mark.parametrize("scenario", scenarios.all_scenarios(0.001).values(), ids=lambda scenario: scenario.name)
+def test_the_generator_understands_every_scenario(scenario: scenarios.Scenario, generator: runner.Generator) -> None:
+    if scenario.needs_c and not generator.in_c:
+        pytest.skip("needs a C compiler")
+    arguments = [*scenario.arguments.format(rate=1).split(), "--mqtt-version", str(scenario.mqtt)]
+    nobody = str(runner.free_port())
+    done = subprocess.run([*generator.command, "--port", nobody, *arguments], capture_output=True, text=True)
+    assert "refused" in (done.stdout + done.stderr).lower() or '"connect_failures":10' in done.stdout, done.stderr
+
+
+def result(broker: str, cpu: float, **more: Any) -> dict[str, Any]:
+    return {"scenario_name": "p2p-q0-1k", "broker": broker, "ok": True, "cpu_us_per_delivered": cpu, **more}
+
+
+def test_figures_are_medians_of_right_runs() -> None:
+    runs = [result("a", 1), result("a", 9), result("a", 2), result("b", 4), result("b", 0.1, ok=False, lost=3)]
+    row = report.table(runs, scenarios.chosen("p2p-q0-1k"), ["a", "b"]).splitlines()[2]
+    assert [cell.strip() for cell in row.strip("|").split("|")] == ["p2p-q0-1k", "CPU µs/message", "2.00", "4.00", "0.50"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"),
+    [({"lost": 1}, "lost"), ({"misordered": 1}, "misordered"), ({"error": "not offered"}, "–"), ({}, "stalled"),
+     ({"error": "did not start"}, "failed"), ({"qos": 1, "dup": 5, "unacked": 1}, "unacked")],
+)  # fmt: skip
+def test_a_broker_that_is_wrong_has_no_figure(wrong: dict[str, Any], shown: str) -> None:
+    runs = [result("a", 1), result("b", 0.1, ok=False, **wrong)]
+    row = report.table(runs, scenarios.chosen("p2p-q0-1k"), ["a", "b"]).splitlines()[2]
+    assert [cell.strip() for cell in row.strip("|").split("|")][2:] == ["1.00", shown, ""]
+
+
+def test_no_round_begins_that_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, rounds = [0.0], []
+    monkeypatch.setattr(run.time, "monotonic", lambda: clock[0])
+
+    class Slow:
+        def round(self, chosen: object, number: int, say: object) -> None:
+            rounds.append(number)
+            clock[0] += 100
+
+    run.measure(Slow(), run.parse(["--rounds", "9", "--minutes", "6"]))  # type: ignore[arg-type]
+    assert rounds == [0, 1, 2]
+
+
+def test_an_unknown_scenario_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.parse(["--scenarios", "p2p-q0-64 nonsense"])
+    assert "nonsense" in capsys.readouterr().err
