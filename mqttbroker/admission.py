@@ -264,6 +264,8 @@ class Admissions:
                 properties.assigned_client_identifier = session.client_id  # [MQTT-3.1.3-7]
             if admission.keep_alive != packet.keep_alive:
                 properties.server_keep_alive = admission.keep_alive  # [MQTT-3.1.2-21]
+            if packet.properties.request_response_information == 1:  # [MQTT-3.1.2-28]
+                properties.response_information = terms.reply_root(session.client_id, session.username)
             properties.authentication_method = admission.connection.method  # [MQTT-4.12.0-5]
             properties.authentication_data = admission.proof
         return Connack(admission.session_present, SUCCESS, properties).encode(packet.version)

@@ -8,7 +8,7 @@ is refused with the reason code the standard names.
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Final, Optional, Union
+from typing import Any, Final, List, Optional, Union
 
 from mqttbroker.reason_codes import (
     BAD_AUTHENTICATION_METHOD,
@@ -40,6 +40,20 @@ class Terms:
         self.max_subscriptions_per_client = 100_000
         self.retain_available = True
         self.max_pending_write_bytes = 64 * 1024 * 1024
+        # A topic name for replies, in which the levels %c and %u stand for the client's names.
+        self.response_information = ""
+
+    def reply_root(self, client_id: str, username: Optional[str]) -> Optional[str]:
+        """The response information for a client; None if there is none for one with these names."""
+        levels: List[str] = []
+        for level in self.response_information.split("/"):
+            if level == "%c" or level == "%u":
+                level = client_id if level == "%c" else username or ""
+                if not level or "/" in level or "+" in level or "#" in level:
+                    return None
+            levels.append(level)
+        root = "/".join(levels)
+        return root if 0 < len(root.encode("utf-8")) <= self.max_topic_length else None
 
 
 class Challenge:

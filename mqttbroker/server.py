@@ -279,6 +279,7 @@ def build_broker(
     terms.max_subscriptions_per_client = wanted.max_subscriptions_per_client
     terms.max_pending_write_bytes = wanted.max_pending_write_bytes
     terms.retain_available = wanted.retain_available
+    terms.response_information = settings.response_information or ""
     rules = [
         StreamRule(stream.name, list(stream.filters), stream.partitions, stream.key)
         for stream in settings.streams

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Optional, TypeVar, Union
 
-from topic_matcher.filters import is_valid_filter
+from topic_matcher.filters import is_valid_filter, is_valid_topic
 
 T = TypeVar("T")
 
@@ -79,6 +79,20 @@ class OptionalText(Kind[Optional[str]]):
         if not isinstance(value, str) or "\0" in value:
             raise ValueError("must be a string")
         return str(value) or None
+
+
+class TopicPattern(Kind[Optional[str]]):
+    """A topic name in which the levels %c and %u stand for names of a client; the empty string means that there is none."""
+
+    def read(self, value: object) -> Optional[str]:
+        text = OptionalText().read(value)
+        if text is not None:
+            if not is_valid_topic(text) or len(text.encode("utf-8")) > 65535:
+                raise ValueError(f"must be a topic name, got {shown(text)}")
+            for level in text.split("/"):
+                if level not in ("%c", "%u") and ("%c" in level or "%u" in level):
+                    raise ValueError(f"%c and %u must be a whole level, not part of {shown(level)}")
+        return text
 
 
 class OptionalPath(Kind[Optional[Path]]):

@@ -30,6 +30,7 @@ from mqttbroker.setting_kinds import (
     Size,
     Text,
     Texts,
+    TopicPattern,
 )
 
 T = TypeVar("T")
@@ -182,6 +183,7 @@ class Settings:
     shared_subscription_strategy: str = _key(
         Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin"
     )
+    response_information: Optional[str] = _key(TopicPattern(), "")
     log: Log = _section(Log)
     http: Http = _section(Http)
     limits: Limits = _section(Limits)

@@ -59,6 +59,26 @@ def test_an_empty_client_id(broker: BrokerProcess, version: int, clean_start: bo
             assert connack.properties.assigned_client_identifier
 
 
+@pytest.mark.parametrize("asked, client_id, told", [
+    (1, "c1", "replies/c1/in"), (0, "c1", None), (-1, "c1", None), (1, "", "replies/auto-1/in"),
+    (1, "a/b", None), (1, "+", None), (1, "a#", None), (1, "x" * 65535, None),
+])  # fmt: skip
+def test_response_information_is_for_who_asks(tmp_path: Path, asked: int, client_id: str, told: str | None) -> None:
+    properties = Properties()
+    properties.request_response_information = asked
+    with Core(tmp_path, others={"response_information": "replies/%c/in"}) as core:
+        assert core.connect(client_id, properties=properties).connack.properties.response_information == told
+
+
+@pytest.mark.parametrize("version, others", [(5, {}), (4, {"response_information": "replies"}), (5, {"response_information": "%u"})])
+def test_no_response_information(tmp_path: Path, version: int, others: dict[str, str]) -> None:
+    """There is none, the client knows none, or it has no name to put in."""
+    properties = Properties()
+    properties.request_response_information = 1
+    with Core(tmp_path, others=others) as core:
+        assert core.connect("c", version, properties=properties).connack.properties.response_information is None
+
+
 def test_assigned_client_ids_differ(broker: BrokerProcess) -> None:
     with RawClient(broker.port) as one, RawClient(broker.port) as two:
         names = {client.connect().properties.assigned_client_identifier for client in (one, two)}

@@ -11,7 +11,8 @@ from conformance.script import Case
 # Settings that a case may ask for; "default" are the broker's own.
 BROKERS: dict[str, dict[str, Any]] = {
     "default": {},
-    "small": {"limits": {"retain_available": False, "max_packet_size": "1KiB", "topic_alias_maximum": 0,
+    "small": {"response_information": "replies/%c",
+              "limits": {"retain_available": False, "max_packet_size": "1KiB", "topic_alias_maximum": 0,
                          "receive_maximum": 5, "max_keep_alive": "2s"}},
     "websocket": {"listeners": [{"host": "127.0.0.1", "port": 0, "type": "tcp"},
         {"host": "127.0.0.1", "port": 0, "type": "ws"}]},

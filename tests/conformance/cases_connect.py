@@ -106,13 +106,17 @@ CONNACKS = [
         a.open(), a.send(CONNECT()), a.refused(5, 0x87),
         a.open(), a.send(CONNECT(user="nobody", password="wrong")), a.refused(Codes(4, 5), Codes(0x86, 0x87)),
     ], broker="guarded"),
-    Case("connack-grants-what-was-not-limited", None, "3.2.2-9 3.2.2-10 3.1.2-28 4.12.0-6 3.2.2-22 3.2.2-8", [
+    Case("connack-grants-what-was-not-limited", None, "3.2.2-9 3.2.2-10 4.12.0-6 3.2.2-22 3.2.2-8", [
         a.connect(has=without(MAXIMUM_QOS, RETAIN_AVAILABLE, RESPONSE_INFORMATION, AUTH_METHOD, AUTH_DATA,
             SERVER_KEEP_ALIVE,
                               ASSIGNED_ID)),
         a.send(SUBSCRIBE(1, ("~/0", 0), ("~/1", 1), ("~/2", 2))), a.get(SUBACK(1, 0, 1, 2)),
-        a.connect(props=[(RESPONSE_REQUEST, 0)], has=without(RESPONSE_INFORMATION)),
     ]),
+    Case("response-information-for-who-asks", None, "3.1.2-28", [
+        a.connect(client="who-asks", props=[(RESPONSE_REQUEST, 1)], has=having((RESPONSE_INFORMATION, "replies/who-asks"))),
+        a.connect(props=[(RESPONSE_REQUEST, 0)], has=without(RESPONSE_INFORMATION)),
+        a.connect(has=without(RESPONSE_INFORMATION)),
+    ], broker="small"),
     Case("connack-keeps-to-the-clients-packet-size", None, "3.1.2-24 3.2.2-19 3.2.2-20", [
         a.open(), a.send(CONNECT(will=will(retain=1), props=[(MAXIMUM_PACKET_SIZE, 12)])), a.refused(None, 0x9A),
         a.open(), a.send(CONNECT(props=[(MAXIMUM_PACKET_SIZE, 5)])), a.refused(None, 0x95),
