@@ -19,7 +19,6 @@ from mqttbroker.properties import PublishProperties, decode_publish_properties
 from mqttbroker.reason_codes import (
     MALFORMED_PACKET,
     NO_MATCHING_SUBSCRIBERS,
-    NOT_AUTHORIZED,
     PAYLOAD_FORMAT_INVALID,
     PROTOCOL_ERROR,
     PUBACK,
@@ -331,7 +330,7 @@ class Intake(Connection):
         qos: int = (first >> 1) & 3
         if route.reserved or (self.restricted and not self._may_publish(route.topic)):
             stats.publish_dropped_denied += 1
-            self._turn_down(qos, packet_id, NOT_AUTHORIZED)
+            self._turn_down(qos, packet_id, self.broker.terms.denial)
             return True
         if first & 1 and size > 0 and self.broker.retained_full(route.topic, size):
             stats.publish_dropped_retained += 1

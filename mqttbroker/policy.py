@@ -40,6 +40,8 @@ class Terms:
         self.max_subscriptions_per_client = 100_000
         self.retain_available = True
         self.max_pending_write_bytes = 64 * 1024 * 1024
+        # What a 5.0 client is told when rules deny a SUBSCRIBE or a PUBLISH (sections 3.9.3 and 3.4.2.1).
+        self.denial = NOT_AUTHORIZED
         # A topic name for replies, in which the levels %c and %u stand for the client's names.
         self.response_information = ""
 

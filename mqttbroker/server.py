@@ -32,6 +32,7 @@ from mqttbroker.listeners import OpenListener
 from mqttbroker.logs import configure, set_level
 from mqttbroker.metrics import Metrics
 from mqttbroker.policy import Terms
+from mqttbroker.reason_codes import NOT_AUTHORIZED, UNSPECIFIED_ERROR
 from mqttbroker.router import Router, StreamRule
 from mqttbroker.security import Security
 from mqttbroker.settings import Settings
@@ -279,6 +280,7 @@ def build_broker(
     terms.max_subscriptions_per_client = wanted.max_subscriptions_per_client
     terms.max_pending_write_bytes = wanted.max_pending_write_bytes
     terms.retain_available = wanted.retain_available
+    terms.denial = NOT_AUTHORIZED if settings.reveal_denials else UNSPECIFIED_ERROR
     terms.response_information = settings.response_information or ""
     rules = [
         StreamRule(stream.name, list(stream.filters), stream.partitions, stream.key)

@@ -179,6 +179,7 @@ class Settings:
     allow_anonymous: Union[bool, str] = _key(Anonymous(), "loopback")
     password_file: Optional[Path] = _key(OptionalPath(), "")
     acl_file: Optional[Path] = _key(OptionalPath(), "")
+    reveal_denials: bool = _key(Boolean(), True)
     sys_interval: float = _key(Duration("0s", "1d"), "10s")
     shared_subscription_strategy: str = _key(
         Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin"

@@ -19,7 +19,6 @@ from mqttbroker.properties import encode_varint
 from mqttbroker.reason_codes import (
     MALFORMED_PACKET,
     NO_SUBSCRIPTION_EXISTED,
-    NOT_AUTHORIZED,
     PROTOCOL_ERROR,
     QUOTA_EXCEEDED,
     SUBACK,
@@ -101,7 +100,7 @@ class Subscriptions:
         if not self.authorizer.may_subscribe(
             session.client_id, session.username, topic_filter
         ):
-            return NOT_AUTHORIZED
+            return self.terms.denial
         old = session.subscriptions.get(wanted)
         if old is None and len(session.subscriptions) >= self.terms.max_subscriptions_per_client:
             return QUOTA_EXCEEDED

@@ -16,11 +16,10 @@ from core import Core, CoreClient
 from hypothesis import given
 from hypothesis import strategies as st
 from mqttbroker.acl import Acl, AclError, covers, parse_acl
-from mqttbroker.settings import Settings
 from mqttbroker.packets import Puback, Publish, Pubrec, Will
 from mqttbroker.policy import AnonymousPolicy, Challenge, PasswordPolicy
 from mqttbroker.properties import Properties
-from mqttbroker.reason_codes import NO_MATCHING_SUBSCRIBERS, NOT_AUTHORIZED
+from mqttbroker.reason_codes import NO_MATCHING_SUBSCRIBERS, NOT_AUTHORIZED, UNSPECIFIED_ERROR
 from raw_client import RawClient
 from topic_matcher.filters import matches
 
@@ -189,12 +188,11 @@ class Believer:
 class Ruled(Core):
     """A core with an ACL file, in which every password is right."""
 
-    def __init__(self, directory: Path, rules: str) -> None:
+    def __init__(self, directory: Path, rules: str, **others: Any) -> None:
         (directory / "rules.acl").write_text(rules)
-        super().__init__(directory)
+        super().__init__(directory, others={"acl_file": directory / "rules.acl", "allow_anonymous": True, **others})
 
     def _start(self) -> None:
-        self.settings = Settings(acl_file=self.directory / "rules.acl", allow_anonymous=True)
         super()._start()
         policy: Any = self.broker.policy
         policy.policy = PasswordPolicy(AnonymousPolicy(True), Believer())
@@ -243,6 +241,14 @@ def test_publishing_is_judged_and_told(core: Ruled, version: int, qos: int) -> N
     assert core.broker.outbound.stats.publish_dropped_denied == 3
     assert bob.publish("a/1", b"yes", qos) == 0
     assert [message.payload for message in core.clients[0].arrived()] == [b"yes"]
+
+
+def test_denials_need_not_say_why(tmp_path: Path) -> None:
+    with Ruled(tmp_path, BASIC, reveal_denials=False) as core:
+        alice = core.as_user("alice", "c")
+        assert alice.subscribe("a/1", "a/secret").reason_codes == [2, UNSPECIFIED_ERROR]
+        assert [alice.publish("a/1", b"", qos) for qos in (1, 2)] == [UNSPECIFIED_ERROR] * 2
+        assert core.as_user("alice", "old", 4).subscribe("a/secret").reason_codes == [0x80]
 
 
 def test_decisions_are_remembered_within_bounds(core: Ruled) -> None:
