@@ -19,7 +19,7 @@ from mqttbroker.publisher import Publisher
 from mqttbroker.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
 from mqttbroker.router import Router
 from mqttbroker.subscriptions import Subscriptions
-from sessions.journal import Journal
+from sessions.journal import GONE, Journal
 from sessions.registry import Registry
 from sessions.retained import Retained
 from sessions.session import Session
@@ -107,6 +107,17 @@ class Broker:
             for connection in blocked:
                 connection.touch()
 
+    def _withdraw_denied(self, session: Session) -> None:
+        """Take from a queue what its client may not read any more."""
+        authorizer = self.authorizer
+        for entry in session.queue:
+            topic = entry.message.topic
+            if entry.disk != GONE and not authorizer.may_read(
+                session.client_id, session.username, topic
+            ):
+                session.withdraw(entry)
+                self.outbound.stats.publish_dropped_denied += 1
+
     def _paged(self, session: Session, page: Page) -> None:
         if page.error is not None:
             log.error("event=page_failed client=%s reason=%s", session.client_id, page.error)
@@ -120,5 +131,7 @@ class Broker:
                 session.outlet.disconnect(IMPLEMENTATION_SPECIFIC_ERROR, "the store failed")
             return
         session.restore(page.rows, page.received)
+        if self.authorizer.restrictive:
+            self._withdraw_denied(session)
         if not self.admissions.resumed(session):
             session.pump()

@@ -370,6 +370,31 @@ def test_new_rules_count_at_once(core: Ruled) -> None:
     assert [message.payload for message in alice.arrived()] == [b"1", b"3"]
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("seen", [False, True])
+def test_what_waits_is_judged_again_when_its_client_comes(core: Ruled, qos: int, seen: bool) -> None:
+    """Mosquitto does the same (db__check_acl_of_all_messages), whether or not it was sent before."""
+    sleeper = core.as_user("alice", "sleeper", properties=durable())
+    sleeper.subscribe("a/#", options=qos)
+    if not seen:
+        sleeper.close()
+    bob = core.as_user("bob", "writer")
+    for topic in ("a/1", "a/2", "a/1", "a/3"):
+        bob.publish(topic, topic.encode(), qos)
+    if seen:
+        assert len(sleeper.arrived()) == 4
+        sleeper.close()
+    core.rules(BASIC.replace("topic read a/#", "topic read a/2\ntopic read a/3"))
+    for _ in range(2):
+        sleeper = core.as_user("alice", "sleeper", clean_start=False, properties=durable())
+        assert [message.payload for message in sleeper.arrived()] == [b"a/2", b"a/3"]
+        sleeper.close()
+        core.kill()
+        core.rules(BASIC)
+    session = core.broker.registry.get("sleeper")
+    assert session is not None and session.queued_messages == 2
+
+
 def test_a_message_that_is_denied_twice_over_is_answered_in_order(core: Ruled) -> None:
     bob = core.as_user("bob", "writer")
     bob.send(
