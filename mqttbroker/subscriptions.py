@@ -71,8 +71,7 @@ class Subscriptions:
             codes = [code if code < 0x80 else UNSPECIFIED_ERROR for code in codes]
         gate = connection.gate(SUBACK, packet.packet_id)
         gate.packet = Suback(packet.packet_id, codes).encode(connection.version)
-        for subscription in replay:
-            session.unseen[subscription.topic_filter] = subscription
+        session.unseen.extend(replay)
         if replay:
             gate.sequel = Answered(self, connection).run
         if session.id != 0 and self.journal.gated:
@@ -102,7 +101,10 @@ class Subscriptions:
         ):
             return self.terms.denial
         old = session.subscriptions.get(wanted)
-        if old is None and len(session.subscriptions) >= self.terms.max_subscriptions_per_client:
+        limit = self.terms.max_subscriptions_per_client
+        if old is None and len(session.subscriptions) >= limit:
+            return QUOTA_EXCEEDED
+        if len(session.unseen) + len(replay) >= 2 * limit:  # the same filters over and over
             return QUOTA_EXCEEDED
         subscription = Subscription(session, wanted, request.options, identifier)
         session.subscriptions[wanted] = subscription
@@ -123,7 +125,6 @@ class Subscriptions:
             _check_filter(topic_filter)
         for topic_filter in packet.topic_filters:
             subscription = session.subscriptions.pop(topic_filter, None)
-            session.unseen.pop(topic_filter, None)
             if subscription is None:
                 codes.append(NO_SUBSCRIPTION_EXISTED)
                 continue
@@ -214,7 +215,7 @@ class Replay:
         self.authorizer = authorizer
         self.connection = connection
         self.session = session
-        self._filter = ""
+        self._current: Optional[Subscription] = None
         self._scan: Optional[RetainedScan] = None
         self._held: List[Message] = []  # taken from the scan, and to be sent first
 
@@ -239,16 +240,19 @@ class Replay:
         session = self.session
         if self.done:
             return False
+        subscription = session.unseen[0]
+        if subscription.topic_filter not in session.subscriptions:  # not any more
+            session.unseen.popleft()
+            return True
         scan = self._scan
-        if scan is None or self._filter not in session.unseen:
-            self._filter = next(iter(session.unseen))
+        if scan is None or subscription is not self._current:
+            self._current = subscription
             self._held.clear()
-            scan = self.retained.scan(self._filter)
+            scan = self.retained.scan(subscription.topic_filter)
             self._scan = scan
         if not self._held:
             self._held = scan.take(REPLAY_MESSAGES, self.connection.outbound.clock.now)
             self._held.reverse()
-        subscription = session.unseen[self._filter]
         moved = not self._held
         while self._held and self.ready:
             if session.full(self._held[-1].size) and session.queued_messages:
@@ -256,7 +260,7 @@ class Replay:
             self._send(subscription, self._held.pop())
             moved = True
         if scan.done and not self._held:
-            del session.unseen[self._filter]
+            session.unseen.popleft()
             self._scan = None
         return moved
 

@@ -123,8 +123,8 @@ class Session:
         self.disconnected_at: float = 0.0  # Unix time; 0.0 while connected
         self.outlet: Optional[Outlet] = None
         self.subscriptions: Dict[str, Subscription] = {}
-        # Subscriptions whose retained messages the client has not all been sent.
-        self.unseen: Dict[str, Subscription] = {}
+        # Whose retained messages are still to be sent; a filter as often as it was subscribed to.
+        self.unseen: Deque[Subscription] = deque()
         self.send_maximum = shelf.limits.max_inflight
         # Unacknowledged deliveries by packet id; None for one that only passed through.
         # The keys are ints; as objects they are made once per packet, not once per look.

@@ -69,6 +69,52 @@ def test_retain_handling(connect: Callable[..., RawClient], handling: int, first
     assert len(client.ping()) == first
 
 
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_filter_said_again_is_subscribed_to_again(connect: Callable[..., RawClient], version: int) -> None:
+    """[MQTT-3.8.4-5]: as if each filter came in a packet of its own."""
+    topic = f"again/{version}"
+    client = connect(f"again-{version}", version)
+    client.publish(topic, b"x", 2, retain=True)
+    client.send(Subscribe(7, [Subscription(topic, 2), Subscription("again/none", 1), Subscription(topic, 0), Subscription(topic, 1)]))
+    assert client.expect(Suback).reason_codes == [2, 1, 0, 1]
+    assert [client.take().qos for _ in range(3)] == [2, 0, 1]
+    client.publish(topic, b"y", 2)
+    assert [(packet.payload, packet.qos) for packet in client.ping() if isinstance(packet, Publish)] == [(b"y", 1)]
+
+
+def test_a_filter_said_again_brings_what_its_options_say(connect: Callable[..., RawClient]) -> None:
+    client = connect("again-options")
+    client.publish("again-options", b"x", 1, retain=True)
+    handlings = [0x10, 0x20, 0x11, 0x01]
+    client.send(Subscribe(7, [Subscription("again-options", options) for options in handlings]))
+    assert client.expect(Suback).reason_codes == [0, 0, 1, 1]
+    assert [packet.qos for packet in client.ping() if isinstance(packet, Publish)] == [0, 1]
+
+
+def test_filters_said_over_and_over_are_limited(tmp_path: Path) -> None:
+    with Core(tmp_path, max_subscriptions_per_client=3) as core:
+        client = core.connect("c")
+        client.publish("t", b"x", 1, retain=True)
+        client.send(Subscribe(7, [Subscription("t", 0)] * 8))
+        assert client.expect(Suback).reason_codes == [0] * 6 + [0x97] * 2
+        assert [packet.payload for packet in client.arrived()] == [b"x"] * 6
+        assert client.subscribe("t").reason_codes == [2]
+
+
+def test_a_replay_ends_with_its_subscription_and_another_begins_anew(tmp_path: Path) -> None:
+    with Core(tmp_path, max_outbox_bytes=1024) as core:
+        publisher = core.connect("p")
+        for n in range(40):
+            publisher.publish(f"t/{n}", b"x" * 100, 1, retain=True)
+        client = core.connect("c")
+        core.eager = False
+        client.send(Subscribe(1, [Subscription("t/#", 0)]), Unsubscribe(2, ["t/#"]), Subscribe(3, [Subscription("t/1", 0)]))
+        assert 0 < len([packet for packet in client.arrived() if isinstance(packet, Publish)]) < 40
+        client.protocol.relieved()
+        core.settle()
+        assert [packet.topic for packet in client.arrived()] == ["t/1"]
+
+
 def test_a_shared_subscription_gets_none(connect: Callable[..., RawClient]) -> None:
     client = connect("retain-shared")
     client.publish("shared-retained", b"x", 1, retain=True)

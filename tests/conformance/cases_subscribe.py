@@ -42,6 +42,11 @@ SUBACKS = [
         a.get(SUBACK(1, 0, 1, 1)), a.any_order(PUBLISH("~/t", b"kept", 0, retain=1), PUBLISH("~/t", b"kept", 1, 1, 1)),
         b.publish("~/t", b"x", 1), a.get(PUBLISH("~/t", b"x", 1, ANY)), a.idle(),
     ]),
+    Case("a-filter-twice-in-a-packet-is-subscribed-to-twice", "3.8.4-4", "3.8.4-5", [
+        b.connect(), b.publish("~/t", b"kept", 2, 1), a.connect(), a.send(SUBSCRIBE(1, ("~/t", 2), ("~/t", 0))),
+        a.get(SUBACK(1, 2, 0)), a.any_order(PUBLISH("~/t", b"kept", 2, 1, 1), PUBLISH("~/t", b"kept", 0, retain=1)),
+        b.publish("~/t", b"x", 2), a.get(PUBLISH("~/t", b"x", 0)), a.idle(),
+    ]),
     Case("the-same-filter-replaces-the-subscription", "3.8.4-3", "3.8.4-3 3.8.4-4", [
         b.connect(), b.publish("~/t", b"kept", 1, 1), a.connect(), a.subscribe("~/t", 2),
         a.get(PUBLISH("~/t", b"kept", 1, 1, 1)),
