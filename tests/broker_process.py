@@ -31,7 +31,7 @@ class BrokerProcess:
 
     Port, HTTP port and data directory are given as flags and so override ``config``. ``data_dir`` is kept when it is
     given, else a temporary one lasts as long as this object. The log level must stay at info or debug, because the
-    log says the ports. Starts with ``start()`` or ``with``.
+    log says the ports. ``program`` is what Python runs instead of the package. Starts with ``start()`` or ``with``.
     """
 
     def __init__(
@@ -40,12 +40,14 @@ class BrokerProcess:
         config: Union[Mapping[str, Any], str, None] = None,
         env: Optional[Mapping[str, str]] = None,
         arguments: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "mqttbroker"),
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="mqttbroker-test-"))
         self.data_dir = self.directory / "data" if data_dir is None else Path(data_dir)
         self.config = self.directory / "broker.toml"
         self.config.write_text(config if isinstance(config, str) else to_toml(config or {}), encoding="utf-8")
         self.arguments = list(arguments)
+        self.program = list(program)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("MQTTBROKER_")}
         self.env = {**clean, **(env or {})}
         self.host = "127.0.0.1"
@@ -61,9 +63,17 @@ class BrokerProcess:
 
     def start(self) -> BrokerProcess:
         """Start it and wait until it listens; AssertionError with its log if it does not."""
-        assert self._process is None or self._process.poll() is not None, "already running"
         first = len(self.lines)
-        command = [sys.executable, "-P", "-m", "mqttbroker", "serve", "--config", str(self.config)]
+        self.launch()
+        self.port = self._port_of("tcp", first)
+        if "off" not in self.arguments:
+            self.http_port = self._port_of("http", first)
+        return self
+
+    def launch(self) -> None:
+        """Start it and do not wait for anything."""
+        assert self._process is None or self._process.poll() is not None, "already running"
+        command = [sys.executable, "-P", *self.program, "serve", "--config", str(self.config)]
         command += ["--port", str(self.port), "--http-port", str(self.http_port), "--data-dir", str(self.data_dir)]
         self._process = subprocess.Popen(
             command + self.arguments,
@@ -79,10 +89,6 @@ class BrokerProcess:
         self._ended_by_test = False
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
-        self.port = self._port_of("tcp", first)
-        if "off" not in self.arguments:
-            self.http_port = self._port_of("http", first)
-        return self
 
     def kill(self) -> None:
         """SIGKILL: what it has not written is lost."""
