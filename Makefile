@@ -20,7 +20,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz check demo bench bench-tools clean test-tools interop interop-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz chaos check demo bench bench-tools clean test-tools interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -101,6 +101,14 @@ FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= 1
 fuzz: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m fuzz.run --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) $(FUZZ_ARGS)
+
+# A broker killed under load, its clients too, and what was acknowledged against what is left; a few minutes. The seed
+# decides who dies when.
+CHAOS_KILLS ?= 50
+CHAOS_SECONDS ?= 120
+CHAOS_SEED ?= 1
+chaos: $(VENV)/extras build
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
 check: $(VENV)/extras
 	$(BIN)/mypy

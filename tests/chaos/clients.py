@@ -1,0 +1,201 @@
+"""The clients of a run: publishers, subscribers that stay or come and go, and readers of what is retained.
+
+Rule: they do what their schedule says and nothing else; how they fare is for the record to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import NamedTuple, Optional
+
+from chaos.device import Device, Link
+from chaos.record import KEPT, RETAINED, Record, Sent
+from chaos.schedule import CUT, LEAVE, TAKEOVER, Habits, Load, Stay
+from mqttbroker.packets import Puback, Publish, Pubrec
+
+TOPICS = "chaos/"
+STREAM_FILTERS = ("chaos/+/0", "chaos/+/1")  # the topics of other numbers are for queues alone
+WINDOW = 40  # messages of a publisher under way
+TRIES = 50  # round trips in which retained messages must come
+
+
+class Broker(NamedTuple):
+    """Where clients find the broker: ``up`` while it listens, ``finishing`` when it will not be killed any more."""
+
+    port: int
+    up: asyncio.Event
+    finishing: asyncio.Event
+
+
+class Client(Device):
+    """A device that comes and goes by habit."""
+
+    async def live(self, broker: Broker, habits: Habits) -> None:
+        """Until the end of the kills; then it stays."""
+        while not broker.finishing.is_set():
+            stay = habits.next()
+            link = await self._connected(broker, stay)
+            await _first_of(link.closed, broker.finishing, stay.seconds)
+            if link.closed.is_set() or broker.finishing.is_set():
+                continue
+            self.record.counts[stay.end] += 1
+            self._end(link, stay)
+            if stay.end != TAKEOVER:
+                await asyncio.sleep(stay.away)
+
+    async def remain(self, broker: Broker) -> None:
+        """Be there, whatever happens."""
+        while True:
+            link = self.link
+            if link is None or not link.up:
+                link = await self._connected(broker, Stay(0, 0, CUT, 0, False, 65535))
+            await link.closed.wait()
+
+    async def _connected(self, broker: Broker, stay: Stay) -> Link:
+        while True:
+            await broker.up.wait()
+            link = await self.connect(broker.port, stay.laziness, stay.receive_maximum)
+            if link is not None and await self.arrived():
+                return link
+            await asyncio.sleep(0.02)
+
+    async def arrived(self) -> bool:
+        """What it does first on a new connection; false if the connection ended over it."""
+        return True
+
+    def go_deaf(self) -> Optional[Link]:
+        """Hear nothing more on this connection, which is not over yet."""
+        link = self.link
+        if link is None or not link.up:
+            return None
+        link.forsake()
+        return link
+
+    def _end(self, link: Link, stay: Stay) -> None:
+        if stay.end == TAKEOVER:
+            link.forsake()
+        elif stay.end == LEAVE:
+            self.leave()
+        else:
+            link.cut()
+
+
+class Publisher(Client):
+    """Publishes at QoS 1 and 2, several topics, some of it retained."""
+
+    def __init__(self, name: str, version: int, record: Record, load: Load) -> None:
+        super().__init__(name, version, record)
+        self.load = load
+        self.room = asyncio.Event()
+
+    async def publish_all(self) -> None:
+        while True:
+            burst = self.load.next()
+            await asyncio.sleep(burst.pause)
+            for choice in burst.messages:
+                while not self.up or len(self.outgoing) >= WINDOW:
+                    self.room.clear()
+                    await self.room.wait()
+                self.publish(self._new(*choice))
+
+    def _new(self, topic: int, qos: int, retain: bool, size: int) -> Sent:
+        if retain:
+            return self.record.send(self.name, f"{KEPT}{self.name}/{qos}", qos, True, size if size > 20 else 0)
+        return self.record.send(self.name, f"{TOPICS}{self.name}/{topic}", qos, False, size)
+
+    def go_deaf(self) -> Optional[Link]:
+        """Not without some last words, whose acknowledgements it will not hear."""
+        if self.up:
+            for topic in range(self.load.topics):
+                for qos in (1, 2):
+                    self.publish(self._new(topic, qos, False, 60))
+        return super().go_deaf()
+
+    def connected(self) -> None:
+        self.room.set()
+
+    def settled(self) -> None:
+        self.room.set()
+
+    def _end(self, link: Link, stay: Stay) -> None:
+        if stay.end == CUT and stay.half and self.up:
+            self.publish_half(self._new(0, 2, False, 200))
+        else:
+            super()._end(link, stay)
+
+
+class Subscriber(Client):
+    """Has one subscription at ``qos``, whose session lasts unless ``lasting`` is false."""
+
+    def __init__(
+        self, name: str, version: int, record: Record, qos: int, group: str = "", lasting: bool = True
+    ) -> None:
+        super().__init__(name, version, record, lasting)
+        self.topic_filter = f"$share/{group}/{TOPICS}#" if group else f"{TOPICS}#"
+        self.qos = qos
+        self.group = group
+
+    async def arrived(self) -> bool:
+        return self.known and self.lasting or await self.subscribe(self.topic_filter, self.qos)
+
+
+class RetainedReader(Device):
+    """Subscribes anew to all that is retained, again and again, and compares it with what was acknowledged."""
+
+    def __init__(self, name: str, version: int, record: Record, seed: str) -> None:
+        super().__init__(name, version, record, False)
+        self.random = Random(f"{seed}:{name}")
+        self.found: dict[str, Optional[Sent]] = {}
+
+    async def look_all(self, broker: Broker) -> None:
+        while True:
+            await broker.up.wait()
+            await self.look(broker)
+            await asyncio.sleep(self.random.uniform(0.05, 0.5))
+
+    async def look(self, broker: Broker) -> None:
+        if await self.connect(broker.port) is None:
+            return
+        owed = dict(self.record.last_kept)
+        self.found = {}
+        if await self.subscribe(f"{KEPT}#", 2):
+            for _ in range(TRIES):
+                if not await self.ping():
+                    break
+                wrong = [text for topic, floor in owed.items() if (text := self._judge(topic, floor))]
+                if not wrong:
+                    self.record.checked[RETAINED] += len(owed)
+                    break
+            else:
+                for text in wrong:
+                    self.record.fault(RETAINED, text)
+        assert self.link is not None
+        self.link.cut()
+
+    def _judge(self, topic: str, floor: int) -> str:
+        """What is wrong with the value of a topic whose last acknowledged message is number ``floor``."""
+        message = self.found.get(topic)
+        if message is not None and message.number < floor:
+            return f"{topic} is {message} after {self.record.sent[floor]} was acknowledged"
+        if message is None and not any(number >= floor for number in self.record.cleared.get(topic, ())):
+            return f"{topic} has no value, though {self.record.sent[floor]} was acknowledged"
+        return ""
+
+    def receive(self, link: Link, packet: Publish) -> None:
+        if packet.retain:
+            self.found[packet.topic] = self.record.identify(self.name, packet.topic, packet.payload, packet.qos)
+        if packet.qos == 1:
+            link.answer(Puback(packet.packet_id))
+        elif packet.qos == 2:
+            link.answer(Pubrec(packet.packet_id))
+
+
+async def _first_of(one: asyncio.Event, other: asyncio.Event, seconds: float) -> None:
+    """Until one of them is set, but no longer than that."""
+    waits = [asyncio.ensure_future(event.wait()) for event in (one, other)]
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
