@@ -379,6 +379,7 @@ class Journal:
                     entry.subscription_ids,
                     entry.packet_id,
                     _STORED_PHASE[entry.phase],
+                    message.size,
                 )
             )
             entry.disk = STORED

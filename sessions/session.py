@@ -574,6 +574,7 @@ def _entry_of(session: Session, row: Tuple[object, ...]) -> Delivery:
         publisher,
         timestamp,
         expires_at,
+        _,
     ) = row
     assert isinstance(topic, str) and isinstance(payload, bytes) and isinstance(publisher, str)
     assert isinstance(properties, bytes) and isinstance(subscription_ids, bytes)

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from itertools import chain
-from typing import Any, Sequence
+from bisect import bisect_right
+from itertools import accumulate, chain
+from typing import Any, Iterator, Sequence
 
 from sessions.write_set import Page, PageRequest
 
@@ -37,13 +38,19 @@ Row = tuple[Any, ...]
 class Statement:
     """One statement over a list of rows: ``{rows}`` becomes a table of parameters.
 
-    Rows of NULL fill the table up to its size, so the statement must pass over
-    a row whose first value is NULL.
+    ``filler`` is what no row begins with, 0 where rows begin with an id; rows of it
+    fill the table up to its size, so the statement must pass over them.  NULL would
+    do, but sqlite3 binds it ten times slower than an int, and bytes as slow, which
+    therefore go as bytearrays: ``blobs`` are their columns.
     """
 
-    def __init__(self, sql: str, width: int) -> None:
+    def __init__(
+        self, sql: str, width: int, filler: int | str = 0, blobs: Sequence[int] = ()
+    ) -> None:
+        self.width = width
+        self.blobs = blobs
+        self._filler = filler
         row = "(" + ",".join("?" * width) + ")"
-        self._padding = (None,) * width
         self.by_size: dict[int, str] = {}
         size = 1
         while size <= CHUNK:
@@ -51,55 +58,57 @@ class Statement:
             self.by_size[size] = sql.replace("{rows}", values)
             size *= 2
 
+    def bind(self, rows: Sequence[Row]) -> tuple[str, list[Any]]:
+        """The statement for at most `CHUNK` rows, and its parameters."""
+        width = self.width
+        size = 1 << (len(rows) - 1).bit_length()
+        parameters = list(chain.from_iterable(rows))
+        for column in self.blobs:
+            parameters[column::width] = map(bytearray, parameters[column::width])
+        parameters += [self._filler] * (width * (size - len(rows)))
+        return self.by_size[size], parameters
+
     def run(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
         for start in range(0, len(rows), CHUNK):
-            part = rows[start : start + CHUNK]
-            size = 1 << (len(part) - 1).bit_length()
-            parameters = list(chain.from_iterable(part))
-            parameters += self._padding * (size - len(part))
-            connection.execute(self.by_size[size], parameters)
+            connection.execute(*self.bind(rows[start : start + CHUNK]))
 
 
 class PayloadStatement(Statement):
-    """A statement over rows with a payload and properties, at these columns."""
-
-    def __init__(self, sql: str, width: int, payload: int, properties: int) -> None:
-        super().__init__(sql, width)
-        self._payload = payload
-        self._properties = properties
+    """A statement over rows with a payload and properties, the first and the second blob."""
 
     def run(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        payload, properties = self._payload, self._properties
+        payload, properties = self.blobs
         large = [row for row in rows if len(row[payload]) + len(row[properties]) > LARGE_BYTES]
         if large:
             rows = [row for row in rows if len(row[payload]) + len(row[properties]) <= LARGE_BYTES]
             for row in large:
                 connection.execute(self.by_size[1], row)
-            connection.execute(self.by_size[1], self._padding)
+            connection.execute(self.by_size[1], [self._filler] * self.width)
         super().run(connection, rows)
 
 
-def _insert(table: str, columns: str, keys: str = "") -> Statement:
-    """Insert rows, or update those whose `keys` are there already."""
+def _insert(table: str, columns: str, keys: str = "", blobs: str = "") -> Statement:
+    """Insert rows, or update those whose `keys` are there already.
+
+    ``blobs`` names the columns that are bytes in every row; another may be.
+    """
     names = columns.split(", ")
-    sql = f"INSERT INTO {table} ({columns}) SELECT * FROM {{rows}} WHERE column1 IS NOT NULL"
+    sql = f"INSERT INTO {table} ({columns}) SELECT * FROM {{rows}} WHERE column1 IS NOT 0"
     if keys:
         rest = [f"{name} = excluded.{name}" for name in names if name not in keys.split(", ")]
         action = f"UPDATE SET {', '.join(rest)}" if rest else "NOTHING"
         sql += f" ON CONFLICT ({keys}) DO {action}"
-    if "payload" in names:
-        return PayloadStatement(
-            sql, len(names), names.index("payload"), names.index("properties")
-        )
-    return Statement(sql, len(names))
+    kind = PayloadStatement if "payload" in names else Statement
+    return kind(sql, len(names), blobs=[names.index(name) for name in blobs.split()])
 
 
-def _delete(table: str, keys: str, condition: str = "") -> Statement:
+def _delete(table: str, keys: str, condition: str = "", filler: int | str = 0) -> Statement:
     # SQLite searches by a row value only if the list is no bare VALUES; a bare
     # one makes it scan the whole table.
     return Statement(
         f"DELETE FROM {table} WHERE ({keys}) IN (SELECT * FROM {{rows}}){condition}",
         len(keys.split(", ")),
+        filler,
     )
 
 
@@ -125,14 +134,13 @@ UNSUBSCRIPTIONS = _delete("subscriptions", "session_id, topic_filter")
 MESSAGES = _insert(
     "messages",
     "id, topic, payload, qos, retain, properties, publisher, timestamp, expires_at",
+    blobs="payload properties",
 )
 # The size stands beside the entry so that a start need not read the messages.
-ENTRIES = Statement(
-    "INSERT INTO queue (session_id, seq, message_id, shared, qos, retain, subscription_ids,"
-    " packet_id, state, size) SELECT *,"
-    " (SELECT length(topic) + length(payload) + length(properties) FROM messages"
-    " WHERE id = column3) FROM {rows} WHERE column1 IS NOT NULL",
-    9,
+ENTRIES = _insert(
+    "queue",
+    "session_id, seq, message_id, shared, qos, retain, subscription_ids, packet_id, state, size",
+    blobs="subscription_ids",
 )
 UPDATES = Statement(
     "UPDATE queue SET packet_id = v.column1, state = v.column2 FROM {rows} AS v"
@@ -152,8 +160,9 @@ RETAINED = _insert(
     "retained",
     "topic, payload, qos, properties, publisher, timestamp, expires_at",
     "topic",
+    "payload properties",
 )
-UNRETAINED = _delete("retained", "topic")
+UNRETAINED = _delete("retained", "topic", filler="")
 STREAM_ENDS = _insert("stream_ends", "stream, partition, end_offset", "stream, partition")
 
 # An ended session's entries up to a seq, in the order in which they must go.
@@ -169,15 +178,27 @@ PURGE = (
 )
 PURGE_END = "SELECT seq FROM queue WHERE session_id = ? AND seq <= ? ORDER BY seq LIMIT 1 OFFSET ?"
 
-# A page comes as one row of JSON, since fetching costs the GIL once a row; blobs
-# stand in it as hexadecimal text, and those of a large message not at all.
+# A page comes as one row, since fetching costs the GIL once a row: a list of JSON for
+# each column, and for blobs hexadecimal text, without those of a large message.
+_PAGE_COLUMNS = (
+    "seq, qos, retain, subscription_ids, packet_id, state, message_id, shared, topic, payload,"
+    " message_qos, message_retain, properties, publisher, timestamp, expires_at, size"
+).split(", ")
+_PAGE_BLOBS = {
+    "subscription_ids": "hex(subscription_ids)",
+    "payload": "iif(size > ?4, '', hex(payload))",
+    "properties": "iif(size > ?4, '', hex(properties))",
+}
+_PAYLOAD, _PROPERTIES = _PAGE_COLUMNS.index("payload"), _PAGE_COLUMNS.index("properties")
 PAGE = (
-    "SELECT json_group_array(json_array(seq, entry_qos, entry_retain, hex(subscription_ids),"
-    " packet_id, state, message_id, shared, topic, iif(size > ?4, NULL, hex(payload)), qos,"
-    " retain, iif(size > ?4, NULL, hex(properties)), publisher, timestamp, expires_at, size))"
-    " FROM (SELECT q.seq, q.qos AS entry_qos, q.retain AS entry_retain, q.subscription_ids,"
-    " q.packet_id, q.state, q.message_id, q.shared, m.*,"
-    " length(m.payload) + length(m.properties) AS size"
+    "SELECT "
+    + ", ".join(
+        f"group_concat({_PAGE_BLOBS[name]})" if name in _PAGE_BLOBS else f"json_group_array({name})"
+        for name in _PAGE_COLUMNS
+    )
+    + " FROM (SELECT q.seq, q.qos, q.retain, q.subscription_ids, q.packet_id, q.state,"
+    " q.message_id, q.shared, q.size, m.topic, m.payload, m.qos AS message_qos,"
+    " m.retain AS message_retain, m.properties, m.publisher, m.timestamp, m.expires_at"
     " FROM queue AS q CROSS JOIN messages AS m ON m.id = q.message_id"
     " WHERE q.session_id = ?1 AND q.seq > ?2 ORDER BY q.seq LIMIT ?3)"
 )
@@ -191,10 +212,8 @@ def queues_of(connection: sqlite3.Connection, ended: list[Row]) -> dict[int, int
     """The last seq of each of these sessions that has a queue."""
     found: dict[int, int] = {}
     for start in range(0, len(ended), CHUNK):
-        part = ended[start : start + CHUNK]
-        size = 1 << (len(part) - 1).bit_length()
-        parameters = list(chain.from_iterable(part)) + [None] * (size - len(part))
-        found.update(connection.execute(FIND_QUEUES.by_size[size], parameters).fetchall())
+        query = FIND_QUEUES.bind(ended[start : start + CHUNK])
+        found.update(connection.execute(*query).fetchall())
     return found
 
 
@@ -217,29 +236,37 @@ def read_page(connection: sqlite3.Connection, request: PageRequest) -> Page:
     """A failure stays in the page: the commit that it follows is through."""
     page = Page(request.session_id, [], [])
     try:
-        (found,) = connection.execute(
+        found = connection.execute(
             PAGE, (request.session_id, request.after_seq, request.limit, LARGE_BYTES)
         ).fetchone()
-        rows: list[Row] = sorted(map(tuple, json.loads(found)))
-        size = 0
-        for row in rows:
-            size += len(row[8]) + row[16]
-            if request.limit_bytes and page.rows and size > request.limit_bytes:
-                break
-            page.rows.append(_page_row(connection, row))
+        page.rows = _page_rows(connection, found, request.limit_bytes)
         if request.with_received:
-            (found,) = connection.execute(PAGE_RECEIVED, (request.session_id,)).fetchone()
-            page.received = sorted(json.loads(found))
+            (received,) = connection.execute(PAGE_RECEIVED, (request.session_id,)).fetchone()
+            page.received = sorted(json.loads(received))
     except Exception as error:
         page.rows = []
         page.error = error
     return page
 
 
-def _page_row(connection: sqlite3.Connection, row: Row) -> Row:
-    subscription_ids = bytes.fromhex(row[3])
-    if row[9] is None:
-        payload, properties = connection.execute(PAGE_BLOBS, (row[6],)).fetchone()
-    else:
-        payload, properties = bytes.fromhex(row[9]), bytes.fromhex(row[12])
-    return (*row[:3], subscription_ids, *row[4:9], payload, *row[10:12], properties, *row[13:16])
+def _page_rows(connection: sqlite3.Connection, found: Row, limit_bytes: int) -> list[Row]:
+    rows: list[Row] = sorted(zip(*_page_columns(found)))
+    sizes = [row[-1] for row in rows]
+    if limit_bytes:
+        count = max(1, bisect_right(list(accumulate(sizes)), limit_bytes))
+        del rows[count:], sizes[count:]
+    if sizes and max(sizes) > LARGE_BYTES:
+        for at, row in enumerate(rows):
+            if row[-1] > LARGE_BYTES:
+                blobs = connection.execute(PAGE_BLOBS, (row[_PAGE_COLUMNS.index("message_id")],))
+                whole = list(row)
+                whole[_PAYLOAD], whole[_PROPERTIES] = blobs.fetchone()
+                rows[at] = tuple(whole)
+    return rows
+
+
+def _page_columns(found: Row) -> Iterator[Sequence[Any]]:
+    if found[_PAYLOAD] is None:
+        return  # no rows
+    for name, text in zip(_PAGE_COLUMNS, found):
+        yield list(map(bytes.fromhex, text.split(","))) if name in _PAGE_BLOBS else json.loads(text)

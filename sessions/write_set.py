@@ -41,8 +41,8 @@ class Page:
 
     ``rows`` in order of seq: (seq, qos, retain, subscription_ids, packet_id,
     state, message_id, shared, topic, payload, message_qos, message_retain,
-    properties, publisher, timestamp_us, expires_at_us).  ``received`` is empty
-    unless it was asked for.  ``error`` tells why a page could not be read; the
+    properties, publisher, timestamp_us, expires_at_us, size).  ``received`` is
+    empty unless it was asked for.  ``error`` tells why a page could not be read; the
     commit before it stands all the same.
     """
 
@@ -78,7 +78,8 @@ class WriteSet:
     messages (insert)         id, topic, payload, qos, retain, properties,
                               publisher, timestamp_us, expires_at_us
     entries (insert)          session_id, seq, message_id, shared, qos, retain,
-                              subscription_ids, packet_id (0 = not sent), state
+                              subscription_ids, packet_id (0 = not sent), state,
+                              size (`Message.size`)
     updates                   packet_id, state, session_id, seq of stored entries
     deletes                   session_id, seq of entries that are done
     sole_messages             message ids whose only entry was deleted
