@@ -28,6 +28,7 @@ COMPILED = [
     "sessions/write_set.py",
     "sessions/journal.py",
     "sessions/shelf.py",
+    "sessions/delivery.py",
     "sessions/session.py",
     "sessions/retained.py",
     "sessions/registry.py",

@@ -18,8 +18,9 @@ from mqttbroker.packets import Disconnect, encode_ack
 from mqttbroker.policy import Challenge
 from mqttbroker.properties import Properties
 from mqttbroker.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
+from sessions.delivery import Delivery, Outlet
 from sessions.journal import Gate
-from sessions.session import Delivery, Outlet, Session
+from sessions.session import Session
 from sessions.shelf import Clock
 
 # States of a connection.

@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Final, List, Optional, Tuple
 
-from mypy_extensions import mypyc_attr
-
+from sessions.delivery import Delivery, Outlet, Owner, read_back
 from sessions.journal import (
     AWAIT_PUBACK,
     AWAIT_PUBCOMP,
@@ -22,11 +21,8 @@ from sessions.journal import (
     GONE,
     MEMORY,
     RELEASING,
-    STORED,
     STORING,
-    Entry,
     Gate,
-    Journal,
 )
 from sessions.message import Message
 from sessions.shelf import Shelf
@@ -51,27 +47,6 @@ _FITS_PUBCOMP: Final = (False, False, False, False, False, True)
 PAGE_ENTRIES: Final = 1000  # entries read from the store at a time
 
 
-class Outlet:
-    """Where a session's packets go: the client's connection.
-
-    This one goes nowhere.  ``version`` is the protocol level of the client.
-    """
-
-    def __init__(self) -> None:
-        self.version = 4
-        # False while what was sent before still waits to leave; QoS 1 and 2 wait with it.
-        self.ready = True
-
-    def send_entry(self, entry: "Delivery", duplicate: bool) -> None:
-        """Send the PUBLISH of an entry that has its packet id."""
-
-    def send_pubrel(self, packet_id: int) -> None:
-        """Send the PUBREL of a QoS 2 delivery."""
-
-    def disconnect(self, reason_code: int, detail: str) -> None:
-        """End the connection, telling the client why where its version can."""
-
-
 class Subscription:
     """One session's interest in a filter; ``options`` are the byte on the wire."""
 
@@ -85,32 +60,7 @@ class Subscription:
         self.qos = options & 3
 
 
-@mypyc_attr(acyclic=True)
-class Delivery(Entry):
-    """An entry in the hands of its session."""
-
-    def __init__(
-        self, session: "Session", message: Message, qos: int, retain: bool, subscription_ids: bytes
-    ) -> None:
-        super().__init__(session.id, message, qos, retain, subscription_ids)
-        self.session = session
-        # The shared subscription it came by, opaque here; None if it came by its own, or is
-        # read back from the store.
-        self.group: Optional[object] = None
-
-    def committed(self) -> None:
-        """Move on from the two phases that wait for the disk."""
-        if self.disk == STORED:
-            if self.phase == STORING:
-                self.session.publish_stored(self)
-            elif self.phase == RELEASING:
-                self.session.release_stored(self)
-
-    def refused(self) -> None:
-        self.session.entry_refused(self)
-
-
-class Session:
+class Session(Owner):
     """The state the standard asks a server to keep for one client (section 4.1)."""
 
     def __init__(self, shelf: Shelf, session_id: int, client_id: str) -> None:
@@ -176,7 +126,7 @@ class Session:
         if self.full(size):
             shelf.tally.queue_full += 1
             return None
-        entry = Delivery(self, message, qos, retain, subscription_ids)
+        entry = Delivery(self, self.id, message, qos, retain, subscription_ids)
         entry.group = group
         self.queued_messages += 1
         self.queued_bytes += size
@@ -515,7 +465,7 @@ class Session:
             self.received[packet_id] = True
         self.received_on_disk = False
         for row in rows:
-            entry = _entry_of(self, row)
+            entry = read_back(self, self.id, row)
             self.loaded_seq = entry.seq
             self.last_packet_id = max(self.last_packet_id, entry.packet_id)
             if entry.phase == AWAIT_PUBCOMP:
@@ -553,49 +503,3 @@ class Session:
             if entry is not None and entry.phase == AWAIT_PUBCOMP:
                 outlet.send_pubrel(entry.packet_id)
         self.pump()
-
-
-def _entry_of(session: Session, row: Tuple[object, ...]) -> Delivery:
-    """A page's row (`sessions.write_set.Page`) as the delivery it was."""
-    (
-        seq,
-        qos,
-        retain,
-        subscription_ids,
-        packet_id,
-        phase,
-        message_id,
-        shared,
-        topic,
-        payload,
-        message_qos,
-        message_retain,
-        properties,
-        publisher,
-        timestamp,
-        expires_at,
-        _,
-    ) = row
-    assert isinstance(topic, str) and isinstance(payload, bytes) and isinstance(publisher, str)
-    assert isinstance(properties, bytes) and isinstance(subscription_ids, bytes)
-    assert isinstance(seq, int) and isinstance(packet_id, int) and isinstance(phase, int)
-    assert isinstance(qos, int) and isinstance(message_qos, int) and isinstance(message_id, int)
-    assert isinstance(timestamp, int) and isinstance(expires_at, int)
-    message = Message(
-        topic,
-        payload,
-        message_qos,
-        bool(message_retain),
-        properties,
-        publisher,
-        timestamp,
-        expires_at,
-    )
-    message.id = message_id
-    entry = Delivery(session, message, qos, bool(retain), subscription_ids)
-    entry.seq = seq
-    entry.packet_id = packet_id
-    entry.phase = phase
-    entry.shared = bool(shared)
-    entry.disk = STORED
-    return entry

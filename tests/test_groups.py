@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqttbroker.groups import Group, HashTopic, LeastLoaded, Member, RandomMember, Strategy
+from sessions.delivery import Delivery, Outlet
 from sessions.journal import Journal
 from sessions.message import Message
-from sessions.session import Delivery, Outlet, Session, Subscription
+from sessions.session import Session, Subscription
 from sessions.shelf import Limits, Shelf
 
 SHELF = Shelf(Journal(True), Limits(10, 10, 1000, 10, 1000))
@@ -34,7 +35,7 @@ def group_of(*states: int) -> Group:
             session.outlet.ready = state != STALLED  # type: ignore[union-attr]
         if state == FULL:
             message = Message("t", b"", 1, False, b"", "p", 0, 0)
-            session.in_flight = {n: Delivery(session, message, 1, False, b"") for n in (1, 2)}
+            session.in_flight = {n: Delivery(session, session.id, message, 1, False, b"") for n in (1, 2)}
         group.members.append(Member(Subscription(session, "$share/g/t", 1, 0)))
     return group
 
