@@ -15,7 +15,7 @@ import random
 import signal
 import sys
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import uvloop
 
@@ -304,9 +304,12 @@ def build_broker(
 
 
 def restore(broker: Broker, recovered: Recovered, now: float) -> None:
-    """Put back what the store held; a client connected at a crash counts as gone from ``now``."""
+    """Put back what the store held, and empty the lists that say it.
+
+    A client connected at a crash counts as gone from ``now``.
+    """
     registry = broker.registry
-    for row in recovered.sessions:
+    for row in _consumed(recovered.sessions):
         session_id, client_id, version, expiry, disconnected_at, will, will_due, username = (
             _columns(row)
         )
@@ -320,21 +323,28 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
             restore_will(session, will)
             session.will_due = will_due or 0.0
         broker.clients.restore(session)
-    for session_id, messages, size, last_seq in recovered.queues:
+    for session_id, messages, size, last_seq in _consumed(recovered.queues):
         session = registry.by_id[session_id]
         session.queued_messages = messages
         session.queued_bytes = size
         session.stored_seq = last_seq
-    for row in recovered.subscriptions:
+    for row in _consumed(recovered.subscriptions):
         session_id, topic_filter, _, options, identifier = _columns(row)
         broker.subscriptions.restore(
             Subscription(registry.by_id[session_id], topic_filter, options, identifier)
         )
-    for row in recovered.retained:
+    for row in _consumed(recovered.retained):
         topic, payload, qos, properties, publisher, timestamp, expires_at = _columns(row)
         broker.retained.load(
             Message(topic, payload, qos, True, properties, publisher, timestamp, expires_at)
         )
+
+
+def _consumed(rows: List[Any]) -> Iterator[Any]:
+    """The rows in their order, each let go of at once: what is built of them takes their memory."""
+    rows.reverse()
+    while rows:
+        yield rows.pop()
 
 
 def _columns(row: Any) -> Any:
@@ -348,11 +358,12 @@ def serve(settings: Settings, reread: Callable[[], Settings]) -> int:
 
     async def main() -> None:
         server = Server(settings, reread)
+        # What is loaded stays: looking for cycles in it would take longer than loading it.
+        gc.disable()
         server.load()
-        # What was loaded stays; messages come and go without cycles, so a full
-        # collection is rarely worth its pause.
-        gc.collect()
         gc.freeze()
+        gc.enable()
+        # Messages come and go without cycles, so a full collection is rarely worth its pause.
         gc.set_threshold(*GC_THRESHOLDS)
         await server.run()
 

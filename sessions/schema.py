@@ -15,9 +15,10 @@ from __future__ import annotations
 import os
 import sqlite3
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import TYPE_CHECKING, Callable, Sequence
 
-from sqlite_utils import Database, Migrations
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 # "MQTB": tells the broker's database from any other SQLite file.
 APPLICATION_ID = 0x4D515442
@@ -25,7 +26,7 @@ MIGRATION_SET = "sessions"
 # UPDATE ... FROM came with 3.33, JSON for every build with 3.38.
 OLDEST_SQLITE = (3, 33, 0)
 
-Migration = Callable[[Database], None]
+Migration = Callable[["Database"], None]
 
 
 class StoreError(Exception):
@@ -106,6 +107,9 @@ def prepare(
         return
     if tables:
         _back_up(connection, f"{path}.v{version}.backup")
+    # Not before it is needed: it loads pandas where there is one.
+    from sqlite_utils import Database, Migrations
+
     pending = Migrations(MIGRATION_SET)
     for migration in migrations:
         pending(name=migration.__name__)(migration)
