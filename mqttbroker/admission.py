@@ -61,6 +61,10 @@ class Admissions:
 
     def connect(self, connection: Connection, packet: Connect) -> None:
         """A CONNECT that decoded; the answer may come in a later call."""
+        redirect = self.terms.redirect
+        if redirect is not None:
+            self.refuse(connection, redirect.reason_code, "clients go to another server")
+            return
         connection.state = CONNECTING
         admission = Admission(self, connection, packet)
         longest = self.terms.max_keep_alive
@@ -284,7 +288,8 @@ class Admissions:
             return
         if connection.version >= 5:
             properties = Properties()
-            if connection.problem_information:
+            properties.server_reference = self.terms.server_reference(reason_code)
+            if connection.problem_information and properties.server_reference is None:
                 properties.reason_string = detail
             connack = Connack(False, reason_code, properties).encode(5)
             if len(connack) > connection.maximum_packet_size:  # [MQTT-3.2.2-19]

@@ -59,6 +59,8 @@ class Clients:
         # Clients whose CONNECT waits for the store, by client id.
         self.waiting: Dict[str, Connection] = {}
         self._wills: List[Tuple[float, str]] = []
+        self._looked = 0.0  # monotonic time of the last tick
+        self._due = 0.0  # clients to be sent to another server by now
 
     @property
     def now(self) -> float:
@@ -201,6 +203,8 @@ class Clients:
                 self.close(connection, False, "not authenticated in time" if connection.client_id else "no CONNECT in time")
             else:
                 connection.disconnect(KEEP_ALIVE_TIMEOUT, "keep alive timeout")  # [MQTT-3.1.2-22]
+        self._send_away(monotonic - self._looked)
+        self._looked = monotonic
         now = self.now
         wills = self._wills
         while wills and wills[0][0] <= now:
@@ -215,10 +219,29 @@ class Clients:
                 self.expired += 1
                 self.end_session(session)
 
+    def _send_away(self, seconds: float) -> None:
+        """Disconnect the clients that are to go to another server in so many seconds."""
+        redirect = self.terms.redirect
+        if redirect is None:
+            self._due = 0.0
+            return
+        self._due = min(self._due + seconds * redirect.rate, redirect.rate)
+        leaving: List[Connection] = []
+        for connection in self.connections:
+            if self._due < 1.0:
+                break
+            if connection.state == CONNECTED:
+                self._due -= 1.0
+                leaving.append(connection)
+        for connection in leaving:
+            connection.disconnect(redirect.reason_code, "clients go to another server")
+
     def shut_down(self) -> None:
         """Say goodbye to every client; sessions stay."""
+        redirect = self.terms.redirect
+        reason_code = SERVER_SHUTTING_DOWN if redirect is None else redirect.reason_code
         for connection in list(self.connections):
-            connection.disconnect(SERVER_SHUTTING_DOWN, "server shutting down")
+            connection.disconnect(reason_code, "server shutting down")
 
 
 def _encode_will(session: Session) -> Optional[bytes]:

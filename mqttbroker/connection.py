@@ -368,11 +368,12 @@ class Connection(Outlet):
 
     # -- the end ------------------------------------------------------------
 
-    def farewell(self, reason_code: int, detail: str) -> None:
-        """Tell a v5 client why [MQTT-4.13.1-1]; nothing leaves after this."""
+    def farewell(self, reason_code: int, detail: str, server_reference: Optional[str]) -> None:
+        """Tell a v5 client why [MQTT-4.13.1-1], and where to go; nothing leaves after this."""
         if self.version >= 5 and self.state == CONNECTED:
             properties = Properties()
-            if self.problem_information and detail:
+            properties.server_reference = server_reference
+            if self.problem_information and detail and server_reference is None:
                 properties.reason_string = detail
             packet = Disconnect(reason_code, properties).encode(5)
             if len(packet) > self.maximum_packet_size:

@@ -14,10 +14,21 @@ from mqttbroker.reason_codes import (
     BAD_AUTHENTICATION_METHOD,
     BAD_USER_NAME_OR_PASSWORD,
     NOT_AUTHORIZED,
+    SERVER_MOVED,
+    USE_ANOTHER_SERVER,
 )
 
 # The same whether or not there is such a user.
 WRONG_CREDENTIALS: Final = "wrong user name or password"
+
+
+class Redirect:
+    """Where clients go instead; ``rate`` is how many connected ones are sent there each second."""
+
+    def __init__(self, server_reference: str, permanent: bool, rate: int) -> None:
+        self.server_reference = server_reference
+        self.reason_code = SERVER_MOVED if permanent else USE_ANOTHER_SERVER
+        self.rate = rate
 
 
 class Terms:
@@ -44,6 +55,14 @@ class Terms:
         self.denial = NOT_AUTHORIZED
         # A topic name for replies, in which the levels %c and %u stand for the client's names.
         self.response_information = ""
+        self.redirect: Optional[Redirect] = None
+
+    def server_reference(self, reason_code: int) -> Optional[str]:
+        """Where a client is to go that is refused or disconnected with this code."""
+        redirect = self.redirect
+        if redirect is None or redirect.reason_code != reason_code:
+            return None
+        return redirect.server_reference
 
     def reply_root(self, client_id: str, username: Optional[str]) -> Optional[str]:
         """The response information for a client; None if there is none for one with these names."""

@@ -332,7 +332,7 @@ class Protocol(Intake):
     def disconnect(self, reason_code: int, detail: str) -> None:
         if self.state == CLOSED:
             return
-        self.farewell(reason_code, detail)
+        self.farewell(reason_code, detail, self.broker.terms.server_reference(reason_code))
         self.broker.clients.close(self, True, f"{name(reason_code)}: {detail}")
 
     def lost(self, why: str) -> None:

@@ -31,7 +31,7 @@ from mqttbroker.http import HttpServer
 from mqttbroker.listeners import OpenListener
 from mqttbroker.logs import configure, set_level
 from mqttbroker.metrics import Metrics
-from mqttbroker.policy import Terms
+from mqttbroker.policy import Redirect, Terms
 from mqttbroker.reason_codes import NOT_AUTHORIZED, UNSPECIFIED_ERROR
 from mqttbroker.router import Router, StreamRule
 from mqttbroker.security import Security
@@ -216,22 +216,25 @@ class Server:
         async def reload() -> None:
             if before is not None:
                 await before
-            self._set_log_level()
+            self._set_what_may_change()
             await self.security.reload(self.broker)
             for door in self.listeners:
                 await door.reload()
 
         self._reloading = asyncio.create_task(reload())
 
-    def _set_log_level(self) -> None:
+    def _set_what_may_change(self) -> None:
         try:
-            level = self.reread().log.level
+            settings = self.reread()
         except ConfigError as error:
             for problem in error.problems:
                 log.error("event=reload_failed reason=%s", problem)
             return
-        set_level(level)
-        log.info("event=log_level level=%s", level)
+        set_level(settings.log.level)
+        log.info("event=log_level level=%s", settings.log.level)
+        self.broker.terms.redirect = redirect = redirect_of(settings)
+        if redirect is not None:
+            log.info("event=redirecting server_reference=%s rate=%d", redirect.server_reference, redirect.rate)
 
     def unready(self) -> list[str]:
         """Why the broker should get no clients now; empty when it may."""
@@ -240,7 +243,18 @@ class Server:
             reasons.append(f"store: {self.broker.store_error}")
         if self.broker.overfull:
             reasons.append("store: too much waits for the disk")
+        redirect = self.broker.terms.redirect
+        if redirect is not None:
+            reasons.append(f"redirect: clients go to {redirect.server_reference}")
         return reasons
+
+
+def redirect_of(settings: Settings) -> Optional[Redirect]:
+    """Where these settings send clients, None if they stay."""
+    wanted = settings.redirect
+    if wanted.server_reference is None:
+        return None
+    return Redirect(wanted.server_reference, wanted.permanent, wanted.rate)
 
 
 def build_broker(
@@ -280,6 +294,7 @@ def build_broker(
     terms.max_subscriptions_per_client = wanted.max_subscriptions_per_client
     terms.max_pending_write_bytes = wanted.max_pending_write_bytes
     terms.retain_available = wanted.retain_available
+    terms.redirect = redirect_of(settings)
     terms.denial = NOT_AUTHORIZED if settings.reveal_denials else UNSPECIFIED_ERROR
     terms.response_information = settings.response_information or ""
     rules = [

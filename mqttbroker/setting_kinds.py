@@ -73,10 +73,10 @@ class Text(Kind[str]):
 
 
 class OptionalText(Kind[Optional[str]]):
-    """The empty string means that there is none."""
+    """The empty string means that there is none; no longer than MQTT allows."""
 
     def read(self, value: object) -> Optional[str]:
-        if not isinstance(value, str) or "\0" in value:
+        if not isinstance(value, str) or "\0" in value or len(value.encode("utf-8")) > 65535:
             raise ValueError("must be a string")
         return str(value) or None
 
@@ -87,7 +87,7 @@ class TopicPattern(Kind[Optional[str]]):
     def read(self, value: object) -> Optional[str]:
         text = OptionalText().read(value)
         if text is not None:
-            if not is_valid_topic(text) or len(text.encode("utf-8")) > 65535:
+            if not is_valid_topic(text):
                 raise ValueError(f"must be a topic name, got {shown(text)}")
             for level in text.split("/"):
                 if level not in ("%c", "%u") and ("%c" in level or "%u" in level):

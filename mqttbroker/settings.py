@@ -156,6 +156,15 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Redirect:
+    """Where clients go instead; without ``server_reference`` they stay.  ``rate`` is in clients per second."""
+
+    server_reference: Optional[str] = _key(OptionalText(), "")
+    permanent: bool = _key(Boolean(), False)
+    rate: int = _key(Integer(1, 1_000_000), 500)
+
+
+@dataclass(frozen=True)
 class Stream:
     """A set of filters whose messages are kept in a log; ``retention_*`` None keeps them for ever."""
 
@@ -188,5 +197,6 @@ class Settings:
     log: Log = _section(Log)
     http: Http = _section(Http)
     limits: Limits = _section(Limits)
+    redirect: Redirect = _section(Redirect)
     listeners: tuple[Listener, ...] = (Listener(),)
     streams: tuple[Stream, ...] = ()

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mqttbroker.config import FLAGS, ConfigError, load_settings
-from mqttbroker.settings import Http, Limits, Listener, Log, Settings, Stream
+from mqttbroker.settings import Http, Limits, Listener, Log, Redirect, Settings, Stream
 
 CONF = Path(__file__).resolve().parent.parent / "conf" / "mqttbroker.toml"
 
@@ -50,6 +50,7 @@ def test_the_file_lists_every_key() -> None:
         "log": Log,
         "http": Http,
         "limits": Limits,
+        "redirect": Redirect,
         "listeners": Listener,
         "streams": Stream,
     }
@@ -163,6 +164,7 @@ BAD = [
     ("[[listeners]]\nprot = 1", "listeners.0.prot: unknown key, did you mean port?"),
     ("port = 1884", "port: unknown key, did you mean listeners.0.port?"),
     ("max_inflight = 5", "max_inflight: unknown key, did you mean limits.max_inflight?"),
+    ("server_reference = 'x'", "server_reference: unknown key, did you mean redirect.server_reference?"),
     ("zzz = 1", "zzz: unknown key"),
     ("log = 3", "log: must be a table of keys, got 3"),
     ("log.level = 'loud'", 'log.level: must be "debug", "info", "warning" or "error", got "loud"'),

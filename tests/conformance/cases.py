@@ -16,6 +16,7 @@ BROKERS: dict[str, dict[str, Any]] = {
                          "receive_maximum": 5, "max_keep_alive": "2s"}},
     "websocket": {"listeners": [{"host": "127.0.0.1", "port": 0, "type": "tcp"},
         {"host": "127.0.0.1", "port": 0, "type": "ws"}]},
+    "moved": {"redirect": {"server_reference": "other.example:1883", "permanent": True}},
     "guarded": {"allow_anonymous": False, "password_file": str(Path(__file__).parent / "users")},
 }
 

@@ -47,6 +47,7 @@ from conformance.wire import (
     RESPONSE_TOPIC,
     RETAIN_AVAILABLE,
     SERVER_KEEP_ALIVE,
+    SERVER_REFERENCE,
     SESSION_EXPIRY,
     USER,
     WILL_DELAY,
@@ -106,6 +107,10 @@ CONNACKS = [
         a.open(), a.send(CONNECT()), a.refused(5, 0x87),
         a.open(), a.send(CONNECT(user="nobody", password="wrong")), a.refused(Codes(4, 5), Codes(0x86, 0x87)),
     ], broker="guarded"),
+    Case("a-server-that-has-moved", "3.2.2-4 3.2.2-5", "3.2.2-6 3.2.2-7 3.2.2-8", [
+        a.open(), a.send(CONNECT()),
+        a.get(CONNACK(Codes(3, 0x9D), 0, props=having((SERVER_REFERENCE, "other.example:1883")))), a.dropped(),
+    ], broker="moved"),
     Case("connack-grants-what-was-not-limited", None, "3.2.2-9 3.2.2-10 4.12.0-6 3.2.2-22 3.2.2-8", [
         a.connect(has=without(MAXIMUM_QOS, RETAIN_AVAILABLE, RESPONSE_INFORMATION, AUTH_METHOD, AUTH_DATA,
             SERVER_KEEP_ALIVE,
