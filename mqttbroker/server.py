@@ -231,8 +231,8 @@ class Server:
                 log.error("event=reload_failed reason=%s", problem)
             return
         set_level(settings.log.level)
-        log.info("event=log_level level=%s", settings.log.level)
         self.broker.terms.redirect = redirect = redirect_of(settings)
+        log.info("event=log_level level=%s", settings.log.level)
         if redirect is not None:
             log.info("event=redirecting server_reference=%s rate=%d", redirect.server_reference, redirect.rate)
 
