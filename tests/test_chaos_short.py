@@ -81,6 +81,6 @@ def test_what_the_verdict_finds(history: Callable[[Deliver, Sent, Sent, Sent], N
     for message in (one, two, three):
         record.acknowledge(message)
     history(lambda name, message: record.deliver(name, message, message.qos), one, two, three)
-    judge_deliveries(record, ["a", "b"], {})
+    judge_deliveries(record, "chaos/#", ["a", "b"], {})
     assert [row for row, texts in record.faults.items() if texts] == expected
     assert all(row in table(record) for row in expected)

@@ -14,8 +14,10 @@ from chaos.record import KEPT, RETAINED, Record, Sent
 from chaos.schedule import CUT, LEAVE, TAKEOVER, Habits, Load, Stay
 from mqttbroker.packets import Puback, Publish, Pubrec
 
-TOPICS = "chaos/"
-STREAM_FILTERS = ("chaos/+/0", "chaos/+/1")  # the topics of other numbers are for queues alone
+# A publisher's topics by number: kept by queues and the stream, by queues alone, by the stream alone.
+TOPICS = ("chaos/{}/both", "chaos/{}/too", "chaos/{}/queue", "log/{}")
+SUBSCRIBED = "chaos/#"
+STREAM_FILTERS = ("chaos/+/both", "chaos/+/too", "log/#")
 WINDOW = 40  # messages of a publisher under way
 TRIES = 50  # round trips in which retained messages must come
 
@@ -102,12 +104,12 @@ class Publisher(Client):
     def _new(self, topic: int, qos: int, retain: bool, size: int) -> Sent:
         if retain:
             return self.record.send(self.name, f"{KEPT}{self.name}/{qos}", qos, True, size if size > 20 else 0)
-        return self.record.send(self.name, f"{TOPICS}{self.name}/{topic}", qos, False, size)
+        return self.record.send(self.name, TOPICS[topic].format(self.name), qos, False, size)
 
     def go_deaf(self) -> Optional[Link]:
         """Not without some last words, whose acknowledgements it will not hear."""
         if self.up:
-            for topic in range(self.load.topics):
+            for topic in range(len(TOPICS)):
                 for qos in (1, 2):
                     self.publish(self._new(topic, qos, False, 60))
         return super().go_deaf()
@@ -132,12 +134,16 @@ class Subscriber(Client):
         self, name: str, version: int, record: Record, qos: int, group: str = "", lasting: bool = True
     ) -> None:
         super().__init__(name, version, record, lasting)
-        self.topic_filter = f"$share/{group}/{TOPICS}#" if group else f"{TOPICS}#"
+        self.topic_filter = f"$share/{group}/{SUBSCRIBED}" if group else SUBSCRIBED
         self.qos = qos
         self.group = group
 
     async def arrived(self) -> bool:
-        return self.known and self.lasting or await self.subscribe(self.topic_filter, self.qos)
+        if self.known and self.lasting:
+            return True
+        there = await self.subscribe(self.topic_filter, self.qos)
+        self.record.since[self.label] = len(self.record.sent)
+        return there
 
 
 class RetainedReader(Device):

@@ -53,6 +53,9 @@ class Record:
         self.acknowledged: set[int] = set()
         self.deliveries: dict[str, list[tuple[int, int]]] = {}  # by subscriber: number, QoS
         self.seen: dict[str, set[int]] = {}
+        # By subscriber, the last number sent when its subscription was there; what was sent before may come to it
+        # first when it is repeated, and so after what was sent later.
+        self.since: dict[str, int] = {}
         self.cleared: dict[str, list[int]] = {}  # by topic, numbers that cleared it
         self.last_kept: dict[str, int] = {}  # by topic, the last number that was acknowledged
         self.checked: Counter[str] = Counter()
@@ -78,6 +81,9 @@ class Record:
         self.acknowledged.add(message.number)
         if message.retain:
             self.last_kept[message.topic] = max(message.number, self.last_kept.get(message.topic, 0))
+
+    def all_acknowledged(self) -> list[Sent]:
+        return [self.sent[number] for number in sorted(self.acknowledged)]
 
     # --- subscribers ----------------------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ import time
 from typing import Any, Optional
 
 from broker_process import BrokerProcess
-from chaos.clients import STREAM_FILTERS, Broker, Client, Publisher, RetainedReader, Subscriber
+from chaos.clients import STREAM_FILTERS, SUBSCRIBED, TOPICS, Broker, Client, Publisher, RetainedReader, Subscriber
 from chaos.log_reader import LogReader, Stored
 from chaos.record import PROTOCOL, Record
 from chaos.schedule import CUT, LEAVE, TAKEOVER, Habits, Life, Load, lives
 from chaos.verdict import findings, judge_database, judge_deliveries, judge_log, left, table
 from mqttbroker import build_kind
+from topic_matcher.filters import matches
 
 QUIET = 20.0  # seconds without a packet after which none is expected any more
 LOOK = 0.1  # seconds without a packet after which it is looked whether all is done
@@ -32,7 +33,6 @@ CONFIG: dict[str, Any] = {
     "http": {"port": "off"},
     "sys_interval": "0s",
 }
-TOPICS_EACH = 3
 
 
 class Run:
@@ -43,7 +43,7 @@ class Run:
         self.record = record = Record()
         self.process = BrokerProcess(config=CONFIG, arguments=["--http-port", "off"])
         self.publishers = [
-            Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", TOPICS_EACH, 0.3))
+            Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", len(TOPICS), 0.3))
             for n in range(5)
         ]
         self.subscribers = [
@@ -163,7 +163,7 @@ class Run:
             return False
         if any(subscriber.incoming for subscriber in self.subscribers):
             return False
-        wanted = sum(not message.retain for message in self.record.sent.values())
+        wanted = sum(matches(SUBSCRIBED, message.topic) for message in self.record.sent.values())
         together: set[int] = set()
         for subscriber in self.subscribers:
             seen = self.record.seen.get(subscriber.name, set())
@@ -186,7 +186,7 @@ class Run:
         await asyncio.to_thread(self.process.terminate)
         alone = [subscriber.name for subscriber in self.subscribers if not subscriber.group]
         members = [subscriber.name for subscriber in self.subscribers if subscriber.group]
-        judge_deliveries(record, alone, {"group": members})
+        judge_deliveries(record, SUBSCRIBED, alone, {"group": members})
         judge_log(record, self.log, STREAM_FILTERS, self.glimpses)
         judge_database(record, self.database)
 

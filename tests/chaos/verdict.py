@@ -32,9 +32,12 @@ from topic_matcher.filters import matches
 NAMED = 10  # findings of a row that are printed
 
 
-def judge_deliveries(record: Record, owed: Iterable[str], groups: dict[str, list[str]]) -> None:
-    """``owed``: the subscribers that must have everything; ``groups``: members that must have it together."""
-    wanted = [record.sent[number] for number in sorted(record.acknowledged) if not record.sent[number].retain]
+def judge_deliveries(
+    record: Record, subscribed: str, owed: Iterable[str], groups: dict[str, list[str]]
+) -> None:
+    """``owed``: the subscribers that must have all that the filter ``subscribed`` matches; ``groups``: members that
+    must have it together."""
+    wanted = [message for message in record.all_acknowledged() if matches(subscribed, message.topic)]
     seen = {name: record.seen.get(name, set()) for name in owed}
     for group, members in groups.items():
         seen[group] = set().union(*(record.seen.get(member, set()) for member in members))
@@ -50,7 +53,8 @@ def judge_deliveries(record: Record, owed: Iterable[str], groups: dict[str, list
     for name, deliveries in record.deliveries.items():
         if name not in in_groups:
             _judge_once(record, name, deliveries)
-            _judge_order(record, ORDER, name, [number for number, _ in deliveries])
+            since = record.since.get(name, 0)
+            _judge_order(record, ORDER, name, [number for number, _ in deliveries if number > since])
 
 
 def _judge_once(record: Record, name: str, deliveries: list[tuple[int, int]]) -> None:
@@ -102,11 +106,10 @@ def judge_log(record: Record, reader: LogReader, filters: Sequence[str], glimpse
             if (message.publisher, message.qos) != (found.client_id, found.qos):
                 record.fault(LOG_CHANGED, f"{message} stands in the log as {found}")
     times = Counter(numbers)
-    for number in sorted(record.acknowledged):
-        message = record.sent[number]
+    for message in record.all_acknowledged():
         if any(matches(topic_filter, message.topic) for topic_filter in filters):
             record.checked[LOG_MISSING] += 1
-            if not times[number]:
+            if not times[message.number]:
                 record.fault(LOG_MISSING, f"{message} is not in the log")
     for number, count in times.items():
         if record.sent[number].qos == 2:
