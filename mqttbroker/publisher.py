@@ -102,9 +102,13 @@ class Publisher:
             member = self.router.strategy.choose(self.router.readers(group, topic), topic)
             if member is None or member.session is session:
                 continue
-            if session.id != 0 and (member.session.outlet is None or member.session.id == 0):
-                continue  # no better off, or no longer on disk
             old = entry.message
+            if session.id != 0 and (
+                member.session.outlet is None
+                or member.session.id == 0
+                or member.session.full(old.size)
+            ):
+                continue  # no better off, no longer on disk, or no room for it
             # The store knows the old one under the session that leaves.
             message = Message(
                 old.topic,

@@ -175,6 +175,23 @@ def test_what_a_leaving_member_has_not_acknowledged_goes_to_another(tmp_path: Pa
             assert back.connack.session_present and back.arrived() == []
 
 
+def test_what_another_member_has_no_room_for_stays(tmp_path: Path) -> None:
+    keeps = Properties()
+    keeps.session_expiry_interval = 3600
+    with Core(tmp_path, max_queued_messages=2) as core:
+        members = {name: core.connect(name, properties=keeps) for name in ("first", "second")}
+        for member in members.values():
+            member.subscribe("$share/g/t", options=1)
+        publisher = core.connect("p")
+        for n in range(4):
+            publisher.publish("t", b"%d" % n, 1)
+        got = members["second"].arrived()
+        members["first"].close()
+        core.kill()
+        got += core.connect("first", clean_start=False, properties=keeps).arrived()
+        assert sorted(packet.payload for packet in got) == [b"0", b"1", b"2", b"3"]
+
+
 def test_a_sent_qos_2_message_stays_with_its_member(tmp_path: Path) -> None:
     """[MQTT-4.8.2-4] [MQTT-4.8.2-5]"""
     with Core(tmp_path) as core:
