@@ -14,7 +14,7 @@ from typing import Dict, Optional
 from mqttbroker.clients import Clients
 from mqttbroker.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.packets import Auth, Connack, Connect, Will
-from mqttbroker.policy import Authorizer, Challenge, Policy, Terms
+from mqttbroker.policy import Challenge, Policy, Rules, Terms
 from mqttbroker.properties import Properties, decode_varint, encode_properties
 from mqttbroker.reason_codes import (
     CONTINUE_AUTHENTICATION,
@@ -49,14 +49,14 @@ class Admissions:
         clients: Clients,
         terms: Terms,
         policy: Policy,
-        authorizer: Authorizer,
+        rules: Rules,
     ) -> None:
         self.journal = journal
         self.registry = registry
         self.clients = clients
         self.terms = terms
         self.policy = policy
-        self.authorizer = authorizer
+        self.rules = rules
         self._pending: Dict[str, Admission] = {}
 
     def connect(self, connection: Connection, packet: Connect) -> None:
@@ -67,7 +67,7 @@ class Admissions:
             return
         connection.state = CONNECTING
         admission = Admission(self, connection, packet)
-        longest = self.terms.max_keep_alive
+        longest = connection.terms.max_keep_alive
         if longest < 65535 and (packet.keep_alive == 0 or packet.keep_alive > longest):
             admission.keep_alive = longest
         connection.keep_alive = float(admission.keep_alive)
@@ -117,7 +117,7 @@ class Admissions:
                 if old.id != 0 and self.journal.gated:
                     self.journal.hold(admission)
             session = self.registry.create(client_id, expiry > 0)
-        session.username = connection.username
+        self._give_rights(session, connection)
         session.expiry_interval = expiry
         session.version = connection.version
         self._set_will(session, packet)
@@ -161,12 +161,18 @@ class Admissions:
         Under rules each user has its own; a session from before there were names is
         for whoever comes first.
         """
-        if not self.authorizer.restrictive or session.username == connection.username:
+        if not self.rules.restrictive or session.username == connection.username:
             return True
-        if session.username is not None:
-            return False
-        self.clients.publisher.router.forget_all()  # routes know what its anonymous owner might read
-        return True
+        return session.username is None
+
+    def _give_rights(self, session: Session, connection: Connection) -> None:
+        """From now on the session's rights are those of this user at this listener."""
+        rules = connection.terms.rules
+        if session.username != connection.username or session.rules != rules:
+            session.username = connection.username
+            session.rules = rules
+            if self.rules.restrictive:
+                self.clients.publisher.router.forget(session)
 
     def _session_expiry(self, packet: Connect) -> int:
         if packet.version < 5:
@@ -253,13 +259,13 @@ class Admissions:
     def _connack(self, admission: Admission, session: Session) -> bytes:
         packet = admission.packet
         properties = Properties()
-        terms = self.terms
+        terms = admission.connection.terms
         if packet.version >= 5:
             asked = max(0, packet.properties.session_expiry_interval)
             if asked != session.expiry_interval:
                 properties.session_expiry_interval = session.expiry_interval
             properties.receive_maximum = terms.receive_maximum
-            properties.maximum_packet_size = admission.connection.maximum_received_size
+            properties.maximum_packet_size = terms.maximum_packet_size
             if not terms.retain_available:
                 properties.retain_available = 0
             if terms.topic_alias_maximum:

@@ -14,7 +14,7 @@ from typing import Dict, List, Optional
 from mqttbroker.admission import Admissions
 from mqttbroker.clients import Clients
 from mqttbroker.connection import Connection, Outbound
-from mqttbroker.policy import Authorizer, Policy, Terms
+from mqttbroker.policy import Policy, Rules, Terms
 from mqttbroker.publisher import Publisher
 from mqttbroker.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
 from mqttbroker.router import Router
@@ -40,7 +40,7 @@ class Broker:
         outbound: Outbound,
         terms: Terms,
         policy: Policy,
-        authorizer: Authorizer,
+        rules: Rules,
     ) -> None:
         journal = shelf.journal
         self.shelf = shelf
@@ -50,18 +50,14 @@ class Broker:
         self.outbound = outbound
         self.terms = terms
         self.policy = policy
-        self.authorizer = authorizer
-        if authorizer.restrictive:
-            router.authorizer = authorizer
+        self.rules = rules
+        if rules.restrictive:
+            router.rules = rules
         self.retained = Retained(journal)
-        self.publisher = Publisher(journal, router, self.retained, outbound, authorizer)
-        self.subscriptions = Subscriptions(journal, router, self.retained, terms, authorizer)
-        self.clients = Clients(
-            journal, registry, self.publisher, self.subscriptions, outbound, terms
-        )
-        self.admissions = Admissions(
-            journal, registry, self.clients, terms, policy, authorizer
-        )
+        self.publisher = Publisher(journal, router, self.retained, outbound, rules)
+        self.subscriptions = Subscriptions(journal, router, self.retained, terms, rules)
+        self.clients = Clients(journal, registry, self.publisher, self.subscriptions, outbound, terms)
+        self.admissions = Admissions(journal, registry, self.clients, terms, policy, rules)
         self.store_error = ""
         self.blocked: Dict[Connection, bool] = {}
 
@@ -79,7 +75,7 @@ class Broker:
         ) and retained.get(topic) is None
 
     def rules_changed(self) -> None:
-        """The authorizer answers differently: nothing that it said before counts."""
+        """Some rules answer differently: nothing that they said before counts."""
         self.router.forget_all()
         for connection in self.clients.connections:
             connection.may_publish.clear()
@@ -109,12 +105,8 @@ class Broker:
 
     def _withdraw_denied(self, session: Session) -> None:
         """Take from a queue what its client may not read any more."""
-        authorizer = self.authorizer
         for entry in session.queue:
-            topic = entry.message.topic
-            if entry.disk != GONE and not authorizer.may_read(
-                session.client_id, session.username, topic
-            ):
+            if entry.disk != GONE and not self.rules.may_read(session, entry.message.topic):
                 session.withdraw(entry)
                 self.outbound.stats.publish_dropped_denied += 1
 
@@ -131,7 +123,7 @@ class Broker:
                 session.outlet.disconnect(IMPLEMENTATION_SPECIFIC_ERROR, "the store failed")
             return
         session.restore(page.rows, page.received)
-        if self.authorizer.restrictive:
+        if self.rules.restrictive:
             self._withdraw_denied(session)
         if not self.admissions.resumed(session):
             session.pump()

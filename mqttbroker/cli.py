@@ -77,7 +77,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         if options.command == "check-config":
             from mqttbroker.security import Security
 
-            Security(load_settings(options.file))
+            settings = load_settings(options.file)
+            try:
+                Security(settings)
+            except ConfigError as error:
+                raise ConfigError([f"{options.file}: {problem}" for problem in error.problems]) from None
             print(f"{options.file}: fine")
             return 0
         flags = {flag: value for flag in FLAGS if (value := getattr(options, flag)) is not None}

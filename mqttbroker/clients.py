@@ -178,6 +178,7 @@ class Clients:
                     _encode_will(session),
                     due,
                     session.username,
+                    session.rules,
                 ),
             )
 
@@ -188,13 +189,12 @@ class Clients:
         shelf's clock has been set by the caller.
         """
         overdue: List[Connection] = []
-        connect_timeout = self.terms.connect_timeout
         for connection in self.connections:
             if connection.blocked:
                 connection.last_received = monotonic  # it is we who do not listen
             silence: float = monotonic - connection.last_received
             if connection.state == AWAIT_CONNECT or connection.state == AUTHENTICATING:
-                if monotonic - connection.accepted > connect_timeout:
+                if monotonic - connection.accepted > connection.terms.connect_timeout:
                     overdue.append(connection)
             elif connection.keep_alive and silence > connection.keep_alive * 1.5:
                 overdue.append(connection)

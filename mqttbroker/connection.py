@@ -15,7 +15,7 @@ from typing import Any, Dict, Final, List, Optional, cast
 from mqttbroker.frames import TWO_BYTES
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import Disconnect, encode_ack
-from mqttbroker.policy import Challenge
+from mqttbroker.policy import Challenge, Terms
 from mqttbroker.properties import Properties
 from mqttbroker.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
 from sessions.delivery import Delivery, Outlet
@@ -68,12 +68,16 @@ class Outbound:
 
 
 class Connection(Outlet):
-    """A client's connection as the broker sees it.  ``peer`` is its address, for logs."""
+    """A client's connection as the broker sees it.
 
-    def __init__(self, outbound: Outbound, peer: str) -> None:
+    ``peer`` is its address, for logs; ``terms`` are those of the listener it came by.
+    """
+
+    def __init__(self, outbound: Outbound, peer: str, terms: Terms) -> None:
         super().__init__()
         self.outbound = outbound
         self.peer = peer
+        self.terms = terms
         self.wire: Any = None  # the owner of the socket, opaque here
         self.state = AWAIT_CONNECT
         self.session: Optional[Session] = None
@@ -87,7 +91,6 @@ class Connection(Outlet):
         self.accepted = 0.0  # monotonic seconds
         self.last_received = 0.0
         self.maximum_packet_size = 0xFFFFFFFF
-        self.maximum_received_size = 0xFFFFFFFF
         self.problem_information = True
         # The version whose packets may be passed on to this client as they came; 0 for none.
         self.plain_version = 0

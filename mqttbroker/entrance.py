@@ -7,25 +7,25 @@ for all.
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union, cast
+from typing import Any, Optional, cast
 
 from mqttbroker.admission import AdmissionChallenge
-from mqttbroker.policy import Challenge, Policy
+from mqttbroker.policy import Challenge, Policy, Terms
 from mqttbroker.reason_codes import BAD_USER_NAME_OR_PASSWORD, SERVER_BUSY
 
 
 class Entrance:
-    """One listener as policy sees it; ``maximum_packet_size`` in bytes."""
+    """One listener as policy sees it."""
 
     def __init__(
         self,
         policy: Policy,
-        maximum_packet_size: int,
+        terms: Terms,
         max_connections: Optional[int],
         use_identity_as_username: bool,
     ) -> None:
         self.policy = policy
-        self.maximum_packet_size = maximum_packet_size
+        self.terms = terms
         self.max_connections = max_connections
         self.use_identity_as_username = use_identity_as_username
         self.clients = 0  # connections that sent CONNECT and are still open
@@ -61,9 +61,6 @@ class Doorkeeper(Policy):
                 challenge.accept()
                 return
         entrance.policy.authenticate(challenge)
-
-    def with_anonymous(self, allowed: Union[bool, str]) -> Policy:
-        return self.policy.with_anonymous(allowed)
 
 
 def common_name(certificate: Any) -> Optional[str]:

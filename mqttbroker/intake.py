@@ -15,6 +15,7 @@ from mqttbroker.connection import AckGate, Connection
 from mqttbroker.frames import encode_publish
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import encode_ack
+from mqttbroker.policy import Terms
 from mqttbroker.properties import PublishProperties, decode_publish_properties
 from mqttbroker.reason_codes import (
     MALFORMED_PACKET,
@@ -42,10 +43,10 @@ _LONG_TOPIC: Final = 256  # characters; longer ones are judged each time
 class Intake(Connection):
     """A connection that takes PUBLISHes."""
 
-    def __init__(self, broker: Broker, peer: str) -> None:
-        super().__init__(broker.outbound, peer)
+    def __init__(self, broker: Broker, peer: str, terms: Terms) -> None:
+        super().__init__(broker.outbound, peer, terms)
         self.broker = broker
-        self.restricted = broker.authorizer.restrictive
+        self.restricted = broker.rules.of(terms.rules).restrictive
         self.aliases: Dict[int, bytes] = {}
 
     def release(self) -> None:
@@ -259,7 +260,7 @@ class Intake(Connection):
         assert session is not None
         if (
             self.version >= 5
-            and self.unanswered + len(session.received) >= broker.terms.receive_maximum
+            and self.unanswered + len(session.received) >= self.terms.receive_maximum
             and packet_id not in session.received
         ):
             # [MQTT-3.3.4-9]
@@ -302,7 +303,7 @@ class Intake(Connection):
         alias: int = found.topic_alias
         if alias == 0:
             return topic
-        if alias > self.broker.terms.topic_alias_maximum:  # [MQTT-3.3.2-9]
+        if alias > self.terms.topic_alias_maximum:  # [MQTT-3.3.2-9]
             raise MQTTError(TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the maximum")
         if topic:
             self.broker.router.route(topic)
@@ -317,7 +318,8 @@ class Intake(Connection):
         decisions = self.may_publish
         decision = decisions.get(topic)
         if decision is None:
-            decision = self.broker.authorizer.may_publish(self.client_id, self.username, topic)
+            authorizer = self.broker.rules.of(self.terms.rules)
+            decision = authorizer.may_publish(self.client_id, self.username, topic)
             if len(topic) <= _LONG_TOPIC:
                 if len(decisions) >= _MAX_DECISIONS:
                     decisions.clear()

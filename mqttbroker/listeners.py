@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
 from mqttbroker.connection import Connection
-from mqttbroker.entrance import Doorkeeper, Entrance
-from mqttbroker.policy import Policy
+from mqttbroker.entrance import Entrance
 from mqttbroker.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
 from mqttbroker.settings import Listener
 from mqttbroker.tls import server_context
@@ -49,10 +48,10 @@ def defect(connection: Connection) -> None:
 class OpenListener:
     """A listener that listens, until `close`."""
 
-    def __init__(self, listener: Listener, turn: Turn) -> None:
+    def __init__(self, listener: Listener, entrance: Entrance, turn: Turn) -> None:
         self.listener = listener
+        self.entrance = entrance
         self.turn = turn
-        self.entrance = _entrance(listener, turn)
         self._sockets: List[socket.socket] = []
         self._servers: List[asyncio.AbstractServer] = []
         self._inode: Optional[Tuple[int, int]] = None
@@ -111,7 +110,7 @@ class OpenListener:
         options: dict[str, Any] = {"backlog": BACKLOG}
         if context is not None:
             options["ssl"] = context
-            options["ssl_handshake_timeout"] = self.turn.broker.terms.connect_timeout
+            options["ssl_handshake_timeout"] = self.entrance.terms.connect_timeout
             options["ssl_shutdown_timeout"] = LINGER
         start: Any = loop.create_unix_server if self.listener.type == "unix" else loop.create_server
         return [await start(self._client, sock=sock.dup(), **options) for sock in self._sockets]
@@ -122,21 +121,6 @@ class OpenListener:
         if self.listener.type in ("ws", "wss"):
             return WebSocket(wire, self.listener.origins)
         return wire
-
-
-def _entrance(listener: Listener, turn: Turn) -> Entrance:
-    broker = turn.broker
-    policy: Policy = broker.policy
-    if isinstance(policy, Doorkeeper):
-        policy = policy.policy
-    if listener.allow_anonymous is not None:
-        policy = policy.with_anonymous(listener.allow_anonymous)
-    return Entrance(
-        policy,
-        listener.max_packet_size or broker.terms.maximum_packet_size,
-        listener.max_connections,
-        listener.use_identity_as_username,
-    )
 
 
 # --- TCP --------------------------------------------------------------------

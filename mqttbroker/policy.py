@@ -8,7 +8,7 @@ is refused with the reason code the standard names.
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Final, List, Optional, Union
+from typing import Any, Dict, Final, List, Optional, Union
 
 from mqttbroker.reason_codes import (
     BAD_AUTHENTICATION_METHOD,
@@ -17,6 +17,7 @@ from mqttbroker.reason_codes import (
     SERVER_MOVED,
     USE_ANOTHER_SERVER,
 )
+from sessions.session import Session
 
 # The same whether or not there is such a user.
 WRONG_CREDENTIALS: Final = "wrong user name or password"
@@ -32,9 +33,13 @@ class Redirect:
 
 
 class Terms:
-    """What the broker grants and allows; times in seconds, sizes in bytes."""
+    """What is granted and allowed to the clients of one listener; times in seconds, sizes in bytes.
+
+    ``rules`` is the name of those that judge them, see `Rules`.
+    """
 
     def __init__(self) -> None:
+        self.rules: Optional[str] = None
         self.receive_maximum = 1000
         self.maximum_packet_size = 10 * 1024 * 1024
         self.topic_alias_maximum = 10
@@ -118,10 +123,6 @@ class Policy:
         challenge.username = None
         challenge.accept()
 
-    def with_anonymous(self, allowed: Union[bool, str]) -> Policy:
-        """The same for all who say who they are, with another rule for those who do not."""
-        return AnonymousPolicy(allowed)
-
 
 class AnonymousPolicy(Policy):
     """Lets anonymous clients in, everywhere or on loopback only.
@@ -164,9 +165,6 @@ class PasswordPolicy(Policy):
         else:
             self.authenticator.submit(challenge)
 
-    def with_anonymous(self, allowed: Union[bool, str]) -> Policy:
-        return PasswordPolicy(AnonymousPolicy(allowed), self.authenticator)
-
 
 class Authorizer:
     """Who may publish and read what; this one lets everybody do everything.
@@ -187,6 +185,49 @@ class Authorizer:
     def may_read(self, client_id: str, username: Optional[str], topic: str) -> bool:
         """Whether a message of that topic may be delivered to the client."""
         return True
+
+
+class Nothing(Authorizer):
+    """Lets nobody do anything."""
+
+    def __init__(self) -> None:
+        self.restrictive = True
+
+    def may_publish(self, client_id: str, username: Optional[str], topic: str) -> bool:
+        return False
+
+    def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+        return False
+
+    def may_read(self, client_id: str, username: Optional[str], topic: str) -> bool:
+        return False
+
+
+_NOTHING: Final = Nothing()
+
+
+class Rules:
+    """Who judges whom: what holds for all, and by name what listeners have of their own.
+
+    A session is under the rules of the listener its client came by last; None names those
+    for all. Where a session is under rules that no listener has any more, nothing is allowed
+    until its client comes again.
+    """
+
+    def __init__(self, common: Authorizer, own: Dict[str, Authorizer]) -> None:
+        self.common = common
+        self.own = own
+        self.restrictive = common.restrictive  # whether anybody is ever told no
+        for authorizer in own.values():
+            if authorizer.restrictive:
+                self.restrictive = True
+
+    def of(self, name: Optional[str]) -> Authorizer:
+        return self.common if name is None else self.own.get(name, _NOTHING)
+
+    def may_read(self, session: Session, topic: str) -> bool:
+        """Whether a message of that topic may be delivered to the session's client."""
+        return self.of(session.rules).may_read(session.client_id, session.username, topic)
 
 
 def _is_loopback(peer: str) -> bool:

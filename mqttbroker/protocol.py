@@ -11,7 +11,7 @@ with integer offsets, and awaits nothing.
 
 from __future__ import annotations
 
-from typing import Callable, Final, cast
+from typing import Callable, Final, Optional, cast
 
 from mqttbroker.broker import Broker
 from mqttbroker.connection import (
@@ -32,6 +32,7 @@ from mqttbroker.packets import (
     decode_body,
     encode_ack,
 )
+from mqttbroker.policy import Terms
 from mqttbroker.reason_codes import (
     AUTH,
     CLIENT_IDENTIFIER_NOT_VALID,
@@ -79,16 +80,23 @@ _SHORT_ACKS: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
 
 
 class Protocol(Intake):
-    """One client's connection.  ``new_client_id`` gives an id to a client that brings none."""
+    """One client's connection.  ``new_client_id`` gives an id to a client that brings none.
+
+    Without ``terms`` those hold that hold for all.
+    """
 
     def __init__(
-        self, broker: Broker, peer: str, now: float, new_client_id: Callable[[], str]
+        self,
+        broker: Broker,
+        peer: str,
+        now: float,
+        new_client_id: Callable[[], str],
+        terms: Optional[Terms] = None,
     ) -> None:
-        super().__init__(broker, peer)
+        super().__init__(broker, peer, broker.terms if terms is None else terms)
         self.new_client_id = new_client_id
         self.last_received = now
         self.accepted = now
-        self.maximum_received_size = broker.terms.maximum_packet_size
         self._partial = bytearray()  # an incomplete packet
         self._needed = 2  # bytes it takes until looking again makes sense
         broker.clients.connections[self] = True
@@ -163,13 +171,13 @@ class Protocol(Intake):
                 if byte == 0:
                     raise MQTTError(MALFORMED_PACKET, "overlong Remaining Length")
             end: int = body + remaining
-            if end - position > self.maximum_received_size:
+            if end - position > self.terms.maximum_packet_size:
                 raise MQTTError(PACKET_TOO_LARGE, f"packet of {end - position} bytes")
             if end > size:
                 needed = end - position
                 if not _LEGAL[self.state][first >> 4]:
                     self._illegal(first >> 4)
-                if self.state == AWAIT_CONNECT and needed > self.broker.terms.max_connect_size:
+                if self.state == AWAIT_CONNECT and needed > self.terms.max_connect_size:
                     raise MQTTError(PACKET_TOO_LARGE, f"CONNECT of {needed} bytes")
                 break
             count += 1
@@ -272,7 +280,7 @@ class Protocol(Intake):
         self.plain_version = self.version
         if packet.version == 5:
             self.topic_alias_maximum = min(
-                max(0, properties.topic_alias_maximum), self.broker.terms.topic_alias_maximum
+                max(0, properties.topic_alias_maximum), self.terms.topic_alias_maximum
             )
             if self.topic_alias_maximum:
                 self.plain_version = 0

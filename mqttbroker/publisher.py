@@ -14,7 +14,7 @@ from zlib import crc32
 from mqttbroker.connection import Connection, Outbound
 from mqttbroker.groups import Group, Target
 from mqttbroker.outgoing import NO_BYTES, Outgoing
-from mqttbroker.policy import Authorizer
+from mqttbroker.policy import Rules
 from mqttbroker.properties import user_property
 from mqttbroker.reason_codes import MQTTError
 from mqttbroker.router import Route, Router, StreamSink
@@ -33,13 +33,13 @@ class Publisher:
         router: Router,
         retained: Retained,
         outbound: Outbound,
-        authorizer: Authorizer,
+        rules: Rules,
     ) -> None:
         self.journal = journal
         self.router = router
         self.retained = retained
         self.outbound = outbound
-        self.authorizer = authorizer
+        self.rules = rules
 
     def publish(
         self,
@@ -151,10 +151,9 @@ class Publisher:
         except MQTTError:  # a stored will whose topic passes limits set since
             self.outbound.stats.publish_dropped_denied += 1
             return
+        authorizer = self.rules.of(None if origin is None else origin.rules)
         username = None if origin is None else origin.username
-        if route.reserved or not self.authorizer.may_publish(
-            message.publisher, username, route.topic
-        ):
+        if route.reserved or not authorizer.may_publish(message.publisher, username, route.topic):
             self.outbound.stats.publish_dropped_denied += 1
             return
         outgoing = Outgoing(route.topic_bytes, message, self.outbound.clock.now)

@@ -12,10 +12,10 @@ from typing import Dict, Final, List, Optional, cast
 from zlib import crc32
 
 from mqttbroker.groups import Group, Member, Strategy, Target
-from mqttbroker.policy import Authorizer
+from mqttbroker.policy import Rules
 from mqttbroker.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, MQTTError
 from sessions.session import NO_LOCAL, Session, Subscription
-from topic_matcher.filters import has_wildcard, is_valid_topic
+from topic_matcher.filters import has_wildcard, is_valid_topic, parse_shared
 from topic_matcher.topic_tree import TopicTree
 from topic_matcher.trie import SubscriptionTrie
 
@@ -86,7 +86,7 @@ class Router:
         self.max_length = max_length
         self.streams = streams
         self.strategy = strategy  # of all shared subscriptions
-        self.authorizer: Optional[Authorizer] = None  # where not everybody may read everything
+        self.rules: Optional[Rules] = None  # where not everybody may read everything
         self.groups: Dict[str, Group] = {}
         self._trie = SubscriptionTrie()
         self._cached = TopicTree()
@@ -148,7 +148,7 @@ class Router:
             group.members.append(member)
         else:
             group.members[group.members.index(old)] = member
-        if self.authorizer is not None:
+        if self.rules is not None:
             self._forget(topic_filter)
 
     def leave(self, name: str, topic_filter: str, session: Session) -> None:
@@ -162,13 +162,13 @@ class Router:
         if not group.members:
             del self.groups[key]
             self._trie.remove(topic_filter, group)
-        if not group.members or self.authorizer is not None:
+        if not group.members or self.rules is not None:
             self._forget(topic_filter)
 
     def readers(self, group: Group, topic: str) -> Group:
         """The members of a group that may read a topic."""
-        authorizer = self.authorizer
-        return group if authorizer is None else _readers(group, authorizer, topic)
+        rules = self.rules
+        return group if rules is None else _readers(group, rules, topic)
 
     def _forget(self, topic_filter: str) -> None:
         """Drop the cached routes that a change of this filter touches."""
@@ -188,6 +188,12 @@ class Router:
             self._cached.pop(topic)
             del self.cache[cast(Route, value).topic_bytes]
 
+    def forget(self, session: Session) -> None:
+        """Drop the cached routes that may name a session: what it may read has changed."""
+        for subscription in session.subscriptions.values():
+            shared = parse_shared(subscription.topic_filter)
+            self._forget(subscription.topic_filter if shared is None else shared[1])
+
     def forget_all(self) -> None:
         """Drop all cached routes: who may read what has changed."""
         self.cache.clear()
@@ -204,7 +210,7 @@ class Router:
         route = Route(topic, topic_bytes)
         targets: Dict[Session, Target] = {}
         limited: Dict[Session, bool] = {}
-        authorizer = self.authorizer
+        rules = self.rules
         barred: Dict[Session, bool] = {}
         matched = self._trie.match(topic)
         for value in matched:
@@ -217,10 +223,7 @@ class Router:
             session = subscription.session
             target = targets.get(session)
             if target is None:
-                if authorizer is not None and (
-                    session in barred
-                    or not authorizer.may_read(session.client_id, session.username, topic)
-                ):
+                if rules is not None and (session in barred or not rules.may_read(session, topic)):
                     barred[session] = True
                     continue
                 target = Target(session)
@@ -244,12 +247,11 @@ class Router:
         return route
 
 
-def _readers(group: Group, authorizer: Authorizer, topic: str) -> Group:
+def _readers(group: Group, rules: Rules, topic: str) -> Group:
     """The group without the members that may not read this topic."""
     members: List[Member] = []
     for member in group.members:
-        session = member.session
-        if authorizer.may_read(session.client_id, session.username, topic):
+        if rules.may_read(member.session, topic):
             members.append(member)
     if len(members) == len(group.members):
         return group

@@ -25,7 +25,7 @@ from mqttbroker.broker import Broker
 from mqttbroker.clients import restore_will
 from mqttbroker.config import ConfigError
 from mqttbroker.connection import Outbound
-from mqttbroker.entrance import Doorkeeper
+from mqttbroker.entrance import Doorkeeper, Entrance
 from mqttbroker.groups import HashTopic, LeastLoaded, RandomMember, Strategy
 from mqttbroker.http import HttpServer
 from mqttbroker.listeners import OpenListener
@@ -35,7 +35,7 @@ from mqttbroker.policy import Redirect, Terms
 from mqttbroker.reason_codes import NOT_AUTHORIZED, UNSPECIFIED_ERROR
 from mqttbroker.router import Router, StreamRule
 from mqttbroker.security import Security
-from mqttbroker.settings import Settings
+from mqttbroker.settings import Limits, Listener, Settings
 from mqttbroker.sys_topics import SysTopics
 from mqttbroker.wire import Turn
 from sessions.journal import Journal
@@ -43,7 +43,8 @@ from sessions.message import Message
 from sessions.registry import Registry
 from sessions.schema import StoreError
 from sessions.session import NEVER, Subscription
-from sessions.shelf import Limits, Shelf
+from sessions.shelf import Limits as ShelfLimits
+from sessions.shelf import Shelf
 from sessions.store import Recovered, Store
 from sessions.write_set import Page, WriteSet
 
@@ -140,7 +141,7 @@ class Server:
             if settings.durability == "interval":
                 tasks.append(asyncio.create_task(self._writing()))
             for listener in settings.listeners:
-                door = OpenListener(listener, self.turn)
+                door = OpenListener(listener, self._entrance(listener), self.turn)
                 await door.open()
                 self.listeners.append(door)
             log.info("event=started version=%s build=%s", __version__, build_kind())
@@ -156,6 +157,14 @@ class Server:
             await self._drain()
             if http is not None:
                 http.stop()
+
+    def _entrance(self, listener: Listener) -> Entrance:
+        return Entrance(
+            self.security.policy_of(listener),
+            terms_of(self.settings, self.settings.limits_of(listener), self.security.rules_of(listener)),
+            listener.max_connections,
+            listener.use_identity_as_username,
+        )
 
     async def _drain(self) -> None:
         """Tell the clients, write everything, close the store."""
@@ -264,7 +273,7 @@ def build_broker(
     if security is None:
         security = Security(settings)
     wanted = settings.limits
-    limits = Limits(
+    limits = ShelfLimits(
         wanted.max_inflight,
         wanted.max_queued_messages,
         wanted.max_queued_bytes,
@@ -276,28 +285,10 @@ def build_broker(
     )
     shelf = Shelf(journal, limits)
     shelf.clock.now = time.time_ns() // 1000
-    terms = Terms()
-    terms.receive_maximum = wanted.receive_maximum
-    terms.maximum_packet_size = wanted.max_packet_size
-    terms.topic_alias_maximum = wanted.topic_alias_maximum
-    terms.max_keep_alive = int(wanted.max_keep_alive)
-    if wanted.max_session_expiry is not None:
-        terms.max_session_expiry = min(NEVER, int(wanted.max_session_expiry))
-    terms.max_connections = wanted.max_connections
-    terms.max_connect_size = wanted.max_connect_size
-    terms.max_sessions = wanted.max_sessions
-    terms.max_retained_messages = wanted.max_retained_messages
-    terms.max_retained_bytes = wanted.max_retained_bytes
-    terms.connect_timeout = wanted.connect_timeout
-    terms.max_topic_length = wanted.max_topic_length
-    terms.max_topic_levels = wanted.max_topic_levels
-    terms.max_subscriptions_per_client = wanted.max_subscriptions_per_client
-    terms.max_pending_write_bytes = wanted.max_pending_write_bytes
-    terms.retain_available = wanted.retain_available
+    terms = terms_of(settings, wanted, None)
     terms.redirect = redirect_of(settings)
-    terms.denial = NOT_AUTHORIZED if settings.reveal_denials else UNSPECIFIED_ERROR
-    terms.response_information = settings.response_information or ""
-    rules = [
+    most = max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)
+    streams = [
         StreamRule(stream.name, list(stream.filters), stream.partitions, stream.key)
         for stream in settings.streams
     ]
@@ -308,14 +299,40 @@ def build_broker(
             wanted.route_cache_size,
             wanted.max_topic_levels,
             wanted.max_topic_length,
-            rules,
+            streams,
             STRATEGIES[settings.shared_subscription_strategy](),
         ),
-        Outbound(shelf.clock, wanted.max_outbox_bytes, 2 * wanted.receive_maximum),
+        Outbound(shelf.clock, wanted.max_outbox_bytes, 2 * most),
         terms,
         Doorkeeper(security.policy),
-        security.authorizer,
+        security.rules,
     )
+
+
+def terms_of(settings: Settings, limits: Limits, rules: Optional[str]) -> Terms:
+    """What clients are granted under these limits and the rules of that name."""
+    terms = Terms()
+    terms.rules = rules
+    terms.receive_maximum = limits.receive_maximum
+    terms.maximum_packet_size = limits.max_packet_size
+    terms.topic_alias_maximum = limits.topic_alias_maximum
+    terms.max_keep_alive = int(limits.max_keep_alive)
+    if limits.max_session_expiry is not None:
+        terms.max_session_expiry = min(NEVER, int(limits.max_session_expiry))
+    terms.max_connections = limits.max_connections
+    terms.max_connect_size = limits.max_connect_size
+    terms.max_sessions = limits.max_sessions
+    terms.max_retained_messages = limits.max_retained_messages
+    terms.max_retained_bytes = limits.max_retained_bytes
+    terms.connect_timeout = limits.connect_timeout
+    terms.max_topic_length = limits.max_topic_length
+    terms.max_topic_levels = limits.max_topic_levels
+    terms.max_subscriptions_per_client = limits.max_subscriptions_per_client
+    terms.max_pending_write_bytes = limits.max_pending_write_bytes
+    terms.retain_available = limits.retain_available
+    terms.denial = NOT_AUTHORIZED if settings.reveal_denials else UNSPECIFIED_ERROR
+    terms.response_information = settings.response_information or ""
+    return terms
 
 
 def restore(broker: Broker, recovered: Recovered, now: float) -> None:
@@ -325,12 +342,21 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
     """
     registry = broker.registry
     for row in _consumed(recovered.sessions):
-        session_id, client_id, version, expiry, disconnected_at, will, will_due, username = (
-            _columns(row)
-        )
+        (
+            session_id,
+            client_id,
+            version,
+            expiry,
+            disconnected_at,
+            will,
+            will_due,
+            username,
+            rules,
+        ) = _columns(row)
         session = registry.load(session_id, client_id)
         session.version = version
         session.username = username
+        session.rules = rules
         session.expiry_interval = expiry
         session.disconnected_at = now if disconnected_at is None else disconnected_at
         session.received_on_disk = True

@@ -103,6 +103,13 @@ class OptionalPath(Kind[Optional[Path]]):
         return None if text is None else Path(text)
 
 
+class OwnPath(Kind[Union[Path, str, None]]):
+    """A path as `OptionalPath` reads it, or the word "global" for what holds for all."""
+
+    def read(self, value: object) -> Union[Path, str, None]:
+        return "global" if value == "global" else OptionalPath().read(value)
+
+
 class Directory(Kind[Path]):
     def read(self, value: object) -> Path:
         return Path(Text("the path of a directory").read(value))

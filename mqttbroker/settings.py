@@ -26,6 +26,7 @@ from mqttbroker.setting_kinds import (
     OptionalPath,
     OptionalText,
     OrNone,
+    OwnPath,
     PartitionKey,
     Size,
     Text,
@@ -59,11 +60,15 @@ _TYPES_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("client_certificate", "use_identity_as_username"), ("tls", "wss")),
     "origins": ("ws", "wss"),
 }
+_LIMITS_OF_LISTENERS = ("max_packet_size", "connect_timeout", "max_keep_alive", "receive_maximum", "topic_alias_maximum")
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Port 0 is any free port; the log says which. ``max_*`` and ``allow_anonymous`` None: what holds for all."""
+    """Port 0 is any free port; the log says which.
+
+    What a listener may have of its own is what holds for all where it is None, or "global" for the two files.
+    """
 
     host: str = _key(Host(), "127.0.0.1")
     port: int = _key(Integer(0, 65535), 1883)
@@ -80,7 +85,13 @@ class Listener:
     origins: tuple[str, ...] = _key(Texts(), [])
     max_connections: Optional[int] = _key(OrNone(Integer(1, 10_000_000), "global"), "global")
     max_packet_size: Optional[int] = _key(OrNone(Size("128B", "256MiB"), "global"), "global")
+    connect_timeout: Optional[float] = _key(OrNone(Duration("100ms", "1h"), "global"), "global")
+    max_keep_alive: Optional[float] = _key(OrNone(Duration("1s", "65535s"), "global"), "global")
+    receive_maximum: Optional[int] = _key(OrNone(Integer(1, 65535), "global"), "global")
+    topic_alias_maximum: Optional[int] = _key(OrNone(Integer(0, 65535), "global"), "global")
     allow_anonymous: Optional[Union[bool, str]] = _key(OrNone(Anonymous(), "global"), "global")
+    password_file: Union[Path, str, None] = _key(OwnPath(), "global")
+    acl_file: Union[Path, str, None] = _key(OwnPath(), "global")
 
     @property
     def address(self) -> str:
@@ -200,3 +211,19 @@ class Settings:
     redirect: Redirect = _section(Redirect)
     listeners: tuple[Listener, ...] = (Listener(),)
     streams: tuple[Stream, ...] = ()
+
+    def limits_of(self, listener: Listener) -> Limits:
+        """What holds for all, and what the listener has of its own; its ``max_connections`` bounds it alone."""
+        own = {name: getattr(listener, name) for name in _LIMITS_OF_LISTENERS}
+        return dataclasses.replace(self.limits, **{name: value for name, value in own.items() if value is not None})
+
+    def anonymous_of(self, listener: Listener) -> Union[bool, str]:
+        return self.allow_anonymous if listener.allow_anonymous is None else listener.allow_anonymous
+
+    def password_file_of(self, listener: Listener) -> Optional[Path]:
+        own = listener.password_file
+        return self.password_file if isinstance(own, str) else own
+
+    def acl_file_of(self, listener: Listener) -> Optional[Path]:
+        own = listener.acl_file
+        return self.acl_file if isinstance(own, str) else own

@@ -14,7 +14,7 @@ from mqttbroker.connection import Connection
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import Suback, Subscribe, Unsuback, Unsubscribe
 from mqttbroker.packets import Subscription as Request
-from mqttbroker.policy import Authorizer, Terms
+from mqttbroker.policy import Rules, Terms
 from mqttbroker.properties import encode_varint
 from mqttbroker.reason_codes import (
     MALFORMED_PACKET,
@@ -48,13 +48,13 @@ class Subscriptions:
         router: Router,
         retained: Retained,
         terms: Terms,
-        authorizer: Authorizer,
+        rules: Rules,
     ) -> None:
         self.journal = journal
         self.router = router
         self.retained = retained
         self.terms = terms
-        self.authorizer = authorizer
+        self.rules = rules
         self._replays: Dict[Connection, Replay] = {}
 
     def subscribe(self, connection: Connection, session: Session, packet: Subscribe) -> None:
@@ -96,9 +96,8 @@ class Subscriptions:
             return TOPIC_FILTER_INVALID
         if shared is not None and request.no_local:
             raise MQTTError(PROTOCOL_ERROR, "No Local on a shared subscription")  # [MQTT-3.8.3-4]
-        if not self.authorizer.may_subscribe(
-            session.client_id, session.username, topic_filter
-        ):
+        authorizer = self.rules.of(session.rules)
+        if not authorizer.may_subscribe(session.client_id, session.username, topic_filter):
             return self.terms.denial
         old = session.subscriptions.get(wanted)
         limit = self.terms.max_subscriptions_per_client
@@ -177,7 +176,7 @@ class Subscriptions:
         session = connection.session
         if session is None or not session.unseen or connection in self._replays:
             return
-        replay = Replay(self.retained, self.authorizer, connection, session)
+        replay = Replay(self.retained, self.rules, connection, session)
         if replay.ready:
             replay.step()
         if not replay.done:
@@ -207,12 +206,12 @@ class Replay:
     def __init__(
         self,
         retained: Retained,
-        authorizer: Authorizer,
+        rules: Rules,
         connection: Connection,
         session: Session,
     ) -> None:
         self.retained = retained
-        self.authorizer = authorizer
+        self.rules = rules
         self.connection = connection
         self.session = session
         self._current: Optional[Subscription] = None
@@ -267,10 +266,7 @@ class Replay:
     def _send(self, subscription: Subscription, message: Message) -> None:
         connection = self.connection
         session = self.session
-        authorizer = self.authorizer
-        if authorizer.restrictive and not authorizer.may_read(
-            session.client_id, session.username, message.topic
-        ):
+        if self.rules.restrictive and not self.rules.may_read(session, message.topic):
             return
         own = NO_BYTES
         if subscription.identifier:

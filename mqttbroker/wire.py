@@ -131,9 +131,8 @@ class Wire:
         peer = transport.get_extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
         self.protocol = Protocol(
-            self.broker, address, self.turn.tell_time(), self.new_client_id
+            self.broker, address, self.turn.tell_time(), self.new_client_id, self.entrance.terms
         )
-        self.protocol.maximum_received_size = self.entrance.maximum_packet_size
         self.protocol.wire = self
 
     def data_received(self, data: bytes) -> None:

@@ -80,7 +80,12 @@ def add_username(db: Database) -> None:
     db.execute("ALTER TABLE sessions ADD COLUMN username TEXT")
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables, add_username)
+def add_rules(db: Database) -> None:
+    """Version 3: whose rules the session is under, NULL for those that hold for all."""
+    db.execute("ALTER TABLE sessions ADD COLUMN rules TEXT")
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_username, add_rules)
 
 
 def prepare(

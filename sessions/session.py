@@ -71,6 +71,7 @@ class Session(Owner):
         self.id = session_id
         self.client_id = client_id
         self.username: Optional[str] = None  # of the client; None = anonymous
+        self.rules: Optional[str] = None  # the name of those that say what it may; None = those for all
         self.version = 4
         self.expiry_interval = 0
         self.disconnected_at: float = 0.0  # Unix time; 0.0 while connected
@@ -102,10 +103,6 @@ class Session(Owner):
         self.will_delay = 0  # seconds
         self.will_expiry = -1  # seconds; -1 = never
         self.will_due: float = 0.0  # Unix time at which a delayed will is published
-
-    @property
-    def connected(self) -> bool:
-        return self.outlet is not None
 
     # -- deliveries ---------------------------------------------------------
 
@@ -280,7 +277,7 @@ class Session(Owner):
         return entries
 
     def withdraw(self, entry: Delivery) -> None:
-        """Another session has taken the entry over."""
+        """The entry is not for this session any more."""
         self.in_flight.pop(entry.packet_id, None)
         self._finish(entry)
 

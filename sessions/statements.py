@@ -122,7 +122,8 @@ FIND_QUEUES = Statement(
 )
 SESSIONS = _insert(
     "sessions",
-    "session_id, client_id, version, expiry_interval, disconnected_at, will, will_due, username",
+    "session_id, client_id, version, expiry_interval, disconnected_at, will, will_due, username,"
+    " rules",
     "session_id",
 )
 SUBSCRIPTIONS = _insert(

@@ -214,7 +214,7 @@ class Store:
     def _read_all(self, connection: sqlite3.Connection) -> Recovered:
         sessions = connection.execute(
             "SELECT session_id, client_id, version, expiry_interval, disconnected_at, will,"
-            " will_due, username FROM sessions ORDER BY session_id"
+            " will_due, username, rules FROM sessions ORDER BY session_id"
         ).fetchall()
         subscriptions = connection.execute(
             "SELECT session_id, topic_filter, qos, options, subscription_id FROM subscriptions"

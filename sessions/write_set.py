@@ -71,7 +71,7 @@ class WriteSet:
     sessions (upsert)         session_id, client_id, version, expiry_interval,
                               disconnected_at or None (Unix s), will or None,
                               will_due or None (Unix s),
-                              username or None
+                              username or None, rules or None
     subscriptions (upsert)    session_id, topic_filter, qos, options,
                               subscription_id (0 = none)
     unsubscriptions           session_id, topic_filter

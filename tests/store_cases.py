@@ -67,4 +67,4 @@ def queued(session_id: int, keys: List[int], payload: bytes = b"p") -> WriteSet:
 
 
 def session_row(session_id: int, disconnected_at: Optional[float] = None) -> Tuple[object, ...]:
-    return (session_id, f"client-{session_id}", 5, 3600, disconnected_at, None, None, None)
+    return (session_id, f"client-{session_id}", 5, 3600, disconnected_at, None, None, None, None)

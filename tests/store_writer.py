@@ -121,7 +121,7 @@ def commit_number(number: int) -> WriteSet:
     """Everything a commit can hold, so that a commit half kept shows."""
     write_set = WriteSet()
     keys = range(number * ENTRIES, (number + 1) * ENTRIES)
-    write_set.sessions.append((1, "victim", 5, 3600, float(number), None, None, None))
+    write_set.sessions.append((1, "victim", 5, 3600, float(number), None, None, None, None))
     write_set.subscriptions.append((1, "a/+", 1, 1, number))
     write_set.messages = [(key, f"a/{key}", b"%d" % key, 1, 0, b"", "p", key, 0) for key in keys]
     write_set.entries = [(1, key, key, 0, 1, 0, b"", 0, 0, 10) for key in keys]

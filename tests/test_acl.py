@@ -203,7 +203,7 @@ class Ruled(Core):
         return self.connect(client_id, version, **fields)
 
     def rules(self, text: str) -> None:
-        authorizer: Any = self.broker.authorizer
+        authorizer: Any = self.broker.rules.of(None)
         authorizer.take(parse_acl(text, "rules"))
         self.broker.rules_changed()
 
@@ -408,7 +408,7 @@ def test_a_message_that_is_denied_twice_over_is_answered_in_order(core: Ruled) -
 
 def test_without_rules_nothing_is_judged(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
-        assert core.broker.router.authorizer is None
+        assert core.broker.router.rules is None
         assert not core.connect("c").protocol.restricted
 
 

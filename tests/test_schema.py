@@ -70,7 +70,7 @@ def test_an_older_database_is_migrated_after_a_backup(
     connection: sqlite3.Connection, path: Path
 ) -> None:
     prepare(connection, str(path))
-    connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL, 'u')")
+    connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL, 'u', NULL)")
     before = list(connection.iterdump())
     prepare(connection, str(path), (*MIGRATIONS, add_note))
     assert version(connection) == NEWEST + 1
@@ -82,11 +82,13 @@ def test_an_older_database_is_migrated_after_a_backup(
     assert list(path.parent.glob("*.part")) == []
 
 
-def test_sessions_of_version_1_belong_to_nobody(connection: sqlite3.Connection, path: Path) -> None:
+def test_sessions_of_version_1_belong_to_nobody_under_the_rules_for_all(
+    connection: sqlite3.Connection, path: Path
+) -> None:
     prepare(connection, str(path), MIGRATIONS[:1])
     connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL)")
     prepare(connection, str(path))
-    assert connection.execute("SELECT client_id, username FROM sessions").fetchall() == [("c", None)]
+    assert connection.execute("SELECT client_id, username, rules FROM sessions").fetchall() == [("c", None, None)]
 
 
 def test_a_failed_migration_leaves_the_older_database(

@@ -48,7 +48,7 @@ def test_a_new_store_is_empty(opened: Opened) -> None:
 def test_state_survives_a_restart(opened: Opened) -> None:
     _, writer = opened()
     write_set = queued(7, [3, 4], b"payload")
-    write_set.sessions = [(7, "c", 5, 3600, None, b"will", 12.5, "user"), session_row(9, 1700000000.25)]
+    write_set.sessions = [(7, "c", 5, 3600, None, b"will", 12.5, "user", "rules"), session_row(9, 1700000000.25)]
     write_set.subscriptions = [(7, "b/#", 1, 5, 0), (7, "a/é", 2, 6, 268435455)]
     write_set.retained = [("r", b"\0\xff", 1, b"props", "pub", 1700000000000001, 5)]
     write_set.received = [(7, 65535)]
@@ -87,10 +87,10 @@ def test_lists_are_applied_in_their_order(opened: Opened, path: Path) -> None:
 def test_upserts_replace_every_column(opened: Opened) -> None:
     _, writer = opened()
     first, second = WriteSet(), WriteSet()
-    first.sessions = [(1, "c", 4, 10, None, b"w", 1.0, None)]
+    first.sessions = [(1, "c", 4, 10, None, b"w", 1.0, None, None)]
     first.subscriptions = [(1, "a", 1, 1, 1)]
     first.retained = [("r", b"1", 0, b"x", "p", 1, 1)]
-    second.sessions = [(1, "c", 5, 20, 2.0, None, None, "user")]
+    second.sessions = [(1, "c", 5, 20, 2.0, None, None, "user", "rules")]
     second.subscriptions = [(1, "a", 2, 2, 0)]
     second.retained = [("r", b"2", 1, b"y", "q", 2, 2)]
     writer.commit(first)
@@ -284,7 +284,7 @@ def test_an_ended_session_takes_everything_along(opened: Opened, path: Path) -> 
     writer.commit(write_set)
     write_set = WriteSet()
     write_set.ended = [1, 99]
-    write_set.sessions = [(3, "client-1", 5, 0, None, None, None, None)]
+    write_set.sessions = [(3, "client-1", 5, 0, None, None, None, None, None)]
     writer.commit(write_set)
     assert query(path, "SELECT session_id FROM sessions ORDER BY 1") == [2, 3]
     assert query(path, "SELECT session_id FROM subscriptions") == [2]
