@@ -33,6 +33,20 @@ class StoreError(Exception):
     """The store cannot be used; the text is one line that names file and reason."""
 
 
+class CorruptStore(StoreError):
+    """The database is damaged; `sessions.salvage` saves what can be read."""
+
+
+def is_corrupt(error: BaseException | None) -> bool:
+    """Whether an error of SQLite means that the file is not what SQLite wrote."""
+    if not isinstance(error, sqlite3.Error):
+        return False
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # raised by Python's module itself, over text that is no UTF-8
+        return isinstance(error, sqlite3.OperationalError) and "decode" in str(error)
+    return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
 def _table(db: Database, name: str, columns: dict[str, type], pk: str = "", null: str = "") -> None:
     """A table whose columns are NOT NULL but for those named in ``null``."""
     db.table(name).create(

@@ -21,8 +21,17 @@ from typing import Callable, Optional, Protocol, Union
 
 from sessions import statements as sql
 from sessions.message import Message
-from sessions.schema import APPLICATION_ID, OLDEST_SQLITE, StoreError, prepare
+from sessions.salvage import settle
+from sessions.schema import (
+    APPLICATION_ID,
+    OLDEST_SQLITE,
+    CorruptStore,
+    StoreError,
+    is_corrupt,
+    prepare,
+)
 from sessions.statements import Row
+from sessions.store_check import is_emptied, open_to_read
 from sessions.write_set import Page, WriteSet
 
 logger = logging.getLogger(__name__)
@@ -107,6 +116,20 @@ class Recovered:
         self.next_seq = next_seq
 
 
+def lock_directory(directory: Path) -> int:
+    """The descriptor that holds the lock of a data directory, until it is closed.
+
+    Raises `StoreError` if another process has it.
+    """
+    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise StoreError(f"{directory}: in use by another process") from None
+    return lock
+
+
 class Store:
     """Sessions, queues, retained messages and the ends of the streams, on disk.
 
@@ -133,6 +156,8 @@ class Store:
         self._commits = 0
         self._untidy = False
         self._checkpointed = 0
+        self._suspicion = self._path.with_name(f"{self._path.name}.suspect")
+        self.damage = ""  # what SQLite said of a damaged page, as long as this store is open
 
     # -- opening ------------------------------------------------------------
 
@@ -140,8 +165,8 @@ class Store:
         """Open and migrate the database, cut the log back to it, and read what it holds.
 
         Raises `StoreError` if the directory or the file cannot be used, the
-        database is damaged, newer than this program or in use by another
-        process.  Whatever was opened is closed again then.
+        database is newer than this program or in use by another process, and
+        `CorruptStore` if it is damaged.  Whatever was opened is closed again then.
         """
         try:
             self._connection = connection = self._open()
@@ -149,13 +174,14 @@ class Store:
                 self._log.recover(self._stream_ends(connection) if self._durable else None)
             return self._read_all(connection)
         except sqlite3.Error as error:
-            self._close()
-            raise StoreError(f"{self._path}: {error}") from error
+            self._abandon()
+            kind = CorruptStore if is_corrupt(error) else StoreError
+            raise kind(f"{self._path}: {error}") from error
         except OSError as error:
             self._close()
             raise StoreError(f"{error.filename or self._path}: {error.strerror}") from error
         except BaseException:
-            self._close()
+            self._abandon()
             raise
 
     def _open(self) -> sqlite3.Connection:
@@ -165,7 +191,11 @@ class Store:
                 f"{self._path}: needs SQLite {wanted} or newer, this is {sqlite3.sqlite_version}"
             )
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._take_lock()
+        self._lock = lock_directory(self._path.parent)
+        if self._durable:
+            settle(self._path)
+            if is_emptied(self._path):
+                raise CorruptStore(f"{self._path}: is empty, though its write-ahead log is not")
         connection = sqlite3.connect(
             self._path if self._durable else ":memory:",
             timeout=BUSY_TIMEOUT_MS / 1000,
@@ -183,6 +213,8 @@ class Store:
         prepare(connection, str(self._path))
         if not self._durable:
             return connection
+        if self._suspicion.exists():
+            self._confirm(connection)
         connection.execute("PRAGMA synchronous = FULL")
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise StoreError(f"{self._path}: the file system does not allow a write-ahead log")
@@ -197,14 +229,22 @@ class Store:
         self._wal_index = os.open(f"{self._path}-shm", os.O_RDONLY)
         return connection
 
-    def _take_lock(self) -> None:
-        lock = os.open(self._path.parent / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    def _confirm(self, connection: sqlite3.Connection) -> None:
+        """Look at every page, since somebody met a damaged one."""
+        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+        if found != "ok":
+            raise CorruptStore(f"{self._path}: {' '.join(found.split())}")
+        self._suspicion.unlink()
+
+    def _suspect(self, error: Optional[Exception]) -> None:
+        """A damaged page was met: have the next start look at all of them."""
+        if self.damage or not self._durable or not is_corrupt(error):
+            return
+        self.damage = str(error)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise StoreError(f"{self._path.parent}: in use by another process") from None
-        self._lock = lock
+            self._suspicion.write_text(f"{error}\n")
+        except OSError as failure:
+            logger.error("%s: %s", self._suspicion, failure.strerror)
 
     @staticmethod
     def _stream_ends(connection: sqlite3.Connection) -> dict[tuple[str, int], int]:
@@ -224,6 +264,9 @@ class Store:
         ).fetchall()
         queues = connection.execute(sql.QUEUES).fetchall()
         known = {row[0] for row in sessions}
+        strangers = {row[0] for row in subscriptions} - known
+        if strangers:
+            raise CorruptStore(f"{self._path}: subscriptions of {len(strangers)} unknown sessions")
         self._ending = {row[0]: row[3] for row in queues if row[0] not in known}
         last_message = connection.execute("SELECT max(id) FROM messages").fetchone()[0]
         return Recovered(
@@ -270,6 +313,19 @@ class Store:
                 os.close(descriptor)
         self._wal_index = self._lock = None
 
+    def _abandon(self) -> None:
+        """Close a database as it is: SQLite leaves its write-ahead log alone if it is not the last."""
+        reader: Optional[sqlite3.Connection] = None
+        try:
+            if self._connection is not None and self._durable:
+                reader = open_to_read(self._path)
+                reader.execute("PRAGMA schema_version").fetchone()
+        except sqlite3.Error:
+            pass
+        self._close()
+        if reader is not None:
+            reader.close()
+
     # -- the writer thread --------------------------------------------------
 
     def _run(self) -> None:
@@ -287,6 +343,8 @@ class Store:
             except Exception as error:
                 failure = error
                 self._roll_back(connection)
+            for problem in (failure, *(page.error for page in pages)):
+                self._suspect(problem)
             try:
                 done(write_set, pages, failure)
             except Exception:
@@ -406,8 +464,9 @@ class Store:
             if self._commits % VACUUM_EVERY == 0 or idle:
                 self._vacuum(connection)
             self._checkpoint(connection)
-        except Exception:
+        except Exception as error:
             logger.exception("store: tidying failed")
+            self._suspect(error)
             self._roll_back(connection)
 
     def _vacuum(self, connection: sqlite3.Connection) -> None:
