@@ -44,7 +44,7 @@ def _commit(number: int, chance: random.Random) -> WriteSet:
     write_set = WriteSet()
     key = number + 1
     will, name = (b"will" if number % 2 else None), (f"user {number}" if number % 3 else None)
-    write_set.sessions = [(key, f"client-{number}", 5, 3600, 1.5, will, None, name)]
+    write_set.sessions = [(key, f"client-{number}", 5, 3600, 1.5, will, None, name, None)]
     write_set.subscriptions = [(key, f"sensors/{i}/ü", 1, 1, i) for i in range(20)]
     ids = range(number * EACH + 1, (number + 1) * EACH + 1)
     payloads = [chance.randbytes(chance.choice((0, 9, 90, 900, 9000))) for _ in ids]
