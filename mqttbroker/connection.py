@@ -32,7 +32,7 @@ AUTHENTICATING: Final = 4  # an AUTH of the client is awaited
 
 
 class Stats:
-    """What the broker counted since it started: packets, PUBLISHes and bytes on the wire."""
+    """What the broker counted since it started: packets, PUBLISHes, bytes on the wire, handshakes that failed."""
 
     def __init__(self) -> None:
         self.messages_received = 0
@@ -49,6 +49,8 @@ class Stats:
         self.bytes_sent = 0
         self.connections = 0
         self.protocol_errors = 0
+        self.tls_failures = 0
+        self.websocket_failures = 0
 
 
 class Outbound:

@@ -12,17 +12,19 @@ import errno
 import logging
 import secrets
 import socket
+import ssl
 import stat
 from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
 from mqttbroker.connection import Connection
 from mqttbroker.entrance import Entrance
+from mqttbroker.handshakes import Handshakes
 from mqttbroker.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
 from mqttbroker.settings import Listener
 from mqttbroker.tls import server_context
 from mqttbroker.websocket import WebSocket
-from mqttbroker.wire import LINGER, Turn, Wire
+from mqttbroker.wire import Turn, Wire
 
 log = logging.getLogger("mqttbroker")
 
@@ -54,6 +56,7 @@ class OpenListener:
         self.turn = turn
         self._sockets: List[socket.socket] = []
         self._servers: List[asyncio.AbstractServer] = []
+        self._handshakes: List[Handshakes] = []
         self._inode: Optional[Tuple[int, int]] = None
 
     async def open(self) -> None:
@@ -68,7 +71,7 @@ class OpenListener:
                 self._inode = (found.st_dev, found.st_ino)
             else:
                 self._sockets = await _tcp_sockets(listener.host, listener.port)
-            self._servers = await self._serve(context)
+            await self._serve(context)
         except OSError as error:
             self.close()
             reason = error.strerror or str(error)
@@ -89,31 +92,32 @@ class OpenListener:
             return
         if context is None:
             return
-        # A server cannot change its context; another one on the same socket misses no client.
-        servers = await self._serve(context)
-        for server in self._servers:
-            server.close()
-        self._servers = servers
+        for handshakes in self._handshakes:
+            handshakes.context = context
         log.info("event=certificates_reloaded listener=%s", self.listener.address)
 
     def close(self) -> None:
         """Accept no one any more."""
         for server in self._servers:
             server.close()
+        for handshakes in self._handshakes:
+            handshakes.close()
         for sock in self._sockets:
             sock.close()
         if self._inode is not None:
             _remove_socket(self.listener.path, self._inode)
 
-    async def _serve(self, context: Any) -> List[asyncio.AbstractServer]:
+    async def _serve(self, context: Optional[ssl.SSLContext]) -> None:
         loop = asyncio.get_running_loop()
-        options: dict[str, Any] = {"backlog": BACKLOG}
-        if context is not None:
-            options["ssl"] = context
-            options["ssl_handshake_timeout"] = self.entrance.terms.connect_timeout
-            options["ssl_shutdown_timeout"] = LINGER
         start: Any = loop.create_unix_server if self.listener.type == "unix" else loop.create_server
-        return [await start(self._client, sock=sock.dup(), **options) for sock in self._sockets]
+        for sock in self._sockets:
+            if context is None:
+                self._servers.append(await start(self._client, sock=sock.dup(), backlog=BACKLOG))
+                continue
+            sock.listen(BACKLOG)
+            timeout = self.entrance.terms.connect_timeout
+            stats = self.turn.broker.outbound.stats
+            self._handshakes.append(Handshakes(sock.dup(), context, timeout, self._client, stats))
 
     def _client(self) -> Any:
         """An asyncio protocol by shape for a client that has connected."""

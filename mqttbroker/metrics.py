@@ -74,6 +74,12 @@ class Metrics:
         )
         for name, text, value in counters:
             yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
+        failed = CounterMetricFamily(
+            "mqttbroker_handshakes_failed", "Connections that never came to MQTT.", labels=["layer"]
+        )
+        failed.add_metric(["tls"], stats.tls_failures)
+        failed.add_metric(["websocket"], stats.websocket_failures)
+        yield failed
         dropped = CounterMetricFamily(
             "mqttbroker_messages_dropped", "Messages not delivered, by cause.", labels=["cause"]
         )

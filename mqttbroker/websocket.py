@@ -92,6 +92,8 @@ class WebSocket:
     def connection_lost(self, error: Any) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._head is not None:
+            self._failed()
         self._wire.connection_lost(error)
 
     def pause_writing(self) -> None:
@@ -160,11 +162,16 @@ class WebSocket:
                 library.send_response(library.accept(cast(Request, request)))
         if library.state is not State.OPEN:
             self._listening = False
+            self._failed()
             self._wire.lost(f"WebSocket handshake: {library.handshake_exc or 'request too long'}")
             self._send()
             return b""
         self._send()
         return head[end:]
+
+    def _failed(self) -> None:
+        """The client is none, for it did not shake hands."""
+        self._wire.broker.outbound.stats.websocket_failures += 1
 
     def _unusual(self, frame: bytes) -> None:
         """A frame that the library has to judge; the payload so far came before it."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Optional
@@ -130,10 +132,32 @@ def test_plain_mqtt_disturbs_nobody(start_broker: Start, files: Files) -> None:
         client.ping()
 
 
-def test_a_client_that_never_shakes_hands_is_closed(start_broker: Start, files: Files) -> None:
-    broker = start_broker(config={**files.config(), "limits": {"connect_timeout": "500ms"}})
-    with tcp_socket(port_of(broker, "tls")) as silent:
-        assert silent.recv(1) == b""
+def test_a_handshake_that_fails_is_one_line_and_counted(start_broker: Start, files: Files) -> None:
+    config = files.config(client_certificate="optional", tls_version="1.3")
+    broker = start_broker(config={**config, "limits": {"connect_timeout": "700ms"}})
+    untrusting, old = ssl.create_default_context(), files.client()
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def shake(context: ssl.SSLContext) -> Callable[[socket.socket], object]:
+        return lambda sock: context.wrap_socket(sock, server_hostname="localhost").recv(1)
+
+    attempts: list[tuple[Callable[[socket.socket], object], str]] = [
+        (lambda sock: sock.sendall(b"\x10\x0c\x00\x04MQTT\x05\x02\x00\x00\x00\x00"), "wrong version number"),
+        (lambda sock: sock.sendall(b"GET / HTTP/1.1\r\n\r\n"), "http request"),
+        (lambda sock: sock.close(), "closed by the client"),
+        (lambda sock: sock.recv(1), "not done in time"),
+        (shake(old), "unsupported protocol"),
+        (shake(untrusting), ".*alert unknown ca"),
+        (shake(files.client("stranger", trustme.CA())), "unable to get local issuer certificate"),
+    ]
+    for number, (attempt, reason) in enumerate(attempts):
+        with tcp_socket(port_of(broker, "tls")) as sock:
+            host, port = sock.getsockname()
+            with suppress(OSError):
+                attempt(sock)
+            broker.wait_for_log(f"event=refused .*address={host}:{port} reason=TLS handshake: {reason}$")
+        assert broker.log.count(f"{host}:{port} ") == 1
+        assert f'handshakes_failed_total{{layer="tls"}} {number + 1}.0' in broker.get("/metrics").decode()
 
 
 # --- client certificates ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -10,6 +11,7 @@ from unittest.mock import MagicMock
 import paho.mqtt.client as paho
 import pytest
 from broker_process import BrokerProcess
+from core import wait_until
 from mqttbroker.packets import Connack, Connect, Disconnect, Pingreq, Publish, Will
 from mqttbroker.reason_codes import PACKET_TOO_LARGE, PROTOCOL_ERROR
 from mqttbroker.websocket import WebSocket
@@ -112,6 +114,26 @@ def test_handshakes_that_are_refused(ports: list[int], request_text: str, status
 
 def test_what_is_not_http_is_closed(ports: list[int]) -> None:
     assert http(ports[0], Connect("x", 5).encode(5) + b"\r\n\r\n") == (b"", b"")
+
+
+@pytest.mark.parametrize("request_text", [REFUSED[0][1], "GET /mqtt HTTP/1.1\r\nUpgr", ""], ids=["whole", "half", "none"])
+def test_a_handshake_that_fails_is_one_line_and_counted(
+    broker: BrokerProcess, ports: list[int], request_text: str
+) -> None:
+    def failed() -> float:
+        text = broker.get("/metrics").decode()
+        return float(text.partition('handshakes_failed_total{layer="websocket"} ')[2].split()[0])
+
+    before = failed()
+    with tcp_socket(ports[0]) as sock:
+        host, port = sock.getsockname()
+        sock.sendall(request_text.encode())
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(65536):
+            pass
+    broker.wait_for_log(f"event=refused .*address={host}:{port} ")
+    wait_until(lambda: failed() == before + 1)
+    assert broker.log.count(f"{host}:{port} ") == 1
 
 
 @pytest.mark.parametrize("step", [1, 7, 10_000])
