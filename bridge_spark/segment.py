@@ -17,10 +17,11 @@ A segment file is a sequence of batches, little-endian::
 
 Every array of the body is padded with zeros to 8 bytes, so that Arrow arrays can
 be laid over it.  A batch holds at least one record, and its body stays under
-64 MiB unless one record alone is larger.
+64 MiB unless one record alone is larger.  A header with the magic b"MQL1" has no
+body: damage took the records of these offsets, and those behind keep theirs.
 
-Measured on CPython 3.11 with 64-byte payloads: encoding 0.5 µs per record in
-batches of 1000, checking and locating columns 0.01 µs.
+Measured with 64-byte payloads: encoding 0.5 µs per record in batches of 1000,
+checking and locating columns 0.01 µs.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from sessions.message import Message
 
 FORMAT_VERSION = 1
 MAGIC = b"MQB1"
+LOST_MAGIC = b"MQL1"
 HEADER = Struct("<4sIIIQII")
 HEADER_BYTES = HEADER.size
 CHECKED_FROM = 12  # where in the header the checksum's cover begins
@@ -111,6 +113,11 @@ class Batch:
     def end_offset(self) -> int:
         """The offset after the last record."""
         return self.first_offset + self.count
+
+    @property
+    def lost(self) -> bool:
+        """Whether damage took its records."""
+        return self.body_length == 0
 
 
 class Columns:
@@ -230,11 +237,12 @@ def read_header(data: Buffer, position: int = 0, end: Optional[int] = None) -> B
     magic, body_length, crc, count, first_offset, version, reserved = HEADER.unpack_from(
         data, position
     )
-    if magic != MAGIC:
+    if magic not in (MAGIC, LOST_MAGIC):
         raise CorruptBatch(position, "no batch begins here")
     if version != FORMAT_VERSION or reserved != 0:
         raise CorruptBatch(position, f"unknown batch format {version}")
-    if count == 0 or body_length > MAX_BODY_BYTES or body_length % 8 or body_length < count * 25:
+    fits = body_length == 0 if magic == LOST_MAGIC else count * 25 <= body_length <= MAX_BODY_BYTES
+    if count == 0 or body_length % 8 or not fits:
         raise CorruptBatch(position, f"impossible batch: {count} records, {body_length} bytes")
     return Batch(position, body_length, crc, count, first_offset)
 
@@ -306,6 +314,8 @@ def decode_columns(data: Buffer, batch: Batch) -> Columns:
 
     The columns fill the body exactly, else `CorruptBatch`.
     """
+    if batch.lost:
+        raise CorruptBatch(batch.position, f"{batch.count} records were lost to damage")
     count = batch.count
     position = batch.position + HEADER_BYTES
     end = batch.end
@@ -333,16 +343,16 @@ def decode_columns(data: Buffer, batch: Batch) -> Columns:
 
 
 def _native(typecode: str, data: Buffer, span: Span) -> "array[int]":
-    values = array(typecode)
-    values.frombytes(bytes(data[span[0] : span[0] + span[1]]))
+    values = array(typecode, bytes(data[span[0] : span[0] + span[1]]))
     if sys.byteorder == "big":
         values.byteswap()
     return values
 
 
 def timestamps(data: Buffer, batch: Batch) -> "array[int]":
-    """The receipt times of a checked batch, microseconds since the Unix epoch."""
-    return _native("q", data, (batch.position + HEADER_BYTES, batch.count * 8))
+    """The receipt times of a checked batch, microseconds since the Unix epoch; none if it is lost."""
+    size = 0 if batch.lost else batch.count * 8
+    return _native("q", data, (batch.position + HEADER_BYTES, size))
 
 
 def decode_messages(data: Buffer, batch: Batch) -> List[Message]:
@@ -516,7 +526,7 @@ def examine(path: Path, first_offset: int, end_offset: Optional[int], thorough: 
             for _, batch, data in scan(file, part.size, size, part.end_offset):
                 if end_offset is not None and batch.end_offset > end_offset:
                     break
-                times = timestamps(data, batch)
+                times = timestamps(data, batch) or [part.last_timestamp]
                 part, entry = extend(part, batch.first_offset, batch.count, len(data), times)
                 if entry is not None:
                     entries.append(entry)

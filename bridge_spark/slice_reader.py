@@ -28,12 +28,14 @@ def read_slices(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the slices in order, in the maker's schema.
 
-    Raises `DataLoss` when retention has taken a file since the plan was made
-    (or goes on without it), `StreamError` for damaged bytes.
+    Raises `DataLoss` when retention has taken a file since the plan was made, or
+    a repair had to give offsets up (or goes on without), `StreamError` for
+    damaged bytes.
     """
     for part in slices:
         try:
-            for rows in _gathered(map(maker.select, _gathered(_stored_rows(storage, part, maker)))):
+            stored = _stored_rows(storage, part, maker, fail_on_data_loss)
+            for rows in _gathered(map(maker.select, _gathered(stored))):
                 yield maker.finish(rows, part.partition)
         except SegmentGone:
             if fail_on_data_loss:
@@ -67,8 +69,15 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def _stored_rows(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator[pa.RecordBatch]:
+def _stored_rows(
+    storage: Storage, part: Slice, maker: ColumnMaker, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
     for data, batch in log_batches(storage, part):
+        if batch.lost:
+            if fail_on_data_loss:
+                raise DataLoss([f"partition {part.partition}: offsets {batch.first_offset} to "
+                                f"{batch.end_offset - 1} were lost to damage"])
+            continue
         try:
             columns = decode_columns(data, batch)
         except SegmentError as error:

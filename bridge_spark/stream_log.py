@@ -47,6 +47,10 @@ class StreamLogError(Exception):
     """The files of a stream are not what the configuration or the database says."""
 
 
+class StreamLogDamage(StreamLogError):
+    """Files are damaged or missing; `bridge_spark.log_repair` mends that."""
+
+
 class StreamConfig:
     """What one stream keeps and for how long; raises `ValueError` on impossible values.
 
@@ -148,9 +152,8 @@ class Partition:
     def _path(self, first_offset: int, suffix: str = ".seg") -> Path:
         return self.directory / f"{first_offset:020d}{suffix}"
 
-    def _error(self, reason: str) -> StreamLogError:
-        where = f"stream {self.config.name!r} partition {self.number}"
-        return StreamLogError(f"{where}: {reason} ({self.directory})")
+    def _where(self, reason: str) -> str:
+        return f"stream {self.config.name!r} partition {self.number}: {reason} ({self.directory})"
 
     # -- start ----------------------------------------------------------------
 
@@ -166,11 +169,12 @@ class Partition:
         if end is None and not thorough:
             end = seen
         if end is not None and end < seen:
-            raise self._error(
+            reason = (
                 f"the database ends at offset {end} but readers have been shown offsets up to"
                 f" {seen}: it is older than the log; restore the database that belongs to the"
-                " log, or remove the file high_watermark to cut the log back"
+                " log, or run mqttbroker repair-store, which keeps the longer log"
             )
+            raise StreamLogError(self._where(reason))
         firsts = []
         for match in map(_SEGMENT_FILE.fullmatch, sorted(os.listdir(self.directory))):
             first = int(match[1]) if match is not None else -1
@@ -181,12 +185,11 @@ class Partition:
         parts = self._examine_all(firsts, end, thorough)
         found = parts[-1].end_offset if parts else seen if end is None else start
         if end is not None and found != end:
-            raise self._error(
-                f"the log ends at offset {found} but the database at {end}:"
-                f" offsets {found} to {end - 1} are missing"
-            )
+            missing = f"offsets {found} to {end - 1} are missing"
+            ends = f"the log ends at offset {found} but the database at {end}: {missing}"
+            raise StreamLogDamage(self._where(ends))
         if found < seen:
-            logger.warning("%s", self._error(f"offsets {found} to {seen - 1} are lost"))
+            logger.warning("%s", self._where(f"offsets {found} to {seen - 1} are lost"))
         self._open(parts, found)
 
     def _open(self, parts: List[Segment], end: int) -> None:
@@ -229,10 +232,8 @@ class Partition:
             if following is None or part.end_offset == following:
                 continue
             if end is not None:
-                raise self._error(
-                    f"offsets {part.end_offset} to {following - 1} are missing from segment"
-                    f" {path.name}; the database ends at {end}"
-                )
+                missing = f"offsets {part.end_offset} to {following - 1} are missing"
+                raise StreamLogDamage(self._where(f"{missing} from segment {path.name}"))
             for other in firsts[firsts.index(following) :]:
                 self._remove(other)
             break
@@ -448,9 +449,9 @@ class StreamLogs:
                 known = json.loads(path.read_bytes())
                 partitions, version = known["partitions"], known["format_version"]
             except (ValueError, KeyError, TypeError) as error:
-                raise StreamLogError(f"{path} is damaged: {error!r}") from None
+                raise StreamLogDamage(f"{path} is damaged: {error!r}") from None
             if version != FORMAT_VERSION:
-                raise StreamLogError(f"{path}: format {version} is not known")
+                raise StreamLogError(f"{path}: format {version}; this program's is {FORMAT_VERSION}")
             if partitions != config.partitions:
                 change = f"{partitions} partitions and cannot get {config.partitions}"
                 raise StreamLogError(f"stream {config.name!r} has {change}: keys would move")
