@@ -90,7 +90,7 @@ class Link(asyncio.Protocol):
         self.write(packet.encode(self.device.version))
 
     def write(self, data: bytes) -> None:
-        if not self.dead and self.transport is not None:
+        if not self.dead and self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
     def answer(self, packet: Packet, done: int = 0) -> None:
