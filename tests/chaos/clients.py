@@ -108,7 +108,7 @@ class Publisher(Client):
 
     def go_deaf(self) -> Optional[Link]:
         """Not without some last words, whose acknowledgements it will not hear."""
-        if self.up:
+        if self.up and len(self.outgoing) < WINDOW:
             for topic in range(len(TOPICS)):
                 for qos in (1, 2):
                     self.publish(self._new(topic, qos, False, 60))
@@ -121,7 +121,7 @@ class Publisher(Client):
         self.room.set()
 
     def _end(self, link: Link, stay: Stay) -> None:
-        if stay.end == CUT and stay.half and self.up:
+        if stay.end == CUT and stay.half and self.up and len(self.outgoing) < WINDOW:
             self.publish_half(self._new(0, 2, False, 200))
         else:
             super()._end(link, stay)

@@ -34,6 +34,7 @@ from mqttbroker.reason_codes import MQTTError
 
 PATIENCE = 30.0  # seconds for an answer that must come
 NOT_FOUND = 0x92
+PACKET_IDS = 100  # few, so that each is soon used again
 
 
 class Link(asyncio.Protocol):
@@ -341,7 +342,7 @@ class Device:
 
     def next_packet_id(self) -> int:
         while True:
-            self.last_packet_id = self.last_packet_id % 65535 + 1
+            self.last_packet_id = self.last_packet_id % PACKET_IDS + 1
             if self.last_packet_id not in self.outgoing:
                 return self.last_packet_id
 
