@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import Callable, Final, List, Optional
 from zlib import crc32
 
+from mypy_extensions import i64
+
 from mqttbroker.properties import encode_varint
 from sessions.session import RETAIN_AS_PUBLISHED, Session, Subscription
 
@@ -48,7 +50,7 @@ class Member(Target):
     def __init__(self, subscription: Subscription) -> None:
         super().__init__(subscription.session)
         self.merge(subscription)
-        self.seed = crc32(subscription.session.client_id.encode("utf-8"))
+        self.seed: i64 = crc32(subscription.session.client_id.encode("utf-8"))
 
 
 class Group:
@@ -117,11 +119,11 @@ class HashTopic(Strategy):
     """
 
     def choose(self, group: Group, topic: str) -> Optional[Member]:
-        key: int = crc32(topic.encode("utf-8"))
+        key: i64 = crc32(topic.encode("utf-8"))
         chosen: Optional[Member] = None
-        highest: int = -1
+        highest: i64 = -1
         for member in _candidates(group):
-            weight: int = _mixed(key ^ member.seed)
+            weight = _mixed(key ^ member.seed)
             if weight > highest:
                 highest = weight
                 chosen = member
@@ -163,7 +165,7 @@ def _candidates(group: Group) -> List[Member]:
     return able or connected or keeping
 
 
-def _mixed(number: int) -> int:
+def _mixed(number: i64) -> i64:
     """A permutation of the 32-bit numbers that leaves no likeness between near ones."""
     number = ((number ^ (number >> 16)) * 0x45D9F3B) & _MASK
     number = ((number ^ (number >> 16)) * 0x45D9F3B) & _MASK
