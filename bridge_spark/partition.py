@@ -220,6 +220,8 @@ class Partition:
                 os.ftruncate(self._files[first], active.size)
             else:
                 self._remove(first)
+                # A file that came back after a power loss would be taken for what is written there next.
+                sync_directory(self.directory)
                 os.close(self._files.pop(first))
         self._uncut = False
 
@@ -257,13 +259,16 @@ class Partition:
         """Let readers see what is committed."""
         active = self._active
         segments = self.closed if active is None else (*self.closed, active)
-        end, position, stem = self.end()
-        watermark = Watermark(end, int(stem), position, self._log_start)
-        self.view = View(self._log_start, end, segments)
+        self.view = View(self._log_start, self.end()[0], segments)
         try:
-            write_all(self._watermark_fd, segment.encode_watermark(watermark), 0)
+            self._write_watermark(self._log_start)
         except OSError as error:
             logger.warning("%s: %s", self._watermark_path, error)
+
+    def _write_watermark(self, log_start: int) -> None:
+        end, position, stem = self.end()
+        watermark = Watermark(end, int(stem), position, log_start)
+        write_all(self._watermark_fd, segment.encode_watermark(watermark), 0)
 
     # -- retention ------------------------------------------------------------
 
@@ -284,13 +289,15 @@ class Partition:
 
     def drop(self, count: int) -> None:
         """Remove the `count` oldest closed segments, for readers first, then their files."""
-        dropped = self.closed[:count]
-        self.closed = self.closed[count:]
-        oldest = self.closed[0] if self.closed else self._active
-        self._log_start = self._end if oldest is None else oldest.first_offset
-        self._publish()
+        dropped, kept = self.closed[:count], self.closed[count:]
+        oldest = kept[0] if kept else self._active
+        log_start = self._end if oldest is None else oldest.first_offset
         # The unlinking may reach the disk before the watermark's bytes do.
+        self._write_watermark(log_start)
         os.fdatasync(self._watermark_fd)
+        self.closed = kept
+        self._log_start = log_start
+        self._publish()
         for part in dropped:
             self._remove(part.first_offset)
         first, last = dropped[0].first_offset, dropped[-1].end_offset - 1

@@ -86,6 +86,11 @@ class StreamLogs:
         for key, partition in self._partitions.items():
             partition.close()
             partition.recover(None if ends is None else ends.get(key), ends is None)
+        if self._streams:
+            for name in self._streams:
+                sync_directory(self.directory / name)
+            sync_directory(self.directory)
+            sync_directory(self.directory.parent)
 
     def _describe(self, config: StreamConfig) -> None:
         directory = self.directory / config.name
@@ -112,8 +117,6 @@ class StreamLogs:
                 return
         directory.mkdir(parents=True, exist_ok=True)
         replace_file(path, (json.dumps(description, indent=2) + "\n").encode())
-        sync_directory(self.directory)
-        sync_directory(self.directory.parent)
 
     def append(self, records: Mapping[Key, Sequence[Message]]) -> Dict[Key, End]:
         """Write records, not yet durable; the new end of each partition: offset, position
