@@ -190,11 +190,10 @@ class Server:
         was = self.broker.store_error
         reason = "" if error is None else str(error) or type(error).__name__
         self.turn.stored(pages, reason)
-        if reason != was:
-            if reason:
-                log.error("event=store_failed reason=%s", reason)
-            else:
-                log.info("event=store_recovered")
+        if reason and not was:
+            log.error("event=store_failed reason=%s", reason)
+        elif was and not reason:
+            log.info("event=store_recovered")
         self.stored.set()
 
     async def _ticking(self) -> None:

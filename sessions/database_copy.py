@@ -11,7 +11,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from sessions.salvage import sync_file
+from sessions.files import sync_file
 from sessions.store_check import open_to_read
 
 STEP_PAGES = 1024

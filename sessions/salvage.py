@@ -16,6 +16,7 @@ import sqlite3
 from pathlib import Path
 from typing import NamedTuple, Optional, Sequence
 
+from sessions.files import sync_directory, sync_file
 from sessions.pages import PageFile, Record
 from sessions.schema import APPLICATION_ID, MIGRATIONS, Migration, StoreError, prepare
 from sessions.store_check import RULES, SALVAGE_RULES, TABLES
@@ -205,15 +206,6 @@ def _copy(
     return kept, notes
 
 
-def sync_file(path: Path) -> None:
-    """Return when a file is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def set_stream_ends(path: Path, ends: dict[tuple[str, int], int]) -> None:
     """Write the ends of these partitions into a database that nobody uses."""
     connection = sqlite3.connect(path, isolation_level=None)
@@ -224,8 +216,3 @@ def set_stream_ends(path: Path, ends: dict[tuple[str, int], int]) -> None:
         connection.execute("COMMIT")
     finally:
         connection.close()
-
-
-def sync_directory(path: Path) -> None:
-    """Return when the directory's names are on disk."""
-    sync_file(path)

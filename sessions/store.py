@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Callable, Optional, Protocol, Union
 
 from sessions import statements as sql
+from sessions.files import make_directory, prove_room
 from sessions.message import Message
 from sessions.salvage import settle
 from sessions.schema import (
@@ -53,6 +54,9 @@ BUSY_TIMEOUT_MS = 5000
 # Free pages go back to the file system when they are this many and a quarter of the file.
 VACUUM_FREE_PAGES = 1024
 VACUUM_STEP = 128
+# After a failure there must be room for so many bytes before the disk counts as well
+# again: one page may still fit into what the write-ahead log was given before.
+ROOM_BYTES = 1024 * 1024
 # How often a busy writer looks for free pages, in commits, and how long a writer
 # with something to tidy waits for work, in seconds.
 VACUUM_EVERY = 64
@@ -67,7 +71,9 @@ Done = Callable[[WriteSet, "list[Page]", Optional[Exception]], None]
 
 
 class Log(Protocol):
-    """The stream log as the store drives it."""
+    """The stream log as the store drives it; its files are below ``directory``."""
+
+    directory: Path
 
     def append(
         self, records: dict[tuple[str, int], list[Message]]
@@ -146,6 +152,8 @@ class Store:
         self._durable = durability != "off"
         self._log = log
         self._log_ahead = False
+        self._in_doubt = False  # a COMMIT failed, and a crash might bring it back
+        self._complaints: set[str] = set()
         self._lock: Optional[int] = None
         self._wal_index: Optional[int] = None
         self._connection: Optional[sqlite3.Connection] = None
@@ -170,9 +178,12 @@ class Store:
         """
         try:
             self._connection = connection = self._open()
+            recovered = self._read_all(connection)
+            if self._durable:
+                self._make_sure(connection)
             if self._log is not None:
                 self._log.recover(self._stream_ends(connection) if self._durable else None)
-            return self._read_all(connection)
+            return recovered
         except sqlite3.Error as error:
             self._abandon()
             kind = CorruptStore if is_corrupt(error) else StoreError
@@ -190,7 +201,7 @@ class Store:
             raise StoreError(
                 f"{self._path}: needs SQLite {wanted} or newer, this is {sqlite3.sqlite_version}"
             )
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(self._path.parent)
         self._lock = lock_directory(self._path.parent)
         if self._durable:
             settle(self._path)
@@ -228,6 +239,19 @@ class Store:
         # SQLite's locks on this file would go if it were closed before the connection.
         self._wal_index = os.open(f"{self._path}-shm", os.O_RDONLY)
         return connection
+
+    def _make_sure(self, connection: sqlite3.Connection) -> None:
+        """Put on the disk what a process that was killed may have left in memory only.
+
+        Nobody would commit it again: a repeated QoS 2 PUBLISH is acknowledged from what is read.
+        """
+        try:
+            connection.execute("PRAGMA wal_checkpoint").fetchone()
+        except sqlite3.OperationalError as error:
+            # It syncs the write-ahead log before it needs any room.
+            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                raise
+            logger.warning("%s: %s; the write-ahead log stays as it is", self._path, error)
 
     def _confirm(self, connection: sqlite3.Connection) -> None:
         """Look at every page, since somebody met a damaged one."""
@@ -367,10 +391,11 @@ class Store:
         return self._work.get()
 
     def _commit(self, connection: sqlite3.Connection, write_set: WriteSet) -> None:
-        if self._log_ahead:
-            self._undo_log()
+        self._undo(connection)
         if not write_set.has_changes():
             return
+        if write_set.probe:
+            self._prove_room()
         ends: list[Row] = []
         if write_set.stream_messages:
             ends = self._append(write_set.stream_messages)
@@ -379,15 +404,23 @@ class Store:
         self._apply(connection, write_set, ending)
         sql.STREAM_ENDS.run(connection, ends)
         if write_set.probe:
-            # Writes the first page, though with what it holds.
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            _write_first_page(connection)
+        self._in_doubt = True
         connection.execute("COMMIT")
+        self._in_doubt = False
         self._ending = ending
         self._untidy = True
         self._commits += 1
+        self._complaints.clear()
         if self._log_ahead:
             self._log_ahead = False
             self._announce()
+
+    def _prove_room(self) -> None:
+        if self._durable:
+            prove_room(self._path.parent, ROOM_BYTES)
+        if self._log is not None:
+            prove_room(self._log.directory, ROOM_BYTES)
 
     def _append(self, records: dict[tuple[str, int], list[Message]]) -> list[Row]:
         if self._log is None:
@@ -406,22 +439,41 @@ class Store:
         assert self._log is not None
         try:
             self._log.committed()
-        except Exception:
-            logger.exception("store: high watermarks stay behind until the next commit")
+        except Exception as error:
+            self._complain("high watermarks stay behind until the next commit", error)
 
-    def _undo_log(self) -> None:
-        assert self._log is not None
-        self._log.rollback()
-        self._log_ahead = False
+    def _undo(self, connection: sqlite3.Connection) -> None:
+        """Make sure that the last transaction is gone if it failed, from SQLite first.
+
+        A COMMIT that failed in its sync may stand complete in the write-ahead log, and would be
+        found there after a crash.  Until another transaction has taken its place, the log keeps
+        the records whose ends it holds.
+        """
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if self._in_doubt:
+            connection.execute("BEGIN IMMEDIATE")
+            _write_first_page(connection)
+            connection.execute("COMMIT")
+            self._in_doubt = False
+        if self._log_ahead:
+            assert self._log is not None
+            self._log.rollback()
+            self._log_ahead = False
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:
         try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            if self._log_ahead:
-                self._undo_log()
-        except Exception:
-            logger.exception("store: a rollback failed and is repeated before the next commit")
+            self._undo(connection)
+        except Exception as error:
+            self._complain("a rollback failed and is repeated before the next commit", error)
+
+    def _complain(self, what: str, error: Exception) -> None:
+        """Say what a disk in trouble keeps from happening, once until a commit goes through."""
+        if not isinstance(error, (OSError, sqlite3.Error)):
+            logger.error("store: %s", what, exc_info=error)
+        elif what not in self._complaints:
+            self._complaints.add(what)
+            logger.warning("store: %s: %s", what, error)
 
     def _apply(
         self, connection: sqlite3.Connection, write_set: WriteSet, ending: dict[int, int]
@@ -465,7 +517,7 @@ class Store:
                 self._vacuum(connection)
             self._checkpoint(connection)
         except Exception as error:
-            logger.exception("store: tidying failed")
+            self._complain("tidying failed", error)
             self._suspect(error)
             self._roll_back(connection)
 
@@ -499,3 +551,8 @@ class Store:
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").fetchone()
         if busy:
             logger.warning("store: a reader keeps the write-ahead log at %d pages", pages)
+
+
+def _write_first_page(connection: sqlite3.Connection) -> None:
+    """Have the transaction write a page, though with what it holds."""
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")

@@ -1,0 +1,43 @@
+"""Files beside the database that outlive a power loss.
+
+The rule kept here: a name counts from the sync of its directory on.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync_file(path: Path) -> None:
+    """Return when a file is on disk.  Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_directory(path: Path) -> None:
+    """Return when the directory's names are on disk.  Raises `OSError`."""
+    sync_file(path)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it that are missing, to stay.  Raises `OSError`."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for directory in missing:
+        sync_directory(directory.parent)
+
+
+def prove_room(directory: Path, size: int) -> None:
+    """Raise `OSError` unless `size` more bytes can be put on the disk there."""
+    path = directory / "room"
+    try:
+        with open(path, "wb") as file:
+            file.write(bytes(size))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)
