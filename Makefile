@@ -20,7 +20,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz chaos check demo bench bench-tools clean test-tools interop interop-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz chaos power-loss check demo bench bench-tools clean test-tools interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -109,6 +109,11 @@ CHAOS_SECONDS ?= 120
 CHAOS_SEED ?= 1
 chaos: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
+
+# The power cut at a thousand moments of a broker under load: what was acknowledged must be there each time.
+POWER_LOSS_ARGS ?=
+power-loss: $(VENV)/extras build
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m disk.run $(POWER_LOSS_ARGS)
 
 check: $(VENV)/extras
 	$(BIN)/mypy

@@ -1,0 +1,1 @@
+"""Disks that fail and lose power: a layer below a broker process, and what its record proves."""

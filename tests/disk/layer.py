@@ -1,0 +1,109 @@
+"""The layer between a process and its disk: built once, then an environment for a broker process.
+
+Rule: what `Layer` says of the disk is what the process did below one directory, in the order in which it did it
+(``preload.c`` has the format), and nothing fails that the test did not ask for.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import mmap
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple, Optional
+
+SOURCE = Path(__file__).with_name("preload.c")
+CREATE, TRUNCATE, WRITE, SYNC, RENAME, UNLINK, MKDIR = range(1, 8)
+_RECORD = Struct("=QQQqiiIIII")
+
+
+class Call(NamedTuple):
+    """One call; times in ns of CLOCK_MONOTONIC. `error` only of a SYNC, `size` of a WRITE or TRUNCATE."""
+
+    kind: int
+    began: int
+    ended: int
+    error: int
+    inode: int
+    offset: int
+    path: str
+    other: str
+    data: memoryview
+
+
+@functools.cache
+def library() -> Path:
+    """The compiled layer; RuntimeError without a C compiler."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise RuntimeError("no C compiler")
+    built = Path(tempfile.mkdtemp(prefix="mqttbroker-disk-")) / "preload.so"
+    command = [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", str(built), str(SOURCE), "-ldl", "-lpthread"]
+    subprocess.run(command, check=True)
+    return built
+
+
+def directory_in_memory() -> Optional[str]:
+    """Where many files go quickest: memory if there is plenty of it, else None for the usual place."""
+    path = "/dev/shm"
+    try:
+        room = os.statvfs(path)
+    except OSError:
+        return None
+    return path if room.f_bavail * room.f_frsize > 1 << 30 and os.access(path, os.W_OK) else None
+
+
+class Layer:
+    """For one process: what it does below ``root`` is recorded in, and told to fail from, files in ``directory``."""
+
+    def __init__(self, root: Path, directory: Path, record: bool = False) -> None:
+        self.log = directory / "disk.log"
+        self.control = directory / "disk.control"
+        self.control.touch()
+        self.env = {"LD_PRELOAD": str(library()), "DISK_ROOT": str(root), "DISK_CONTROL": str(self.control)}
+        if record:
+            self.env["DISK_LOG"] = str(self.log)
+
+    def fail(self, kind: str, code: int, pattern: str = "*", every: int = 1) -> None:
+        """From now on each ``every``-th write, sync, open, truncate or unlink of a path that fits fails with ``code``."""
+        assert code in errno.errorcode
+        self._say([*self._said(), f"fail {kind} {code} {every} {pattern}"])
+
+    def mend(self) -> None:
+        """Nothing fails any more."""
+        self._say([line for line in self._said() if not line.startswith("fail")])
+
+    def set_clock(self, seconds: float) -> None:
+        """The wall clock of the process is ahead by so much from now on."""
+        self._say([*(line for line in self._said() if not line.startswith("clock")), f"clock {seconds}"])
+
+    def _said(self) -> list[str]:
+        return self.control.read_text().splitlines()
+
+    def _say(self, lines: list[str]) -> None:
+        """Whole or not at all: the process may be reading."""
+        fresh = self.control.with_suffix(".new")
+        fresh.write_text("".join(f"{line}\n" for line in lines))
+        fresh.replace(self.control)
+
+
+def calls(log: Path) -> Iterator[Call]:
+    """What a `Layer` recorded; a record that the end of the process cut off is left out."""
+    with open(log, "rb") as file:
+        everything = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    at = 0
+    while at + _RECORD.size <= len(everything):
+        began, ended, inode, offset, kind, error, path, other, data, _ = _RECORD.unpack_from(everything, at)
+        at += _RECORD.size
+        if at + path + other + data > len(everything):
+            return
+        names = bytes(everything[at : at + path + other]).decode()
+        at += path + other
+        yield Call(kind, began, ended, error, inode, offset, names[:path], names[path:], everything[at : at + data])
+        at += data

@@ -1,0 +1,120 @@
+"""A power loss at any moment: what was acknowledged before it is there after it, and nothing else is served.
+
+`make power-loss` does the same at length.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+from disk.image import Disk
+from disk.layer import CREATE, MKDIR, RENAME, SYNC, TRUNCATE, UNLINK, WRITE, Call, Layer, directory_in_memory, library
+from disk.run import PowerLoss
+
+ROOT = Path("/disk")
+STATES = 80
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    try:
+        library()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    path = tempfile.mkdtemp(prefix="mqttbroker-power-", dir=directory_in_memory())
+    yield Path(path)
+    shutil.rmtree(path)
+
+
+def test_nothing_acknowledged_is_lost_or_served_twice(directory: Path) -> None:
+    loss = PowerLoss(directory, "short", messages=150)
+    loss.lose(loss.moments(40), whole=2)
+    assert loss.judged >= 40
+
+
+def test_a_disk_that_fails_now_and_then_loses_nothing_acknowledged_either(directory: Path) -> None:
+    """A sync that failed may or may not have written, and the next one does not write it again."""
+
+    def faults(layer: Layer) -> None:
+        layer.fail("sync", errno.EIO, "*-wal", 9)
+        layer.fail("sync", errno.EIO, "*.seg", 37)
+        layer.fail("write", errno.ENOSPC, "*.seg", 41)
+        layer.fail("write", errno.EIO, "*-wal", 301)
+        layer.fail("sync", errno.EIO, "*/streams/*[0-9]", 7)
+
+    loss = PowerLoss(directory, "faults", messages=120, faults=faults)
+    failed = [number for number, call in enumerate(loss.calls) if call.error]
+    assert len(failed) >= 5
+    behind = [number + steps for number in failed for steps in range(1, 9)]
+    chosen = Random("behind").sample(behind, min(40, len(behind)))
+    loss.lose(sorted({*chosen, *loss.moments(8)}), whole=1)
+
+
+# -- the model of a disk ----------------------------------------------------------------------------------------------
+
+
+def call(kind: int, path: str, inode: int = 0, offset: int = 0, data: bytes = b"", error: int = 0, to: str = "") -> Call:
+    return Call(kind, 0, 0, error, inode, offset, str(ROOT / path), str(ROOT / to), memoryview(data))
+
+
+MADE = [call(CREATE, "f", 1), call(SYNC, "."), call(WRITE, "f", 1, 0, b"a" * 1536)]
+
+
+def states(tmp_path: Path, calls: list[Call], name: str = "f") -> set[object]:
+    """Every content, or None, in which the file was found."""
+    disk = Disk(ROOT)
+    for one in calls:
+        disk.apply(one)
+    found: set[object] = set()
+    for number in range(STATES):
+        disk.leave(tmp_path / "left", Random(number))
+        path = tmp_path / "left" / name
+        found.add(path.read_bytes() if path.exists() else None)
+        shutil.rmtree(tmp_path / "left")
+    return found
+
+
+def test_what_was_synced_is_there(tmp_path: Path) -> None:
+    assert states(tmp_path, [*MADE, call(SYNC, "f", 1)]) == {b"a" * 1536}
+
+
+def test_what_was_not_synced_is_there_or_not_sector_by_sector(tmp_path: Path) -> None:
+    a, zeros = b"a" * 512, bytes(512)
+    found = states(tmp_path, MADE)
+    assert {b"", a, a + a, zeros + a, zeros + a + a, a + zeros + a, zeros + zeros + a, a + a + a} == found
+
+
+@pytest.mark.parametrize("later", [[], [call(SYNC, "f", 1)], [call(WRITE, "f", 1, 1536, b"b"), call(SYNC, "f", 1)]])
+def test_a_sync_that_failed_proves_nothing_ever(tmp_path: Path, later: list[Call]) -> None:
+    found = states(tmp_path, [*MADE, call(SYNC, "f", 1, error=errno.EIO), *later])
+    end = b"b" if len(later) == 2 else b""
+    assert {b"a" * 1536 + end, (bytes(1536) if end else b"") + end} <= found
+
+
+def test_what_is_written_again_after_a_failed_sync_counts(tmp_path: Path) -> None:
+    failed = call(SYNC, "f", 1, error=errno.EIO)
+    assert states(tmp_path, [*MADE, failed, call(WRITE, "f", 1, 0, b"b" * 1536), call(SYNC, "f", 1)]) == {b"b" * 1536}
+
+
+def test_a_truncation_waits_for_its_sync(tmp_path: Path) -> None:
+    cut = [*MADE, call(SYNC, "f", 1), call(TRUNCATE, "f", 1, 100)]
+    assert states(tmp_path, cut) == {b"a" * 1536, b"a" * 100}
+    assert states(tmp_path, [*cut, call(SYNC, "f", 1)]) == {b"a" * 100}
+
+
+def test_names_wait_for_the_sync_of_their_directory(tmp_path: Path) -> None:
+    new = [call(MKDIR, "d"), call(CREATE, "d/f", 1), call(WRITE, "d/f", 1, 0, b"a"), call(SYNC, "d/f", 1)]
+    assert states(tmp_path, new, "d/f") == states(tmp_path, [*new, call(SYNC, "d")], "d/f") == {None, b"a"}
+    there = [*new, call(SYNC, "d"), call(SYNC, ".")]
+    assert states(tmp_path, there, "d/f") == {b"a"}
+    moved = [*there, call(RENAME, "d/f", to="d/g")]
+    assert states(tmp_path, moved, "d/f") == states(tmp_path, moved, "d/g") == {None, b"a"}
+    assert states(tmp_path, [*moved, call(SYNC, "d")], "d/g") == {b"a"}
+    assert states(tmp_path, [*there, call(UNLINK, "d/f")], "d/f") == {None, b"a"}
+    assert states(tmp_path, [*there, call(UNLINK, "d/f"), call(SYNC, "d")], "d/f") == {None}
