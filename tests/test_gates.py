@@ -39,9 +39,12 @@ class HeldBroker(BrokerProcess):
         self.heard = len(self.lines)
         self.wish.write_text(f"{point} {contents}", encoding="utf-8")
 
+    def await_held(self) -> None:
+        self.wait_for_log("event=held", after=self.heard)
+
     def kill_held(self) -> None:
         """Kill it once it is held there, and start it again."""
-        self.wait_for_log("event=held", after=self.heard)
+        self.await_held()
         self.kill()
         self.wish.unlink()
         self.start()
@@ -105,8 +108,12 @@ class Pair:
     def expect_no_more(self, *payloads: bytes) -> None:
         """The subscriber has had all, which is what the stream has."""
         self.subscriber.expect_nothing()
+        assert self.in_stream() == list(payloads)
+
+    def in_stream(self) -> list[bytes]:
+        """What a reader of the stream's files sees."""
         stored = LogReader(self.broker.data_dir, "kept").records()
-        assert [record.payload for record in stored if record.topic == self.topic] == list(payloads)
+        return [record.payload for record in stored if record.topic == self.topic]
 
 
 @pytest.fixture
@@ -123,7 +130,9 @@ def test_between_publish_and_pubrec(broker: HeldBroker, pair: Pair, point: str) 
     pair.subscriber.disconnect()
     broker.hold(point, "packet id of the publisher")
     pair.send()
+    broker.await_held()
     pair.publisher.expect_nothing()
+    assert pair.in_stream() == ([b"once"] if point == "after" else [])
     broker.kill_held()
     pair.publisher = pair.resume("publisher")
     pair.finish(dup=True)
@@ -155,6 +164,7 @@ def test_between_pubrel_and_pubcomp(broker: HeldBroker, pair: Pair, point: str) 
     pair.publisher.expect(Pubrec)
     broker.hold(point, "release")
     pair.publisher.send(Pubrel(7))
+    broker.await_held()
     pair.publisher.expect_nothing()
     broker.kill_held()
     pair.publisher = pair.resume("publisher")
@@ -187,6 +197,7 @@ def test_after_pubcomp_the_packet_id_is_free(broker: HeldBroker, pair: Pair) -> 
 def test_before_publish_its_packet_id_is_kept(broker: HeldBroker, pair: Pair, point: str) -> None:
     broker.hold(point, "packet id of the delivery")
     pair.send()
+    broker.await_held()
     pair.subscriber.expect_nothing()
     pair.publisher.expect_nothing()
     broker.kill_held()
@@ -205,6 +216,7 @@ def test_before_publish_from_the_queue_its_packet_id_is_kept(broker: HeldBroker,
     pair.finish(dup=False)
     broker.hold(point, "packet id of the delivery")
     pair.subscriber = pair.resume("subscriber")
+    broker.await_held()
     pair.subscriber.expect_nothing()
     broker.kill_held()
     pair.subscriber = pair.resume("subscriber")
@@ -229,6 +241,7 @@ def test_between_pubrec_of_the_subscriber_and_pubrel(broker: HeldBroker, pair: P
     sent = pair.deliver()
     broker.hold(point, "PUBREC")
     pair.subscriber.send(Pubrec(sent.packet_id))
+    broker.await_held()
     pair.subscriber.expect_nothing()
     broker.kill_held()
     pair.subscriber = pair.resume("subscriber")
@@ -319,6 +332,7 @@ def test_no_acknowledgement_before_what_keeps_the_message(broker: HeldBroker, ve
     broker.hold("before", "message")
     for keeper in keepers:
         keeper.publisher.send(keeper.message)
+    broker.await_held()
     for keeper in keepers:
         keeper.publisher.expect_nothing()
     broker.kill_held()
