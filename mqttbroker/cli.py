@@ -17,6 +17,7 @@ from typing import NoReturn, Optional, Sequence
 from mqttbroker import __version__, build_kind
 from mqttbroker.config import FLAGS, ConfigError, load_settings
 from mqttbroker.settings import Settings
+from mqttbroker.store_commands import COMMANDS, add_parsers, run
 
 _FLAG_HELP = {
     "--host": ("HOST", "address to listen on (first listener)"),
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     passwd.add_argument("-D", dest="delete", action="store_true", help="delete the user")
     passwd.add_argument("--scram", action="store_true", help="for SCRAM-SHA-256 too; else argon2id, for CONNECT only")
 
+    add_parsers(commands)
     commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
     return parser
 
@@ -84,6 +86,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                 raise ConfigError([f"{options.file}: {problem}" for problem in error.problems]) from None
             print(f"{options.file}: fine")
             return 0
+        if options.command in COMMANDS:
+            return run(options)
         flags = {flag: value for flag in FLAGS if (value := getattr(options, flag)) is not None}
 
         def read() -> Settings:

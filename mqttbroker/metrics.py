@@ -22,10 +22,16 @@ from bridge_spark.stream_log import StreamLogs
 
 
 class Metrics:
-    """Numbers of one broker.  Safe to read from any thread."""
+    """Numbers of one broker.  Safe to read from any thread.
 
-    def __init__(self, broker: Broker, streams: Optional[StreamLogs]) -> None:
+    ``set_aside`` counts the damaged files that lay in the data directory at start.
+    """
+
+    def __init__(
+        self, broker: Broker, streams: Optional[StreamLogs], set_aside: int = 0
+    ) -> None:
         self.broker = broker
+        self.set_aside = set_aside
         self.streams = streams
         self.started = time.time()
         self.registry = CollectorRegistry(auto_describe=False)
@@ -57,9 +63,11 @@ class Metrics:
         broker = self.broker
         stats = broker.outbound.stats
         info = GaugeMetricFamily(
-            "mqttbroker_build_info", "Version and kind of build.", labels=["version", "build"]
+            "mqttbroker_build_info",
+            "Version, kind of build, and when acknowledgements leave.",
+            labels=["version", "build", "durability"],
         )
-        info.add_metric([__version__, build_kind()], 1)
+        info.add_metric([__version__, build_kind(), broker.terms.durability], 1)
         yield info
         counters = (
             ("bytes_received", "Bytes received from clients.", stats.bytes_received),
@@ -94,6 +102,7 @@ class Metrics:
             ("retained_bytes", "Payload bytes of retained messages.", broker.retained.size),
             ("route_cache_entries", "Topics in the route cache.", len(broker.router.cache)),
             ("store_pending_bytes", "Bytes waiting for the disk.", broker.journal.size),
+            ("store_set_aside_files", "Damaged files kept, as of the start.", self.set_aside),
             ("uptime_seconds", "Seconds since the start.", time.time() - self.started),
         )
         for name, text, number in gauges:

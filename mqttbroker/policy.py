@@ -55,6 +55,7 @@ class Terms:
         self.max_topic_levels = 128
         self.max_subscriptions_per_client = 100_000
         self.retain_available = True
+        self.durability = "commit"
         self.max_pending_write_bytes = 64 * 1024 * 1024
         # What a 5.0 client is told when rules deny a SUBSCRIBE or a PUBLISH (sections 3.9.3 and 3.4.2.1).
         self.denial = NOT_AUTHORIZED

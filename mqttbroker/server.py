@@ -33,6 +33,7 @@ from mqttbroker.logs import configure, set_level
 from mqttbroker.metrics import Metrics
 from mqttbroker.policy import Redirect, Terms
 from mqttbroker.reason_codes import NOT_AUTHORIZED, UNSPECIFIED_ERROR
+from mqttbroker.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.router import Router, StreamRule
 from mqttbroker.security import Security
 from mqttbroker.settings import Limits, Listener, Settings
@@ -52,7 +53,6 @@ log = logging.getLogger("mqttbroker")
 
 TICK = 0.25  # seconds between looks at keep alives, wills and expiries
 GC_THRESHOLDS = (50_000, 50, 100)
-DATABASE = "mqttbroker.db"
 STRATEGIES: Dict[str, Callable[[], Strategy]] = {
     "round_robin": Strategy,
     "random": lambda: RandomMember(random.random),
@@ -87,7 +87,7 @@ class Server:
                 )
                 for stream in settings.streams
             ]
-            self.streams = StreamLogs(settings.data_dir / "streams", configs)
+            self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
         self.store = Store(settings.data_dir / DATABASE, settings.durability, self.streams)
         self.stopping = asyncio.Event()
         self.stored = asyncio.Event()
@@ -96,10 +96,13 @@ class Server:
 
     def load(self) -> None:
         """Read what the store holds and put the broker together."""
-        recovered = self.store.recover()
+        recovered = recover(self.store, self.settings.data_dir, self.settings.on_corrupt_store)
         self.broker = build_broker(self.settings, recovered, self.security)
         restore(self.broker, recovered, time.time())
-        self.metrics = Metrics(self.broker, self.streams)
+        aside = set_aside(self.settings.data_dir)
+        for path in aside:
+            log.warning("event=damaged_file_kept file=%s", path)
+        self.metrics = Metrics(self.broker, self.streams, len(aside))
 
     async def run(self) -> None:
         """Serve until `stop`."""
@@ -249,6 +252,8 @@ class Server:
         reasons = []
         if self.broker.store_error:
             reasons.append(f"store: {self.broker.store_error}")
+        elif self.store.damage:
+            reasons.append(f"store: {self.store.damage}; a restart repairs it")
         if self.broker.overfull:
             reasons.append("store: too much waits for the disk")
         redirect = self.broker.terms.redirect
@@ -331,6 +336,7 @@ def terms_of(settings: Settings, limits: Limits, rules: Optional[str]) -> Terms:
     terms.retain_available = limits.retain_available
     terms.denial = NOT_AUTHORIZED if settings.reveal_denials else UNSPECIFIED_ERROR
     terms.response_information = settings.response_information or ""
+    terms.durability = settings.durability
     return terms
 
 

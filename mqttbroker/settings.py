@@ -196,6 +196,7 @@ class Settings:
     data_dir: Path = _key(Directory(), "./data")
     durability: str = _key(Choice("commit", "interval", "off"), "commit")
     durability_interval: float = _key(Duration("1ms", "1h"), "1s")
+    on_corrupt_store: str = _key(Choice("salvage", "refuse"), "salvage")
     allow_anonymous: Union[bool, str] = _key(Anonymous(), "loopback")
     password_file: Optional[Path] = _key(OptionalPath(), "")
     acl_file: Optional[Path] = _key(OptionalPath(), "")

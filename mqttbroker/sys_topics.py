@@ -65,6 +65,8 @@ class SysTopics:
             "messages/received": stats.messages_received,
             "messages/sent": stats.messages_sent,
             "messages/stored": len(broker.retained),
+            "store/durability": broker.terms.durability,
+            "store/set_aside": self.metrics.set_aside,
             "store/messages/count": len(broker.retained),
             "store/messages/bytes": broker.retained.size,
             "bytes/received": stats.bytes_received,
