@@ -9,7 +9,7 @@ other packet goes before it [MQTT-3.2.0-1].
 from __future__ import annotations
 
 import logging
-from typing import Dict, Optional
+from typing import Dict, Final, Optional
 
 from mqttbroker.clients import Clients
 from mqttbroker.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
@@ -37,6 +37,9 @@ from sessions.registry import Registry
 from sessions.session import NEVER, Session
 
 log = logging.getLogger("mqttbroker")
+
+# A CONNECT with this user property, whatever its value, is told how durable an acknowledgement is.
+DURABILITY: Final = "mqttbroker-durability"
 
 
 class Admissions:
@@ -278,7 +281,14 @@ class Admissions:
                 properties.response_information = terms.reply_root(session.client_id, session.username)
             properties.authentication_method = admission.connection.method  # [MQTT-4.12.0-5]
             properties.authentication_data = admission.proof
-        return Connack(admission.session_present, SUCCESS, properties).encode(packet.version)
+            if any(key == DURABILITY for key, _ in packet.properties.user_properties):
+                properties.user_properties.append((DURABILITY, terms.durability))
+        connack = Connack(admission.session_present, SUCCESS, properties)
+        encoded = connack.encode(packet.version)
+        if properties.user_properties and len(encoded) > admission.connection.maximum_packet_size:
+            properties.user_properties.clear()  # [MQTT-3.2.2-20]
+            encoded = connack.encode(packet.version)
+        return encoded
 
     def resumed(self, session: Session) -> bool:
         """The session's first page is in memory; False if no CONNECT waits for it."""

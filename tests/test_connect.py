@@ -45,6 +45,29 @@ def test_connack_says_what_the_broker_grants(broker: BrokerProcess) -> None:
         assert properties.assigned_client_identifier is None
 
 
+@pytest.mark.parametrize("mode", ["commit", "interval", "off"])
+def test_a_client_that_asks_is_told_how_durable_an_acknowledgement_is(
+    mode: str, start_broker: Callable[..., BrokerProcess]
+) -> None:
+    asking = Properties()
+    asking.user_properties = [("other", "x"), ("mqttbroker-durability", "")]
+    small = Properties()
+    small.user_properties = asking.user_properties
+    small.maximum_packet_size = 40
+    broker = start_broker(config={"durability": mode})
+    with RawClient(broker.port) as client:
+        told = client.connect("asks", properties=asking).properties.user_properties
+        assert told == [("mqttbroker-durability", mode)]
+        client.subscribe("$SYS/broker/store/durability")
+        assert client.take().payload.decode() == mode
+    with RawClient(broker.port) as client:
+        connack = client.connect("small", properties=small)  # [MQTT-3.2.2-20]
+        assert connack.reason_code == 0 and connack.properties.user_properties == []
+    with RawClient(broker.port) as client:
+        assert client.connect("does-not").properties.user_properties == []
+    assert f'durability="{mode}"' in broker.get("/metrics").decode()
+
+
 @pytest.mark.parametrize(
     "version, clean_start, code",
     [(5, True, 0), (5, False, 0), (4, True, 0), (4, False, 2), (3, True, 2), (3, False, 2)],
