@@ -14,6 +14,7 @@ from typing import List, NamedTuple, Optional
 
 import google_crc32c
 
+from bridge_spark.files import replace_file
 from bridge_spark.log_check import (
     Span,
     describe,
@@ -130,16 +131,6 @@ def _mend(
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Put a file in place, whole and on disk; the index that belongs to it is made at the next start."""
-    unfinished = path.with_name(f"{path.name}.new")
-    with open(unfinished, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    """Put a file in place; the index that belongs to it is made at the next start."""
     path.with_suffix(".idx").unlink(missing_ok=True)
-    os.replace(unfinished, path)
-    descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_file(path, data)
