@@ -224,7 +224,8 @@ class Admissions:
         if admission.connection.state != CONNECTING:
             return
         if admission.failed:
-            self.refuse(admission.connection, QUOTA_EXCEEDED, "the store failed")
+            connection = admission.connection
+            self.refuse(connection, connection.outbound.refusal, "the store failed")
             return
         self._welcome(admission)
 

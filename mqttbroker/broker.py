@@ -16,7 +16,11 @@ from mqttbroker.clients import Clients
 from mqttbroker.connection import Connection, Outbound
 from mqttbroker.policy import Policy, Rules, Terms
 from mqttbroker.publisher import Publisher
-from mqttbroker.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
+from mqttbroker.reason_codes import (
+    IMPLEMENTATION_SPECIFIC_ERROR,
+    QUOTA_EXCEEDED,
+    UNSPECIFIED_ERROR,
+)
 from mqttbroker.router import Router
 from mqttbroker.subscriptions import Subscriptions
 from sessions.journal import GONE, Journal
@@ -86,10 +90,14 @@ class Broker:
             return self.journal.take()
         return None
 
-    def stored(self, pages: List[Page], error: str) -> None:
-        """The store is done with the write set it had; ``error`` is empty if it was committed."""
+    def stored(self, pages: List[Page], error: str, full: bool = True) -> None:
+        """The store is done with the write set it had; ``error`` is empty if it was committed.
+
+        ``full`` tells that it failed for want of room.
+        """
         self.store_error = error
         if error:
+            self.outbound.refusal = QUOTA_EXCEEDED if full else UNSPECIFIED_ERROR
             self.journal.failed()
         else:
             self.journal.committed()

@@ -65,6 +65,7 @@ class Outbound:
         self.max_backlog = max_backlog
         self.max_acks = max_acks
         self.dirty: List[Connection] = []
+        self.refusal = QUOTA_EXCEEDED  # of what the store could not keep when it last failed
         # Called when the first connection becomes dirty; the owner then flushes soon.
         self.wake: Any = None
 
@@ -366,10 +367,10 @@ class Connection(Outlet):
     def _refuse(self, gate: AckGate) -> None:
         """The store failed: no acknowledgement that is not true."""
         if self.version >= 5 and (gate.packet_type == PUBACK or gate.packet_type == PUBREC):
-            self.send(encode_ack(gate.packet_type, gate.packet_id, QUOTA_EXCEEDED, self.version))
+            self.send(encode_ack(gate.packet_type, gate.packet_id, self.outbound.refusal, self.version))
         else:
             # What was asked stays wanted and is tried again; the client asks anew.
-            self.disconnect(QUOTA_EXCEEDED, "the store failed")
+            self.disconnect(self.outbound.refusal, "the store failed")
 
     # -- the end ------------------------------------------------------------
 

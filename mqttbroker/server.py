@@ -39,6 +39,7 @@ from mqttbroker.security import Security
 from mqttbroker.settings import Limits, Listener, Settings
 from mqttbroker.sys_topics import SysTopics
 from mqttbroker.wire import Turn
+from sessions.files import is_full
 from sessions.journal import Journal
 from sessions.message import Message
 from sessions.registry import Registry
@@ -192,7 +193,7 @@ class Server:
     def _done(self, pages: List[Page], error: Optional[Exception]) -> None:
         was = self.broker.store_error
         reason = "" if error is None else str(error) or type(error).__name__
-        self.turn.stored(pages, reason)
+        self.turn.stored(pages, reason, is_full(error))
         if reason and not was:
             log.error("event=store_failed reason=%s", reason)
         elif was and not reason:

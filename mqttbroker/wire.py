@@ -75,10 +75,10 @@ class Turn:
         if write_set is not None:
             self.submit(write_set)
 
-    def stored(self, pages: Any, error: str) -> None:
+    def stored(self, pages: Any, error: str, full: bool) -> None:
         """The store answered; on the loop's thread."""
         self.tell_time()
-        self.broker.stored(pages, error)
+        self.broker.stored(pages, error, full)
         if not error:
             self.wake()
 

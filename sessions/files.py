@@ -1,12 +1,15 @@
-"""Files beside the database that outlive a power loss.
+"""Files beside the database that outlive a power loss, and disks that are full.
 
 The rule kept here: a name counts from the sync of its directory on.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import sqlite3
 from pathlib import Path
+from typing import Optional
 
 
 def sync_file(path: Path) -> None:
@@ -41,3 +44,10 @@ def prove_room(directory: Path, size: int) -> None:
             os.fsync(file.fileno())
     finally:
         path.unlink(missing_ok=True)
+
+
+def is_full(error: Optional[Exception]) -> bool:
+    """Whether something failed for want of room on the disk."""
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
