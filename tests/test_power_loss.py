@@ -7,29 +7,17 @@ from __future__ import annotations
 
 import errno
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
+from disk.fixtures import directory  # noqa: F401 - a fixture
 from disk.image import Disk
-from disk.layer import CREATE, MKDIR, RENAME, SYNC, TRUNCATE, UNLINK, WRITE, Call, Layer, directory_in_memory, library
+from disk.layer import CREATE, MKDIR, RENAME, SYNC, TRUNCATE, UNLINK, WRITE, Call, Layer
 from disk.run import PowerLoss
 
 ROOT = Path("/disk")
 STATES = 80
-
-
-@pytest.fixture
-def directory() -> Iterator[Path]:
-    try:
-        library()
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    path = tempfile.mkdtemp(prefix="mqttbroker-power-", dir=directory_in_memory())
-    yield Path(path)
-    shutil.rmtree(path)
 
 
 def test_nothing_acknowledged_is_lost_or_served_twice(directory: Path) -> None:
@@ -66,55 +54,55 @@ def call(kind: int, path: str, inode: int = 0, offset: int = 0, data: bytes = b"
 MADE = [call(CREATE, "f", 1), call(SYNC, "."), call(WRITE, "f", 1, 0, b"a" * 1536)]
 
 
-def states(tmp_path: Path, calls: list[Call], name: str = "f") -> set[object]:
+def states(directory: Path, calls: list[Call], name: str = "f") -> set[object]:
     """Every content, or None, in which the file was found."""
     disk = Disk(ROOT)
     for one in calls:
         disk.apply(one)
     found: set[object] = set()
     for number in range(STATES):
-        disk.leave(tmp_path / "left", Random(number))
-        path = tmp_path / "left" / name
+        disk.leave(directory / "left", Random(number))
+        path = directory / "left" / name
         found.add(path.read_bytes() if path.exists() else None)
-        shutil.rmtree(tmp_path / "left")
+        shutil.rmtree(directory / "left")
     return found
 
 
-def test_what_was_synced_is_there(tmp_path: Path) -> None:
-    assert states(tmp_path, [*MADE, call(SYNC, "f", 1)]) == {b"a" * 1536}
+def test_what_was_synced_is_there(directory: Path) -> None:
+    assert states(directory, [*MADE, call(SYNC, "f", 1)]) == {b"a" * 1536}
 
 
-def test_what_was_not_synced_is_there_or_not_sector_by_sector(tmp_path: Path) -> None:
+def test_what_was_not_synced_is_there_or_not_sector_by_sector(directory: Path) -> None:
     a, zeros = b"a" * 512, bytes(512)
-    found = states(tmp_path, MADE)
+    found = states(directory, MADE)
     assert {b"", a, a + a, zeros + a, zeros + a + a, a + zeros + a, zeros + zeros + a, a + a + a} == found
 
 
 @pytest.mark.parametrize("later", [[], [call(SYNC, "f", 1)], [call(WRITE, "f", 1, 1536, b"b"), call(SYNC, "f", 1)]])
-def test_a_sync_that_failed_proves_nothing_ever(tmp_path: Path, later: list[Call]) -> None:
-    found = states(tmp_path, [*MADE, call(SYNC, "f", 1, error=errno.EIO), *later])
+def test_a_sync_that_failed_proves_nothing_ever(directory: Path, later: list[Call]) -> None:
+    found = states(directory, [*MADE, call(SYNC, "f", 1, error=errno.EIO), *later])
     end = b"b" if len(later) == 2 else b""
     assert {b"a" * 1536 + end, (bytes(1536) if end else b"") + end} <= found
 
 
-def test_what_is_written_again_after_a_failed_sync_counts(tmp_path: Path) -> None:
+def test_what_is_written_again_after_a_failed_sync_counts(directory: Path) -> None:
     failed = call(SYNC, "f", 1, error=errno.EIO)
-    assert states(tmp_path, [*MADE, failed, call(WRITE, "f", 1, 0, b"b" * 1536), call(SYNC, "f", 1)]) == {b"b" * 1536}
+    assert states(directory, [*MADE, failed, call(WRITE, "f", 1, 0, b"b" * 1536), call(SYNC, "f", 1)]) == {b"b" * 1536}
 
 
-def test_a_truncation_waits_for_its_sync(tmp_path: Path) -> None:
+def test_a_truncation_waits_for_its_sync(directory: Path) -> None:
     cut = [*MADE, call(SYNC, "f", 1), call(TRUNCATE, "f", 1, 100)]
-    assert states(tmp_path, cut) == {b"a" * 1536, b"a" * 100}
-    assert states(tmp_path, [*cut, call(SYNC, "f", 1)]) == {b"a" * 100}
+    assert states(directory, cut) == {b"a" * 1536, b"a" * 100}
+    assert states(directory, [*cut, call(SYNC, "f", 1)]) == {b"a" * 100}
 
 
-def test_names_wait_for_the_sync_of_their_directory(tmp_path: Path) -> None:
+def test_names_wait_for_the_sync_of_their_directory(directory: Path) -> None:
     new = [call(MKDIR, "d"), call(CREATE, "d/f", 1), call(WRITE, "d/f", 1, 0, b"a"), call(SYNC, "d/f", 1)]
-    assert states(tmp_path, new, "d/f") == states(tmp_path, [*new, call(SYNC, "d")], "d/f") == {None, b"a"}
+    assert states(directory, new, "d/f") == states(directory, [*new, call(SYNC, "d")], "d/f") == {None, b"a"}
     there = [*new, call(SYNC, "d"), call(SYNC, ".")]
-    assert states(tmp_path, there, "d/f") == {b"a"}
+    assert states(directory, there, "d/f") == {b"a"}
     moved = [*there, call(RENAME, "d/f", to="d/g")]
-    assert states(tmp_path, moved, "d/f") == states(tmp_path, moved, "d/g") == {None, b"a"}
-    assert states(tmp_path, [*moved, call(SYNC, "d")], "d/g") == {b"a"}
-    assert states(tmp_path, [*there, call(UNLINK, "d/f")], "d/f") == {None, b"a"}
-    assert states(tmp_path, [*there, call(UNLINK, "d/f"), call(SYNC, "d")], "d/f") == {None}
+    assert states(directory, moved, "d/f") == states(directory, moved, "d/g") == {None, b"a"}
+    assert states(directory, [*moved, call(SYNC, "d")], "d/g") == {b"a"}
+    assert states(directory, [*there, call(UNLINK, "d/f")], "d/f") == {None, b"a"}
+    assert states(directory, [*there, call(UNLINK, "d/f"), call(SYNC, "d")], "d/f") == {None}

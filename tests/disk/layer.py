@@ -63,6 +63,7 @@ class Layer:
     """For one process: what it does below ``root`` is recorded in, and told to fail from, files in ``directory``."""
 
     def __init__(self, root: Path, directory: Path, record: bool = False) -> None:
+        self.root = root
         self.log = directory / "disk.log"
         self.control = directory / "disk.control"
         self.control.touch()

@@ -77,7 +77,8 @@ class Resumption:
         """What the subscriber gets that it does not have yet; each message is completed."""
         client, present = open_session(self.broker.port, client_id)
         assert present, f"the session of {client_id} is lost"
-        had, got, left = dict(had), [], set(LAST)
+        got: list[Ident] = []
+        had, left = dict(had), set(LAST)
         with client:
             while left or had:
                 packet = client.receive()

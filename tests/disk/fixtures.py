@@ -1,0 +1,31 @@
+"""Where the tests with a layer below the broker keep its files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from disk.layer import Layer, directory_in_memory, library
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """An empty directory, in memory if there is room; skips without a C compiler."""
+    try:
+        library()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    path = tempfile.mkdtemp(prefix="mqttbroker-disk-", dir=directory_in_memory())
+    yield Path(path)
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def layer(directory: Path) -> Layer:
+    """Below ``directory / "disk"``, recording."""
+    root = directory / "disk"
+    root.mkdir()
+    return Layer(root, directory, record=True)
