@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from fuzz.core_target import CoreTarget
-from fuzz.generator import Generator
+from fuzz.generator import VECTORS, Generator
 from fuzz.network_target import NetworkTarget
+from fuzz.packet_target import CodecTarget, ExchangeTarget
+from fuzz.reference import Bad, parse, split
 from fuzz.verdict import Finding, judge, offence
 from mqttbroker.packets import Connack, Connect, Disconnect, Pingreq, Pingresp, Puback
 
@@ -16,6 +19,33 @@ WELCOME = Connack(False, 0).encode(5)
 PONG = Pingresp().encode(5)
 ILLEGAL = HELLO + b"\xc1\x00"
 WHY = Disconnect(0x81).encode(5)
+
+
+@pytest.mark.parametrize("kind", ["good", "malformed"])
+def test_the_reference_knows_the_vectors(kind: str) -> None:
+    for vector in json.loads((VECTORS / f"packets_{kind}.json").read_text(encoding="utf-8"))["vectors"]:
+        data, good = bytes.fromhex(vector["hex"]), True
+        try:
+            found = split(data, 0)
+            if found is not None:
+                parse(found[0], found[1], vector["version"])
+        except Bad:
+            good = False
+        assert good is (kind == "good"), vector["name"]
+
+
+def test_codec_and_reference_agree() -> None:
+    target = CodecTarget()
+    for number in range(5):
+        target.round(f"short:{number}")
+    assert target.packets > target.taken > target.packets // 4
+
+
+def test_core_and_reference_agree(tmp_path: Path) -> None:
+    target = ExchangeTarget(tmp_path)
+    for number in range(3):
+        target.round(f"short:{number}")
+    assert target.messages > target.packets // 2
 
 
 @pytest.mark.parametrize("durability", ["off", "commit"])

@@ -52,6 +52,7 @@ BAD_FILTERS = ["", "fuzz/#/a", "fuzz/a+", "a#", "$share//x", "$share/g", "$share
 BAD_TEXT = [b"\xed\xa0\x80", b"\x00", b"a\x00b", b"\xc0\x80", b"\xff\xfe", b"\xf4\x90\x80\x80", b"\xe2\x82"]
 METHODS = [b"SCRAM-SHA-256", b"M", b""]
 PAYLOADS = [b"", b"1", b"\x00\xff", b"text", b"x" * 127, b"x" * 128, b"x" * 20_000]
+BOUNDARIES = (127, 128, 16_383, 16_384)  # of a Remaining Length that takes a byte more
 NUMBERS = {
     BYTE: (1, 0, 1, 2, 255),
     TWO_BYTES: (1, 2, 10, 0, 11, 65_535),
@@ -179,7 +180,10 @@ class Generator:
         if version >= 5 and random.random() < 0.15:
             topic, properties = random.choice((topic, b"\x00\x00")), b"\x03\x23\x00" + random.choice((b"\x01", b"\x02"))
         body = topic + (self.packet_id() if qos else b"") + properties
-        body += random.choice(PAYLOADS)
+        payload = random.choice(PAYLOADS)
+        if random.random() < 0.05:
+            payload = bytes(max(0, random.choice(BOUNDARIES) - len(body)))
+        body += payload
         return encode_fixed_header(PUBLISH << 4 | flags, len(body)) + body
 
     def subscribe(self, version: int) -> bytes:

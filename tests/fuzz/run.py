@@ -1,4 +1,4 @@
-"""``make fuzz``: rounds of bad input against the broker core and against a broker process, for so many seconds.
+"""``make fuzz``: rounds of bad input against codec, broker core and a broker process, for so many seconds.
 
 Rule: every round has a number, and the seed and the number are all it depends on, so a round that found something is
 sent again by ``--seed S --first N --rounds 1``. Exit status 1 if anything was found.
@@ -11,12 +11,11 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Optional, Union
+from typing import Optional
 
 from fuzz.core_target import CoreTarget
 from fuzz.network_target import NetworkTarget
-
-Target = Union[CoreTarget, NetworkTarget]
+from fuzz.packet_target import CodecTarget, ExchangeTarget
 
 
 class Run:
@@ -27,6 +26,8 @@ class Run:
         self.first = first
         self.rounds = rounds
         self.seconds = seconds
+        self.codec = CodecTarget()
+        self.exchange = ExchangeTarget(_made(directory / "exchange"))
         self.network = NetworkTarget()
         self.cores = [CoreTarget(_made(directory / durability), durability) for durability in ("off", "commit")]
         self.done = 0
@@ -47,14 +48,20 @@ class Run:
                     core.close()
 
     def _round(self, seed: str) -> None:
-        """Conversations are the same for all targets."""
+        """Conversations are the same for cores and process."""
+        self.codec.round(seed)
+        self.exchange.round(seed)
         for core in self.cores:
             core.round(seed)
         self.network.round(seed)
 
     def summary(self) -> str:
         network = self.network
-        lines = [f"fuzz: seed {self.seed}, rounds {self.first} to {self.first + self.done - 1}"]
+        lines = [
+            f"fuzz: seed {self.seed}, rounds {self.first} to {self.first + self.done - 1}",
+            f"  codec: {self.codec.packets} packets, {self.codec.taken} of them packets of the standard",
+            f"  core, packet by packet: {self.exchange.packets} packets, {self.exchange.messages} messages delivered",
+        ]
         for core in self.cores:
             lines.append(
                 f"  core, durability {core.durability}: {core.connections} connections, {core.bytes} bytes in, "

@@ -1,4 +1,4 @@
-"""What a connection's two streams of bytes say about the broker: judged after the fact, by the strict codec alone.
+"""What a connection's two streams of bytes say about the broker: judged after the fact, by the reference alone.
 
 Rule: whatever came in, what went out is a sequence of packets that the standard lets a server send to a client of
 that version, and it ends where the standard says so; the first packet that the standard forbids ended the connection.
@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Optional
 
-from mqttbroker.packets import Auth, Connack, Connect, Disconnect, Packet, Publish, decode
-from mqttbroker.reason_codes import CONNACK, MQTTError
+from fuzz.reference import CLIENT_SENDS, SERVER_SENDS, Bad, Parsed, end_of, parse, split
 
-FROM_SERVER = frozenset((2, 3, 4, 5, 6, 7, 9, 11, 13, 14, 15))
-FROM_CLIENT = frozenset((3, 4, 5, 6, 7, 8, 10, 12, 14, 15))
 CONNACK_AND_TWO = b"\x20\x02"  # a CONNACK without properties: 3.1.1
+TOPIC_ALIAS = 0x23
 
 
 class Finding(AssertionError):
@@ -26,85 +24,82 @@ def offence(data: bytes) -> Optional[int]:
     position = 0
     while True:
         try:
-            packet, after = decode(data, version or 5, position)
-        except MQTTError:
-            return _end_of(data, position)
-        if packet is None or isinstance(packet, Disconnect):
+            found = split(data, position)
+            if found is None:
+                return None
+            first, body, after = found
+            packet = parse(first, body, version or 5)
+        except Bad:
+            return end_of(data, position)
+        if packet.kind == "disconnect":
             return None
         if version == 0:
-            if not isinstance(packet, Connect):
+            if packet.kind != "connect":
                 return after
-            version = packet.version
-        elif packet.packet_type not in FROM_CLIENT:
+            version = packet.fields["version"]
+        elif packet.kind == "connect" or packet.kind not in CLIENT_SENDS:
             return after
         position = after
-
-
-def _end_of(data: bytes, position: int) -> int:
-    """Where the packet at ``position`` ends by its own account, or where its length goes wrong."""
-    remaining = 0
-    for index in range(4):
-        byte = data[position + 1 + index]
-        remaining |= (byte & 127) << 7 * index
-        if byte < 128:
-            return min(len(data), position + 2 + index + remaining)
-    return min(len(data), position + 5)
 
 
 class Replies:
     """The packets that a broker sent on one connection; Finding if they are not what the standard allows."""
 
     def __init__(self, data: bytes, whole: bool = True) -> None:
-        self.packets: list[Packet] = []
+        self.packets: list[Parsed] = []
         self.version = 4 if data[:2] == CONNACK_AND_TWO else 5
-        self.aliases: set[int] = set()
+        self.aliases: set[object] = set()
         position = 0
         while True:
             try:
-                packet, after = decode(data, self.version, position)
-            except MQTTError as error:
+                found = split(data, position)
+                if found is None:
+                    break
+                first, body, after = found
+                packet = parse(first, body, self.version)
+            except Bad as error:
                 raise Finding(f"sent {data[position : position + 40].hex()}, which is no packet: {error}") from None
-            if packet is None:
-                break
             self._next(packet)
             position = after
         if whole and position != len(data):
             raise Finding(f"closed inside a packet: {data[position : position + 40].hex()}")
 
-    def _next(self, packet: Packet) -> None:
+    def _next(self, packet: Parsed) -> None:
         last = self.packets[-1] if self.packets else None
-        if packet.packet_type not in FROM_SERVER:
-            raise Finding(f"sent packet type {packet.packet_type}")
-        if isinstance(last, Disconnect) or (isinstance(last, Connack) and last.reason_code):
-            raise Finding(f"sent packet type {packet.packet_type} after {type(last).__name__}")
-        if isinstance(packet, (Disconnect, Auth)) and self.version < 5:
-            raise Finding(f"sent {type(packet).__name__} to a 3.1.1 client")
-        if isinstance(packet, Connack):
-            if any(earlier.packet_type == CONNACK for earlier in self.packets):
-                raise Finding("sent CONNACK twice")
-        elif not self.connected and not isinstance(packet, Auth):
-            raise Finding(f"sent packet type {packet.packet_type} before CONNACK")
-        if isinstance(packet, Disconnect) and packet.reason_code < 0x80:
-            raise Finding(f"sent DISCONNECT with {packet.reason_code:#x}")
-        if isinstance(packet, Publish):
+        if packet.kind not in SERVER_SENDS:
+            raise Finding(f"sent {packet.kind}")
+        if last is not None and (last.kind == "disconnect" or (last.kind == "connack" and last.fields["code"])):
+            raise Finding(f"sent {packet.kind} after {last.kind}")
+        if packet.kind in ("disconnect", "auth") and self.version < 5:
+            raise Finding(f"sent {packet.kind} to a 3.1.1 client")
+        if packet.kind == "connack":
+            if any(earlier.kind == "connack" for earlier in self.packets):
+                raise Finding("sent connack twice")
+        elif not self.connected and packet.kind != "auth":
+            raise Finding(f"sent {packet.kind} before connack")
+        if packet.kind == "disconnect" and packet.fields["code"] < 0x80:
+            raise Finding(f"sent disconnect with {packet.fields['code']:#x}")
+        if packet.kind == "publish":
             self._alias(packet)
         self.packets.append(packet)
 
-    def _alias(self, packet: Publish) -> None:
-        alias = packet.properties.topic_alias
-        if not packet.topic and alias not in self.aliases:
-            raise Finding(f"sent topic alias {alias} before its topic")
+    def _alias(self, packet: Parsed) -> None:
+        alias = dict(packet.properties).get(TOPIC_ALIAS)
+        if not packet.fields["topic"] and alias not in self.aliases:
+            raise Finding(f"sent topic alias {alias!r} before its topic")
         self.aliases.add(alias)
 
     @property
     def connected(self) -> bool:
-        return any(isinstance(packet, Connack) and not packet.reason_code for packet in self.packets)
+        return any(packet.kind == "connack" and not packet.fields["code"] for packet in self.packets)
 
     @property
     def said_why(self) -> bool:
         """Whether the last word was a DISCONNECT or a refusal."""
         last = self.packets[-1] if self.packets else None
-        return isinstance(last, Disconnect) or (isinstance(last, Connack) and last.reason_code != 0)
+        return last is not None and (
+            last.kind == "disconnect" or (last.kind == "connack" and last.fields["code"] != 0)
+        )
 
 
 def judge(sent: bytes, received: bytes, closed: bool, whole: bool = True) -> Replies:

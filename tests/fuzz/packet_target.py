@@ -1,0 +1,361 @@
+"""Single packets, most of them wrong by little: what the codec and a broker core make of them, beside the reference.
+
+Rule: both refuse what the reference refuses and nothing else; what they take says the same to both, and what a
+publisher sent is what subscribers get. Most packets are followed at once by a good one, which must not be touched.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any, Optional
+
+from core import Core, CoreClient
+from fuzz.generator import Generator
+from fuzz.near_misses import near_miss
+from fuzz.reference import CLIENT_SENDS, PROPERTIES, Bad, Parsed, Value, is_filter, is_topic, parse, split
+from fuzz.verdict import TOPIC_ALIAS, Finding, Replies
+from mqttbroker.connection import CLOSED
+from mqttbroker.packets import Connect, Packet, Pingreq, Puback, Publish, decode
+from mqttbroker.properties import Properties
+from mqttbroker.reason_codes import MQTTError
+
+SAMPLES = 400  # packets a round, for the codec and for the core each
+MAX_PACKET = 80_000
+MAX_ALIAS = 10
+MAX_LEVELS = 128
+EXPIRY = 0x02
+FORMAT = 0x01
+SUBSCRIPTION_ID = 0x0B
+LAST = 60_000  # packet id of the good PUBLISH behind each packet
+VERSIONS = (3, 4, 4, 5, 5, 5, 5)
+
+
+class Sampler:
+    """Packets of one seed."""
+
+    def __init__(self, seed: str) -> None:
+        self.generator = Generator(seed)
+        self.random: Random = self.generator.random
+
+    def packet(self, version: int, server: bool = False) -> bytes:
+        generator, random = self.generator, self.random
+        generator.wildness = random.choice((0.0, 0.3, 1.0))
+        how = random.random()
+        if server and how < 0.4:
+            packet = generator.server_packet(version)
+        elif how < 0.5:
+            packet = generator.publish(version)
+        elif how < 0.6:
+            packet = generator.connect(version)
+        elif how < 0.65:
+            packet = random.choice(generator.vectors)
+        else:
+            packet = generator.client_packet(version)
+        for _ in range(random.choice((0, 1, 1, 1, 2))):
+            packet = near_miss(generator, packet, version)
+        return packet
+
+
+# --- the codec ----------------------------------------------------------------------------------------------------
+
+
+class CodecTarget:
+    """`packets.decode`, and `encode` of what it gave."""
+
+    def __init__(self) -> None:
+        self.packets = 0
+        self.taken = 0
+
+    def round(self, seed: str) -> None:
+        sampler = Sampler(f"codec:{seed}")
+        for _ in range(SAMPLES):
+            version = sampler.random.choice(VERSIONS)
+            packet = sampler.packet(version, server=True)
+            before = sampler.random.choice((b"", b"\x30", b"\xff\xff\xff"))
+            behind = sampler.random.choice((b"", b"\xc0\x00", b"\x00\x00\x00\x00\x00", b"aaaaaaaa"))
+            self._compare(packet, version, before, behind)
+
+    def _compare(self, packet: bytes, version: int, before: bytes, behind: bytes) -> None:
+        self.packets += 1
+        data, start = before + packet + behind, len(before)
+        what = f"version {version}, {packet[:300].hex()}, then {behind.hex()}"
+        expected, end, why = _read(data, start, version)
+        try:
+            decoded, after = decode(data, version, start)
+        except MQTTError as error:
+            if expected is not None or not why:
+                raise Finding(f"refused as {error}, but the standard allows it: {what}") from None
+            return
+        if why:
+            raise Finding(f"taken, but {why}: {what}")
+        if after != end or (decoded is None) is not (expected is None):
+            raise Finding(f"ended at {after - start} instead of {end - start}: {what}")
+        if decoded is None or expected is None:
+            return
+        self.taken += 1
+        if not described(decoded).same(expected):
+            raise Finding(f"read as {described(decoded)} instead of {expected}: {what}")
+        again, _, why = _read(decoded.encode(version), 0, version)
+        if again is None or not again.same(expected):
+            raise Finding(f"written as {again} {why} instead of {expected}: {what}")
+
+
+def _read(data: bytes, start: int, version: int) -> tuple[Optional[Parsed], int, str]:
+    """What the reference says: packet, position after it, and what is wrong with it."""
+    try:
+        found = split(data, start)
+        if found is None:
+            return None, start, ""
+        first, body, end = found
+        return parse(first, body, version), end, ""
+    except Bad as error:
+        return None, start, str(error)
+
+
+def described(packet: Packet) -> Parsed:
+    """A packet of the codec in the words of the reference."""
+    given: Any = packet
+    kind = type(packet).__name__.lower()
+    fields: dict[str, Any] = {}
+    will: list[tuple[int, Value]] = []
+    if kind == "connect":
+        fields = {"version": given.version, "clean": given.clean_start, "keep_alive": given.keep_alive}
+        fields |= {name: getattr(given, name) for name in ("client_id", "username", "password")}
+        left = given.will
+        fields["will"] = None if left is None else (left.topic, left.payload, left.qos, left.retain)
+        will = [] if left is None else _listed(left.properties)
+    elif kind == "publish":
+        fields = {name: getattr(given, name) for name in ("dup", "qos", "retain", "packet_id", "topic", "payload")}
+    elif kind == "connack":
+        fields = {"present": given.session_present, "code": given.reason_code}
+    elif kind == "subscribe":
+        filters = [(each.topic_filter, each.options) for each in given.subscriptions]
+        fields = {"packet_id": given.packet_id, "filters": filters}
+    elif kind == "unsubscribe":
+        fields = {"packet_id": given.packet_id, "filters": given.topic_filters}
+    elif kind in ("suback", "unsuback"):
+        fields = {"packet_id": given.packet_id, "codes": given.reason_codes}
+    elif not kind.startswith("ping"):
+        fields = {"packet_id": given.packet_id} if kind.startswith("pub") else {}
+        fields["code"] = given.reason_code
+    properties = _listed(given.properties) if hasattr(given, "properties") else []
+    return Parsed(kind, fields, properties, will)
+
+
+ATTRIBUTES = {
+    0x01: "payload_format_indicator", 0x02: "message_expiry_interval", 0x03: "content_type", 0x08: "response_topic",
+    0x09: "correlation_data", 0x0B: "subscription_identifiers", 0x11: "session_expiry_interval",
+    0x12: "assigned_client_identifier", 0x13: "server_keep_alive", 0x15: "authentication_method",
+    0x16: "authentication_data", 0x17: "request_problem_information", 0x18: "will_delay_interval",
+    0x19: "request_response_information", 0x1A: "response_information", 0x1C: "server_reference",
+    0x1F: "reason_string", 0x21: "receive_maximum", 0x22: "topic_alias_maximum", 0x23: "topic_alias",
+    0x24: "maximum_qos", 0x25: "retain_available", 0x26: "user_properties", 0x27: "maximum_packet_size",
+    0x28: "wildcard_subscription_available", 0x29: "subscription_identifier_available",
+    0x2A: "shared_subscription_available",
+}  # fmt: skip
+
+
+def _listed(properties: Properties) -> list[tuple[int, Value]]:
+    found: list[tuple[int, Value]] = []
+    for identifier in PROPERTIES:
+        value = getattr(properties, ATTRIBUTES[identifier])
+        values = value if isinstance(value, list) else [value]
+        found += [(identifier, each) for each in values if each is not None and each != -1]
+    return sorted(found, key=lambda item: item[0])
+
+
+# --- a core -------------------------------------------------------------------------------------------------------
+
+
+class Expectation:
+    """What must follow from the bytes of a connected client of that version.
+
+    ``answers`` are the kinds and packet ids of what it is sent, but for PUBLISHes; ``messages`` what
+    subscribers to everything get.
+    """
+
+    def __init__(self, data: bytes, version: int) -> None:
+        self.version = version
+        self.closed = False
+        self.answers: list[tuple[str, int]] = []
+        self.messages: list[Parsed] = []
+        self._aliases: dict[object, str] = {}
+        position = 0
+        while not self.closed and position < len(data):
+            try:
+                found = split(data, position)
+                if found is None:
+                    self.closed = _hopeless(data, position)
+                    return
+                first, body, after = found
+                if after - position > MAX_PACKET:
+                    raise Bad("larger than the broker takes")
+                self._packet(parse(first, body, version))
+            except Bad:
+                self.closed = True
+                return
+            position = after
+
+    def _packet(self, packet: Parsed) -> None:
+        kind, fields = packet.kind, packet.fields
+        if kind not in CLIENT_SENDS or kind == "connect":
+            raise Bad("not now")
+        if kind in ("disconnect", "auth"):
+            self.closed = True
+        elif kind == "pingreq":
+            self.answers.append(("pingresp", 0))
+        elif kind == "publish":
+            self._publish(packet)
+        elif kind in ("subscribe", "unsubscribe"):
+            wanted = [each if isinstance(each, str) else each[0] for each in fields["filters"]]
+            if not all(map(is_filter, wanted)):
+                raise Bad("topic filter")
+            self.answers.append(("suback" if kind == "subscribe" else "unsuback", fields["packet_id"]))
+        elif kind == "pubrec" and fields["code"] < 0x80:
+            self.answers.append(("pubrel", fields["packet_id"]))
+        elif kind == "pubrel":
+            self.answers.append(("pubcomp", fields["packet_id"]))
+
+    def _publish(self, packet: Parsed) -> None:
+        fields, properties = packet.fields, dict(packet.properties)
+        topic: str = fields["topic"]
+        if SUBSCRIPTION_ID in properties:
+            raise Bad("subscription identifier from a client [MQTT-3.3.4-6]")
+        if properties.get(FORMAT) == 1:
+            try:
+                fields["payload"].decode()
+            except UnicodeDecodeError:
+                raise Bad("payload is not UTF-8") from None
+        alias = properties.get(TOPIC_ALIAS)
+        if alias is not None:
+            if not isinstance(alias, int) or alias > MAX_ALIAS or not (topic or alias in self._aliases):
+                raise Bad("topic alias [MQTT-3.3.2-9]")
+            topic = self._aliases[alias] = topic or self._aliases[alias]
+        if not is_topic(topic) or topic.count("/") >= MAX_LEVELS:
+            raise Bad("topic")
+        if fields["qos"]:
+            self.answers.append(("puback" if fields["qos"] == 1 else "pubrec", fields["packet_id"]))
+        if topic[0] != "$" or f"{topic}/".startswith("$fuzz/"):
+            kept = [item for item in packet.properties if item[0] != TOPIC_ALIAS]
+            self.messages.append(Parsed("publish", {**fields, "topic": topic}, kept))
+
+
+def _hopeless(data: bytes, position: int) -> bool:
+    """Whether a packet that has not come whole is one that will not be waited for."""
+    length = 0
+    for digits in range(min(4, len(data) - position - 1)):
+        digit = data[position + 1 + digits]
+        length += (digit % 128) * 128**digits
+        if digit < 128:
+            first = data[position] // 16
+            return digits + 2 + length > MAX_PACKET or first in (0, 1, 2, 9, 11, 13)
+    return False
+
+
+class Witness:
+    """A subscriber to everything who keeps what it gets; ``qos`` 0 or 1."""
+
+    def __init__(self, core: Core, version: int, qos: int) -> None:
+        self.version = version
+        self.qos = qos
+        self.client: CoreClient = core.connect(f"witness-{version}-{qos}", version)
+        self.client.subscribe("#", "$fuzz/#", options=qos | (8 if version == 5 else 0))
+
+    def take(self) -> list[Parsed]:
+        messages: list[Parsed] = []
+        data, position = self.client.protocol.take(), 0
+        while position < len(data):
+            packet, position, why = _read(data, position, self.version)
+            if packet is None:
+                raise Finding(f"a subscriber got {data[position:][:100].hex()}: {why}")
+            if packet.kind == "publish":
+                messages.append(packet)
+                if packet.fields["qos"]:
+                    self.client.send(Puback(packet.fields["packet_id"]))
+        return messages
+
+    def expect(self, messages: list[Parsed]) -> None:
+        got = [_told(message) for message in self.take()]
+        expected: list[tuple[object, ...]] = []
+        for message in messages:
+            seen = self._seen(message)
+            # What expires at once may come or not.
+            if dict(message.properties).get(EXPIRY) != 0 or got[len(expected) : len(expected) + 1] == [seen]:
+                expected.append(seen)
+        if got != expected:
+            raise Finding(f"a version {self.version} subscriber got {got} instead of {expected}")
+
+    def _seen(self, message: Parsed) -> tuple[object, ...]:
+        fields = message.fields
+        properties = message.properties if self.version == 5 else []
+        retain = fields["retain"] and self.version == 5
+        return fields["topic"], fields["payload"], min(fields["qos"], self.qos), retain, properties
+
+
+def _told(message: Parsed) -> tuple[object, ...]:
+    fields = message.fields
+    return fields["topic"], fields["payload"], fields["qos"], fields["retain"], message.properties
+
+
+class ExchangeTarget:
+    """A broker core; each packet comes on a connection of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.rounds = 0
+        self.packets = 0
+        self.messages = 0
+
+    def round(self, seed: str) -> None:
+        sampler = Sampler(f"exchange:{seed}")
+        self.rounds += 1
+        directory = self.directory / str(self.rounds)
+        directory.mkdir()
+        with Core(directory, "off", max_packet_size=MAX_PACKET, topic_alias_maximum=MAX_ALIAS) as core:
+            witnesses = [Witness(core, 4, 0), Witness(core, 5, 0), Witness(core, 5, 1)]
+            for _ in range(SAMPLES):
+                self._exchange(core, witnesses, sampler)
+
+    def _exchange(self, core: Core, witnesses: list[Witness], sampler: Sampler) -> None:
+        version = sampler.random.choice(VERSIONS)
+        last = Publish("fuzz/last", b"last", 1, packet_id=LAST).encode(version) + Pingreq().encode(version)
+        tested = sampler.packet(version)
+        data = tested + (last if sampler.random.random() < 0.9 else b"")
+        client = core.client(version)
+        client.send(Connect("exchange", version))
+        client.protocol.take()
+        self.packets += 1
+        for piece in _pieces(sampler.random, data):
+            client.send(piece)
+        what = f"version {version}, {tested[:300].hex()}{', and more' if len(data) > len(tested) else ''}"
+        try:
+            expected = Expectation(data, version)
+            self._check(client, expected)
+            for witness in witnesses:
+                witness.expect(expected.messages)
+        except Finding as finding:
+            raise Finding(f"{finding}: {what}") from None
+        self.messages += len(expected.messages)
+        client.close()
+        client.protocol.release()
+        core.clients.remove(client)
+
+    def _check(self, client: CoreClient, expected: Expectation) -> None:
+        closed = client.protocol.state == CLOSED
+        if closed is not expected.closed:
+            raise Finding("closed the connection for nothing" if closed else "did not close the connection")
+        welcome = b"\x20\x03\x00\x00\x00" if expected.version == 5 else b"\x20\x02\x00\x00"
+        replies = Replies(welcome + client.protocol.take())
+        got = [(packet.kind, packet.fields.get("packet_id", 0)) for packet in replies.packets[1:]]
+        got = [answer for answer in got if answer[0] not in ("publish", "disconnect")]
+        if sorted(got) != sorted(expected.answers):
+            raise Finding(f"answered {got} instead of {expected.answers}")
+
+
+def _pieces(random: Random, data: bytes) -> list[bytes]:
+    """Mostly whole, since that is how the core sees what is behind a packet; else in two."""
+    if random.random() < 0.8:
+        return [data]
+    at = random.randrange(len(data))
+    return [piece for piece in (data[:at], data[at:]) if piece]
