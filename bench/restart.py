@@ -65,7 +65,7 @@ def fill(directory: Path, sessions: int, subscriptions: int, messages: int, size
     for start in range(0, sessions, AT_ONCE):
         part = range(start, min(start + AT_ONCE, sessions))
         connection.execute("BEGIN IMMEDIATE")
-        sql.SESSIONS.run(connection, [(n + 1, client_id(n), 5, NEVER, now, None, None, None, None) for n in part])
+        sql.SESSIONS.run(connection, [(n + 1, client_id(n), 5, NEVER, now, *[None] * 4) for n in part])
         sql.SUBSCRIPTIONS.run(
             connection, [(n + 1, text.format(n, n % 100), 1, 1, 0) for n in part for text in FILTERS[:each]]
         )
@@ -77,7 +77,7 @@ def fill(directory: Path, sessions: int, subscriptions: int, messages: int, size
             connection,
             [(key, f"site/{key % sessions}/device/status", payload, 1, 0, b"", "p", stamp, 0) for key in keys],
         )
-        sql.ENTRIES.run(connection, [(key % sessions + 1, key, key, 0, 1, 0, b"", 0, 0, size) for key in keys])
+        sql.ENTRIES.run(connection, [(key % sessions + 1, key, key, 0, 1, 0, b"", 0, 0, size, 0) for key in keys])
         connection.execute("COMMIT")
     connection.execute("PRAGMA synchronous = FULL")
     store.stop()

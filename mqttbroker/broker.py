@@ -9,7 +9,7 @@ by `take_writes`, what is to be sent lies in the connections' outboxes.
 from __future__ import annotations
 
 import logging
-from typing import Dict, List, Optional
+from typing import Dict, Final, List, Optional
 
 from mqttbroker.admission import Admissions
 from mqttbroker.clients import Clients
@@ -23,14 +23,17 @@ from mqttbroker.reason_codes import (
 )
 from mqttbroker.router import Router
 from mqttbroker.subscriptions import Subscriptions
+from sessions.expiry import Expiry
 from sessions.journal import GONE, Journal
 from sessions.registry import Registry
 from sessions.retained import Retained
 from sessions.session import Session
-from sessions.shelf import Shelf
+from sessions.shelf import REFUSE, Shelf
 from sessions.write_set import Page, WriteSet
 
 log = logging.getLogger("mqttbroker")
+
+SWEEP_MESSAGES: Final = 1000  # retained messages looked at in one tick
 
 
 class Broker:
@@ -58,10 +61,13 @@ class Broker:
         if rules.restrictive:
             router.rules = rules
         self.retained = Retained(journal)
-        self.publisher = Publisher(journal, router, self.retained, outbound, rules)
+        self.publisher = Publisher(shelf, router, self.retained, outbound, rules)
         self.subscriptions = Subscriptions(journal, router, self.retained, terms, rules)
         self.clients = Clients(journal, registry, self.publisher, self.subscriptions, outbound, terms)
         self.admissions = Admissions(journal, registry, self.clients, terms, policy, rules)
+        self.expiry = Expiry(registry)
+        # Whether a publisher keeps what does not fit into a queue.
+        self.refusing: bool = shelf.limits.queue_full == REFUSE
         self.store_error = ""
         self.blocked: Dict[Connection, bool] = {}
 
@@ -83,6 +89,12 @@ class Broker:
         self.router.forget_all()
         for connection in self.clients.connections:
             connection.may_publish.clear()
+
+    def tick(self, monotonic: float) -> None:
+        """Do what time asks for; `Clients.tick` tells how often and on which clock."""
+        self.clients.tick(monotonic)
+        self.expiry.tick()
+        self.retained.sweep(SWEEP_MESSAGES, self.shelf.clock.now)
 
     def take_writes(self) -> Optional[WriteSet]:
         """What the store is to write now; None if nothing, or if it still has the last."""

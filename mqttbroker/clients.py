@@ -148,6 +148,7 @@ class Clients:
         for subscription in list(session.subscriptions.values()):
             self.subscriptions.withdraw(subscription)
         session.subscriptions.clear()
+        session.end()
         self.registry.remove(session)
         if session.id != 0:
             self.journal.end(session.id)

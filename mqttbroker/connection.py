@@ -43,6 +43,7 @@ class Stats:
         self.publish_dropped_too_large = 0
         self.publish_dropped_denied = 0
         self.publish_dropped_retained = 0
+        self.publish_refused = 0  # for want of room in a queue
         self.publish_bytes_received = 0
         self.publish_bytes_sent = 0
         self.bytes_received = 0

@@ -64,6 +64,16 @@ class Group:
         # Where this is only the part that may read a topic, the group itself.
         self.whole: Group = self
 
+    @property
+    def able(self) -> bool:
+        """Whether somebody would take a message at once."""
+        for member in self.members:
+            session = member.session
+            outlet = session.outlet
+            if outlet is not None and outlet.ready and len(session.in_flight) < session.send_maximum:
+                return True
+        return False
+
     def member(self, session: Session) -> Optional[Member]:
         for member in self.members:
             if member.session is session:

@@ -202,7 +202,7 @@ class Intake(Connection):
     def _passes(self, route: Route) -> bool:
         """Whether a QoS 1 message of this route goes to connected clients alone and is at once
         acknowledged."""
-        if not route.direct or route.durable or self.acks.length:
+        if not route.direct or route.durable or self.acks.length or self.broker.refusing:
             return False
         return not cast(Session, self.session).received
 
@@ -267,6 +267,13 @@ class Intake(Connection):
             raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
         journal = broker.journal
         gate: AckGate
+        if (
+            (route.durable or broker.refusing)
+            and packet_id not in session.received
+            and not broker.publisher.keeps(route, message.size, session)
+        ):
+            self._refuse_publish(message.qos, packet_id)
+            return
         if message.qos == 1 and not route.durable and not message.retain and self.acks.length == 0:
             broker.publisher.publish(message, route, outgoing, session, None)
             reason_code = SUCCESS if route.targets else NO_MATCHING_SUBSCRIBERS
@@ -346,6 +353,15 @@ class Intake(Connection):
             gate = self.gate(PUBACK if qos == 1 else PUBREC, packet_id)
             gate.reason_code = reason_code
             self.answer(gate)
+
+
+    def _refuse_publish(self, qos: int, packet_id: int) -> None:
+        """There is no room for a message: its publisher keeps it."""
+        self.outbound.stats.publish_refused += 1
+        if self.version >= 5:
+            self._turn_down(qos, packet_id, QUOTA_EXCEEDED)
+        else:
+            self.disconnect(QUOTA_EXCEEDED, "no room for the message")
 
 
 def _check_text(payload: bytes) -> None:

@@ -50,6 +50,10 @@ class Metrics:
         tally = self.broker.shelf.tally
         return {
             "queue_full": tally.queue_full,
+            "queue_full_oldest": tally.queue_full_oldest,
+            "total_full": tally.total_full,
+            "memory_full": tally.memory_full,
+            "refused": stats.publish_refused,
             "slow_subscriber": stats.publish_dropped_slow,
             "too_large": stats.publish_dropped_too_large,
             "not_authorized": stats.publish_dropped_denied,
@@ -101,6 +105,9 @@ class Metrics:
             ("retained_messages", "Retained messages.", len(broker.retained)),
             ("retained_bytes", "Payload bytes of retained messages.", broker.retained.size),
             ("route_cache_entries", "Topics in the route cache.", len(broker.router.cache)),
+            ("queued_messages", "Messages that persistent sessions have on disk.", broker.shelf.queued_messages),
+            ("queued_bytes", "Bytes of messages that persistent sessions have on disk.", broker.shelf.queued_bytes),
+            ("queue_memory_bytes", "Bytes of messages that wait in memory.", broker.shelf.memory_bytes),
             ("store_pending_bytes", "Bytes waiting for the disk.", broker.journal.size),
             ("store_set_aside_files", "Damaged files kept, as of the start.", self.set_aside),
             ("uptime_seconds", "Seconds since the start.", time.time() - self.started),

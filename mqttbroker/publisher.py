@@ -22,6 +22,7 @@ from sessions.journal import Gate, Journal
 from sessions.message import Message
 from sessions.retained import Retained
 from sessions.session import Session
+from sessions.shelf import REFUSE, Shelf
 
 
 class Publisher:
@@ -29,13 +30,14 @@ class Publisher:
 
     def __init__(
         self,
-        journal: Journal,
+        shelf: Shelf,
         router: Router,
         retained: Retained,
         outbound: Outbound,
         rules: Rules,
     ) -> None:
-        self.journal = journal
+        self.shelf = shelf
+        self.journal: Journal = shelf.journal
         self.router = router
         self.retained = retained
         self.outbound = outbound
@@ -68,6 +70,37 @@ class Publisher:
             self._append(sink, message, gate)
         if message.retain:
             self.retained.set(message, False, gate)
+
+    def keeps(self, route: Route, size: int, origin: Optional[Session]) -> bool:
+        """Whether a QoS 1 or 2 message need not be refused: nobody who is owed it lacks room,
+        of his own as far as that counts, or on disk."""
+        refuse: bool = self.shelf.limits.queue_full == REFUSE
+        entries: int = 0
+        waiting: bool = False
+        for target in route.targets:
+            session = target.session
+            if session is origin and target.own is not target:
+                own = target.own
+                if own is None:
+                    continue
+                target = own
+            if target.qos == 0:
+                continue
+            open_now: bool = session.open
+            if refuse and not session.takes(size, open_now):
+                return False
+            if session.id != 0:
+                entries += 1
+                waiting = waiting or not open_now
+        for group in route.groups:
+            if group.able:
+                continue
+            for member in group.members:
+                if refuse and not member.session.takes(size, False):
+                    return False
+            entries += 1
+            waiting = True
+        return not waiting or not self.shelf.full(entries, entries * size)
 
     def deliver(
         self,

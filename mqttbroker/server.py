@@ -45,8 +45,8 @@ from sessions.message import Message
 from sessions.registry import Registry
 from sessions.schema import StoreError
 from sessions.session import NEVER, Subscription
+from sessions.shelf import DROP_NEWEST, DROP_OLDEST, REFUSE, Shelf
 from sessions.shelf import Limits as ShelfLimits
-from sessions.shelf import Shelf
 from sessions.store import Recovered, Store
 from sessions.write_set import Page, WriteSet
 
@@ -54,6 +54,7 @@ log = logging.getLogger("mqttbroker")
 
 TICK = 0.25  # seconds between looks at keep alives, wills and expiries
 GC_THRESHOLDS = (50_000, 50, 100)
+QUEUE_FULL = {"drop_newest": DROP_NEWEST, "drop_oldest": DROP_OLDEST, "refuse": REFUSE}
 STRATEGIES: Dict[str, Callable[[], Strategy]] = {
     "round_robin": Strategy,
     "random": lambda: RandomMember(random.random),
@@ -285,6 +286,10 @@ def build_broker(
         wanted.max_queue_memory_messages,
         wanted.max_transient_queue_bytes,
     )
+    limits.queue_full = QUEUE_FULL[wanted.queue_full]
+    limits.max_total_queued_messages = wanted.max_total_queued_messages
+    limits.max_total_queued_bytes = wanted.max_total_queued_bytes
+    limits.max_total_queue_memory_bytes = wanted.max_total_queue_memory_bytes
     journal = Journal(
         settings.durability == "commit", recovered.next_message_id, recovered.next_seq
     )
@@ -372,9 +377,7 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
         broker.clients.restore(session)
     for session_id, messages, size, last_seq in _consumed(recovered.queues):
         session = registry.by_id[session_id]
-        session.queued_messages = messages
-        session.queued_bytes = size
-        session.stored_seq = last_seq
+        session.count_in(messages, size, last_seq)
     for row in _consumed(recovered.subscriptions):
         session_id, topic_filter, _, options, identifier = _columns(row)
         broker.subscriptions.restore(

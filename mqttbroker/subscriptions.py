@@ -71,8 +71,8 @@ class Subscriptions:
             codes = [code if code < 0x80 else UNSPECIFIED_ERROR for code in codes]
         gate = connection.gate(SUBACK, packet.packet_id)
         gate.packet = Suback(packet.packet_id, codes).encode(connection.version)
-        session.unseen.extend(replay)
         if replay:
+            session.owe_retained(replay)
             gate.sequel = Answered(self, connection).run
         if session.id != 0 and self.journal.gated:
             self.journal.hold(gate)
@@ -254,7 +254,7 @@ class Replay:
             self._held.reverse()
         moved = not self._held
         while self._held and self.ready:
-            if session.full(self._held[-1].size) and session.queued_messages:
+            if session.queued_messages and not session.takes(self._held[-1].size, session.open):
                 break
             self._send(subscription, self._held.pop())
             moved = True

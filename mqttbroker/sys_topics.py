@@ -69,6 +69,8 @@ class SysTopics:
             "store/set_aside": self.metrics.set_aside,
             "store/messages/count": len(broker.retained),
             "store/messages/bytes": broker.retained.size,
+            "queued/messages/count": broker.shelf.queued_messages,
+            "queued/messages/bytes": broker.shelf.queued_bytes,
             "bytes/received": stats.bytes_received,
             "bytes/sent": stats.bytes_sent,
             "publish/messages/received": stats.publish_received,

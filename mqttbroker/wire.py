@@ -83,7 +83,7 @@ class Turn:
             self.wake()
 
     def tick(self) -> None:
-        self.broker.clients.tick(self.tell_time())
+        self.broker.tick(self.tell_time())
         self.wake()
 
 

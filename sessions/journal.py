@@ -17,7 +17,7 @@ from typing import Dict, Final, List, Optional, Tuple
 from mypy_extensions import mypyc_attr
 
 from sessions.message import Message
-from sessions.write_set import PageRequest, WriteSet
+from sessions.write_set import Listing, PageRequest, WriteSet
 
 # Where an entry is kept.
 MEMORY: Final = 0  # nowhere but here
@@ -114,6 +114,7 @@ class _Batch:
         self.subscriptions: Dict[Tuple[int, str], Optional[Tuple[object, ...]]] = {}
         self.streams: Dict[Tuple[str, int], List[Message]] = {}
         self.pages: List[PageRequest] = []
+        self.listings: List[Listing] = []
         self.gates: List[Gate] = []
         self.probe = False
         self.size = 0
@@ -187,13 +188,18 @@ class Journal:
             batch.size -= entry.message.size + MESSAGE_OVERHEAD
             self._let_go(entry)
         elif entry.disk == STORED:
-            batch.deletes.append((entry.session_id, entry.seq))
-            if entry.shared:
-                batch.shared_messages[entry.message.id] = True
-            else:
-                batch.sole_messages.append(entry.message.id)
-            batch.empty = False
+            self.discard(entry.session_id, entry.seq, entry.message.id, entry.shared)
         entry.disk = GONE
+
+    def discard(self, session_id: int, seq: int, message_id: int, shared: bool) -> None:
+        """Delete an entry that is on disk."""
+        batch = self._gathering
+        batch.deletes.append((session_id, seq))
+        if shared:
+            batch.shared_messages[message_id] = True
+        else:
+            batch.sole_messages.append(message_id)
+        batch.empty = False
 
     def _let_go(self, entry: Entry) -> None:
         """Nobody needs an entry any more that was not written yet."""
@@ -259,6 +265,11 @@ class Journal:
     def page(self, request: PageRequest) -> None:
         """Read a page after everything gathered so far is committed."""
         self._gathering.pages.append(request)
+        self._gathering.empty = False
+
+    def list_entries(self, listing: Listing) -> None:
+        """Find entries after everything gathered so far is committed."""
+        self._gathering.listings.append(listing)
         self._gathering.empty = False
 
     def hold(self, gate: Gate) -> None:
@@ -330,6 +341,7 @@ class Journal:
                 )
         write_set.stream_messages = batch.streams
         write_set.pages = batch.pages
+        write_set.listings = batch.listings
         write_set.probe = batch.probe
         return write_set
 
@@ -380,6 +392,7 @@ class Journal:
                     entry.packet_id,
                     _STORED_PHASE[entry.phase],
                     message.size,
+                    message.expires_at,
                 )
             )
             entry.disk = STORED
@@ -411,6 +424,8 @@ class Journal:
             entry.committed()
         for gate in batch.gates:
             gate.settle()
+        for listing in batch.listings:
+            listing.answered()
 
     def failed(self) -> None:
         """The batch with the writer was rolled back.
@@ -474,6 +489,7 @@ class Journal:
         new.sole_messages = old.sole_messages + new.sole_messages
         new.shared_messages.update(old.shared_messages)
         new.pages = old.pages + new.pages
+        new.listings = old.listings + new.listings
         # Only something written shows that the store is well again.
         new.probe = True
         new.empty = False

@@ -22,6 +22,8 @@ class Retained:
         self._journal = journal
         self._tree = TopicTree()
         self.size = 0
+        self.expiring = 0  # messages that expire some time
+        self._sweep: Optional[RetainedScan] = None
 
     def __len__(self) -> int:
         return len(self._tree)
@@ -29,7 +31,12 @@ class Retained:
     def load(self, message: Message) -> None:
         """Put back a message that the store has."""
         self._tree.set(message.topic, message)
-        self.size += message.size
+        self._count(message, 1)
+
+    def _count(self, message: Message, times: int) -> None:
+        self.size += times * message.size
+        if message.expires_at != 0:
+            self.expiring += times
 
     def get(self, topic: str) -> Optional[Message]:
         return cast(Optional[Message], self._tree.get(topic))
@@ -42,10 +49,10 @@ class Retained:
         topic = message.topic
         old = cast(Optional[Message], self._tree.get(topic))
         if old is not None:
-            self.size -= old.size
+            self._count(old, -1)
         if message.payload:
             self._tree.set(topic, message)
-            self.size += message.size
+            self._count(message, 1)
             if not volatile:
                 self._journal.retain(topic, message)
         elif old is not None:
@@ -67,8 +74,18 @@ class Retained:
         """The message's time is over: forget it here and in the store."""
         if self._tree.get(message.topic) is message:
             self._tree.pop(message.topic)
-            self.size -= message.size
+            self._count(message, -1)
             self._journal.retain(message.topic, None)
+
+    def sweep(self, limit: int, now: int) -> None:
+        """Look at the next `limit` messages, if any expire, and forget those that have."""
+        if self.expiring == 0:
+            return
+        scan = self._sweep
+        if scan is None or scan.done:
+            scan = self.scan("#")
+            self._sweep = scan
+        scan.take(limit, now)
 
 
 class RetainedScan:

@@ -99,7 +99,17 @@ def add_rules(db: Database) -> None:
     db.execute("ALTER TABLE sessions ADD COLUMN rules TEXT")
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables, add_username, add_rules)
+def add_expiry(db: Database) -> None:
+    """Version 4: when a queued message expires, to be found by it; 0 or NULL for never."""
+    db.execute("ALTER TABLE queue ADD COLUMN expires_at INTEGER")
+    db.execute(
+        "UPDATE queue SET expires_at = m.expires_at FROM messages AS m"
+        " WHERE m.id = queue.message_id AND m.expires_at > 0"
+    )
+    db.execute("CREATE INDEX queue_expiry ON queue (expires_at) WHERE expires_at > 0")
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_username, add_rules, add_expiry)
 
 
 def prepare(

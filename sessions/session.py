@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Final, List, Optional, Tuple
 
-from sessions.delivery import Delivery, Outlet, Owner, read_back
+from sessions.delivery import Delivery, Outlet, read_back
+from sessions.holding import Holding
 from sessions.journal import (
     AWAIT_PUBACK,
     AWAIT_PUBCOMP,
@@ -46,9 +47,6 @@ _FITS_PUBCOMP: Final = (False, False, False, False, False, True)
 
 PAGE_ENTRIES: Final = 1000  # entries read from the store at a time
 
-# The queue of a session that has nothing in memory; one of its own takes six hundred bytes.
-_NOTHING: Final[Deque[Delivery]] = deque(maxlen=0)
-
 
 class Subscription:
     """One session's interest in a filter; ``options`` are the byte on the wire."""
@@ -63,46 +61,47 @@ class Subscription:
         self.qos = options & 3
 
 
-class Session(Owner):
+# Of a session that has seen all; a deque of its own takes six hundred bytes.
+_SEEN: Final[Deque[Subscription]] = deque(maxlen=0)
+
+
+class Session(Holding):
     """The state the standard asks a server to keep for one client (section 4.1)."""
 
     def __init__(self, shelf: Shelf, session_id: int, client_id: str) -> None:
-        self.shelf = shelf
-        self.id = session_id
+        super().__init__(shelf, session_id)
         self.client_id = client_id
         self.username: Optional[str] = None  # of the client; None = anonymous
         self.rules: Optional[str] = None  # the name of those that say what it may; None = those for all
         self.version = 4
         self.expiry_interval = 0
         self.disconnected_at: float = 0.0  # Unix time; 0.0 while connected
-        self.outlet: Optional[Outlet] = None
         self.subscriptions: Dict[str, Subscription] = {}
         # Whose retained messages are still to be sent; a filter as often as it was subscribed to.
-        self.unseen: Deque[Subscription] = deque()
+        self.unseen: Deque[Subscription] = _SEEN
         self.send_maximum = shelf.limits.max_inflight
         # Unacknowledged deliveries by packet id; None for one that only passed through.
         # The keys are ints; as objects they are made once per packet, not once per look.
         self.in_flight: Dict[object, Optional[Delivery]] = {}
-        self.queue: Deque[Delivery] = _NOTHING
         self.received: Dict[int, bool] = {}  # QoS 2 ids from the client -> kept on disk
         self.received_on_disk = False  # ids of an earlier run, not yet read
         self.last_packet_id = 0
-        self.queued_messages = 0  # entries not done with, wherever they are
-        self.queued_bytes = 0
-        self.stored_seq = 0  # the newest entry that is only on disk; 0 if none
-        self.loaded_seq = 0  # the newest entry that is or was in memory
-        self.paging = False
         # Live messages that came while a page was under way, unless there were too many.
         self.late: List[Delivery] = []
         self.late_bytes = 0
         self.too_late = False
         self.abandoned_pages = 0  # asked for by an earlier connection and still to come
         self.page_limit_seq = 0  # the page asked for holds all entries up to this one
-        self.memory_bytes = 0  # sizes of the messages in `queue`
         self.will: Optional[Message] = None
         self.will_delay = 0  # seconds
         self.will_expiry = -1  # seconds; -1 = never
         self.will_due: float = 0.0  # Unix time at which a delayed will is published
+
+    def owe_retained(self, subscriptions: List[Subscription]) -> None:
+        """The client is to be sent the retained messages of these subscriptions."""
+        if self.unseen is _SEEN:
+            self.unseen = deque()
+        self.unseen.extend(subscriptions)
 
     # -- deliveries ---------------------------------------------------------
 
@@ -118,20 +117,54 @@ class Session(Owner):
         """Take a message for delivery at QoS 1 or 2.
 
         Returns the delivery when its PUBLISH is to be sent by the caller now;
-        None when it waits for the window, the client or the disk, or when the
-        queue is full (counted in the tally).
+        None when it waits for the window, the client or the disk, or when there
+        is no room for it (counted in the tally).
         """
         shelf = self.shelf
         size: int = message.size
-        if self.full(size):
-            shelf.tally.queue_full += 1
+        open_now: bool = self.open
+        if not self.has_room(size, open_now):
             return None
         entry = Delivery(self, self.id, message, qos, retain, subscription_ids)
         entry.group = group
         self.queued_messages += 1
         self.queued_bytes += size
+        if self.id == 0:
+            if open_now:
+                self._start(entry)
+                return entry
+            self.enqueue(entry)
+            return None
+        shelf.queued_messages += 1
+        shelf.queued_bytes += size
+        if open_now:
+            self._start(entry)
+            shelf.journal.add(entry, gate)
+            self.loaded_seq = entry.seq
+            return None if entry.phase == STORING else entry
+        shelf.journal.add(entry, gate)
+        if message.expires_at != 0 and not 0 < shelf.next_expiry < message.expires_at:
+            shelf.next_expiry = message.expires_at
+        if self.paging:
+            self._add_late(entry)
+        elif (
+            self.outlet is None
+            or self.stored_seq != 0
+            or len(self.queue) >= shelf.limits.max_queue_memory_messages
+            or self.memory_bytes + size > shelf.limits.max_transient_queue_bytes
+            or shelf.memory_bytes + size > shelf.limits.max_total_queue_memory_bytes
+        ):
+            self.stored_seq = entry.seq
+        else:
+            self.enqueue(entry)
+            self.loaded_seq = entry.seq
+        return None
+
+    @property
+    def open(self) -> bool:
+        """Whether the next message leaves at once."""
         outlet = self.outlet
-        open_now: bool = (
+        return (
             outlet is not None
             and outlet.ready
             and self.stored_seq == 0
@@ -139,30 +172,6 @@ class Session(Owner):
             and not self.queue
             and len(self.in_flight) < self.send_maximum
         )
-        if open_now:
-            self._start(entry)
-            if self.id == 0:
-                return entry
-            shelf.journal.add(entry, gate)
-            self.loaded_seq = entry.seq
-            return None if entry.phase == STORING else entry
-        if self.id == 0:
-            self._enqueue(entry)
-            return None
-        shelf.journal.add(entry, gate)
-        if self.paging:
-            self._add_late(entry)
-        elif (
-            outlet is None
-            or self.stored_seq != 0
-            or len(self.queue) >= shelf.limits.max_queue_memory_messages
-            or self.memory_bytes + size > shelf.limits.max_transient_queue_bytes
-        ):
-            self.stored_seq = entry.seq
-        else:
-            self._enqueue(entry)
-            self.loaded_seq = entry.seq
-        return None
 
     def pass_through(self) -> int:
         """A packet id for a QoS 1 message that leaves at once and is nowhere kept, since this
@@ -183,6 +192,7 @@ class Session(Owner):
         """Keep a live message at hand until the page is in, if memory allows."""
         limits = self.shelf.limits
         self.late_bytes += entry.message.size
+        self.shelf.memory_bytes += entry.message.size
         if (
             self.too_late
             or len(self.late) >= limits.max_queue_memory_messages
@@ -193,19 +203,6 @@ class Session(Owner):
             self.stored_seq = entry.seq
         else:
             self.late.append(entry)
-
-    def full(self, size: int) -> bool:
-        """Whether a message of `size` bytes would pass a limit of this queue."""
-        limits = self.shelf.limits
-        if self.id == 0:
-            return (
-                self.queued_messages >= limits.max_queued_messages
-                or self.memory_bytes + size > limits.max_transient_queue_bytes
-            )
-        return (
-            self.queued_messages >= limits.max_queued_messages
-            or self.queued_bytes + size > limits.max_queued_bytes
-        )
 
     def acknowledge(self, packet_id: int) -> int:
         """PUBACK [MQTT-4.3.2-5]."""
@@ -219,7 +216,7 @@ class Session(Owner):
             self.queued_messages -= 1
         elif _FITS_PUBACK[entry.phase]:
             del in_flight[key]
-            self._finish(entry)
+            self.finish(entry)
         else:
             return UNKNOWN
         if self.queue or self.stored_seq != 0:
@@ -249,7 +246,7 @@ class Session(Owner):
         if entry is None or not _FITS_PUBREC[entry.phase]:
             return UNKNOWN
         del self.in_flight[packet_id]
-        self._finish(entry)
+        self.finish(entry)
         self.pump()
         return ACCEPTED
 
@@ -259,7 +256,7 @@ class Session(Owner):
         if entry is None or not _FITS_PUBCOMP[entry.phase]:
             return UNKNOWN
         del self.in_flight[packet_id]
-        self._finish(entry)
+        self.finish(entry)
         if self.queue or self.stored_seq != 0:
             self.pump()
         return ACCEPTED
@@ -279,13 +276,13 @@ class Session(Owner):
     def withdraw(self, entry: Delivery) -> None:
         """The entry is not for this session any more."""
         self.in_flight.pop(entry.packet_id, None)
-        self._finish(entry)
+        self.finish(entry)
 
     def give_up(self, entry: Delivery) -> None:
         """End a delivery that its client cannot take."""
         if self.in_flight.get(entry.packet_id) is entry:
             del self.in_flight[entry.packet_id]
-            self._finish(entry)
+            self.finish(entry)
 
     def pump(self) -> None:
         """Send from the queue while the window is open; ask for a page when it runs low."""
@@ -295,14 +292,13 @@ class Session(Owner):
         shelf = self.shelf
         journal = shelf.journal
         while self.queue and len(self.in_flight) < self.send_maximum and outlet.ready:
-            entry = self.queue.popleft()
+            entry = self.dequeue()
             message = entry.message
-            self.memory_bytes -= message.size
             if entry.disk == GONE:
                 continue
             if message.expires_at != 0 and message.expires_at <= shelf.clock.now and entry.packet_id == 0:
                 shelf.tally.expired += 1
-                self._finish(entry)
+                self.finish(entry)
                 continue
             again: bool = entry.packet_id != 0
             phase: int = entry.phase
@@ -314,8 +310,12 @@ class Session(Owner):
             journal.change(entry)
             if entry.phase != STORING:
                 outlet.send_entry(entry, False)
+        self.refill()
+
+    def refill(self) -> None:
+        """Ask for a page when the queue in memory runs low."""
         if self.stored_seq != 0 and not self.paging:
-            limits = shelf.limits
+            limits = self.shelf.limits
             if (
                 len(self.queue) <= limits.max_queue_memory_messages // 2
                 and self.memory_bytes <= limits.max_transient_queue_bytes // 2
@@ -326,6 +326,7 @@ class Session(Owner):
         """Ask the store for the entries after the last one that was in memory."""
         shelf = self.shelf
         self.paging = True
+        self.oldest = None
         self._forget_late()
         self.page_limit_seq = shelf.journal.next_seq - 1
         shelf.journal.page(
@@ -334,7 +335,13 @@ class Session(Owner):
                 self.loaded_seq,
                 PAGE_ENTRIES,
                 self.received_on_disk,
-                max(1, shelf.limits.max_transient_queue_bytes - self.memory_bytes),
+                max(
+                    1,
+                    min(
+                        shelf.limits.max_transient_queue_bytes - self.memory_bytes,
+                        shelf.limits.max_total_queue_memory_bytes - shelf.memory_bytes,
+                    ),
+                ),
             )
         )
 
@@ -344,12 +351,6 @@ class Session(Owner):
             self.abandoned_pages -= 1
             return False
         return self.paging
-
-    def _enqueue(self, entry: Delivery) -> None:
-        self.memory_bytes += entry.message.size
-        if self.queue is _NOTHING:
-            self.queue = deque()
-        self.queue.append(entry)
 
     def _start(self, entry: Delivery) -> None:
         """Give an entry its packet id and its first phase."""
@@ -381,16 +382,6 @@ class Session(Owner):
                 self.last_packet_id = packet_id
                 return packet_id
 
-    def _finish(self, entry: Delivery) -> None:
-        if entry.disk == GONE:
-            return  # refused by the store after it was sent
-        self.queued_messages -= 1
-        self.queued_bytes -= entry.message.size
-        if entry.disk != MEMORY:
-            self.shelf.journal.remove(entry)
-        else:
-            entry.disk = GONE
-
     def _send_pubrel(self, packet_id: int) -> None:
         outlet = self.outlet
         if outlet is not None:
@@ -419,8 +410,7 @@ class Session(Owner):
     def entry_refused(self, entry: Delivery) -> None:
         """The store could not keep an entry: forget it, the publisher was told."""
         self.shelf.tally.store_failed += 1
-        self.queued_messages -= 1
-        self.queued_bytes -= entry.message.size
+        self.count_out(entry.message.size)
         if entry.phase == STORING and self.in_flight.get(entry.packet_id) is entry:
             del self.in_flight[entry.packet_id]
             self.pump()
@@ -444,8 +434,7 @@ class Session(Owner):
             self.stored_seq = max(self.stored_seq, self.late[len(self.late) - 1].seq)
         self._forget_late()
         self.in_flight.clear()
-        self.queue = _NOTHING
-        self.memory_bytes = 0
+        self.forget_queue()
         self.loaded_seq = 0
         if self.paging:
             self.paging = False
@@ -474,7 +463,7 @@ class Session(Owner):
                 self.in_flight[entry.packet_id] = entry
                 self._send_pubrel(entry.packet_id)
             else:
-                self._enqueue(entry)
+                self.enqueue(entry)
         if self.stored_seq <= self.page_limit_seq:
             if not rows or self.loaded_seq >= self.stored_seq:
                 self.stored_seq = 0
@@ -487,12 +476,13 @@ class Session(Owner):
         """All that was on disk is here: what came meanwhile follows it, but for what the page had."""
         for entry in self.late:
             if entry.seq > self.loaded_seq and entry.disk != GONE:
-                self._enqueue(entry)
+                self.enqueue(entry)
                 self.loaded_seq = entry.seq
         self._forget_late()
 
     def _forget_late(self) -> None:
         self.late.clear()
+        self.shelf.memory_bytes -= self.late_bytes
         self.late_bytes = 0
         self.too_late = False
 

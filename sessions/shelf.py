@@ -6,11 +6,24 @@ for every session; a session that drops something counts it here, by cause.
 
 from __future__ import annotations
 
+from typing import Final
+
 from sessions.journal import Journal
+
+# What a session does with a message that finds its queue full.
+DROP_NEWEST: Final = 0  # not take it
+DROP_OLDEST: Final = 1  # let go of what waits longest
+REFUSE: Final = 2  # have the publisher keep it; where there is none, not take it
+
+_UNLIMITED: Final = 1 << 60
 
 
 class Limits:
-    """What one session may hold; counts of entries, sizes in bytes."""
+    """What one session may hold, and all together; counts of entries, sizes in bytes.
+
+    The totals count what durable sessions have on disk, a message once for each of
+    them, and what waits in memory for any session.
+    """
 
     def __init__(
         self,
@@ -25,6 +38,10 @@ class Limits:
         self.max_queued_bytes = max_queued_bytes
         self.max_queue_memory_messages = max_queue_memory_messages
         self.max_transient_queue_bytes = max_transient_queue_bytes
+        self.queue_full = DROP_NEWEST
+        self.max_total_queued_messages = _UNLIMITED
+        self.max_total_queued_bytes = _UNLIMITED
+        self.max_total_queue_memory_bytes = _UNLIMITED
 
 
 class Clock:
@@ -39,6 +56,9 @@ class Tally:
 
     def __init__(self) -> None:
         self.queue_full = 0
+        self.queue_full_oldest = 0
+        self.total_full = 0
+        self.memory_full = 0
         self.expired = 0
         self.store_failed = 0
 
@@ -51,3 +71,16 @@ class Shelf:
         self.limits = limits
         self.clock = Clock()
         self.tally = Tally()
+        # The totals that `Limits` bounds.
+        self.queued_messages = 0
+        self.queued_bytes = 0
+        self.memory_bytes = 0
+        self.next_expiry = 0  # when a stored entry may expire next, µs since the Unix epoch; 0 = never
+
+    def full(self, messages: int, size: int) -> bool:
+        """Whether so many more entries, of so many bytes together, would pass a total on disk."""
+        limits = self.limits
+        return (
+            self.queued_messages + messages > limits.max_total_queued_messages
+            or self.queued_bytes + size > limits.max_total_queued_bytes
+        )

@@ -15,12 +15,15 @@ loop 74,000 against 51,000, 134,000 against 41,000, 130,000 against 48,000.
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from bisect import bisect_right
 from itertools import accumulate, chain
 from typing import Any, Iterator, Sequence
 
-from sessions.write_set import Page, PageRequest
+from sessions.write_set import Listing, Page, PageRequest
+
+logger = logging.getLogger(__name__)
 
 # The most rows of one statement.  Lists are padded to a power of two, so that
 # a handful of statements serve every length and stay prepared.
@@ -140,7 +143,8 @@ MESSAGES = _insert(
 # The size stands beside the entry so that a start need not read the messages.
 ENTRIES = _insert(
     "queue",
-    "session_id, seq, message_id, shared, qos, retain, subscription_ids, packet_id, state, size",
+    "session_id, seq, message_id, shared, qos, retain, subscription_ids, packet_id, state, size,"
+    " expires_at",
     blobs="subscription_ids",
 )
 UPDATES = Statement(
@@ -205,6 +209,19 @@ PAGE = (
 )
 PAGE_BLOBS = "SELECT payload, properties FROM messages WHERE id = ?"
 PAGE_RECEIVED = "SELECT json_group_array(packet_id) FROM received WHERE session_id = ?"
+
+# Entries that may be dropped, as one row too.
+_LISTED = (
+    "SELECT json_group_array(json_array(ifnull(expires_at, 0), session_id, seq, message_id, shared,"
+    " size))"
+    " FROM (SELECT * FROM queue WHERE "
+)
+LIST_SESSION = _LISTED + "session_id = ?1 AND seq > ?2 AND packet_id = 0 ORDER BY seq LIMIT ?3)"
+LIST_EXPIRED = (
+    _LISTED + "expires_at > 0 AND (expires_at, session_id, seq) > (?1, ?2, ?3)"
+    " AND expires_at <= ?4 AND packet_id = 0 ORDER BY expires_at, session_id, seq LIMIT ?5)"
+)
+NEXT_EXPIRY = "SELECT min(expires_at) FROM queue WHERE expires_at > 0 AND expires_at > ?"
 
 QUEUES = "SELECT session_id, count(*), sum(size), max(seq) FROM queue GROUP BY session_id"
 
@@ -271,3 +288,19 @@ def _page_columns(found: Row) -> Iterator[Sequence[Any]]:
         return  # no rows
     for name, text in zip(_PAGE_COLUMNS, found):
         yield list(map(bytes.fromhex, text.split(","))) if name in _PAGE_BLOBS else json.loads(text)
+
+
+def read_listing(connection: sqlite3.Connection, listing: Listing) -> None:
+    """Fill a listing; it stays empty if it cannot be read."""
+    try:
+        if listing.session_id:
+            query = (listing.session_id, listing.after_seq, listing.limit)
+            (found,) = connection.execute(LIST_SESSION, query).fetchone()
+        else:
+            bounds = (*listing.after, listing.until, listing.limit)
+            (found,) = connection.execute(LIST_EXPIRED, bounds).fetchone()
+            (first,) = connection.execute(NEXT_EXPIRY, (listing.until,)).fetchone()
+            listing.next_expiry = first or 0
+        listing.rows = sorted(json.loads(found))
+    except sqlite3.Error:
+        logger.exception("store: queued messages cannot be listed")

@@ -364,6 +364,8 @@ class Store:
             try:
                 self._commit(connection, write_set)
                 pages = [sql.read_page(connection, request) for request in write_set.pages]
+                for listing in write_set.listings:
+                    sql.read_listing(connection, listing)
             except Exception as error:
                 failure = error
                 self._roll_back(connection)

@@ -59,6 +59,30 @@ class Page:
         self.error = error
 
 
+class Listing:
+    """Asks for stored entries that were never sent, at most ``limit``.
+
+    Of a session (``session_id`` not 0) those with ``seq > after_seq``, in their
+    order; else of all sessions those that expire until ``until`` (µs since the
+    Unix epoch), the first to expire first.  ``rows``, filled by the writer:
+    (expires_at, session_id, seq, message_id, shared, size).  ``next_expiry`` is
+    when the first of all the others expires; 0 if none does.
+    """
+
+    def __init__(self, limit: int, session_id: int, after_seq: int, until: int) -> None:
+        self.limit = limit
+        self.session_id = session_id
+        self.after_seq = after_seq
+        self.until = until
+        # Where to go on among those that expire.
+        self.after: Tuple[int, int, int] = (0, 0, 0)
+        self.rows: List[List[int]] = []
+        self.next_expiry = 0
+
+    def answered(self) -> None:
+        """The rows are here; called on the event loop's side."""
+
+
 class WriteSet:
     """One transaction's worth of changes, applied in the order of the attributes.
 
@@ -79,7 +103,7 @@ class WriteSet:
                               publisher, timestamp_us, expires_at_us
     entries (insert)          session_id, seq, message_id, shared, qos, retain,
                               subscription_ids, packet_id (0 = not sent), state,
-                              size (`Message.size`)
+                              size (`Message.size`), expires_at_us
     updates                   packet_id, state, session_id, seq of stored entries
     deletes                   session_id, seq of entries that are done
     sole_messages             message ids whose only entry was deleted
@@ -90,7 +114,7 @@ class WriteSet:
                               timestamp_us, expires_at_us
     unretained                topic
     stream_messages           (stream, partition) -> records in their order
-    pages                     read after the commit
+    pages, listings           read after the commit
     probe                     true: commit a page even if the lists are empty
     ========================  =====================================================
 
@@ -115,10 +139,11 @@ class WriteSet:
         self.unretained: List[str] = []
         self.stream_messages: Dict[Tuple[str, int], List[Message]] = {}
         self.pages: List[PageRequest] = []
+        self.listings: List[Listing] = []
         self.probe = False
 
     def has_changes(self) -> bool:
-        """Whether there is anything to commit, beside pages to read."""
+        """Whether there is anything to commit, beside what is to be read."""
         return bool(
             self.ended
             or self.sessions

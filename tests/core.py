@@ -106,7 +106,7 @@ class Core:
         """Let time pass at once, and have the broker look at it."""
         self.seconds += seconds
         self.broker.outbound.clock.now = int(self.seconds * 1_000_000)
-        self.broker.clients.tick(self.seconds)
+        self.broker.tick(self.seconds)
         if self.eager:
             self.settle()
 

@@ -52,7 +52,7 @@ def _commit(number: int, chance: random.Random) -> WriteSet:
         (i, f"sensors/{i}", payload, 1, 0, b"", "p", i, 0) for i, payload in zip(ids, payloads)
     ]
     write_set.entries = [
-        (key, i, i, 0, 1, 0, b"", 0, 0, len(f"sensors/{i}") + len(payload))
+        (key, i, i, 0, 1, 0, b"", 0, 0, len(f"sensors/{i}") + len(payload), 0)
         for i, payload in zip(ids, payloads)
     ]
     write_set.received = [(key, i) for i in range(1, 40)]

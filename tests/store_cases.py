@@ -62,7 +62,7 @@ def queued(session_id: int, keys: List[int], payload: bytes = b"p") -> WriteSet:
     """Messages that only this session has, seq and message id being the key."""
     write_set = WriteSet()
     write_set.messages = [(key, "t", payload, 1, 0, b"", "p", key, 0) for key in keys]
-    write_set.entries = [(session_id, key, key, 0, 1, 0, b"", 0, 0, 1 + len(payload)) for key in keys]
+    write_set.entries = [(session_id, key, key, 0, 1, 0, b"", 0, 0, 1 + len(payload), 0) for key in keys]
     return write_set
 
 

@@ -84,7 +84,7 @@ def data_dir(sound: Path, tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-QUEUE = (int, int, int, int, int, int, bytes, int, int, int)
+QUEUE = (int, int, int, int, int, int, bytes, int, int, int, int)
 MESSAGES = (type(None), str, int, int, bytes, str, int, int, bytes)
 STREAM_ENDS = (str, int, int)
 

@@ -91,6 +91,17 @@ def test_sessions_of_version_1_belong_to_nobody_under_the_rules_for_all(
     assert connection.execute("SELECT client_id, username, rules FROM sessions").fetchall() == [("c", None, None)]
 
 
+def test_what_was_queued_before_version_4_expires_as_its_message(
+    connection: sqlite3.Connection, path: Path
+) -> None:
+    prepare(connection, str(path), MIGRATIONS[:3])
+    for key, expires_at in ((1, 0), (2, 77)):
+        connection.execute("INSERT INTO messages VALUES (?, 't', 1, 0, x'', 'p', 5, ?, x'')", (key, expires_at))
+        connection.execute("INSERT INTO queue VALUES (1, ?1, ?1, 0, 1, 0, x'', 0, 0, 1)", (key,))
+    prepare(connection, str(path))
+    assert connection.execute("SELECT seq, expires_at FROM queue").fetchall() == [(1, None), (2, 77)]
+
+
 def test_a_failed_migration_leaves_the_older_database(
     connection: sqlite3.Connection, path: Path
 ) -> None:

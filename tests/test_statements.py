@@ -66,6 +66,17 @@ def test_a_page_reads_its_rows_in_order_and_no_more(opened: Opened, path: Path) 
     assert not any("TEMP B-TREE" in step for step in steps)
 
 
+def test_entries_are_listed_in_order_by_their_index(opened: Opened, path: Path) -> None:
+    opened()
+    for sql, step in (
+        (statements.LIST_SESSION, "SEARCH queue USING PRIMARY KEY (session_id=? AND seq>?)"),
+        (statements.LIST_EXPIRED, "SEARCH queue USING INDEX queue_expiry (expires_at>? AND expires_at<?)"),
+        (statements.NEXT_EXPIRY, "SEARCH queue USING COVERING INDEX queue_expiry (expires_at>?)"),
+    ):
+        steps = plan(path, sql)
+        assert step in steps and not any("TEMP B-TREE" in step for step in steps)
+
+
 def test_shared_messages_are_found_by_the_partial_index(opened: Opened, path: Path) -> None:
     opened()
     for sql in (statements.SHARED_MESSAGES.by_size[8], statements.PURGE[1]):

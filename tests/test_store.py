@@ -125,7 +125,7 @@ def test_a_shared_message_goes_with_its_last_entry(opened: Opened, path: Path) -
     write_set = WriteSet()
     write_set.messages = [(1, "t", b"", 1, 0, b"", "", 1, 0), (2, "t", b"", 1, 0, b"", "", 1, 0)]
     write_set.entries = [
-        (session_id, seq, message_id, 1, 1, 0, b"", 0, 0, 1)
+        (session_id, seq, message_id, 1, 1, 0, b"", 0, 0, 1, 0)
         for seq, (session_id, message_id) in enumerate([(1, 1), (2, 1), (3, 1), (1, 2), (2, 2)], 1)
     ]
     writer.commit(write_set)
@@ -214,13 +214,13 @@ def test_a_page_row_has_entry_and_message(opened: Opened) -> None:
         for at, (topic, payload) in enumerate(zip(topics, PAYLOADS))
     ]
     write_set.entries = [
-        (1, 20 + at, 10 + at, at % 2, 1, 0, b"\x0b\x05", 9, 4, len(topics[at]) + len(payload) + 3)
+        (1, 20 + at, 10 + at, at % 2, 1, 0, b"\x0b\x05", 9, 4, len(topics[at]) + len(payload) + 3, 5)
         for at, payload in enumerate(PAYLOADS)
     ]
     writer.commit(write_set)
     assert writer.page(1).rows == [
         (seq, qos, retain, ids, packet_id, state, message_id, shared, *message[1:], size)
-        for (_, seq, message_id, shared, qos, retain, ids, packet_id, state, size), message in zip(
+        for (_, seq, message_id, shared, qos, retain, ids, packet_id, state, size, _), message in zip(
             write_set.entries, write_set.messages
         )
     ]
@@ -276,7 +276,7 @@ def test_an_ended_session_takes_everything_along(opened: Opened, path: Path) -> 
     write_set.messages = [(key, "t", b"", 1, 0, b"", "", 1, 0) for key in (1, 2, 3, 4)]
     # 1 is of session 1 alone, 2 of both, 3 twice of session 1, 4 of session 2 alone.
     write_set.entries = [
-        (session_id, seq, message_id, shared, 1, 0, b"", 0, 0, 1)
+        (session_id, seq, message_id, shared, 1, 0, b"", 0, 0, 1, 0)
         for seq, (session_id, message_id, shared) in enumerate(
             [(1, 1, 0), (1, 2, 1), (2, 2, 1), (1, 3, 1), (1, 3, 1), (2, 4, 0)], 1
         )

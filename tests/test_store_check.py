@@ -69,7 +69,7 @@ BROKEN = [
     ("DELETE FROM queue WHERE seq > 890", "10 messages that no queue entry refers to"),
     ("UPDATE queue SET size = size + 1 WHERE seq = 880", "1 queue entries with a wrong size"),
     (
-        "INSERT INTO queue SELECT 1, 9000, message_id, 0, 1, 0, x'', 0, 0, size FROM queue WHERE seq = 880",
+        "INSERT INTO queue SELECT 1, 9000, message_id, 0, 1, 0, x'', 0, 0, size, 0 FROM queue WHERE seq = 880",
         "2 queue entries that share a message and do not say so",
     ),
     ("PRAGMA application_id = 1", "not a database of this broker"),

@@ -1,0 +1,76 @@
+"""Expiry: messages that wait on disk for clients who are away, and whose time is over.
+
+The rule kept here: they leave the disk and the counts without their client
+coming back for them, a bounded piece at a time.  Those of a client who is there
+are left to its session, which passes over them when their turn comes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sessions.registry import Registry
+from sessions.shelf import Shelf
+from sessions.write_set import Listing
+
+PIECE: Final = 1000  # entries of one commit
+# When to look again for what was left to sessions that were there, in microseconds.
+LOOK_AGAIN: Final = 60_000_000
+
+
+class Expiry(Listing):
+    """The search for entries that have expired; one is under way at most."""
+
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(PIECE, 0, 0, 0)
+        self.registry = registry
+        self.shelf: Shelf = registry.shelf
+        self.shelf.next_expiry = 1  # nobody knows yet what is on disk
+        self._asked_at = 0
+        self._busy = False
+
+    def tick(self) -> None:
+        """Begin a search if something may have expired."""
+        now = self.shelf.clock.now
+        if self._busy or not 0 < self.shelf.next_expiry <= now:
+            return
+        self._busy = True
+        self.shelf.next_expiry = 0
+        self.until = now
+        self.after = (0, 0, 0)
+        self._ask()
+
+    def _ask(self) -> None:
+        self._asked_at = self.shelf.clock.now
+        self.shelf.journal.list_entries(self)
+
+    def answered(self) -> None:
+        rows = self.rows
+        for _, session_id, seq, message_id, shared, size in rows:
+            session = self.registry.by_id.get(session_id)
+            if session is None:
+                continue
+            if (
+                session.outlet is not None
+                or session.paging
+                or session.oldest is not None
+                or session.disconnected_at * 1_000_000 >= self._asked_at
+            ):
+                # What the store said may be over: the session changes its queue itself.
+                self._look_at(self.until + LOOK_AGAIN)
+                continue
+            self.shelf.tally.expired += 1
+            session.drop_stored(seq, message_id, shared != 0, size)
+        if len(rows) == self.limit:
+            last = rows[len(rows) - 1]
+            self.after = (last[0], last[1], last[2])
+            self._ask()
+            return
+        self._busy = False
+        if self.next_expiry != 0:
+            self._look_at(self.next_expiry)
+
+    def _look_at(self, time: int) -> None:
+        shelf = self.shelf
+        if not 0 < shelf.next_expiry < time:
+            shelf.next_expiry = time
