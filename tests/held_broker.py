@@ -8,7 +8,9 @@ Not a module of the suite: ``BrokerProcess(program=[PATH])`` runs it in the plac
 
 from __future__ import annotations
 
+import functools
 import os
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -26,53 +28,44 @@ CONTENTS = {
     "PUBREC": lambda w: any(row[1] == AWAIT_PUBCOMP for row in w.updates),
     "end of the delivery": lambda w: bool(w.deletes),
 }
-# Where it stops: nothing of the commit is written; the stream log is, SQLite is not; all is, and nobody hears of it.
-POINTS = ("before", "synced", "after")
+# Where it stops: nothing of the commit is written; all is, but for SQLite's COMMIT; all is, and nobody hears of it.
+POINTS = ("before", "uncommitted", "after")
 
 
 def main() -> int:
     from mqttbroker import cli, server
 
     wish = Path(os.environ["HOLD_FILE"])
+    submitted: list[Any] = []
 
-    def is_held(point: str, write_set: Any) -> bool:
+    def is_held(point: str) -> bool:
+        """Whether the write set that was submitted last is to stop there; says so."""
         wanted = wish.read_text(encoding="utf-8") if wish.exists() else ""
-        return any(wanted == f"{point} {name}" and holds(write_set) for name, holds in CONTENTS.items())
+        held = any(wanted == f"{point} {name}" and holds(submitted[-1]) for name, holds in CONTENTS.items())
+        if held:
+            print(f"event=held point={point}", flush=True)
+        return held
 
-    def say(point: str) -> None:
-        print(f"event=held point={point}", flush=True)
-
-    class HeldStreams(server.StreamLogs):
-        write_set: Any = None
-
-        def sync(self) -> None:
-            super().sync()
-            if is_held("synced", self.write_set):
-                say("synced")
+    class HeldConnection(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            if sql == "COMMIT" and submitted and is_held("uncommitted"):
                 threading.Event().wait()
+            return super().execute(sql, *parameters)
 
     class HeldStore(server.Store):
-        def __init__(self, path: Any, durability: str, log: Any) -> None:
-            super().__init__(path, durability, log)
-            self.log = log
-
         def submit(self, write_set: Any) -> None:
-            if is_held("before", write_set):
-                say("before")
-                return
-            self.log.write_set = write_set
-            super().submit(write_set)
+            submitted[:] = [write_set]
+            if not is_held("before"):
+                super().submit(write_set)
 
         def start(self, done: Any) -> None:
             def tell(write_set: Any, pages: Any, error: Any) -> None:
-                if is_held("after", write_set):
-                    say("after")
-                else:
+                if not is_held("after"):
                     done(write_set, pages, error)
 
             super().start(tell)
 
-    server.StreamLogs = HeldStreams  # type: ignore[misc]
+    sqlite3.connect = functools.partial(sqlite3.connect, factory=HeldConnection)  # type: ignore[assignment]
     server.Store = HeldStore  # type: ignore[misc]
     return cli.main()
 

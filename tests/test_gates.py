@@ -1,7 +1,7 @@
 """The gates of QoS 1 and 2: a broker that is killed exactly between two steps of an exchange, and started again.
 
-The store of `held_broker` stops before a commit, between the stream log's fsync and SQLite's commit, or after it and
-before anybody hears of it. Where a step must wait for that commit it has not been taken by then, and after the kill
+The store of `held_broker` stops before it writes, when all is written but for SQLite's COMMIT, or after that and before
+anybody hears of it. Where a step must wait for that commit it has not been taken by then, and after the kill
 both sides go on from what they know: nothing that was acknowledged is lost, nothing arrives twice.
 """
 
