@@ -33,12 +33,17 @@ class Metrics:
         self.broker = broker
         self.set_aside = set_aside
         self.streams = streams
-        self.started = time.time()
+        self._started = time.monotonic()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
+
+    @property
+    def uptime(self) -> float:
+        """Seconds since the start, whatever happened to the wall clock."""
+        return time.monotonic() - self._started
 
     def render(self) -> bytes:
         """The text of ``/metrics``."""
@@ -110,7 +115,7 @@ class Metrics:
             ("queue_memory_bytes", "Bytes of messages that wait in memory.", broker.shelf.memory_bytes),
             ("store_pending_bytes", "Bytes waiting for the disk.", broker.journal.size),
             ("store_set_aside_files", "Damaged files kept, as of the start.", self.set_aside),
-            ("uptime_seconds", "Seconds since the start.", time.time() - self.started),
+            ("uptime_seconds", "Seconds since the start.", self.uptime),
         )
         for name, text, number in gauges:
             yield GaugeMetricFamily(f"mqttbroker_{name}", text, value=number)

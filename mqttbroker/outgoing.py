@@ -110,9 +110,9 @@ class Outgoing:
         message = self.message
         properties: bytes = NO_BYTES
         if version >= 5:
-            properties = (
-                message.properties + expiry_property(message.expires_at, self.now) + own
-            )
+            # A clock that was set back gives no message more time than it came with.
+            now: int = max(self.now, message.timestamp)
+            properties = message.properties + expiry_property(message.expires_at, now) + own
         return encode_publish(
             topic, message.payload, qos, retain, dup, packet_id, version, properties
         )

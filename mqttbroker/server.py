@@ -214,7 +214,7 @@ class Server:
         topics = SysTopics(self.metrics, self.settings.sys_interval)
         while True:
             self.turn.tell_time()
-            topics.publish(time.time())
+            topics.publish()
             await asyncio.sleep(self.settings.sys_interval)
 
     async def _writing(self) -> None:

@@ -39,14 +39,14 @@ class SysTopics:
         self._published: dict[str, str] = {}
         self._loads: dict[str, _Load] = {}
 
-    def publish(self, now: float) -> None:
-        """Publish what changed; ``now`` is Unix time."""
-        for topic, value in self.values(now).items():
+    def publish(self) -> None:
+        """Publish what changed."""
+        for topic, value in self.values().items():
             if self._published.get(topic) != value:
                 self._published[topic] = value
                 self.metrics.broker.publisher.publish_own(topic, value.encode("utf-8"), True)
 
-    def values(self, now: float) -> dict[str, str]:
+    def values(self) -> dict[str, str]:
         """All topics with their values."""
         broker = self.metrics.broker
         stats = broker.outbound.stats
@@ -54,7 +54,7 @@ class SysTopics:
         total = len(broker.registry)
         values: dict[str, object] = {
             "version": f"mqttbroker version {__version__}",
-            "uptime": f"{int(now - self.metrics.started)} seconds",
+            "uptime": f"{int(self.metrics.uptime)} seconds",
             "clients/total": total,
             "clients/connected": clients.connected,
             "clients/active": clients.connected,
