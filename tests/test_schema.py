@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Iterator
 
 import pytest
+from broker_process import BrokerProcess
+from raw_client import RawClient
 from sqlite_utils import Database
 
+from mqttbroker.packets import Pubcomp, Publish, Pubrec, Pubrel
+from mqttbroker.properties import Properties
 from sessions.schema import APPLICATION_ID, MIGRATIONS, StoreError, prepare
 
 NEWEST = len(MIGRATIONS)
+VECTORS = Path(__file__).parent / "vectors"
 
 
 def add_note(db: Database) -> None:
@@ -100,6 +107,39 @@ def test_what_was_queued_before_version_4_expires_as_its_message(
         connection.execute("INSERT INTO queue VALUES (1, ?1, ?1, 0, 1, 0, x'', 0, 0, 1)", (key,))
     prepare(connection, str(path))
     assert connection.execute("SELECT seq, expires_at FROM queue").fetchall() == [(1, None), (2, 77)]
+
+
+def test_a_broker_goes_on_with_what_its_first_version_left(tmp_path: Path) -> None:
+    """The vector is the database of a broker of schema version 1: a client away with
+    four messages, a retained one, and a QoS 2 message whose PUBREL has not come."""
+    database = tmp_path / "data" / "mqttbroker.db"
+    database.parent.mkdir()
+    old = gzip.decompress((VECTORS / "store-v1.db.gz").read_bytes())
+    database.write_bytes(old)
+    kept = Properties()
+    kept.session_expiry_interval = 0xFFFFFFFF
+    with BrokerProcess(tmp_path / "data") as broker:
+        with RawClient(broker.port) as away:
+            assert away.connect("away", clean_start=False, properties=kept).session_present
+            assert [away.take().payload for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+            away.subscribe("kept")
+            assert away.take().payload == b"value"
+        with RawClient(broker.port) as publisher:
+            assert publisher.connect("publisher", clean_start=False, properties=kept).session_present
+            publisher.send(Publish("s/4", b"4", 2, False, True, 77))
+            assert publisher.expect(Pubrec).packet_id == 77
+            publisher.send(Pubrel(77))
+            assert publisher.expect(Pubcomp).packet_id == 77
+        with RawClient(broker.port) as away:
+            assert away.connect("away", clean_start=False, properties=kept).session_present
+            away.expect_nothing()
+    backup = database.with_name("mqttbroker.db.v1.backup")
+    with closing(sqlite3.connect(database)) as new, closing(sqlite3.connect(backup)) as copy:
+        assert (version(new), version(copy)) == (NEWEST, 1)
+        copied = list(copy.iterdump())
+    database.write_bytes(old)
+    with closing(sqlite3.connect(database)) as again:
+        assert list(again.iterdump()) == copied
 
 
 def test_a_failed_migration_leaves_the_older_database(
