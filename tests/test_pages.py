@@ -10,6 +10,7 @@ import pytest
 from full_store import CHANGES, PAGE, TABLES, fill, overwrite, page_kinds, rows_of
 
 from sessions.pages import PageFile, Record
+from sessions.schema import prepare
 
 
 def records(path: Path) -> Counter[Record]:
@@ -117,14 +118,26 @@ def test_nothing_is_written(tmp_path: Path, change: str) -> None:
     assert [found.name for found in tmp_path.iterdir() if found.name != "lock"] == ["broker.db"]
 
 
-def test_tables_differ_in_their_columns(tmp_path: Path) -> None:
-    """Salvage tells rows apart by their shape alone."""
-    path = tmp_path / "broker.db"
-    fill(path)
-    connection = sqlite3.connect(path)
-    shapes = [
-        tuple(column[2] for column in connection.execute(f"PRAGMA table_info({table})"))
-        for table in TABLES
-    ]
-    connection.close()
+def test_rows_of_different_tables_and_indexes_differ(tmp_path: Path) -> None:
+    """Salvage tells rows apart by their shape alone, and reads them in the order of their columns."""
+    connection = sqlite3.connect(tmp_path / "broker.db", isolation_level=None)
+    prepare(connection, "")
+    shapes: list[tuple[bool, tuple[str, ...]]] = []
+    for name, kind, text in connection.execute("SELECT name, type, sql FROM sqlite_master").fetchall():
+        if kind == "table" and "sqlite_" not in name:
+            columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
+            alone = "WITHOUT ROWID" in text
+            if alone:
+                keys = [column[5] for column in columns if column[5]]
+                assert [column[5] for column in columns][: len(keys)] == sorted(keys) == keys
+            shapes.append((alone, tuple(column[2] for column in columns)))
     assert len(set(shapes)) == len(TABLES)
+    indexes = connection.execute(
+        "SELECT name, tbl_name FROM sqlite_master WHERE type = 'index' AND name NOT LIKE 'sqlite_%'"
+    ).fetchall()
+    for index, table in indexes:
+        types = {column[0]: column[2] for column in connection.execute(f"PRAGMA table_info({table})")}
+        parts = connection.execute(f"PRAGMA index_xinfo({index})").fetchall()
+        assert (True, tuple(types.get(part[1], "INTEGER") for part in parts)) not in shapes
+    connection.close()
+    assert indexes
