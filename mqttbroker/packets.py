@@ -402,7 +402,7 @@ def _legal_code(packet_type: int, code: int) -> int:
 
 def _check_topic(topic: str, what: str) -> None:
     if "+" in topic or "#" in topic:
-        raise MQTTError(rc.TOPIC_NAME_INVALID, f"wildcard in {what}")  # [MQTT-3.3.2-2]
+        raise MQTTError(rc.MALFORMED_PACKET, f"wildcard in {what}")  # [MQTT-3.3.2-2]
 
 
 def _no_properties_or(data: bytes, pos: int, end: int, version: int, packet_type: int) -> tuple[Properties, int]:
@@ -522,7 +522,7 @@ def _decode_connect_rest(data: bytes, pos: int, end: int, version: int) -> Conne
         topic, pos = decode_utf8(data, pos, end)  # [MQTT-3.1.3-11]
         _check_topic(topic, "Will Topic")
         if topic == "":
-            raise MQTTError(rc.TOPIC_NAME_INVALID, "empty Will Topic")  # [MQTT-4.7.3-1]
+            raise MQTTError(rc.MALFORMED_PACKET, "empty Will Topic")  # [MQTT-4.7.3-1]
         payload, pos = decode_binary(data, pos, end)
         will = Will(topic, payload, flags >> 3 & 3, flags & 32 != 0, will_properties)
     if flags & 128:

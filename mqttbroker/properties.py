@@ -1,13 +1,15 @@
 """MQTT 5.0 properties and the wire forms they are made of.
 
 The rule: bytes that break the standard never become a value. Everything decoded here is in
-range, legal in its packet and valid UTF-8, or ``MQTTError`` names the code of the standard:
-0x81 for what cannot be parsed, 0x82 for what is not allowed, 0x94 for topic alias 0. No byte
-at or beyond ``end`` is ever looked at. Encoders trust their caller's values.
+range, legal in its packet and, where it is text, free of control characters, or ``MQTTError``
+names the code of the standard: 0x81 for what cannot be parsed, 0x82 for what is not allowed,
+0x94 for topic alias 0. No byte at or beyond ``end`` is ever looked at. Encoders trust their
+caller's values.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final, Optional
 
 from mqttbroker.reason_codes import (
@@ -118,6 +120,14 @@ def _legal_masks() -> list[int]:
             masks[packet_type] |= 1 << identifier
     return masks
 
+
+# What the standard advises against in a string and lets a server refuse (1.5.4): control
+# characters, and code points that are none. U+0000 is forbidden outright [MQTT-1.5.4-2].
+_REFUSED: Final = re.compile(
+    "[\0-\x1f\x7f-\x9f\ufdd0-\ufdef"
+    + "".join(chr(plane << 16 | 0xFFFE) + chr(plane << 16 | 0xFFFF) for plane in range(17))
+    + "]"
+)
 
 _KINDS: Final = _kinds()  # by id; 0 = no such property
 _ONE_BYTE: Final[list[bytes]] = [value.to_bytes(1, "big") for value in range(256)]
@@ -233,14 +243,22 @@ def decode_binary(data: bytes, pos: int, end: int) -> tuple[bytes, int]:
 def decode_utf8(data: bytes, pos: int, end: int) -> tuple[str, int]:
     """A UTF-8 Encoded String with its two-byte length: (value, position after it)."""
     raw, pos = decode_binary(data, pos, end)
+    return text_of(raw), pos
+
+
+def text_of(raw: bytes) -> str:
+    """The characters of a UTF-8 Encoded String (1.5.4); MQTTError if it has any that it may not."""
     try:
         # Python's strict decoder refuses surrogates and keeps U+FEFF.
         text = raw.decode("utf-8")  # [MQTT-1.5.4-1] [MQTT-1.5.4-3]
     except UnicodeDecodeError:
         raise MQTTError(MALFORMED_PACKET, "string is not UTF-8") from None
-    if "\0" in text:
-        raise MQTTError(MALFORMED_PACKET, "U+0000 in a string")  # [MQTT-1.5.4-2]
-    return text, pos
+    # All that is refused does not print, and that is quickly told.
+    if not text.isprintable():
+        found = _REFUSED.search(text)
+        if found is not None:
+            raise MQTTError(MALFORMED_PACKET, f"U+{ord(found[0]):04X} in a string")
+    return text
 
 
 def encode_binary(value: bytes) -> bytes:

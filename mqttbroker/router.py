@@ -13,6 +13,7 @@ from zlib import crc32
 
 from mqttbroker.groups import Group, Member, Strategy, Target
 from mqttbroker.policy import Rules
+from mqttbroker.properties import text_of
 from mqttbroker.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, MQTTError
 from sessions.session import NO_LOCAL, Session, Subscription
 from topic_matcher.filters import has_wildcard, is_valid_topic, parse_shared
@@ -105,14 +106,9 @@ class Router:
         route = self.cache.get(topic_bytes)
         if route is not None:
             return route
-        try:
-            topic = topic_bytes.decode("utf-8")
-        except UnicodeDecodeError:
-            raise MQTTError(MALFORMED_PACKET, "topic name is not UTF-8")  # [MQTT-1.5.4-1]
-        if "\0" in topic:
-            raise MQTTError(MALFORMED_PACKET, "U+0000 in topic name")  # [MQTT-1.5.4-2]
+        topic = text_of(topic_bytes)
         if not is_valid_topic(topic):
-            raise MQTTError(TOPIC_NAME_INVALID, "invalid topic name")  # [MQTT-3.3.2-2]
+            raise MQTTError(MALFORMED_PACKET, "invalid topic name")  # [MQTT-3.3.2-2]
         if len(topic_bytes) > self.max_length:
             raise MQTTError(TOPIC_NAME_INVALID, f"topic name of {len(topic_bytes)} bytes")
         if topic.count("/") >= self.max_levels:

@@ -32,7 +32,7 @@ from mqttbroker.properties import (
 )
 from mqttbroker.reason_codes import AUTH, CONNECT, PUBLISH, SUBSCRIBE, MQTTError
 
-TEXT = st.text(st.characters(exclude_characters="\0+#", exclude_categories=["Cs"]), max_size=20)
+TEXT = st.text(st.characters(exclude_characters="+#", exclude_categories=["Cs", "Cc", "Cn"]), max_size=20)
 NUMBERS = {
     BYTE: st.integers(0, 1),
     TWO_BYTES: st.integers(1, 65_535),
@@ -281,6 +281,23 @@ def test_bad_strings(raw: str) -> None:
     with pytest.raises(MQTTError) as caught:
         decode_utf8(data, 0, len(data))
     assert caught.value.reason_code == 0x81
+
+
+@pytest.mark.parametrize(
+    "text", ["\x01", "a\nb", "\x1f", "\x7f", "\x80", "\x9f", "\ufdd0", "\ufdef", "\ufffe", "\uffff", "\U0001fffe", "\U0010ffff"]
+)
+def test_control_characters_and_code_points_that_are_none(text: str) -> None:
+    """What section 1.5.4 advises against and lets a server refuse."""
+    data = encode_utf8(text)
+    with pytest.raises(MQTTError) as caught:
+        decode_utf8(data, 0, len(data))
+    assert caught.value.reason_code == 0x81
+
+
+@pytest.mark.parametrize("text", [" ", "\xa0", "\xad", "\u200d", "\u2028", "\ue000", "\ufdcf", "\ufffd", "\U0001fffd", "\U0010fffd"])
+def test_other_characters_that_do_not_print_are_taken(text: str) -> None:
+    data = encode_utf8(text)
+    assert decode_utf8(data, 0, len(data)) == (text, len(data))
 
 
 def test_byte_order_mark_stays() -> None:

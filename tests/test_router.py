@@ -93,7 +93,7 @@ def test_no_local_alone_leaves_nothing_of_ones_own() -> None:
 
 @pytest.mark.parametrize(
     "topic, code",
-    [(b"", 0x90), (b"a/+", 0x90), (b"#", 0x90), (b"a\0", 0x81), (b"\xff", 0x81), (b"x" * 51, 0x90), (b"/" * 10, 0x90)],
+    [(b"", 0x81), (b"a/+", 0x81), (b"#", 0x81), (b"a\0", 0x81), (b"\xff", 0x81), (b"a\n", 0x81), (b"x" * 51, 0x90), (b"/" * 10, 0x90)],
 )
 def test_names_that_are_none(topic: bytes, code: int) -> None:
     router = make()

@@ -176,8 +176,11 @@ class Reader:
             found = raw.decode("utf-8")
         except UnicodeDecodeError:
             raise Bad("not UTF-8 [MQTT-1.5.4-1]") from None
-        if any(ord(character) == 0 or 0xD800 <= ord(character) <= 0xDFFF for character in found):
-            raise Bad("U+0000 or a surrogate [MQTT-1.5.4-1] [MQTT-1.5.4-2]")
+        for point in map(ord, found):
+            if 0xD800 <= point <= 0xDFFF:
+                raise Bad("a surrogate [MQTT-1.5.4-1]")
+            if point < 0x20 or 0x7F <= point <= 0x9F or 0xFDD0 <= point <= 0xFDEF or point % 0x10000 >= 0xFFFE:
+                raise Bad("a character that may be refused, or U+0000 [MQTT-1.5.4-2]")
         return found
 
     def packet_id(self) -> int:
