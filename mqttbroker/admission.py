@@ -15,7 +15,7 @@ from mqttbroker.clients import Clients
 from mqttbroker.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.packets import Auth, Connack, Connect, Will
 from mqttbroker.policy import Challenge, Policy, Rules, Terms
-from mqttbroker.properties import Properties, decode_varint, encode_properties
+from mqttbroker.properties import Properties
 from mqttbroker.reason_codes import (
     CONTINUE_AUTHENTICATION,
     NOT_AUTHORIZED,
@@ -205,12 +205,8 @@ class Admissions:
         properties = will.properties
         session.will_delay = max(0, properties.will_delay_interval)
         session.will_expiry = properties.message_expiry_interval
-        properties.will_delay_interval = -1
-        properties.message_expiry_interval = -1
-        encoded = encode_properties(properties)
-        _, start = decode_varint(encoded, 0, len(encoded))
         session.will = Message(
-            will.topic, will.payload, will.qos, will.retain, encoded[start:], session.client_id, 0, 0
+            will.topic, will.payload, will.qos, will.retain, will.forward, session.client_id, 0, 0
         )
 
     def forget(self, connection: Connection) -> None:

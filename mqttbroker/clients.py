@@ -22,7 +22,7 @@ from mqttbroker.connection import (
 )
 from mqttbroker.packets import Publish, decode, encode_publish
 from mqttbroker.policy import Terms
-from mqttbroker.properties import decode_varint, encode_properties
+from mqttbroker.properties import decode_publish_properties, decode_varint
 from mqttbroker.publisher import Publisher
 from mqttbroker.reason_codes import KEEP_ALIVE_TIMEOUT, SERVER_SHUTTING_DOWN
 from mqttbroker.subscriptions import Subscriptions
@@ -260,16 +260,17 @@ def restore_will(session: Session, stored: bytes) -> None:
     """Put back what `_encode_will` wrote."""
     session.will_delay = int.from_bytes(stored[0:4], "big")
     session.will_expiry = int.from_bytes(stored[4:9], "big") - 1
-    packet, _ = decode(stored, 5, 9)
+    packet, end = decode(stored, 5, 9)
     assert isinstance(packet, Publish)
-    properties = encode_properties(packet.properties)
-    _, start = decode_varint(properties, 0, len(properties))
+    _, body = decode_varint(stored, 10, end)
+    start = body + 2 + len(packet.topic.encode("utf-8")) + (2 if packet.qos else 0)
+    properties = decode_publish_properties(stored, start, end).forward
     session.will = Message(
         packet.topic,
         packet.payload,
         packet.qos,
         packet.retain,
-        properties[start:],
+        properties,
         session.client_id,
         0,
         0,

@@ -27,6 +27,7 @@ from mqttbroker.properties import (
     encode_binary,
     encode_properties,
     encode_utf8,
+    forward_of_will,
 )
 from mqttbroker.reason_codes import MQTTError, is_legal
 
@@ -46,7 +47,10 @@ def _properties(properties: Properties, version: int) -> bytes:
 
 
 class Will:
-    """The message a server publishes for a client that is gone."""
+    """The message a server publishes for a client that is gone.
+
+    ``forward`` holds the properties to publish it with, as a decoder found them (`forward_of_will`).
+    """
 
     def __init__(
         self, topic: str, payload: bytes, qos: int = 0, retain: bool = False, properties: Optional[Properties] = None
@@ -56,6 +60,7 @@ class Will:
         self.qos = qos
         self.retain = retain
         self.properties: Properties = Properties() if properties is None else properties
+        self.forward = b""
 
 
 class Connect(Packet):
@@ -518,13 +523,16 @@ def _decode_connect_rest(data: bytes, pos: int, end: int, version: int) -> Conne
     username: Optional[str] = None
     password: Optional[bytes] = None
     if flags & 4:
+        start = pos
         will_properties, pos = _no_properties_or(data, pos, end, version, WILL)
+        forward = forward_of_will(data, start, end) if version >= 5 else b""
         topic, pos = decode_utf8(data, pos, end)  # [MQTT-3.1.3-11]
         _check_topic(topic, "Will Topic")
         if topic == "":
             raise MQTTError(rc.MALFORMED_PACKET, "empty Will Topic")  # [MQTT-4.7.3-1]
         payload, pos = decode_binary(data, pos, end)
         will = Will(topic, payload, flags >> 3 & 3, flags & 32 != 0, will_properties)
+        will.forward = forward
     if flags & 128:
         username, pos = decode_utf8(data, pos, end)  # [MQTT-3.1.3-12]
     if flags & 64:

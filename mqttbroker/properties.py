@@ -517,6 +517,29 @@ def decode_publish_properties(data: bytes, pos: int, end: int) -> PublishPropert
     return PublishProperties(forward, topic_alias, message_expiry, payload_format, stop)
 
 
+def forward_of_will(data: bytes, pos: int, end: int) -> bytes:
+    """Of Will Properties that were decoded before: those to pass on, in the client's order,
+    without length prefix; Will Delay Interval and Message Expiry Interval are taken out."""
+    pos, stop = _section(data, pos, end)
+    forward = b""
+    kept = pos  # start of the run of bytes that goes on unchanged
+    while pos < stop:
+        start = pos
+        identifier: int = data[pos]
+        pos += 1
+        kind: int = _KINDS[identifier]
+        if kind >= STRING:
+            _value, pos = decode_binary(data, pos, stop)
+            if kind == STRING_PAIR:
+                _value, pos = decode_binary(data, pos, stop)
+            continue
+        pos += kind
+        if identifier == WILL_DELAY_INTERVAL or identifier == MESSAGE_EXPIRY_INTERVAL:
+            forward += data[kept:start]
+            kept = pos
+    return forward + data[kept:stop]
+
+
 def user_property(forward: bytes, name: bytes) -> bytes:
     """The first user property of that name among forwardable PUBLISH properties; empty if none."""
     pos = 0

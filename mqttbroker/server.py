@@ -145,6 +145,7 @@ class Server:
                 tasks.append(asyncio.create_task(self._speaking()))
             if settings.durability == "interval":
                 tasks.append(asyncio.create_task(self._writing()))
+            self.turn.tick()  # wills and sessions that fell due while nobody was here come before any client
             for listener in settings.listeners:
                 door = OpenListener(listener, self._entrance(listener), self.turn)
                 await door.open()

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from broker_process import BrokerProcess
 from core import Core, CoreClient
-from mqttbroker.packets import Will
+from mqttbroker.packets import Connack, Will
 from mqttbroker.properties import Properties
 from raw_client import RawClient
 
@@ -85,6 +86,35 @@ def test_properties_of_a_will(connect: Callable[..., RawClient]) -> None:
     properties.will_delay_interval = -1
     assert repr(five.take().properties) == repr(properties)
     assert four.take().payload == b"x"
+
+
+def test_properties_of_a_will_keep_their_order(tmp_path: Path) -> None:
+    properties = bytes.fromhex("26 0001 62 0000 18 00000005 08 0001 72 02 0000003c 01 01 26 0001 61 0000 09 0001 63")
+    wanted = bytes.fromhex("26 0001 62 0000 08 0001 72 01 01 26 0001 61 0000 09 0001 63")
+    body = b"\0\4MQTT\5\6\0\0\5\x11\0\0\0\x3c" + b"\0\1m" + bytes([len(properties)]) + properties + b"\0\1w\0\1x"
+    with Core(tmp_path) as core:
+        client = core.client()
+        client.socket.sendall(b"\x10" + bytes([len(body)]) + body)
+        assert client.expect(Connack).reason_code == 0
+        core.settle()
+        core.kill()
+        session = core.broker.registry.get("m")
+        assert session is not None and session.will is not None
+        assert session.will.properties == wanted
+        assert (session.will_delay, session.will_expiry) == (5, 60)
+
+
+def test_a_will_that_fell_due_while_the_broker_was_away_comes_before_any_client(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as broker:
+        with RawClient(broker.port) as client:
+            client.connect("m", will=will(retain=True), properties=expiry(60))
+            client.subscribe("anything", options=1)  # its answer waits for the disk, and so for the will
+            broker.restart(kill=True)
+        with RawClient(broker.port) as watching:
+            watching.connect("watching")
+            watching.subscribe("will/1", options=1)
+            message = watching.take()
+            assert (message.payload, message.retain) == (b"gone", True)
 
 
 @pytest.mark.parametrize("clean_start, kept, expected", [(True, 0, 1), (True, 60, 1), (False, 60, 1), (False, 0, 1)])
