@@ -300,6 +300,8 @@ def _check_int(identifier: int, kind: int, value: int) -> None:
 
 
 def _check_response_topic(topic: str) -> None:
+    if topic == "":
+        raise MQTTError(PROTOCOL_ERROR, "empty Response Topic")  # [MQTT-4.7.3-1]
     if "+" in topic or "#" in topic:
         raise MQTTError(PROTOCOL_ERROR, "wildcard in Response Topic")  # [MQTT-3.3.2-14]
 

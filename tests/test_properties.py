@@ -10,6 +10,7 @@ from mqttbroker.properties import (
     BINARY,
     BYTE,
     FOUR_BYTES,
+    RESPONSE_TOPIC,
     STRING,
     STRING_PAIR,
     SUBSCRIPTION_IDENTIFIER,
@@ -59,7 +60,7 @@ def properties_of(draw: st.DrawFn, packet_type: int) -> Properties:
         elif kind == STRING_PAIR:
             properties.user_properties = draw(st.lists(st.tuples(TEXT, TEXT), max_size=4))
         elif kind == STRING:
-            setattr(properties, attribute(identifier), draw(TEXT))
+            setattr(properties, attribute(identifier), draw(TEXT.filter(bool) if identifier == RESPONSE_TOPIC else TEXT))
         elif kind == BINARY:
             setattr(properties, attribute(identifier), draw(st.binary(max_size=20)))
         else:
@@ -94,7 +95,7 @@ def test_decode_undoes_encode(case: tuple[int, Properties], after: bytes) -> Non
 @pytest.mark.parametrize("packet_type", range(16))
 def test_each_property_is_legal_where_the_table_says(identifier: int, packet_type: int) -> None:
     _, kind, packets = TABLE[identifier]
-    body = {BYTE: b"\1", TWO_BYTES: b"\0\1", FOUR_BYTES: b"\0\0\0\1", VARINT: b"\1"}.get(kind, b"\0\0")
+    body = {BYTE: b"\1", TWO_BYTES: b"\0\1", FOUR_BYTES: b"\0\0\0\1", VARINT: b"\1"}.get(kind, b"\0\1x")
     one = bytes([identifier]) + (b"\0\0\0\0" if kind == STRING_PAIR else body)
     if identifier == 0x16 and packet_type in packets:
         one = b"\x15\0\1M" + one

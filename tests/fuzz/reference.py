@@ -222,8 +222,8 @@ class Reader:
         form = PROPERTIES[identifier][0]
         if form == "text":
             text = self.text()
-            if identifier == 0x08 and re.search("[+#]", text):
-                raise Bad("wildcard in Response Topic [MQTT-3.3.2-14]")
+            if identifier == 0x08 and (not text or re.search("[+#]", text)):
+                raise Bad("no topic name in Response Topic [MQTT-3.3.2-14] [MQTT-4.7.3-1]")
             return text
         if form == "binary":
             return self.binary()
