@@ -56,7 +56,7 @@ from mqttbroker.reason_codes import (
     name,
     to_v3_connack,
 )
-from sessions.session import REPEATED, UNKNOWN, Session
+from sessions.session import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN, Session
 
 # Which packets a client may send, by state of its connection and packet type.
 _LEGAL: Final = (
@@ -189,7 +189,8 @@ class Protocol(Intake):
                 if packet_id == 0:  # [MQTT-2.2.1-3]
                     raise MQTTError(PROTOCOL_ERROR, "acknowledgement of packet id 0")
                 if first == 0x40:
-                    cast(Session, self.session).acknowledge(packet_id)
+                    if cast(Session, self.session).acknowledge(packet_id) == UNEXPECTED:
+                        self._unexpected(kind, packet_id)
                 else:
                     self._acknowledgement(kind, packet_id, 0)
             else:
@@ -239,12 +240,16 @@ class Protocol(Intake):
         """PUBACK, PUBREC, PUBREL or PUBCOMP, already checked."""
         session = self.session
         assert session is not None
+        outcome = ACCEPTED
         if kind == PUBACK:
-            session.acknowledge(packet_id)
-        elif kind == PUBREC:
-            if reason_code >= 0x80:
-                session.publish_refused(packet_id)
-                return
+            outcome = session.acknowledge(packet_id)
+        elif kind == PUBCOMP:
+            outcome = session.complete(packet_id)
+        elif kind == PUBREL:
+            self._release(session, packet_id)
+        elif reason_code >= 0x80:
+            outcome = session.publish_refused(packet_id)
+        else:
             outcome = session.publish_received(packet_id)
             if outcome == REPEATED:
                 self.send_pubrel(packet_id)
@@ -252,10 +257,12 @@ class Protocol(Intake):
                 self.send(
                     encode_ack(PUBREL, packet_id, PACKET_IDENTIFIER_NOT_FOUND, self.version)
                 )
-        elif kind == PUBCOMP:
-            session.complete(packet_id)
-        else:
-            self._release(session, packet_id)
+        if outcome == UNEXPECTED:
+            self._unexpected(kind, packet_id)
+
+    def _unexpected(self, kind: int, packet_id: int) -> None:
+        """To go on would leave the delivery open for ever."""
+        raise MQTTError(PROTOCOL_ERROR, f"packet type {kind} is not what packet id {packet_id} waits for")
 
     def _release(self, session: Session, packet_id: int) -> None:
         """PUBREL: the id is free once that is on disk; then PUBCOMP [MQTT-4.3.3-11]."""

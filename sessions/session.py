@@ -36,9 +36,10 @@ NO_LOCAL: Final = 0x04
 RETAIN_AS_PUBLISHED: Final = 0x08
 
 # What a session does with an acknowledgement.
-UNKNOWN: Final = 0  # no such packet id in a phase that expects it
+UNKNOWN: Final = 0  # no such packet id
 ACCEPTED: Final = 1
 REPEATED: Final = 2  # PUBREC again: answer PUBREL again
+UNEXPECTED: Final = 3  # not what this packet id waits for
 
 # Which phases an acknowledgement of the client fits (figure 4.3).
 _FITS_PUBACK: Final = (False, False, True, False, False, False)
@@ -218,7 +219,7 @@ class Session(Holding):
             del in_flight[key]
             self.finish(entry)
         else:
-            return UNKNOWN
+            return UNEXPECTED
         if self.queue or self.stored_seq != 0:
             self.pump()
         return ACCEPTED
@@ -227,9 +228,11 @@ class Session(Holding):
         """PUBREC with success: from now on the PUBLISH is never sent again [MQTT-4.3.3-8]."""
         entry = self.in_flight.get(packet_id)
         if entry is None:
-            return ACCEPTED if packet_id in self.in_flight else UNKNOWN
+            return UNEXPECTED if packet_id in self.in_flight else UNKNOWN
         if not _FITS_PUBREC[entry.phase]:
-            return REPEATED if entry.phase == AWAIT_PUBCOMP else ACCEPTED
+            if entry.phase == RELEASING:
+                return ACCEPTED
+            return REPEATED if entry.phase == AWAIT_PUBCOMP else UNEXPECTED
         if entry.disk == MEMORY or not self.shelf.journal.gated:
             entry.phase = AWAIT_PUBCOMP
             if entry.disk != MEMORY:
@@ -244,7 +247,7 @@ class Session(Holding):
         """PUBREC with a reason code of 0x80 or above ends the delivery [MQTT-4.3.3-4]."""
         entry = self.in_flight.get(packet_id)
         if entry is None or not _FITS_PUBREC[entry.phase]:
-            return UNKNOWN
+            return UNEXPECTED if packet_id in self.in_flight else UNKNOWN
         del self.in_flight[packet_id]
         self.finish(entry)
         self.pump()
@@ -254,7 +257,7 @@ class Session(Holding):
         """PUBCOMP: the packet id is free again."""
         entry = self.in_flight.get(packet_id)
         if entry is None or not _FITS_PUBCOMP[entry.phase]:
-            return UNKNOWN
+            return UNEXPECTED if packet_id in self.in_flight else UNKNOWN
         del self.in_flight[packet_id]
         self.finish(entry)
         if self.queue or self.stored_seq != 0:

@@ -125,14 +125,14 @@ def test_the_window_of_the_broker_is_its_own_limit(tmp_path: Path) -> None:
         assert numbers_of(client.arrived()) == [2, 3]
 
 
-def test_acknowledgements_that_fit_nothing_change_nothing(tmp_path: Path) -> None:
+def test_acknowledgements_of_ids_that_are_not_in_use_change_nothing(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.connect("sub")
         client.subscribe("t/#", options=2)
         publish(core, range(1), 1)
         publish(core, range(1, 2), 2)
         assert [(packet.qos, packet.packet_id) for packet in client.arrived()] == [(1, 1), (2, 2)]
-        client.send(Pubrec(1), Puback(2), Pubcomp(2), Puback(9), Pubcomp(9))
+        client.send(Puback(9), Pubcomp(9), Pubrec(9, 0x80))
         client.expect_nothing()
         client.send(Pubrec(9))
         assert client.expect(Pubrel).reason_code == 0x92
@@ -143,6 +143,31 @@ def test_acknowledgements_that_fit_nothing_change_nothing(tmp_path: Path) -> Non
         client.send(Pubcomp(2), Puback(1))
         session = core.broker.registry.get("sub")
         assert session is not None and not session.in_flight and session.queued_messages == 0
+
+
+WRONG = [(1, [Pubrec(1)]), (1, [Pubcomp(1)]), (1, [Pubrec(1, 0x80)]), (2, [Puback(1)]), (2, [Pubcomp(1)]), (2, [Pubrec(1), Puback(1)])]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    "version, qos, answers",
+    [(version, *row) for version in (4, 5) for row in WRONG] + [(5, 2, [Pubrec(1), Pubrec(1, 0x80)])],
+)
+def test_an_acknowledgement_of_another_kind_ends_the_connection(
+    tmp_path: Path, version: int, qos: int, answers: list[Packet], kept: bool
+) -> None:
+    """Section 4.3; to take it for none would leave the delivery open for ever."""
+    with Core(tmp_path) as core:
+        client = durable(core, "sub") if kept and version == 5 else core.connect("sub", version, clean_start=not kept)
+        client.subscribe("t", options=qos)
+        publish(core, range(1), qos, "t")
+        assert client.expect(Publish).packet_id == 1
+        for answer in answers:
+            assert not client.closed
+            client.send(answer)
+        end = [packet for packet in client.arrived() if not isinstance(packet, Pubrel)]
+        assert client.closed and [packet.reason_code for packet in end] == ([0x82] if version == 5 else [])
+        assert core.connect("pub").publish("t", b"", 1) == (0 if kept else 0x10)
 
 
 def test_pubrec_with_an_error_ends_the_delivery(tmp_path: Path) -> None:
