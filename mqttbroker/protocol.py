@@ -99,6 +99,7 @@ class Protocol(Intake):
         self.accepted = now
         self._partial = bytearray()  # an incomplete packet
         self._needed = 2  # bytes it takes until looking again makes sense
+        self._flags = 15  # those of a fixed header that count
         broker.clients.connections[self] = True
         broker.outbound.stats.connections += 1
 
@@ -166,6 +167,8 @@ class Protocol(Intake):
                     if byte >= 128 and shift > 21:
                         raise MQTTError(MALFORMED_PACKET, "Remaining Length of more than 4 bytes")
                 if byte >= 128:
+                    if not _LEGAL[self.state][first >> 4]:
+                        self._illegal(first >> 4)
                     needed = body - position + 1
                     break
                 if byte == 0:
@@ -211,7 +214,7 @@ class Protocol(Intake):
     def _control(self, kind: int, flags: int, data: bytes, body: int, end: int) -> None:
         if not _LEGAL[self.state][kind]:
             self._illegal(kind)
-        packet = decode_body(kind, flags, data, body, end, self.version)
+        packet = decode_body(kind, flags & self._flags, data, body, end, self.version)
         if kind == PINGREQ:
             self.send(b"\xd0\x00")
             return
@@ -285,6 +288,8 @@ class Protocol(Intake):
         self.version = 5 if packet.version == 5 else 4
         self.client_id = packet.client_id
         self.plain_version = self.version
+        if packet.version == 3:
+            self._flags = 7  # in 3.1 any packet that is sent again may say so
         if packet.version == 5:
             self.topic_alias_maximum = min(
                 max(0, properties.topic_alias_maximum), self.terms.topic_alias_maximum

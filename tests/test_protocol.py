@@ -100,6 +100,31 @@ def malformed() -> list[Any]:
     ]
 
 
+@pytest.mark.parametrize("version, taken", [(3, True), (4, False), (5, False)])
+@pytest.mark.parametrize("again", ["6a 02 0001", "8a 06 0001 0001 61 00", "aa 05 0001 0001 61"])
+def test_only_3_1_marks_other_packets_than_publish_as_repeats(
+    tmp_path: Path, again: str, version: int, taken: bool
+) -> None:
+    data = bytes.fromhex(again)
+    if version == 5 and data[0] != 0x6A:
+        data = data[:1] + bytes([data[1] + 1]) + data[2:4] + b"\0" + data[4:]
+    with Core(tmp_path) as core:
+        client = core.connect("c", version)
+        client.socket.sendall(data)
+        answers = client.arrived()
+        assert client.closed is not taken
+        if taken:
+            assert [answer.packet_id for answer in answers] == [1]
+
+
+@pytest.mark.parametrize("data", [b"\x00\xc0", b"\x20\x80", b"\xd0\xff\xff"])
+def test_a_packet_that_may_not_come_ends_the_connection_before_its_length_is_known(tmp_path: Path, data: bytes) -> None:
+    with Core(tmp_path) as core:
+        client = core.connect("c")
+        client.socket.sendall(data)
+        assert [answer.reason_code for answer in client.arrived()] == [0x82] and client.closed
+
+
 @pytest.mark.parametrize("pieces", [False, True], ids=["whole", "bytes"])
 @pytest.mark.parametrize("row", malformed())
 def test_a_malformed_packet_ends_its_own_connection_only(tmp_path: Path, row: Any, pieces: bool) -> None:
