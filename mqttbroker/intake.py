@@ -289,7 +289,7 @@ class Intake(Connection):
                 self.answer(gate)
                 return
             session.received[packet_id] = False
-        if self.version >= 5 and not route.matched and not message.retain:
+        if self.version >= 5 and not route.matched:
             gate.reason_code = NO_MATCHING_SUBSCRIBERS
         broker.publisher.publish(
             message, route, outgoing, session, gate if journal.gated else None

@@ -47,7 +47,8 @@ class Route:
     def __init__(self, topic: str, topic_bytes: bytes) -> None:
         self.topic = topic
         self.topic_bytes = topic_bytes
-        self.reserved = topic.startswith("$SYS/") or topic == "$SYS"
+        # The broker's own, and what is no topic but the form of a subscription: no client publishes to it.
+        self.reserved = topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith("$share/")
         self.targets: List[Target] = []
         self.groups: List[Group] = []
         self.streams: List[StreamSink] = []

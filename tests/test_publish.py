@@ -73,7 +73,19 @@ def test_no_matching_subscribers(connect: Callable[..., RawClient], version: int
     client = connect(f"nobody-{version}-{qos}", version)
     expected = 0x10 if version == 5 else 0
     assert client.publish("nobody/listens", b"", qos) == expected
-    assert client.publish("nobody/listens", b"", qos, retain=True) == 0
+    assert client.publish("nobody/listens", b"", qos, retain=True) == expected
+
+
+@pytest.mark.parametrize("topic", ["$SYS/x", "$share/group/x"])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_topics_that_no_client_may_publish_to(tmp_path: Path, topic: str, qos: int) -> None:
+    with Core(tmp_path) as core:
+        watching = core.connect("w")
+        watching.subscribe("$SYS/#")
+        client = core.connect("c")
+        assert client.publish(topic, b"x", qos, retain=True) == (0x87 if qos else 0)
+        watching.expect_nothing()
+        assert len(core.broker.retained) == 0 and core.broker.outbound.stats.publish_dropped_denied == 1
 
 
 @pytest.mark.parametrize("version", [4, 5])

@@ -102,7 +102,7 @@ def test_names_that_are_none(topic: bytes, code: int) -> None:
     assert caught.value.reason_code == code and not router.cache
 
 
-@pytest.mark.parametrize("topic, reserved", [(b"$SYS", True), (b"$SYS/a", True), (b"$SYSTEM", False), (b"a/$SYS", False)])
+@pytest.mark.parametrize("topic, reserved", [(b"$SYS", True), (b"$SYS/a", True), (b"$SYSTEM", False), (b"a/$SYS", False), (b"$share/g/a", True), (b"$share", False)])
 def test_sys_is_reserved(topic: bytes, reserved: bool) -> None:
     assert make().route(topic).reserved is reserved
 
