@@ -142,7 +142,7 @@ class Admissions:
                 self.refuse(connection, SERVER_BUSY, "too many connections")
                 return False
         if known is None and len(self.registry) >= self.terms.max_sessions:
-            self.refuse(connection, QUOTA_EXCEEDED, "too many sessions")
+            self.refuse(connection, SERVER_BUSY, "too many sessions")
             return False
         return True
 
@@ -280,7 +280,8 @@ class Admissions:
             properties.authentication_data = admission.proof
             if any(key == DURABILITY for key, _ in packet.properties.user_properties):
                 properties.user_properties.append((DURABILITY, terms.durability))
-        connack = Connack(admission.session_present, SUCCESS, properties)
+        present = admission.session_present and packet.version > 3  # to 3.1 that byte is reserved
+        connack = Connack(present, SUCCESS, properties)
         encoded = connack.encode(packet.version)
         if properties.user_properties and len(encoded) > admission.connection.maximum_packet_size:
             properties.user_properties.clear()  # [MQTT-3.2.2-20]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import secrets
+import uuid
 import socket
 import ssl
 import stat
@@ -36,7 +36,7 @@ _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 def new_client_id() -> str:
     """A client id for a client that brought none."""
-    return f"auto-{secrets.token_hex(11)}"
+    return f"auto-{uuid.uuid4()}"
 
 
 def defect(connection: Connection) -> None:

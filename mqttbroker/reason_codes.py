@@ -190,9 +190,8 @@ def to_v3_connack(code: int) -> int:
         return 1
     if code == CLIENT_IDENTIFIER_NOT_VALID:
         return 2
-    if code == BAD_USER_NAME_OR_PASSWORD:
-        return 4
-    if code == NOT_AUTHORIZED or code == BANNED:
+    # Return code 4 is for names and passwords that are malformed, not for wrong ones.
+    if code == BAD_USER_NAME_OR_PASSWORD or code == NOT_AUTHORIZED or code == BANNED:
         return 5
     if code in _V3_UNAVAILABLE:
         return 3

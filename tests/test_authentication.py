@@ -224,11 +224,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     [
         ("alice", b"secret", 0, 0),
         ("bob", b"pass word", 0, 0),
-        ("alice", b"Secret", BAD_USER_NAME_OR_PASSWORD, 4),
-        ("alice", b"", BAD_USER_NAME_OR_PASSWORD, 4),
-        ("alice", None, BAD_USER_NAME_OR_PASSWORD, 4),
-        ("eve", b"secret", BAD_USER_NAME_OR_PASSWORD, 4),
-        ("", b"", BAD_USER_NAME_OR_PASSWORD, 4),
+        ("alice", b"Secret", BAD_USER_NAME_OR_PASSWORD, 5),
+        ("alice", b"", BAD_USER_NAME_OR_PASSWORD, 5),
+        ("alice", None, BAD_USER_NAME_OR_PASSWORD, 5),
+        ("eve", b"secret", BAD_USER_NAME_OR_PASSWORD, 5),
+        ("", b"", BAD_USER_NAME_OR_PASSWORD, 5),
         (None, b"token", BAD_USER_NAME_OR_PASSWORD, None),
         (None, None, 0, 0),
     ],
@@ -292,7 +292,7 @@ def test_without_a_password_file_every_name_is_anonymous(tmp_path: Path) -> None
 
 
 def test_paho_is_told_why(guarded: Guarded) -> None:
-    for version, expected in ((paho.MQTTv5, "Bad user name or password"), (paho.MQTTv311, "Bad user name or password")):
+    for version, expected in ((paho.MQTTv5, "Bad user name or password"), (paho.MQTTv311, "Not authorized")):
         answers: list[str] = []
         client = paho.Client(paho.CallbackAPIVersion.VERSION2, "paho", protocol=version)
         client.on_connect = lambda client, data, flags, code, properties: answers.append(str(code))

