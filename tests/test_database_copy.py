@@ -1,9 +1,10 @@
-"""sessions.database_copy: a copy of one moment, of a database that changes all the time."""
+"""sessions.database_copy: a copy of one moment, of a database that changes at every step."""
 
 from __future__ import annotations
 
-import threading
+import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_writer import ENTRIES, KEPT, FileLog, Writer, commit_number
@@ -11,40 +12,46 @@ from store_writer import ENTRIES, KEPT, FileLog, Writer, commit_number
 from sessions import database_copy
 from sessions.database_copy import copy_database
 from sessions.store import Store
-from sessions.store_check import check_database
+from sessions.store_check import check_database, open_to_read
+
+COMMITS = 40
 
 
-def test_the_copy_is_of_one_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database_copy, "STEP_PAGES", 1)
+class Interrupted:
+    """A connection whose backup lets the writer commit between any two pages."""
+
+    def __init__(self, path: Path, writer: Writer) -> None:
+        self.connection = open_to_read(path)
+        self.writer = writer
+        self.number = COMMITS
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.connection, name)
+
+    def backup(self, target: sqlite3.Connection, pages: int) -> None:
+        self.connection.backup(target, pages=1, progress=self._commit)
+
+    def _commit(self, *_: int) -> None:
+        if self.number < 2 * COMMITS:
+            self.writer.commit(commit_number(self.number))
+            self.number += 1
+
+
+def test_the_copy_is_of_the_moment_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = tmp_path / "data" / "broker.db", tmp_path / "copy.db"
     store = Store(source, "commit", FileLog(source.parent / "streams"))
     store.recover()
     writer = Writer(store)
-    for number in range(300):
+    for number in range(COMMITS):
         writer.commit(commit_number(number))
-    stopping = threading.Event()
-    reached = [300]
-
-    def write() -> None:
-        while not stopping.is_set():
-            writer.commit(commit_number(reached[0]))
-            reached[0] += 1
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        for _ in range(10):
-            began = reached[0]
-            copy_database(source, target)
-            state = check_database(target)
-            assert state.problems == []
-            assert state.counts["queue"] == state.counts["messages"] == ENTRIES * KEPT
-            assert state.ends is not None
-            number = sum(state.ends.values()) - 1
-            # Everything acknowledged before is there, and nothing of the future.
-            assert began - 1 <= number <= reached[0]
-            target.unlink()
-    finally:
-        stopping.set()
-        thread.join()
-        store.stop()
+    reader = Interrupted(source, writer)
+    monkeypatch.setattr(database_copy, "open_to_read", lambda path: reader)
+    copy_database(source, target)
+    assert reader.number > COMMITS
+    state = check_database(target)
+    assert state.problems == []
+    assert state.counts["queue"] == state.counts["messages"] == ENTRIES * KEPT
+    assert state.ends is not None and sum(state.ends.values()) == COMMITS
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.db", "data"]
+    store.stop()
+    assert check_database(source).problems == []

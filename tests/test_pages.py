@@ -93,6 +93,19 @@ def test_frames_behind_a_damaged_one_count(tmp_path: Path) -> None:
     pages.close()
 
 
+def test_a_chain_of_overflow_pages_that_goes_astray_gives_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "broker.db"
+    fill(path)
+    before = records(path)
+    page = page_kinds(path)["overflow"][-1]
+    overwrite(path, page, lambda data: (12345).to_bytes(4, "big") + data[4:])
+    pages = PageFile(path)
+    lost = before - Counter(record for _, record in pages.records())
+    assert lost.total() == 1 and isinstance(next(iter(lost))[-1], bytes)
+    assert [note for note in pages.notes() if note.endswith(" rows cannot be read")]
+    pages.close()
+
+
 def test_a_file_that_is_no_database_has_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "broker.db"
     path.write_bytes(b"These are not the pages you are looking for. " * 500)
