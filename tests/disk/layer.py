@@ -6,12 +6,14 @@ Rule: what `Layer` says of the disk is what the process did below one directory,
 
 from __future__ import annotations
 
+import atexit
 import errno
 import functools
 import mmap
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +26,7 @@ _RECORD = Struct("=QQQqiiIIII")
 
 
 class Call(NamedTuple):
-    """One call; times in ns of CLOCK_MONOTONIC. `error` only of a SYNC, `size` of a WRITE or TRUNCATE."""
+    """One call; times in ns of CLOCK_MONOTONIC. ``error`` only of a SYNC; ``offset`` of a TRUNCATE is the new size."""
 
     kind: int
     began: int
@@ -39,11 +41,15 @@ class Call(NamedTuple):
 
 @functools.cache
 def library() -> Path:
-    """The compiled layer; RuntimeError without a C compiler."""
+    """The compiled layer, for as long as this process runs; RuntimeError without Linux or a C compiler."""
+    if sys.platform != "linux":
+        raise RuntimeError("the layer is for Linux")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise RuntimeError("no C compiler")
-    built = Path(tempfile.mkdtemp(prefix="mqttbroker-disk-")) / "preload.so"
+    directory = tempfile.mkdtemp(prefix="mqttbroker-disk-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    built = Path(directory) / "preload.so"
     command = [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", str(built), str(SOURCE), "-ldl", "-lpthread"]
     subprocess.run(command, check=True)
     return built
