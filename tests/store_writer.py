@@ -124,7 +124,9 @@ def commit_number(number: int) -> WriteSet:
     write_set.sessions.append((1, "victim", 5, 3600, float(number), None, None, None, None))
     write_set.subscriptions.append((1, "a/+", 1, 1, number))
     write_set.messages = [(key, f"a/{key}", b"%d" % key, 1, 0, b"", "p", key, 0) for key in keys]
-    write_set.entries = [(1, key, key, 0, 1, 0, b"", 0, 0, 10, 0) for key in keys]
+    write_set.entries = [
+        (1, key, key, 0, 1, 0, b"", 0, 0, len(f"a/{key}{key}"), 0) for key in keys
+    ]
     write_set.received.append((1, number % 60000 + 1))
     if number > 0:
         write_set.released.append((1, (number - 1) % 60000 + 1))
