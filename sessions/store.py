@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 DURABILITIES = ("commit", "interval", "off")
 
 CACHED_STATEMENTS = 256
-CACHE_KIB = 32 * 1024
+CACHE_KIB = 8 * 1024
 
 # The WAL goes back into the database every so many pages, and from the limit on
 # waits for readers.
@@ -163,6 +163,7 @@ class Store:
         self._ending: dict[int, int] = {}
         self._commits = 0
         self._untidy = False
+        self._shrinking = False
         self._checkpointed = 0
         self._suspicion = self._path.with_name(f"{self._path.name}.suspect")
         self.damage = ""  # what SQLite said of a damaged page, as long as this store is open
@@ -530,6 +531,11 @@ class Store:
         if self._untidy:
             # It yields a row without columns per page, which only a script steps over.
             connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_STEP})")
+            self._shrinking = True
+        elif self._shrinking:
+            self._shrinking = False
+            # Until then it is shorter in the write-ahead log alone.
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def _checkpoint(self, connection: sqlite3.Connection) -> None:
         """Bring the WAL into the database every so many pages, so that it starts again.
