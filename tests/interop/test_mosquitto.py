@@ -6,8 +6,10 @@ import json
 import queue
 import subprocess
 import threading
+from dataclasses import replace
 from typing import Any, Optional
 
+import pytest
 from broker_process import BrokerProcess
 from client import SECONDS, Client, Connection, Message
 from suite import Open, Suite
@@ -123,18 +125,19 @@ class TestMosquitto(Suite):
     def connect(self, connection: Connection) -> Client:
         return Mosquitto(connection)
 
-    def test_mosquitto_rr(self, broker: BrokerProcess, opened: Open, base: str, version: int) -> None:
+    @pytest.mark.parametrize("qos", [0, 1, 2])
+    def test_mosquitto_rr(self, broker: BrokerProcess, opened: Open, base: str, version: int, qos: int) -> None:
         responder = opened(f"{base}-r", version)
-        responder.subscribe(f"{base}/questions", 1)
+        responder.subscribe(f"{base}/questions", qos)
         answers = f"{base}/answers"
         correlation = b"q-1" if version == 5 else b""
-        question = Message(f"{base}/questions", b"6 x 9", 1, correlation=correlation)
-        arguments = ["-t", question.topic, "-m", "6 x 9", "-q", "1", "-e", answers, "-W", str(SECONDS)]
+        question = Message(f"{base}/questions", b"6 x 9", qos, correlation=correlation)
+        arguments = ["-t", question.topic, "-m", "6 x 9", "-q", str(qos), "-e", answers, "-W", str(SECONDS)]
         asker = Connection(broker.host, broker.port, "", version)
         asking = command("rr", asker, *arguments, *properties_of(question))
         with subprocess.Popen(asking, stdout=subprocess.PIPE, text=True) as process:
             asked = responder.take()
-            assert (asked.topic, asked.payload, asked.correlation) == (question.topic, b"6 x 9", correlation)
+            assert replace(asked, response_topic="") == question
             assert asked.response_topic == (answers if version == 5 else "")
-            responder.publish(Message(answers, b"42", 1, correlation=asked.correlation))
+            responder.publish(Message(answers, b"42", qos, correlation=asked.correlation))
             assert process.communicate(timeout=SECONDS)[0] == "42\n"

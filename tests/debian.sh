@@ -1,0 +1,26 @@
+#!/bin/sh
+# Installs what the tests need of Debian, as far as it is missing: mosquitto's commands and the Paho C client to test the
+# broker with, mosquitto itself to compare decisions with. That broker is not left running, now or after a restart.
+set -eu
+PATH=$PATH:/usr/local/sbin:/usr/sbin
+packages="" broker=""
+command -v mosquitto >/dev/null || packages=" mosquitto" broker=mosquitto
+command -v mosquitto_rr >/dev/null || packages="$packages mosquitto-clients"
+echo '#include <MQTTClient.h>' | "${CC:-cc}" -E - >/dev/null 2>&1 || packages="$packages gcc libc6-dev libpaho-mqtt-dev"
+test -n "$packages" || exit 0
+if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+  echo "the tests need: apt-get install$packages" >&2
+  exit 1
+fi
+policy=/usr/sbin/policy-rc.d # is asked before Debian starts a service
+if [ -n "$broker" ] && [ ! -e "$policy" ]; then
+  trap 'rm -f "$policy"' EXIT
+  printf '#!/bin/sh\nexit 101\n' >"$policy"
+  chmod +x "$policy"
+fi
+apt-get update -q
+# shellcheck disable=SC2086
+DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $packages
+if [ -n "$broker" ] && command -v systemctl >/dev/null; then
+  systemctl disable --quiet "$broker" || true
+fi
