@@ -13,7 +13,19 @@ from typing import Any, Optional
 from core import Core, CoreClient
 from fuzz.generator import Generator
 from fuzz.near_misses import near_miss
-from fuzz.reference import CLIENT_SENDS, PROPERTIES, Bad, Parsed, Value, is_filter, is_topic, parse, split
+from fuzz.reference import (
+    CLIENT_SENDS,
+    NAMES,
+    PROPERTIES,
+    Bad,
+    Parsed,
+    Value,
+    is_filter,
+    is_topic,
+    parse,
+    sent_again,
+    split,
+)
 from fuzz.verdict import TOPIC_ALIAS, Finding, Replies
 from mqttbroker.connection import CLOSED
 from mqttbroker.packets import Connect, Packet, Pingreq, Puback, Publish, decode
@@ -191,7 +203,7 @@ class Expectation:
                 first, body, after = found
                 if after - position > MAX_PACKET:
                     raise Bad("larger than the broker takes")
-                self._packet(parse(first, body, version))
+                self._packet(parse(sent_again(first, version), body, version))
             except Bad:
                 self.closed = True
                 return
@@ -243,13 +255,14 @@ class Expectation:
 
 def _hopeless(data: bytes, position: int) -> bool:
     """Whether a packet that has not come whole is one that will not be waited for."""
+    if len(data) - position > 1 and NAMES[data[position] // 16] not in CLIENT_SENDS - {"connect"}:
+        return True
     length = 0
     for digits in range(min(4, len(data) - position - 1)):
         digit = data[position + 1 + digits]
         length += (digit % 128) * 128**digits
         if digit < 128:
-            first = data[position] // 16
-            return digits + 2 + length > MAX_PACKET or first in (0, 1, 2, 9, 11, 13)
+            return digits + 2 + length > MAX_PACKET
     return False
 
 

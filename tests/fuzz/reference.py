@@ -116,6 +116,11 @@ def split(data: bytes, position: int) -> Optional[tuple[int, bytes, int]]:
     return data[position], data[start : start + length], start + length
 
 
+def sent_again(first: int, version: int) -> int:
+    """The first byte of a packet that a client sends, without the mark of a repeat that 3.1 allows on any packet."""
+    return first - 8 if version == 3 and NAMES[first // 16] != "publish" and first % 16 >= 8 else first
+
+
 def end_of(data: bytes, position: int) -> int:
     """Where a packet that is `Bad` ends by its own account, or where its length goes wrong."""
     length = 0

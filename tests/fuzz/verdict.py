@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from fuzz.reference import CLIENT_SENDS, SERVER_SENDS, Bad, Parsed, end_of, parse, split
+from fuzz.reference import CLIENT_SENDS, SERVER_SENDS, Bad, Parsed, end_of, parse, sent_again, split
 
 CONNACK_AND_TWO = b"\x20\x02"  # a CONNACK without properties: 3.1.1
 TOPIC_ALIAS = 0x23
@@ -28,7 +28,7 @@ def offence(data: bytes) -> Optional[int]:
             if found is None:
                 return None
             first, body, after = found
-            packet = parse(first, body, version or 5)
+            packet = parse(sent_again(first, version), body, version or 5)
         except Bad:
             return end_of(data, position)
         if packet.kind == "disconnect":
