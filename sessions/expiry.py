@@ -60,6 +60,7 @@ class Expiry(Listing):
                 self._look_at(self.until + LOOK_AGAIN)
                 continue
             self.shelf.tally.expired += 1
+            session.pass_over_packet_id()
             session.drop_stored(seq, message_id, shared != 0, size)
         if len(rows) == self.limit:
             last = rows[len(rows) - 1]

@@ -301,6 +301,7 @@ class Session(Holding):
                 continue
             if message.expires_at != 0 and message.expires_at <= shelf.clock.now and entry.packet_id == 0:
                 shelf.tally.expired += 1
+                self.pass_over_packet_id()
                 self.finish(entry)
                 continue
             again: bool = entry.packet_id != 0
@@ -369,6 +370,10 @@ class Session(Holding):
             entry.phase = STORING
         else:
             entry.phase = AWAIT_PUBREC
+
+    def pass_over_packet_id(self) -> None:
+        """The id that an entry would have had: those of the others stay what they were when it came."""
+        self.last_packet_id = self.last_packet_id % 65535 + 1
 
     def _next_packet_id(self, entry: Optional[Delivery]) -> int:
         """Put `entry` in flight under the next unused non-zero id, counting 1, 2, 3 …

@@ -314,8 +314,23 @@ def test_messages_that_expired_are_counted_and_not_sent(tmp_path: Path) -> None:
         client.publish("t/1", b"1", 1, properties=properties)
         client.publish("t/1", b"2", 1)
         core.advance(10)
-        assert drain(durable(core, "sub")) == [2]
+        message = durable(core, "sub").take()
+        assert (message.payload, message.packet_id) == (b"2", 2)
         assert core.broker.shelf.tally.expired == 1
+
+
+def test_messages_that_expire_while_the_window_is_full_leave_their_ids_out(tmp_path: Path) -> None:
+    properties = Properties()
+    properties.message_expiry_interval = 10
+    with Core(tmp_path) as core:
+        subscriber = durable(core, "sub", window=1)
+        subscriber.subscribe("t/#", options=1)
+        client = core.connect("pub")
+        for payload, expiring in ((b"1", None), (b"2", properties), (b"3", properties), (b"4", None)):
+            client.publish("t/1", payload, 1, properties=expiring)
+        core.advance(10)
+        messages = [subscriber.take() for _ in range(2)]
+        assert [(message.payload, message.packet_id) for message in messages] == [(b"1", 1), (b"4", 4)]
 
 
 # --- when the store fails -----------------------------------------------------------------------------------------

@@ -212,7 +212,7 @@ TIMED = [
         a.connect(props=[(0x21, 1)]), a.subscribe("~/t", 1), b.connect(), b.publish("~/t", b"1"),
         b.publish("~/t", b"gone", props=[(MESSAGE_EXPIRY, 1)]), b.publish("~/t", b"3"),
         a.get(PUBLISH("~/t", b"1", 1, 1)), wait(1.3),
-        a.send(PUBACK(1)), a.get(PUBLISH("~/t", b"3", 1, 2)), a.idle(),
+        a.send(PUBACK(1)), a.get(PUBLISH("~/t", b"3", 1, 3)), a.idle(),
     ], timed=True),
     Case("retained-messages-expire", None, "3.3.2-5 3.3.2-6", [
         b.connect(), b.publish("~/1", b"gone", 1, 1, [(MESSAGE_EXPIRY, 1)]),
