@@ -149,6 +149,7 @@ class Protocol(Intake):
         size: int = len(data)
         count: int = 0
         needed: int = 2
+        largest: int = self.terms.maximum_packet_size
         while size - position >= 2:
             if self.state == CONNECTING or self.state == CLOSED:
                 break
@@ -174,7 +175,7 @@ class Protocol(Intake):
                 if byte == 0:
                     raise MQTTError(MALFORMED_PACKET, "overlong Remaining Length")
             end: int = body + remaining
-            if end - position > self.terms.maximum_packet_size:
+            if end - position > largest:
                 raise MQTTError(PACKET_TOO_LARGE, f"packet of {end - position} bytes")
             if end > size:
                 needed = end - position
