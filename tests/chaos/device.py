@@ -30,7 +30,7 @@ from mqttbroker.packets import (
     decode,
 )
 from mqttbroker.properties import Properties
-from mqttbroker.reason_codes import MQTTError
+from mqttbroker.reason_codes import NO_MATCHING_SUBSCRIBERS, SUCCESS, MQTTError
 
 PATIENCE = 30.0  # seconds for an answer that must come
 NOT_FOUND = 0x92
@@ -309,7 +309,12 @@ class Device:
             self.outgoing.pop(packet_id, None)
             self.settled()
             return
-        if message is None or received or (message.qos == 1) != isinstance(packet, Puback) or packet.reason_code:
+        if (
+            message is None
+            or received
+            or (message.qos == 1) != isinstance(packet, Puback)
+            or packet.reason_code not in ((SUCCESS, NO_MATCHING_SUBSCRIBERS) if message.retain else (SUCCESS,))
+        ):
             kind = type(packet).__name__.upper()
             self.fault(PROTOCOL, f"was sent {kind} {packet_id} with reason code {packet.reason_code:#x} for {message}")
             return
