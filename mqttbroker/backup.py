@@ -24,6 +24,7 @@ from mqttbroker import __version__
 from mqttbroker.repair import DATABASE, STREAMS
 from sessions.database_copy import copy_database
 from sessions.files import sync_directory, sync_file
+from sessions.schema import is_corrupt
 from sessions.store import lock_directory
 from sessions.store_check import TABLES, check_database
 
@@ -40,7 +41,7 @@ def back_up(data_dir: Path, target: Path) -> str:
     """Copy the data directory to the directory `target`; what it holds, in one line.
 
     Raises `BackupError` if `target` is there and not empty, or if what would be
-    copied is damaged; `OSError`, `sqlite3.Error`.
+    copied is damaged; `OSError` or `sqlite3.Error` if it cannot be read or written.
     """
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -68,7 +69,12 @@ def _copy(data_dir: Path, target: Path) -> str:
     # A partition that the database does not know ends where readers were shown, at
     # this moment and not after commits that the database's copy does not have.
     ends = {key: seen_end(streams / key[0] / str(key[1])) for key in found}
-    copy_database(data_dir / DATABASE, target / DATABASE)
+    try:
+        copy_database(data_dir / DATABASE, target / DATABASE)
+    except sqlite3.Error as error:
+        if not is_corrupt(error):
+            raise
+        raise BackupError(f"{data_dir / DATABASE}: {error}; see mqttbroker check-store") from None
     state = check_database(target / DATABASE)
     if state.problems or state.ends is None:
         problem = "; ".join(state.problems[:1]) or "the stream ends cannot be read"
@@ -159,7 +165,7 @@ def _read_manifest(backup: Path) -> dict[str, Any]:
         made, files, _ = manifest["format"], manifest["files"], _summary(manifest)
     except FileNotFoundError:
         raise BackupError(f"{backup}: no backup, it has no {MANIFEST}") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BackupError(f"{backup / MANIFEST}: damaged: {error!r}") from None
     if made != FORMAT:
         raise BackupError(f"{backup / MANIFEST}: format {made}; this program's is {FORMAT}")

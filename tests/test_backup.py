@@ -199,9 +199,10 @@ def test_where_a_backup_does_not_go(data_dir: Path, tmp_path: Path) -> None:
 def test_damage_is_not_backed_up(data_dir: Path, tmp_path: Path) -> None:
     for path in (data_dir / DATABASE, max(data_dir.glob("streams/s/0/*.seg"))):
         whole = path.read_bytes()
-        path.write_bytes(whole[:4096] + bytes(4096) + whole[8192:])
-        with pytest.raises(BackupError, match="mqttbroker check-store"):
-            back_up(data_dir, tmp_path / "backup")
+        for start in (0, 4096):
+            path.write_bytes(whole[:start] + bytes(4096) + whole[start + 4096 :])
+            with pytest.raises(BackupError, match=f"{path}: .*mqttbroker check-store"):
+                back_up(data_dir, tmp_path / "backup")
         path.write_bytes(whole)
     assert sorted(os.listdir(tmp_path)) == ["data"]
 
