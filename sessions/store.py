@@ -63,6 +63,8 @@ VACUUM_EVERY = 64
 IDLE_AFTER = 0.05
 LOG_LOOK = 10.0  # seconds without work after which the log may look what it need not keep
 
+# The least room that SQLite needs to open a database: the write-ahead log's index grows by that much.
+WAL_INDEX_BYTES = 32 * 1024
 # Where the write-ahead log's index keeps the count of its frames
 # (sqlite.org/walformat.html, section 2.1: mxFrame, native byte order).
 _MX_FRAME = 16
@@ -188,13 +190,22 @@ class Store:
         except sqlite3.Error as error:
             self._abandon()
             kind = CorruptStore if is_corrupt(error) else StoreError
-            raise kind(f"{self._path}: {error}") from error
+            raise kind(f"{self._path}: {self._reason(error)}") from error
         except OSError as error:
             self._close()
             raise StoreError(f"{error.filename or self._path}: {error.strerror}") from error
         except BaseException:
             self._abandon()
             raise
+
+    def _reason(self, error: sqlite3.Error) -> str:
+        """What kept SQLite from its work; where it knows an I/O error only, the disk may say more."""
+        if (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF == sqlite3.SQLITE_IOERR:
+            try:
+                prove_room(self._path.parent, WAL_INDEX_BYTES)
+            except OSError as failure:
+                return f"{error}: {failure.strerror}"
+        return str(error)
 
     def _open(self) -> sqlite3.Connection:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:

@@ -20,6 +20,9 @@ from mqttbroker.properties import Properties
 from mqttbroker.server import DATABASE
 from raw_client import RawClient
 
+from sessions.schema import StoreError
+from sessions.store import Store
+
 CONFIG = {"streams": {"s": {"filters": ["kept/#"], "partitions": 1}}, "sys_interval": "1s"}
 READ_ONLY = [(kind, errno.EROFS, "*") for kind in ("write", "open", "truncate", "unlink")]
 # What fails, the code that a publisher gets, and a word of the reason that is given.
@@ -203,6 +206,18 @@ def small_disk(directory: Path, size: str) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
+def fill_up(directory: Path) -> Path:
+    """The file that takes all the room that was left."""
+    path = directory / "filler"
+    with open(path, "wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(bytes(4096))
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+    return path
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
@@ -210,12 +225,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     with small_disk(disk, "12m"), BrokerProcess(disk / "data", CONFIG) as broker:
         clients = Clients(broker)
         assert clients.publish_all("before") == [0, 0, 0, 0]
-        with open(disk / "filler", "wb", buffering=0) as filler:
-            try:
-                while True:
-                    filler.write(bytes(4096))
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
+        filler = fill_up(disk)
         big = "x" * 100_000
         while clients.publish(5, 1, f"{len(clients.accepted)} {big}".encode()) == 0:
             pass
@@ -224,9 +234,23 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
         broker.restart(kill=True)
         clients.listen()
         assert clients.publish(4, 2, f"still {big}".encode()) == -1
-        (disk / "filler").unlink()
+        filler.unlink()
         broker.wait_for_log("event=store_recovered")
         wait_until(lambda: not unready(broker))
         assert clients.publish_all(f"after {big}") == [0, 0, 0, 0]
         broker.restart(kill=True)
         clients.expect_kept()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_start_that_finds_no_room_at_all_says_so(tmp_path: Path) -> None:
+    """SQLite knows an I/O error only."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with small_disk(disk, "1m"):
+        store = Store(disk / DATABASE, "commit", None)
+        store.recover()
+        store.stop()
+        fill_up(disk)
+        with pytest.raises(StoreError, match=f"{DATABASE}: .*No space left on device"):
+            store.recover()
