@@ -256,7 +256,9 @@ class Server:
         if self.broker.store_error:
             reasons.append(f"store: {self.broker.store_error}")
         elif self.store.damage:
-            reasons.append(f"store: {self.store.damage}; a restart repairs it")
+            salvaging = self.settings.on_corrupt_store == "salvage"
+            cure = "a restart repairs it" if salvaging else "stop the broker and run mqttbroker repair-store"
+            reasons.append(f"store: {self.store.damage}; {cure}")
         if self.broker.overfull:
             reasons.append("store: too much waits for the disk")
         redirect = self.broker.terms.redirect

@@ -251,12 +251,8 @@ def test_a_broker_may_be_told_to_refuse(data_dir: Path) -> None:
     broker.close()
 
 
-def test_damage_met_at_work_is_told_and_repaired_by_a_restart(
-    data_dir: Path, start_broker: Start
-) -> None:
-    """The start reads no messages: the client whose queue is damaged finds out."""
-    overwrite(data_dir / DATABASE, page_of(data_dir, "leaf table", MESSAGES), CHANGES["zeros"])
-    broker = start_broker(data_dir=data_dir, config=STREAM)
+def meet_damage(broker: BrokerProcess) -> str:
+    """What /readyz says once a client has met the damage in its queue; the start reads no messages."""
     assert broker.get("/readyz")
     away = RawClient(broker.port)
     answer = away.connect("away", clean_start=False, properties=forever())
@@ -265,9 +261,27 @@ def test_damage_met_at_work_is_told_and_repaired_by_a_restart(
     with pytest.raises(urllib.error.HTTPError) as caught:
         broker.get("/readyz")
     assert caught.value.code == 503
-    assert "malformed" in caught.value.read().decode()
+    reason = caught.value.read().decode()
+    assert "malformed" in reason
+    return reason
+
+
+@pytest.fixture
+def damaged_queue(data_dir: Path) -> Path:
+    overwrite(data_dir / DATABASE, page_of(data_dir, "leaf table", MESSAGES), CHANGES["zeros"])
+    return data_dir
+
+
+def test_damage_met_at_work_is_told_and_repaired_by_a_restart(damaged_queue: Path, start_broker: Start) -> None:
+    broker = start_broker(data_dir=damaged_queue, config=STREAM)
+    assert "a restart repairs it" in meet_damage(broker)
     broker.restart()
     broker.wait_for_log("event=store_repaired what=.*put aside")
     assert broker.get("/readyz")
     found = queued(broker)
     assert 0 < len(found) < COUNT and found == sorted(found)
+
+
+def test_no_restart_is_promised_where_it_would_refuse(damaged_queue: Path, start_broker: Start) -> None:
+    broker = start_broker(data_dir=damaged_queue, config={"on_corrupt_store": "refuse", **STREAM})
+    assert "repair-store" in meet_damage(broker)
