@@ -7,9 +7,10 @@ are left to its session, which passes over them when their turn comes.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, List
 
 from sessions.registry import Registry
+from sessions.session import Session
 from sessions.shelf import Shelf
 from sessions.write_set import Listing
 
@@ -46,6 +47,7 @@ class Expiry(Listing):
 
     def answered(self) -> None:
         rows = self.rows
+        left: List[Session] = []
         for _, session_id, seq, message_id, shared, size in rows:
             session = self.registry.by_id.get(session_id)
             if session is None:
@@ -58,10 +60,15 @@ class Expiry(Listing):
             ):
                 # What the store said may be over: the session changes its queue itself.
                 self._look_at(self.until + LOOK_AGAIN)
+                left.append(session)
                 continue
             self.shelf.tally.expired += 1
             session.pass_over_packet_id()
             session.drop_stored(seq, message_id, shared != 0, size)
+        for session in left:
+            # The next look finds its client back, or no list of its own any more.
+            if session.oldest is not None and not session.oldest.asked:
+                session.oldest = None
         if len(rows) == self.limit:
             last = rows[len(rows) - 1]
             self.after = (last[0], last[1], last[2])

@@ -267,6 +267,20 @@ def test_messages_expire_on_disk_without_their_client(tmp_path: Path) -> None:
         assert drain(durable(core, "sub")) == [2500]
 
 
+def test_a_queue_that_was_full_and_dropped_its_oldest_expires_too(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=3, queue_full="drop_oldest") as core:
+        away(core, qos=1)
+        publisher = core.connect("pub")
+        for number in range(5):
+            publisher.publish("t/1", b"%d" % number, 1, properties=lasting(60))
+        core.advance(61)
+        core.advance(61)
+        assert stored(core) == [(0, 0)]
+        tally = core.broker.shelf.tally
+        assert (tally.queue_full_oldest, tally.expired) == (2, 3)
+        counts_agree(core)
+
+
 def test_a_session_that_is_back_passes_over_them_itself(tmp_path: Path) -> None:
     with Core(tmp_path, max_queue_memory_messages=2) as core:
         away(core, qos=1)
