@@ -10,7 +10,7 @@ from core import Core, CoreClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mqttbroker.metrics import Metrics
-from mqttbroker.packets import Publish, Will
+from mqttbroker.packets import Connack, Connect, Puback, Publish, Will
 from mqttbroker.properties import Properties
 from test_session import away, drain, durable, publish
 
@@ -119,6 +119,29 @@ def test_a_shared_message_stays_with_those_who_have_room(tmp_path: Path) -> None
         assert stored(core) == [(2, 2)]
         assert drain(durable(core, "sub")) == [2, 3]
         assert stored(core) == [(0, 0)]
+
+
+def test_nothing_is_dropped_from_a_queue_that_its_client_has_come_for(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=3, queue_full="drop_oldest") as core:
+        away(core, qos=1)
+        publish(core, range(3))
+        publisher = core.connect("pub")
+        core.eager = False
+        client = core.client()
+        client.send(Connect("sub", 5, False, properties=lasting_session()))
+        publisher.send(Publish("t/1", b"3", 1, False, False, 1))
+        core.settle()
+        core.eager = True
+        assert client.expect(Connack).session_present
+        assert drain(client) == [0, 1, 2]
+        counts_agree(core)
+        assert stored(core) == [(0, 0)]
+
+
+def lasting_session() -> Properties:
+    properties = Properties()
+    properties.session_expiry_interval = 0xFFFFFFFF
+    return properties
 
 
 # --- refusal ------------------------------------------------------------------------------------------------------
@@ -299,6 +322,26 @@ def test_a_session_that_is_back_passes_over_them_itself(tmp_path: Path) -> None:
         assert session.queued_messages == 1 and stored(core) == [(1, 1)]
         counts_agree(core)
         assert [packet.payload for packet in durable(core, "sub").arrived()] == [b"0"]
+
+
+def test_a_session_that_left_during_the_search_has_seen_to_them(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = durable(core, "sub", window=1)
+        client.subscribe("t/#", options=1)
+        publisher = core.connect("pub")
+        for number in range(5):
+            publisher.publish("t/1", b"%d" % number, 1, properties=lasting(10))
+        core.eager = False
+        core.advance(11)
+        core.take()
+        # Its acknowledgement has the session look at what waits, and pass over it.
+        (sent,) = client.arrived()
+        client.send(Puback(sent.packet_id))
+        client.close()
+        core.settle()
+        assert core.broker.shelf.tally.expired == 4
+        counts_agree(core)
+        assert core.broker.shelf.queued_messages == 0 and stored(core) == [(0, 0)]
 
 
 def test_a_message_of_two_goes_with_the_second(tmp_path: Path) -> None:

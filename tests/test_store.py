@@ -350,7 +350,9 @@ def test_an_idle_writer_purges_and_gives_pages_back(
     write_set = queued(1, list(range(1, 10001)), b"x" * 500)
     write_set.sessions = [session_row(1)]
     writer.commit(write_set)
+    query(path, "PRAGMA wal_checkpoint(PASSIVE)")
     (full,) = query(path, "PRAGMA page_count")
+    assert path.stat().st_size == full * 4096
     write_set = WriteSet()
     write_set.ended = [1]
     ended.append(1)
