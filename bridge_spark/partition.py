@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from itertools import zip_longest
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from bridge_spark import segment
-from bridge_spark.files import sync_directory, write_all
+from bridge_spark.files import write_all
+from bridge_spark.log_check import segment_offsets
 from bridge_spark.segment import IndexEntry, Segment, SegmentError, View, Watermark
 from bridge_spark.stream_config import StreamConfig, StreamLogDamage, StreamLogError
+from sessions.files import sync_directory
 from sessions.message import Message
 
 End = Tuple[int, int, str]
-
-_SEGMENT_FILE = re.compile(r"(\d{20})\.seg")
 
 logger = logging.getLogger(__name__)
 
@@ -81,11 +80,10 @@ class Partition:
             )
             raise StreamLogError(self._where(reason))
         firsts = []
-        for match in map(_SEGMENT_FILE.fullmatch, sorted(os.listdir(self.directory))):
-            first = int(match[1]) if match is not None else -1
+        for first in segment_offsets(self.directory):
             if start <= first and (end is None or first < end):
                 firsts.append(first)
-            elif first >= 0:  # given up by retention, or of no commit
+            else:  # given up by retention, or of no commit
                 self._remove(first)
         parts = self._examine_all(firsts, end, thorough)
         found = parts[-1].end_offset if parts else seen if end is None else start

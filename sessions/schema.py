@@ -17,6 +17,8 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Sequence
 
+from sessions.files import sync_directory
+
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
@@ -159,8 +161,4 @@ def _back_up(connection: sqlite3.Connection, target: str) -> None:
     finally:
         copy.close()
     os.replace(unfinished, target)
-    directory = os.open(Path(target).parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync_directory(unfinished.parent)
