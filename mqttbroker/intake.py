@@ -354,7 +354,6 @@ class Intake(Connection):
             gate.reason_code = reason_code
             self.answer(gate)
 
-
     def _refuse_publish(self, qos: int, packet_id: int) -> None:
         """There is no room for a message: its publisher keeps it."""
         self.outbound.stats.publish_refused += 1
