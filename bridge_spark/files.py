@@ -8,14 +8,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sessions.files import sync_directory
-
 
 def write_all(fd: int, data: bytes, position: int) -> None:
     """Write all of `data` there; bytes of it may stand there when it raises `OSError`."""
     written = os.pwrite(fd, data, position)
     while written < len(data):
         written += os.pwrite(fd, data[written:], position + written)
+
+
+def sync_directory(path: Path) -> None:
+    """Put on disk which names stand in a directory.  Raises `OSError`."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def replace_file(path: Path, data: bytes) -> None:

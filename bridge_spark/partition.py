@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from bridge_spark import segment
-from bridge_spark.files import write_all
+from bridge_spark.files import sync_directory, write_all
 from bridge_spark.log_check import segment_offsets
 from bridge_spark.segment import IndexEntry, Segment, SegmentError, View, Watermark
 from bridge_spark.stream_config import StreamConfig, StreamLogDamage, StreamLogError
-from sessions.files import sync_directory
 from sessions.message import Message
 
 End = Tuple[int, int, str]

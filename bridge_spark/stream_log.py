@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from bridge_spark import segment
-from bridge_spark.files import replace_file
+from bridge_spark.files import replace_file, sync_directory
 from bridge_spark.partition import End, Partition
 from bridge_spark.stream_config import (
     StreamConfig,
@@ -33,7 +33,6 @@ from bridge_spark.stream_config import (
     StreamLogError,
     partition_of,
 )
-from sessions.files import sync_directory
 from sessions.message import Message
 
 __all__ = ["StreamConfig", "StreamLogDamage", "StreamLogError", "StreamLogs", "partition_of"]
