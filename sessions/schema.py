@@ -12,6 +12,7 @@ last: a reader of the small columns never follows its overflow pages.
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from pathlib import Path
@@ -29,6 +30,8 @@ MIGRATION_SET = "sessions"
 OLDEST_SQLITE = (3, 33, 0)
 
 Migration = Callable[["Database"], None]
+
+logger = logging.getLogger(__name__)
 
 
 class StoreError(Exception):
@@ -136,8 +139,9 @@ def prepare(
         )
     if version == len(migrations):
         return
-    if tables:
-        _back_up(connection, f"{path}.v{version}.backup")
+    backup = f"{path}.v{version}.backup" if tables else ""
+    if backup:
+        _back_up(connection, backup)
     # Not before it is needed: it loads pandas where there is one.
     from sqlite_utils import Database, Migrations
 
@@ -149,6 +153,8 @@ def prepare(
         pending.apply(db)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {len(migrations)}")
+    if backup:
+        logger.info("event=store_migrated from=%d to=%d backup=%s", version, len(migrations), backup)
 
 
 def _back_up(connection: sqlite3.Connection, target: str) -> None:

@@ -119,6 +119,7 @@ def test_a_broker_goes_on_with_what_its_first_version_left(tmp_path: Path) -> No
     kept = Properties()
     kept.session_expiry_interval = 0xFFFFFFFF
     with BrokerProcess(tmp_path / "data") as broker:
+        assert f"event=store_migrated from=1 to={NEWEST} backup={database}.v1.backup" in broker.log
         with RawClient(broker.port) as away:
             assert away.connect("away", clean_start=False, properties=kept).session_present
             assert [away.take().payload for _ in range(4)] == [b"1", b"2", b"3", b"4"]
