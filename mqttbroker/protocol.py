@@ -168,8 +168,7 @@ class Protocol(Intake):
                     if byte >= 128 and shift > 21:
                         raise MQTTError(MALFORMED_PACKET, "Remaining Length of more than 4 bytes")
                 if byte >= 128:
-                    if not _LEGAL[self.state][first >> 4]:
-                        self._illegal(first >> 4)
+                    self._check_legal(first >> 4)
                     needed = body - position + 1
                     break
                 if byte == 0:
@@ -179,8 +178,7 @@ class Protocol(Intake):
                 raise MQTTError(PACKET_TOO_LARGE, f"packet of {end - position} bytes")
             if end > size:
                 needed = end - position
-                if not _LEGAL[self.state][first >> 4]:
-                    self._illegal(first >> 4)
+                self._check_legal(first >> 4)
                 if self.state == AWAIT_CONNECT and needed > self.terms.max_connect_size:
                     raise MQTTError(PACKET_TOO_LARGE, f"CONNECT of {needed} bytes")
                 break
@@ -207,14 +205,16 @@ class Protocol(Intake):
 
     # -- everything else ----------------------------------------------------
 
-    def _illegal(self, kind: int) -> None:
+    def _check_legal(self, kind: int) -> None:
+        """Raise `MQTTError` for a packet that a client may not send in this state."""
+        if _LEGAL[self.state][kind]:
+            return
         if self.state == AWAIT_CONNECT:
             raise MQTTError(PROTOCOL_ERROR, "the first packet is not CONNECT")
         raise MQTTError(PROTOCOL_ERROR, f"a client may not send packet type {kind} now")
 
     def _control(self, kind: int, flags: int, data: bytes, body: int, end: int) -> None:
-        if not _LEGAL[self.state][kind]:
-            self._illegal(kind)
+        self._check_legal(kind)
         packet = decode_body(kind, flags & self._flags, data, body, end, self.version)
         if kind == PINGREQ:
             self.send(b"\xd0\x00")
