@@ -68,7 +68,7 @@ test:
 	$(MAKE) --no-print-directory check
 	$(MAKE) --no-print-directory test-compiled
 	$(MAKE) --no-print-directory interop
-	$(MAKE) --no-print-directory test-plain
+	$(MAKE) --no-print-directory test-plain TESTED_BUILD=$(BUILD_KIND)
 
 # Clients of other hands: Python's from PyPI, MQTT.js from npm, mosquitto's commands and the Paho C library from Debian;
 # Node from PyPI where there is none.

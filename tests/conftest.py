@@ -15,6 +15,14 @@ if os.environ.get("PYTHONPATH"):
     os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spare the second run of `make test` what does not depend on the build."""
+    tested = os.environ.get("TESTED_BUILD")
+    for item in items:
+        if tested and item.get_closest_marker("one_build"):
+            item.add_marker(pytest.mark.skip(reason=f"ran against the {tested} build"))
+
+
 @pytest.fixture(scope="module")
 def broker() -> Iterator[BrokerProcess]:
     """A broker with default settings, shared by the tests of a module: use topics and client ids of your own."""

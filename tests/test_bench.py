@@ -19,6 +19,8 @@ import run  # noqa: E402
 import runner  # noqa: E402
 import scenarios  # noqa: E402
 
+pytestmark = pytest.mark.one_build
+
 OURS = {"MQTTBROKER": f"{sys.executable} -P -m mqttbroker"}
 TINY = "features-q1 retained100k v5-alias-q0 ws-q0 tls-q0 storm5000"
 

@@ -21,6 +21,8 @@ from bridge_spark.batch_table import BatchTable
 from bridge_spark.ingest import IngestError, TableProgress, Terminal, main, run
 from bridge_spark.ingest_config import ConfigError, load_config, parse_config
 
+pytestmark = pytest.mark.one_build
+
 __all__ = ["spark"]
 
 FAST = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
