@@ -60,9 +60,9 @@ class Group:
         self.name = name
         self.topic_filter = topic_filter
         self.members: List[Member] = []
-        self.turn = 0
-        # Where this is only the part that may read a topic, the group itself.
+        # Where this is only the part that may read a topic, the group itself; the turn is its.
         self.whole: Group = self
+        self.turn = 0
 
     @property
     def able(self) -> bool:
@@ -88,23 +88,25 @@ class Strategy:
         """The member that gets the next message of this topic; None if nobody can take it."""
         members = group.members
         count: int = len(members)
+        whole = group.whole
+        turn: int = whole.turn
         fallback: Optional[Member] = None
         offset: int = 0
         while offset < count:
-            member = members[(group.turn + offset) % count]
+            member = members[(turn + offset) % count]
             session = member.session
             outlet = session.outlet
             offset += 1
             if outlet is not None:
                 if outlet.ready and len(session.in_flight) < session.send_maximum:
-                    group.turn = (group.turn + offset) % count
+                    whole.turn = (turn + offset) % count
                     return member
                 if fallback is None or fallback.session.outlet is None:
                     fallback = member
             elif fallback is None and session.id != 0:
                 fallback = member
         if fallback is not None:
-            group.turn = (group.turn + 1) % count
+            whole.turn = (turn + 1) % count
         return fallback
 
 
@@ -146,14 +148,15 @@ class LeastLoaded(Strategy):
     def choose(self, group: Group, topic: str) -> Optional[Member]:
         members = _candidates(group)
         count: int = len(members)
+        whole = group.whole
         chosen: Optional[Member] = None
         offset: int = 0
         while offset < count:
-            member = members[(group.turn + offset) % count]
+            member = members[(whole.turn + offset) % count]
             offset += 1
             if chosen is None or member.session.queued_messages < chosen.session.queued_messages:
                 chosen = member
-        group.turn += 1
+        whole.turn += 1
         return chosen
 
 

@@ -73,6 +73,17 @@ def test_round_robin_goes_on_after_the_last_one_chosen() -> None:
     assert [chosen(strategy, group) for _ in range(5)] == [0, 2, 0, 2, 0]
 
 
+@pytest.mark.parametrize("make", [Strategy, LeastLoaded], ids=["round_robin", "least_loaded"])
+def test_turns_are_the_groups_where_only_a_part_of_it_may_read_a_topic(make: Callable[[], Strategy]) -> None:
+    strategy, group = make(), group_of(*[ABLE] * 4)
+    turns: Counter[int] = Counter()
+    for number in range(9):  # a topic each, as the router asks for it
+        readers = Group(group.name, group.topic_filter)
+        readers.whole, readers.members = group, group.members[1:]
+        turns[chosen(strategy, readers, f"t/{number}")] += 1
+    assert turns == {0: 3, 1: 3, 2: 3}
+
+
 def test_random_takes_what_it_is_given() -> None:
     numbers = iter([0.0, 0.999, 0.5, 0.34, 0.32])
     strategy, group = RandomMember(lambda: next(numbers)), group_of(ABLE, FULL, ABLE, ABLE)
