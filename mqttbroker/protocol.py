@@ -78,6 +78,9 @@ _LEGAL: Final = (
 # First bytes of the four acknowledgements, which need no decoding in their short form.
 _SHORT_ACKS: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
 
+# How the variable header of a CONNECT of version 5.0 begins.
+_CONNECT_5: Final = b"\x00\x04MQTT\x05"
+
 
 class Protocol(Intake):
     """One client's connection.  ``new_client_id`` gives an id to a client that brings none.
@@ -175,12 +178,11 @@ class Protocol(Intake):
                     raise MQTTError(MALFORMED_PACKET, "overlong Remaining Length")
             end: int = body + remaining
             if end - position > largest:
-                raise MQTTError(PACKET_TOO_LARGE, f"packet of {end - position} bytes")
+                raise _too_large(first, data, body, end - position)
             if end > size:
                 needed = end - position
                 self._check_legal(first >> 4)
-                if self.state == AWAIT_CONNECT and needed > self.terms.max_connect_size:
-                    raise MQTTError(PACKET_TOO_LARGE, f"CONNECT of {needed} bytes")
+                self._check_connect_size(first, data, body, needed)
                 break
             count += 1
             kind: int = first >> 4
@@ -196,12 +198,17 @@ class Protocol(Intake):
                 else:
                     self._acknowledgement(kind, packet_id, 0)
             else:
+                self._check_connect_size(first, data, body, end - position)
                 self._control(kind, first & 15, data, body, end)
             position = end
         self.outbound.stats.messages_received += count
         if position < size and self.state != CLOSED:
             self._partial += data[position:] if position else data
             self._needed = needed
+
+    def _check_connect_size(self, first: int, data: bytes, body: int, size: int) -> None:
+        if self.state == AWAIT_CONNECT and size > self.terms.max_connect_size:
+            raise _too_large(first, data, body, size)
 
     # -- everything else ----------------------------------------------------
 
@@ -359,3 +366,9 @@ class Protocol(Intake):
     def lost(self, why: str) -> None:
         """The socket is gone."""
         self.broker.clients.close(self, True, why)
+
+
+def _too_large(first: int, data: bytes, body: int, size: int) -> MQTTError:
+    """The error of a packet of ``size`` bytes; CONNACK tells it to a client that is seen to speak 5.0."""
+    level = 5 if first == 0x10 and data[body : body + len(_CONNECT_5)] == _CONNECT_5 else -1
+    return MQTTError(PACKET_TOO_LARGE, f"packet of {size} bytes", level)

@@ -204,6 +204,23 @@ def test_packets_larger_than_granted_end_the_connection(start_broker: Callable[.
         assert isinstance(packet, Disconnect) and packet.reason_code == 0x95
 
 
+@pytest.mark.parametrize("limit", ["max_connect_size", "max_packet_size"])
+@pytest.mark.parametrize("sent", [100, 301], ids=["cut", "whole"])
+@pytest.mark.parametrize("version, answers", [(4, []), (5, [0x95])])
+def test_a_connect_larger_than_the_limit_is_refused(
+    tmp_path: Path, limit: str, sent: int, version: int, answers: list[int]
+) -> None:
+    with Core(tmp_path, **{limit: 300}) as core:
+        for size, taken in ((300, True), (301, False)):
+            client = core.client(version)
+            data = Connect("c" * 200, version, True, 60, None, "u", b"").encode(version)
+            data = Connect("c" * 200, version, True, 60, None, "u", b"p" * (size - len(data))).encode(version)
+            assert len(data) == size
+            client.send(data[:sent], data[sent:]) if taken else client.send(data[:sent])
+            assert client.closed is not taken
+            assert [packet.reason_code for packet in client.arrived()] == ([0] if taken else answers)
+
+
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("kept", [0, 60])
 def test_messages_larger_than_the_client_takes_are_left_out(tmp_path: Path, qos: int, kept: int) -> None:
