@@ -87,7 +87,7 @@ class Intake(Connection):
                 raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")  # [MQTT-3.3.2-8]
         broker = self.broker
         route = broker.router.cache.get(topic)
-        if route is None:
+        if route is None or route.seen != broker.router.changed:
             route = broker.router.route(topic)
         stats = self.outbound.stats
         stats.publish_received += 1

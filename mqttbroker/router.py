@@ -1,13 +1,16 @@
 """Routing: from a topic's bytes to everyone who is owed the message.
 
 The rule kept here: the route of a topic says at any moment what the trie would
-say.  Routes are cached by the topic's bytes; a subscription that changes takes
-out of the cache the topics its filter matches, and no others.  The cache is
-bounded; the oldest routes leave first.
+say.  Routes are cached by the topic's bytes.  A subscription that changes is
+noted, at the cost of its levels and however many routes it concerns; a route
+older than a note is looked at when it is used next, and built again only if a
+filter that changed since matches its topic.  The cache is bounded; the oldest
+routes leave first.
 """
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Dict, Final, List, Optional, cast
 from zlib import crc32
 
@@ -17,10 +20,10 @@ from mqttbroker.properties import text_of
 from mqttbroker.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, MQTTError
 from sessions.session import NO_LOCAL, Session, Subscription
 from topic_matcher.filters import has_wildcard, is_valid_topic, parse_shared
-from topic_matcher.topic_tree import TopicTree
 from topic_matcher.trie import SubscriptionTrie
 
-FORGET_ROUTES: Final = 2000  # cached routes that one subscription may take out one by one
+CHANGES: Final = 2048  # filters whose last change is known for certain
+EVICTED: Final = 256  # routes that leave a full cache at once, of a large one
 
 
 class StreamRule:
@@ -47,6 +50,7 @@ class Route:
     def __init__(self, topic: str, topic_bytes: bytes) -> None:
         self.topic = topic
         self.topic_bytes = topic_bytes
+        self.seen = 0  # the last change of a wildcard filter that it takes into account
         # The broker's own, and what is no topic but the form of a subscription: no client publishes to it.
         self.reserved = topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith("$share/")
         self.targets: List[Target] = []
@@ -71,8 +75,53 @@ class Route:
         return bool(self.targets) or bool(self.groups) or bool(self.streams)
 
 
+class Changes:
+    """The wildcard filters that changed last, with the numbers of their last changes.
+
+    Numbers ascend.  Of ``capacity`` filters at least the last changes are known, of twice
+    as many at most.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._unknown = 0  # whatever changed up to here is not known
+        self._earlier = SubscriptionTrie()  # what changed up to ``_turn``
+        self._turn = 0
+        self._later = SubscriptionTrie()
+
+    def note(self, topic_filter: str, number: int) -> None:
+        if len(self._later) >= self.capacity:
+            self._unknown = self._turn
+            self._earlier = self._later
+            self._turn = number - 1
+            self._later = SubscriptionTrie()
+        self._later.insert(topic_filter, "", number)
+
+    def forget(self, number: int) -> None:
+        """Everything may have changed at ``number``."""
+        self._unknown = self._turn = number
+        self._earlier = SubscriptionTrie()
+        self._later = SubscriptionTrie()
+
+    def since(self, seen: int, topic: str) -> bool:
+        """Whether a filter that matches the topic may have changed after the change ``seen``."""
+        if seen < self._unknown:
+            return True
+        for number in self._later.match(topic):
+            if cast(int, number) > seen:
+                return True
+        if seen < self._turn:
+            for number in self._earlier.match(topic):
+                if cast(int, number) > seen:
+                    return True
+        return False
+
+
 class Router:
-    """Subscriptions and the cache of routes."""
+    """Subscriptions and the cache of routes.
+
+    A route taken out of ``cache`` is right only if its ``seen`` is ``changed``; `route` sees to that.
+    """
 
     def __init__(
         self,
@@ -91,7 +140,8 @@ class Router:
         self.rules: Optional[Rules] = None  # where not everybody may read everything
         self.groups: Dict[str, Group] = {}
         self._trie = SubscriptionTrie()
-        self._cached = TopicTree()
+        self.changed = 0  # how often a wildcard filter has changed
+        self._changes = Changes(CHANGES)
         self._stream_trie = SubscriptionTrie()
         for rule in streams:
             for topic_filter in rule.filters:
@@ -106,6 +156,12 @@ class Router:
         """The route of a topic name as it stands on the wire; MQTTError if it is none."""
         route = self.cache.get(topic_bytes)
         if route is not None:
+            if route.seen != self.changed:
+                if self._changes.since(route.seen, route.topic):
+                    route = self._build(route.topic, topic_bytes)
+                    self.cache[topic_bytes] = route
+                else:
+                    route.seen = self.changed
             return route
         topic = text_of(topic_bytes)
         if not is_valid_topic(topic):
@@ -118,7 +174,6 @@ class Router:
         if len(self.cache) >= self.cache_size:
             self._evict()
         self.cache[topic_bytes] = route
-        self._cached.set(topic, route)
         return route
 
     def subscribe(self, subscription: Subscription) -> None:
@@ -168,43 +223,35 @@ class Router:
         return group if rules is None else _readers(group, rules, topic)
 
     def _forget(self, topic_filter: str) -> None:
-        """Drop the cached routes that a change of this filter touches."""
-        if not has_wildcard(topic_filter):
-            route = self._cached.pop(topic_filter)
-            if route is not None:
-                del self.cache[cast(Route, route).topic_bytes]
+        """The cached routes that a change of this filter touches do not count any more."""
+        if not self.cache:
             return
-        scan = self._cached.scan(topic_filter)
-        touched = scan.take_within(FORGET_ROUTES, 4 * FORGET_ROUTES)
-        if not scan.done:
-            # So many that it is cheaper for everybody to begin anew.
-            self.cache = {}
-            self._cached = TopicTree()
-            return
-        for topic, value in touched:
-            self._cached.pop(topic)
-            del self.cache[cast(Route, value).topic_bytes]
+        if has_wildcard(topic_filter):
+            self.changed += 1
+            self._changes.note(topic_filter, self.changed)
+        else:
+            self.cache.pop(topic_filter.encode("utf-8"), None)
 
     def forget(self, session: Session) -> None:
-        """Drop the cached routes that may name a session: what it may read has changed."""
+        """Have the routes that may name a session built again: what it may read has changed."""
         for subscription in session.subscriptions.values():
             shared = parse_shared(subscription.topic_filter)
             self._forget(subscription.topic_filter if shared is None else shared[1])
 
     def forget_all(self) -> None:
-        """Drop all cached routes: who may read what has changed."""
-        self.cache.clear()
-        self._cached = TopicTree()
+        """Have all routes built again: who may read what has changed."""
+        self.changed += 1
+        self._changes.forget(self.changed)
 
     def _evict(self) -> None:
-        """Make room: the oldest sixteenth goes."""
-        oldest = list(self.cache)[: max(1, self.cache_size // 16)]
+        """Make room: the oldest go, at most a sixteenth."""
+        oldest = list(islice(self.cache, min(max(1, self.cache_size // 16), EVICTED)))
         for topic_bytes in oldest:
-            route = self.cache.pop(topic_bytes)
-            self._cached.pop(route.topic)
+            del self.cache[topic_bytes]
 
     def _build(self, topic: str, topic_bytes: bytes) -> Route:
         route = Route(topic, topic_bytes)
+        route.seen = self.changed
         targets: Dict[Session, Target] = {}
         limited: Dict[Session, bool] = {}
         rules = self.rules

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqttbroker.groups import Strategy
 from mqttbroker.reason_codes import MQTTError
-from mqttbroker.router import Router, StreamRule
+from mqttbroker.router import CHANGES, EVICTED, Changes, Router, StreamRule
 from sessions.journal import Journal
 from sessions.session import NO_LOCAL, Session, Subscription
 from sessions.shelf import Limits, Shelf
@@ -130,3 +130,54 @@ def test_streams_are_part_of_a_route_once() -> None:
     assert sorted(sinks) == ["c", "s"] and sinks["c"] == -1 and 0 <= sinks["s"] < 4
     assert len(router.route(b"a/1").streams) == 2
     assert [sink.rule.name for sink in router.route(b"b").streams] == ["c"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("note note ask ask forget".split()), FILTER, TOPIC, st.integers(0, 9)), max_size=20))
+def test_no_change_since_is_never_said_in_error(steps: list[tuple[str, str, str, int]]) -> None:
+    changes = Changes(1)
+    noted: list[tuple[int, str]] = []
+    number = 0
+    for step, topic_filter, topic, seen in steps:
+        if step == "ask":
+            later = [(count, name) for count, name in noted if count > seen]
+            concerned = any(matches(name, topic) for _, name in later)
+            assert changes.since(seen, topic) or not concerned
+            if len(later) <= 1 and all(name != "#" or topic[0] == "$" for _, name in later):
+                assert changes.since(seen, topic) == concerned
+            continue
+        number += 1
+        if step == "note":
+            changes.note(topic_filter, number)
+            noted.append((number, topic_filter))
+        else:
+            changes.forget(number)
+            noted += [(number, "#"), (number, "$s/#")]
+
+
+def test_a_storm_of_wildcards_leaves_the_routes_that_it_does_not_concern() -> None:
+    router = make(cache_size=1000)
+    routes = {topic: router.route(topic) for topic in (f"hot/{number}".encode() for number in range(500))}
+    for number in range(3 * CHANGES):
+        subscription = Subscription(session("s"), f"other/{number}/#", 0, 0)
+        router.subscribe(subscription)
+        router.unsubscribe(subscription)
+        topic = f"hot/{number % 500}".encode()
+        assert router.route(topic) is routes[topic]
+
+
+def test_a_full_cache_loses_its_oldest_routes_and_few_at_once() -> None:
+    size = 32 * EVICTED
+    router = make(cache_size=size)
+    for number in range(size + 1):
+        router.route(f"t/{number}".encode())
+    assert len(router.cache) == size + 1 - EVICTED
+    assert b"t/%d" % (EVICTED - 1) not in router.cache and b"t/%d" % EVICTED in router.cache
+
+
+def test_changes_are_known_for_as_many_filters_as_there_is_room() -> None:
+    changes = Changes(2)
+    for number, topic_filter in enumerate(("a/#", "b/+", "c/#", "d/#", "e/#"), 1):
+        changes.note(topic_filter, number)
+    asked = [(1, "z"), (2, "z"), (2, "c/1"), (3, "c/1"), (3, "d/1"), (4, "e/1"), (5, "e/1")]
+    assert [changes.since(seen, topic) for seen, topic in asked] == [True, False, True, False, True, True, False]
