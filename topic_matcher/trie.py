@@ -170,63 +170,69 @@ class SubscriptionTrie:
         A subscriber with two matching filters is there twice.
         """
         found: list[object] = []
-        size = len(topic)
         root = self._root
         if root.exact is not None:
             _collect(found, root.exact.get(topic))
-        nodes: list[_Node] = []
-        positions: list[int] = []
-        if root.prefixes is not None:
-            _follow(root, topic, 0, found, nodes, positions)
-        if topic[0] != "$":  # [MQTT-4.7.2-1]
+        plain = topic[0] != "$"  # [MQTT-4.7.2-1]
+        if plain and root.rest is not None:
             _collect(found, root.rest)
-            if root.plus is not None:
-                nodes.append(root.plus)
-                positions.append(_next_level(topic, 0))
+        plus = root.plus if plain else None
+        if root.prefixes is None and plus is None:
+            return found
+        # Where each level begins, and where one more would.
+        starts: list[int] = [0]
+        start = 0
+        for level in topic.split("/"):
+            start += len(level) + 1
+            starts.append(start)
+        end = len(starts) - 1
+        # The nodes to walk, and how many levels are matched at each.
+        nodes: list[_Node] = []
+        depths: list[int] = []
+        if root.prefixes is not None:
+            _follow(root, topic, starts, 0, found, nodes, depths)
+        if plus is not None:
+            nodes.append(plus)
+            depths.append(1)
         while nodes:
             node = nodes.pop()
-            pos = positions.pop()
-            _collect(found, node.rest)
-            if pos > size:
-                _collect(found, node.here)
+            depth = depths.pop()
+            if node.rest is not None:
+                _collect(found, node.rest)
+            if depth == end:
+                if node.here is not None:
+                    _collect(found, node.here)
                 continue
             if node.exact is not None:
-                _collect(found, node.exact.get(topic[pos:]))
+                _collect(found, node.exact.get(topic[starts[depth] :]))
             if node.prefixes is not None:
-                _follow(node, topic, pos, found, nodes, positions)
+                _follow(node, topic, starts, depth, found, nodes, depths)
             if node.plus is not None:
                 nodes.append(node.plus)
-                positions.append(_next_level(topic, pos))
+                depths.append(depth + 1)
         return found
 
 
-def _next_level(topic: str, pos: int) -> int:
-    """Where the level after the one at ``pos`` begins; beyond the end if it was the last."""
-    slash = topic.find("/", pos)
-    return len(topic) + 1 if slash < 0 else slash + 1
-
-
-def _follow(node: _Node, topic: str, pos: int, found: list[object], nodes: list[_Node], positions: list[int]) -> None:
-    """Look up the literal prefixes of ``topic[pos:]``: leaves into ``found``, nodes to walk."""
+def _follow(
+    node: _Node, topic: str, starts: list[int], matched: int, found: list[object], nodes: list[_Node], depths: list[int]
+) -> None:
+    """Look up the literal prefixes of what follows ``matched`` levels: leaves into ``found``, nodes to walk."""
     prefixes = node.prefixes
-    depths = node.depths
-    assert prefixes is not None and depths is not None
-    start = pos
-    size = len(topic)
-    for depth in range(1, len(depths)):
-        after = _next_level(topic, pos)
-        if depths[depth]:
+    sizes = node.depths
+    assert prefixes is not None and sizes is not None
+    start = starts[matched]
+    for size in range(1, min(len(sizes), len(starts) - matched)):
+        if sizes[size]:
+            after = starts[matched + size]
             child = prefixes.get(topic[start : after - 1])
-            if child is not None:
-                if isinstance(child, _Leaf):
-                    if matches_from(child.suffix, 0, topic, after):
-                        found.append(child.value)
-                else:
-                    nodes.append(child)
-                    positions.append(after)
-        if after > size:
-            return
-        pos = after
+            if child is None:
+                continue
+            if isinstance(child, _Leaf):
+                if child.suffix == "#" or matches_from(child.suffix, 0, topic, after):
+                    found.append(child.value)
+            else:
+                nodes.append(child)
+                depths.append(matched + size)
 
 
 def _insert(node: _Node, topic_filter: str, pos: int, subscriber: object, value: object) -> bool:
