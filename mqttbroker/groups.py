@@ -32,8 +32,9 @@ class Target:
         self.subscription_ids: bytes = b""
         self.retain_as_published = False
         self.plain = True
-        # What the session gets of its own messages [MQTT-3.8.3-3].
-        self.own: Optional[Target] = self
+        # What the session gets of its own messages, if that is less [MQTT-3.8.3-3].
+        self.own_differs = False
+        self.own: Optional[Target] = None
 
     def merge(self, subscription: Subscription) -> None:
         self.qos = max(self.qos, subscription.qos)

@@ -183,7 +183,7 @@ class Intake(Connection):
             if outlet is None:
                 continue
             connection = cast(Connection, outlet)
-            if target.session is session and target.own is not target:
+            if target.session is session and target.own_differs:
                 own = target.own
                 if own is None:
                     continue
@@ -225,7 +225,7 @@ class Intake(Connection):
         outgoing: Optional[Outgoing] = None
         for target in route.targets:
             receiver = target.session
-            if receiver is session and target.own is not target:
+            if receiver is session and target.own_differs:
                 own = target.own
                 if own is None:
                     continue

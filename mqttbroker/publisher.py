@@ -56,7 +56,7 @@ class Publisher:
         ``gate`` stays shut until all that must be kept of it is on disk.
         """
         for target in route.targets:
-            if target.session is origin and target.own is not target:
+            if target.session is origin and target.own_differs:
                 own = target.own
                 if own is not None:
                     self.deliver(own, message, outgoing, gate)
@@ -79,7 +79,7 @@ class Publisher:
         waiting: bool = False
         for target in route.targets:
             session = target.session
-            if session is origin and target.own is not target:
+            if session is origin and target.own_differs:
                 own = target.own
                 if own is None:
                     continue

@@ -276,7 +276,9 @@ class Router:
             if subscription.options & NO_LOCAL:
                 limited[session] = True
         for session in limited:
-            targets[session].own = _without_no_local(session, matched)
+            target = targets[session]
+            target.own_differs = True
+            target.own = _without_no_local(session, matched)
         route.targets = list(targets.values())
         for value in self._stream_trie.match(topic):
             rule = cast(StreamRule, value)

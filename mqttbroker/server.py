@@ -53,7 +53,11 @@ from sessions.write_set import Page, WriteSet
 log = logging.getLogger("mqttbroker")
 
 TICK = 0.25  # seconds between looks at keep alives, wills and expiries
-GC_THRESHOLDS = (50_000, 50, 100)
+# Young objects are looked through 10,000 at a time and again at 60,000, each some milliseconds. A look through all
+# takes as long as there are objects: it is due after GC_FULL looks at the young ones and made when nobody waits, or
+# when ten times as much is due.
+GC_FULL = 100
+GC_THRESHOLDS = (10_000, 5, 10 * GC_FULL)
 QUEUE_FULL = {"drop_newest": DROP_NEWEST, "drop_oldest": DROP_OLDEST, "refuse": REFUSE}
 STRATEGIES: Dict[str, Callable[[], Strategy]] = {
     "round_robin": Strategy,
@@ -203,13 +207,22 @@ class Server:
         self.stored.set()
 
     async def _ticking(self) -> None:
+        heard = 0
         while True:
             await asyncio.sleep(TICK)
             try:
                 self.turn.tick()
+                heard = self._collect_if_idle(heard)
             except Exception:
                 # A defect must not end keep alive, wills and expiry for everybody.
                 log.exception("event=defect in=tick")
+
+    def _collect_if_idle(self, heard: int) -> int:
+        """Look for cycles among all objects if that is due and no byte came since ``heard`` had; all that came."""
+        received: int = self.broker.outbound.stats.bytes_received
+        if received == heard and gc.get_count()[2] >= GC_FULL:
+            gc.collect()
+        return received
 
     async def _speaking(self) -> None:
         topics = SysTopics(self.metrics, self.settings.sys_interval)
@@ -416,7 +429,6 @@ def serve(settings: Settings, reread: Callable[[], Settings]) -> int:
         server.load()
         gc.freeze()
         gc.enable()
-        # Messages come and go without cycles, so a full collection is rarely worth its pause.
         gc.set_threshold(*GC_THRESHOLDS)
         await server.run()
 

@@ -88,6 +88,8 @@ class Turn:
 
 
 def _flush(connection: Connection) -> None:
+    if connection.wire is None:
+        return
     wire: Wire = connection.wire
     transport = wire.transport
     if connection.state == CLOSED:
@@ -178,16 +180,19 @@ class Wire:
         self.closing = True
         if self.linger is not None:
             self.linger.cancel()
+            self.linger = None
         if self.counted:
             self.counted = False
             self.entrance.clients -= 1
         self.lost(f"connection lost: {error}" if error else "closed by the client")
+        # Nothing may be left that only a collection of cycles would find: it stops the loop for everybody.
+        self.protocol.wire = None
+        self.transport = None
 
     def lost(self, why: str) -> None:
         """Nothing more will come from the client."""
         self.turn.tell_time()
         self.protocol.lost(why)
-        # The garbage collector comes by too rarely to wait for it with this.
         self.protocol.release()
 
     def refuse(self, reason_code: int, detail: str) -> None:
