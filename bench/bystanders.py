@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""What well-behaved clients notice of one that is not: 50 pairs at 20 messages per second beside each kind of abuse.
+
+    python bench/bystanders.py [--seconds 10] [--rounds 3] [--retained 1000000] [NAME ...]
+
+Rule: quiet runs stand between the others on the same broker, so that what else the machine does strikes all; a figure
+is the median over the rounds. Latency is of the bystanders; a hold is the CPU time for which the broker's loop served
+nobody else (bench/probe.py). BENCH_SOURCE names another tree of the broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Optional
+
+import pauses
+import runner
+
+BYSTANDERS = "--scenario p2p --publishers 50 --subscribers 50 --rate 20 --qos 1".split()
+USER = "slow"
+
+
+def framed(first: int, body: bytes) -> bytes:
+    size, length = len(body), bytearray()
+    while True:
+        length.append(size & 127 | (128 if size > 127 else 0))
+        size >>= 7
+        if not size:
+            return bytes((first,)) + bytes(length) + body
+
+
+def text(value: str) -> bytes:
+    return len(value).to_bytes(2, "big") + value.encode()
+
+
+def publish(topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> bytes:
+    return framed(0x30 | qos << 1 | retain, text(topic) + (b"\0\1" if qos else b"") + payload)
+
+
+def subscribe(topic_filter: str, qos: int = 0) -> bytes:
+    return framed(0x82, b"\0\1" + text(topic_filter) + bytes((qos,)))
+
+
+def client(port: int, name: str, buffer: int = 0, connect: Optional[bytes] = None) -> socket.socket:
+    """A 3.1.1 connection that has its CONNACK, or that has sent ``connect`` and waits for nothing."""
+    line = socket.socket()
+    if buffer:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    line.connect(("127.0.0.1", port))
+    line.settimeout(1)
+    line.sendall(connect or framed(0x10, text("MQTT") + b"\x04\x02\0\0" + text(name)))
+    if connect is None:
+        line.recv(4, socket.MSG_WAITALL)
+    return line
+
+
+# --- abuse: each goes on until it is told to end, and says what it did ----------------------------------------------
+
+
+def deaf(port: int, ended: threading.Event, qos: int) -> str:
+    """A subscriber stops reading, and is sent 8 MB a second."""
+    reader = client(port, f"deaf{qos}", 4096)
+    reader.sendall(subscribe("deaf/#", qos))
+    writer = client(port, f"loud{qos}")
+    chunk = publish("deaf/1", b"x" * 4096, qos) * 20
+    sent = waits = 0
+    while not ended.wait(0.01):
+        try:
+            writer.sendall(chunk)
+            sent += len(chunk)
+            if qos:
+                writer.recv(1 << 16)
+        except TimeoutError:
+            waits += 1
+    reader.close()
+    writer.close()
+    return f"sent {sent / 1e6:.0f} MB, held up {waits} s"
+
+
+def greedy(port: int, ended: threading.Event, topic_filter: str) -> str:
+    """A client asks for everything retained, over and over, as fast as it can read."""
+    times = size = 0
+    while not ended.is_set():
+        line = client(port, f"greedy{times}")
+        line.sendall(subscribe(topic_filter))
+        with suppress(TimeoutError):
+            while not ended.is_set():
+                size += len(line.recv(1 << 20))
+        line.close()
+        times += 1
+    return f"took {size / 1e6:.0f} MB in {times} subscriptions"
+
+
+def heavy(port: int, ended: threading.Event) -> str:
+    """Packets of 10 MB from one client to one that reads, one after the other."""
+    reader = client(port, "heavy-reader")
+    reader.sendall(subscribe("heavy/#", 1))
+    writer = client(port, "heavy-writer")
+    packet = publish("heavy/1", b"x" * 10_000_000, 1)
+    writer.settimeout(30)
+    reader.settimeout(30)
+    sent = 0
+
+    def read() -> None:
+        seen = 0
+        with suppress(OSError):
+            while True:
+                got = len(reader.recv(1 << 20))
+                if not got:
+                    return
+                seen += got
+                if seen >= len(packet):
+                    seen -= len(packet)
+                    reader.sendall(b"\x40\x02" + (sent % 1000 + 1).to_bytes(2, "big"))
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    while not ended.is_set():
+        writer.sendall(packet)
+        writer.recv(4, socket.MSG_WAITALL)
+        sent += 1
+    for line in (writer, reader):
+        line.shutdown(socket.SHUT_RDWR)
+        line.close()
+    return f"{sent} packets"
+
+
+def hung(port: int, ended: threading.Event) -> str:
+    """Logins that take a second of hashing each, 100 at a time, and 100 SCRAM exchanges left half way."""
+    login = framed(0x10, text("MQTT") + b"\x04\xc2\0\0" + text("") + text(USER) + text("guess"))
+    scram = b"\x15" + text("SCRAM-SHA-256") + b"\x16" + text(f"n,,n={USER},r=abcdefgh")
+    half = framed(0x10, text("MQTT") + b"\x05\x02\0\0" + bytes((len(scram),)) + scram + text("half"))
+    lines = []
+    rounds = 0
+    while True:
+        lines = [client(port, "", connect=packet) for _ in range(100) for packet in (login, half)]
+        rounds += 1
+        if ended.wait(2):
+            break
+        for line in lines:
+            line.close()
+    return f"{len(lines) * rounds} clients"
+
+
+ABUSES: dict[str, tuple[str, Callable[[int, threading.Event], str]]] = {
+    "deaf-q0": ("a subscriber that stops reading, QoS 0", lambda port, ended: deaf(port, ended, 0)),
+    "deaf-q1": ("a subscriber that stops reading, QoS 1", lambda port, ended: deaf(port, ended, 1)),
+    "hash": ("`#` over all retained", lambda port, ended: greedy(port, ended, "#")),
+    "plus": ("`a/+/b` over all retained", lambda port, ended: greedy(port, ended, "a/+/b")),
+    "heavy": ("packets of 10 MB", heavy),
+    "hung": ("logins that hash for long, SCRAM half way", hung),
+}
+
+
+# --- runs -----------------------------------------------------------------------------------------------------------
+
+
+def fill(port: int, count: int) -> float:
+    """Retain so many messages at a/N/b; seconds."""
+    start = time.monotonic()
+    line = client(port, "filler")
+    line.settimeout(300)
+    for low in range(0, count, 10_000):
+        numbers = range(low, min(count, low + 10_000))
+        line.sendall(b"".join(publish(f"a/{number}/b", b"retained", retain=True) for number in numbers))
+    line.sendall(b"\xc0\0")
+    line.recv(2, socket.MSG_WAITALL)
+    line.close()
+    return time.monotonic() - start
+
+
+def settle(broker: pauses.Probed) -> None:
+    """Wait until the broker has nothing left to do."""
+    used = broker.cpu()
+    while True:
+        time.sleep(1)
+        before, used = used, broker.cpu()
+        if used - before < 0.1:
+            return
+
+
+def slow_password(directory: Path) -> Path:
+    """A password file whose only hash takes about a second, and lets nobody in."""
+    import base64
+    import hashlib
+
+    start = time.process_time()
+    hashlib.pbkdf2_hmac("sha512", b"x", b"y", 100_000)
+    rounds = int(100_000 / (time.process_time() - start))
+    blank = [base64.b64encode(bytes(size)).decode() for size in (12, 64)]
+    path = directory / "passwords"
+    path.write_text(f"{USER}:$7${rounds}${blank[0]}${blank[1]}\n", encoding="ascii")
+    path.chmod(0o600)
+    return path
+
+
+class Runs:
+    def __init__(self, broker: pauses.Probed, seconds: float) -> None:
+        self.broker = broker
+        self.seconds = seconds
+        self.program = runner.build_generator().command
+        self.latencies: dict[str, list[tuple[float, float]]] = {}
+        self.times: dict[str, list[tuple[float, float]]] = {}
+        self.said: dict[str, str] = {}
+
+    def one(self, name: str) -> None:
+        """The bystanders, quiet or beside one abuse."""
+        settle(self.broker)
+        ended = threading.Event()
+        said: list[str] = []
+        abuse = None
+        if name:
+            abuse = threading.Thread(target=lambda: said.append(ABUSES[name][1](self.broker.port, ended)), daemon=True)
+            abuse.start()
+            time.sleep(1)
+        start = time.monotonic()
+        found = pauses.load(self.program, self.broker, [*BYSTANDERS, "--duration", str(self.seconds)])
+        self.times.setdefault(name, []).append((start, time.monotonic()))
+        ended.set()
+        if abuse is not None:
+            abuse.join(60)
+        self.said[name] = said[0] if said else ""
+        latency = found["latency_us"]
+        assert isinstance(latency, dict)
+        self.latencies.setdefault(name, []).append((latency["p50"] / 1000, latency["p99"] / 1000))
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ABUSES))
+    options.add_argument("--seconds", type=float, default=10)
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--retained", type=int, default=1_000_000)
+    given = options.parse_args()
+    names = given.names or list(ABUSES)
+    with tempfile.TemporaryDirectory() as directory:
+        passwords = slow_password(Path(directory))
+        settings = {"MQTTBROKER_ALLOW_ANONYMOUS": "true", "MQTTBROKER_PASSWORD_FILE": str(passwords)}
+        settings["MQTTBROKER_LIMITS__MAX_RETAINED_MESSAGES"] = "2000000"
+        broker = pauses.Probed(Path(directory), settings)
+        start = time.monotonic()
+        took = fill(broker.port, given.retained)
+        filled = (start, time.monotonic())
+        runs = Runs(broker, given.seconds)
+        for _ in range(given.rounds):
+            for name in names:
+                runs.one("")
+                runs.one(name)
+        events = broker.end()
+    print(f"{given.retained} retained in {took:.1f} s\n\n| beside | p50 ms | p99 ms | p99 to quiet | longest hold ms | |")
+    print("| --- | ---: | ---: | ---: | ---: | --- |")
+    quiet = statistics.median(p99 for _, p99 in runs.latencies[""])
+    for name, rows in runs.latencies.items():
+        p50, p99 = (statistics.median(column) for column in zip(*rows))
+        holds = [took for low, high in runs.times[name] for kind, when, took in events if low <= when <= high and kind == "hold"]
+        what = ABUSES[name][0] if name else "nothing"
+        print(f"| {what} | {p50:.2f} | {p99:.2f} | {p99 / quiet:.2f} | {max(holds, default=0):.1f} | {runs.said[name]} |")
+    pauses.show("while the retained messages came", pauses.histogram(events, *filled))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""How long the event loop and the garbage collector hold up everybody, with 10,000 clients at half load.
+
+    python bench/pauses.py [--clients 10000] [--rate 10000] [--seconds 60] [--qos 0]
+
+Rule: the figures are CPU time of the broker's loop, told by bench/probe.py, so that other load on the machine makes
+no pauses; the broker's own share of a core and the clients' latencies stand beside them. ``--rate`` is messages per
+second in all; half load is where the share is about a half. BENCH_SOURCE names another tree of the broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import runner
+
+HERE = Path(__file__).resolve().parent
+BOUNDS = (1, 2, 5, 10, 20, 50, 100, 1e9)  # milliseconds
+
+
+class Probed:
+    """The broker under its probe, in a directory of its own, with further settings from the environment."""
+
+    def __init__(self, directory: Path, settings: dict[str, str]) -> None:
+        self.events = directory / "events.json"
+        self.port = runner.free_port()
+        command = [sys.executable, "-P", str(HERE / "probe.py"), "serve", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--http-port", "off", "--data-dir", str(directory / "data"), "--log-level", "error"]
+        self.process = subprocess.Popen(command, env={**runner.os.environ, "BENCH_PROBE": str(self.events), **settings}, cwd=directory)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                runner.socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline or self.process.poll() is not None:
+                    raise SystemExit("the broker does not start") from None
+                time.sleep(0.02)
+
+    def cpu(self) -> float:
+        """CPU seconds of the whole process so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / runner.os.sysconf("SC_CLK_TCK")
+
+    def end(self) -> list[tuple[str, float, float]]:
+        self.process.terminate()
+        self.process.wait(60)
+        return [(kind, when, took) for kind, when, took in json.loads(self.events.read_text(encoding="ascii"))]
+
+
+def histogram(events: list[tuple[str, float, float]], start: float, end: float) -> dict[str, list[float]]:
+    """The milliseconds of each kind within a time, sorted."""
+    found: dict[str, list[float]] = {}
+    for kind, when, took in events:
+        if start <= when <= end:
+            found.setdefault(kind, []).append(took)
+    return {kind: sorted(took) for kind, took in sorted(found.items())}
+
+
+def show(what: str, found: dict[str, list[float]]) -> None:
+    print(f"\n{what}\n\n| milliseconds | " + " | ".join(found) + " |\n| --- | " + " | ".join("---:" for _ in found) + " |")
+    low = 0.0
+    for bound in BOUNDS:
+        counts = [sum(low <= took < bound for took in row) for row in found.values()]
+        if any(counts):
+            print(f"| {low:g} to {bound:g} | " + " | ".join(map(str, counts)) + " |")
+        low = bound
+    print("| longest | " + " | ".join(f"{row[-1]:.1f}" for row in found.values()) + " |", flush=True)
+
+
+def load(program: list[str], broker: Probed, arguments: list[str]) -> dict[str, object]:
+    done = subprocess.run([*program, "--port", str(broker.port), *arguments], capture_output=True, text=True)
+    if not done.stdout:
+        raise SystemExit(f"mqtt_load: {done.stderr.strip()[-300:]}")
+    found: dict[str, object] = json.loads(done.stdout)
+    return found
+
+
+def main(probed: Callable[[Path, dict[str, str]], Probed] = Probed) -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--clients", type=int, default=10_000)
+    options.add_argument("--rate", type=float, default=10_000)
+    options.add_argument("--seconds", type=float, default=60)
+    options.add_argument("--qos", default="0")
+    given = options.parse_args()
+    pairs = given.clients // 2
+    program = runner.build_generator().command
+    with tempfile.TemporaryDirectory() as name:
+        broker = probed(Path(name), {})
+        start, used = time.monotonic(), broker.cpu()
+        arguments = ["--scenario", "p2p", "--publishers", str(pairs), "--subscribers", str(pairs), "--qos", given.qos]
+        found = load(program, broker, [*arguments, "--rate", str(given.rate / pairs), "--duration", str(given.seconds)])
+        end, used = time.monotonic(), broker.cpu() - used
+        events = broker.end()
+    print(json.dumps({key: found.get(key) for key in ("ok", "delivered_per_s", "latency_us")}))
+    print(f"the broker used {used / (end - start):.0%} of a core")
+    show(f"{given.clients} clients come", histogram(events, start, end - given.seconds))
+    show(f"{given.seconds:g} s of {given.rate:g} messages per second", histogram(events, end - given.seconds, end))
+
+
+if __name__ == "__main__":
+    main()
