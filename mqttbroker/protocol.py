@@ -138,7 +138,7 @@ class Protocol(Intake):
 
     def resume(self) -> None:
         """Go on with what arrived while the connection was `CONNECTING`."""
-        if self._partial and self.state == CONNECTED:
+        if len(self._partial) >= self._needed and self.state == CONNECTED:
             data = bytes(self._partial)
             self._partial = bytearray()
             try:

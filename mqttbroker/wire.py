@@ -2,7 +2,8 @@
 
 The rule kept here: all that a turn of the loop produced leaves in one write per
 connection and one write set for the store; a connection whose socket is full,
-or whose input must wait, costs the others nothing.
+or whose input must wait, costs the others nothing; who sends much is heard for
+`SHARE` seconds, then everybody else is.
 
 `Wire` is an asyncio protocol by shape, not by inheritance, so that it compiles
 to a native class.  Its transport too is one by shape: a socket's, or what
@@ -22,6 +23,8 @@ from mqttbroker.protocol import Protocol
 
 log = logging.getLogger("mqttbroker")
 
+SLICE: Final = 16_384  # bytes that are taken without a look at the clock
+SHARE: Final = 0.002  # seconds in which more than that is taken from one client in a turn
 LINGER: Final = 5.0  # seconds a closed connection may take to accept its last bytes
 
 
@@ -109,6 +112,8 @@ def _flush(connection: Connection) -> None:
         transport.resume_reading()
         wire.protocol.resume()
         wire.check_blocked()
+        if wire.rest and not wire.paused:
+            wire.go_on(wire.turn.tell_time())
 
 
 class Wire:
@@ -127,6 +132,7 @@ class Wire:
         self.closing = False
         self.paused = False
         self.linger: Any = None
+        self.rest: bytes = b""  # what came and was not taken in yet
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -140,9 +146,35 @@ class Wire:
     def data_received(self, data: bytes) -> None:
         if self.closing:
             return
+        now = self.turn.tell_time()
+        if len(data) <= SLICE and not self.rest:
+            self.take(data, now)
+            return
+        self.rest += data
+        if not self.paused:
+            self.go_on(now)
+
+    def go_on(self, now: float) -> None:
+        """Take in what came for a while, and the rest of it when the others had their turn."""
+        data = self.rest
+        size: int = len(data)
+        position: int = 0
+        until = now + SHARE
+        while position < size and now < until and not self.paused and not self.closing:
+            self.take(data[position : position + SLICE], now)
+            position += SLICE
+            now = self.turn.tell_time()
+        self.rest = data[position:]
+        if not self.paused and not self.closing:
+            self.paused = True
+            self.transport.pause_reading()
+            self.protocol.touch()
+
+    def take(self, data: bytes, now: float) -> None:
+        """Have the protocol take bytes in."""
         turn = self.turn
         try:
-            self.protocol.receive(data, turn.tell_time())
+            self.protocol.receive(data, now)
         except Exception:
             # A defect of the broker must cost no one but the client that met it.
             self.on_error(self.protocol)
@@ -188,6 +220,7 @@ class Wire:
         # Nothing may be left that only a collection of cycles would find: it stops the loop for everybody.
         self.protocol.wire = None
         self.transport = None
+        self.rest = b""
 
     def lost(self, why: str) -> None:
         """Nothing more will come from the client."""

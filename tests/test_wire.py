@@ -1,0 +1,156 @@
+"""The wire: turns are shared, nothing is lost between them, and a client that is gone leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from core import Core
+from mqttbroker.entrance import Entrance
+from mqttbroker.packets import Connect, Disconnect, Publish, Subscribe, Subscription
+from mqttbroker.security import Security
+from mqttbroker.wire import SLICE, Turn, Wire
+
+
+class Timer:
+    def cancel(self) -> None:
+        pass
+
+
+class Loop:
+    """Runs what is to be run soon when it is asked to; time passes with every look at it."""
+
+    def __init__(self) -> None:
+        self.soon: list[Any] = []
+        self.now = 0.0
+        self.look = 0.0
+
+    def call_soon(self, call: Any) -> None:
+        self.soon.append(call)
+
+    def call_later(self, seconds: float, call: Any) -> Timer:
+        return Timer()
+
+    def time(self) -> float:
+        self.now += self.look
+        return self.now
+
+    def turn(self) -> None:
+        calls, self.soon = self.soon, []
+        for call in calls:
+            call()
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.reading = True
+        self.written = b""
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else None
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Iterator[Core]:
+    with Core(tmp_path, durability="off") as made:
+        yield made
+
+
+def join(core: Core, loop: Loop, turn: Turn, name: str) -> Wire:
+    def defect(_: object) -> None:
+        raise AssertionError("a defect")
+
+    broker, security = core.broker, Security(core.settings)
+    wire = Wire(turn, Entrance(security.policy, broker.terms, None, False), lambda: name, defect)
+    wire.connection_made(Transport())
+    wire.data_received(Connect(name, 5).encode(5))
+    wire.data_received(Subscribe(1, [Subscription("a/+", 0)]).encode(5))
+    return wire
+
+
+def test_who_sends_much_takes_turns_with_the_others_and_loses_nothing(core: Core) -> None:
+    loop = Loop()
+    turn = Turn(core.broker, loop, lambda _: None, True)
+    loud, quiet = join(core, loop, turn, "loud"), join(core, loop, turn, "quiet")
+    loop.turn()
+    stats = core.broker.outbound.stats
+    packet = Publish("b/loud", bytes(100), 0, False, False, 0).encode(5)
+    loop.look = 1.0  # each look at the clock uses a share up
+    count = 5 * SLICE // len(packet)
+    loud.data_received(packet * count + Publish("a/last", b"", 0, False, False, 0).encode(5))
+    assert 0 < stats.publish_received < count / 2 and not loud.transport.reading
+    for number in range(1, 5):
+        before = stats.publish_received
+        quiet.data_received(Publish("a/quiet", b"%d" % number, 0, False, False, 0).encode(5))
+        loop.turn()
+        assert stats.publish_received > before + 1 and b"a/quiet" in quiet.transport.written
+    while loop.soon:
+        loop.turn()
+    assert stats.publish_received == count + 5 and loud.transport.reading
+    assert loud.transport.written.endswith(Publish("a/last", b"", 0, False, False, 0).encode(5))
+
+
+def test_what_was_not_taken_in_yet_is_taken_before_what_comes_later(core: Core) -> None:
+    loop = Loop()
+    turn = Turn(core.broker, loop, lambda _: None, True)
+    wire = join(core, loop, turn, "one")
+    loop.turn()
+    loop.look = 1.0
+    wire.transport.written = b""
+    sent = b"".join(Publish("a/1", b"%09d" % number, 0, False, False, 0).encode(5) for number in range(6000))
+    wire.data_received(sent[:70_001])
+    wire.data_received(sent[70_001:])
+    while loop.soon:
+        loop.turn()
+    assert wire.transport.written == sent
+
+
+@pytest.mark.parametrize("polite", [True, False])
+def test_a_client_that_is_gone_leaves_no_cycle(core: Core, polite: bool) -> None:
+    loop = Loop()
+    turn = Turn(core.broker, loop, lambda _: None, True)
+
+    def visit(name: str) -> None:
+        wire = join(core, loop, turn, name)
+        wire.data_received(Publish(f"a/{name}", b"x", 0, False, False, 0).encode(5) * 2000)
+        loop.turn()
+        if polite:
+            wire.data_received(Disconnect(0).encode(5))
+        loop.turn()
+        wire.connection_lost(None)
+        while loop.soon:
+            loop.turn()
+
+    visit("first")
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(20):
+            visit(f"c{number}")
+        core.broker.router.cache.clear()
+        assert gc.collect() < 20
+    finally:
+        gc.enable()
