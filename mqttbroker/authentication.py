@@ -15,6 +15,8 @@ import hmac
 import logging
 import os
 import secrets
+import sys
+import threading
 from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Optional
@@ -32,6 +34,7 @@ from mqttbroker.scram import METHOD, Exchange, ScramError
 log = logging.getLogger("mqttbroker")
 
 WORKERS = 2
+NICENESS = 10  # of the threads that compute, where a thread has its own: the event loop goes first
 CAPACITY = 10_000  # logins that may wait
 
 
@@ -58,6 +61,12 @@ class Conversation:
         self.exchange = Exchange(passwords.scram, nonce)
 
 
+def _step_back() -> None:
+    """Let whoever else wants to compute go before this thread."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
 def new_nonce() -> str:
     return secrets.token_urlsafe(18)
 
@@ -79,7 +88,7 @@ class Authenticator:
         self.waiting = 0
         self._free = workers
         self._new_nonce = nonce
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="authentication")
+        self._pool = ThreadPoolExecutor(workers, "authentication", _step_back)
         self._queues: OrderedDict[str, deque[Login]] = OrderedDict()  # by host; whose turn it is comes first
         # What was right before is right at once, so that a thousand devices that come back
         # together are back together: user -> line of the file and keyed digest of the password.

@@ -17,7 +17,7 @@ import paho.mqtt.client as paho
 import pytest
 from broker_process import BrokerProcess
 from core import wait_until
-from mqttbroker.authentication import Authenticator
+from mqttbroker.authentication import NICENESS, Authenticator
 from mqttbroker.packets import Disconnect
 from mqttbroker.passwords import Hash, Passwords, parse_hash
 from mqttbroker.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, SERVER_BUSY
@@ -120,6 +120,22 @@ async def test_what_was_right_is_right_at_once_until_the_file_says_otherwise(
     asked = Asked("alice", b"right")
     authenticator.submit(asked)
     assert await asked.answer == BAD_USER_NAME_OR_PASSWORD
+
+
+class Niceness(Slow):
+    """Is right about the password that says how nice the thread is that asks."""
+
+    def verify(self, password: bytes) -> bool:
+        return password == b"%d" % os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+async def test_the_loop_goes_before_the_threads_that_compute(start: Callable[..., Authenticator]) -> None:
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    asked = Asked("alice", b"%d" % min(19, max(mine, NICENESS)))
+    start(users(alice=Niceness(b""))).submit(asked)
+    assert await asked.answer is True
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
 
 
 async def test_a_password_that_was_changed_while_it_was_checked_is_wrong(start: Callable[..., Authenticator]) -> None:
