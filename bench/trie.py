@@ -140,8 +140,11 @@ def whole(count: int, cache: int, topics: int) -> None:
     storms(router, hot, sessions[0], source)
 
     before = rss()
-    took = timed(lambda: router.route(topic(source).encode()) for _ in range(topics))
-    row(f"{topics} new topics, cache full", *summary(took))
+    worst = 0.0
+    for _ in range(0, topics, SAMPLES):
+        took = timed(lambda name=topic(source).encode(): router.route(name) for _ in range(SAMPLES))
+        worst = max(worst, took[-1])
+    row(f"{topics} new topics, cache full", *summary(took)[:2], f"{worst:.0f} µs")
     row(f"growth by them; {len(router.cache)} cached", f"{(rss() - before) / 1e6:.1f} MB", "", "")
 
 
