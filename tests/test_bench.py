@@ -106,3 +106,20 @@ def test_an_unknown_scenario_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         run.parse(["--scenarios", "p2p-q0-64 nonsense"])
     assert "nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(180)
+def test_the_stand_alone_scripts_give_their_figures(tmp_path: Path, generator: runner.Generator) -> None:
+    small = {
+        "trie.py": ("--subscriptions", "2000", "--cache", "1000", "--topics", "3000"),
+        "pauses.py": ("--clients", "20", "--rate", "200", "--seconds", "0.2"),
+        "bystanders.py": ("--seconds", "0.2", "--rounds", "1", "--retained", "500"),
+    }
+    for script, arguments in small.items():
+        if script != "trie.py" and not generator.in_c:
+            continue
+        done = subprocess.run(
+            [sys.executable, str(BENCH / script), *arguments], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "nan" not in done.stdout and done.stdout.count("\n|") > 3
