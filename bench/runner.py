@@ -285,14 +285,14 @@ class Bench:
     def load(self, scenario: Scenario, broker: RunningBroker, pinned: bool) -> Run:
         arguments = shlex.split(scenario.arguments.format(rate=self.rate(scenario)))
         if scenario.timed:
-            arguments += ["--duration", str(self.duration)]
+            arguments += ["--duration", str(self.duration * scenario.stretch)]
         if scenario.guarded:
             arguments += ["--username", USER, "--password", USER]
         command = [*(["taskset", "-c", "1"] if pinned else []), *self.generator.command, "--port", str(broker.port)]
         command += ["--broker-pid", ",".join(map(str, descendants(broker.process.pid)))]
         command += ["--mqtt-version", str(scenario.mqtt), *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=self.duration + RUN_SECONDS)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=self.duration * scenario.stretch + RUN_SECONDS)
         except subprocess.TimeoutExpired:
             return {"error": "took too long", "ok": False}
         try:
