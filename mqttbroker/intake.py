@@ -12,7 +12,6 @@ from typing import Dict, Final, Optional, cast
 
 from mqttbroker.broker import Broker
 from mqttbroker.connection import AckGate, Connection
-from mqttbroker.frames import encode_publish
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import encode_ack
 from mqttbroker.policy import Terms
@@ -80,9 +79,6 @@ class Intake(Connection):
                 found = decode_publish_properties(data, rest, end)
                 payload = found.next
                 topic = self._apply(found, topic, data, end)
-                if found.topic_alias:
-                    self._spell_out(topic, data, start, end, first, packet_id, found)
-                    return
             if not topic:
                 raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")  # [MQTT-3.3.2-8]
         broker = self.broker
@@ -96,10 +92,11 @@ class Intake(Connection):
             route, first, packet_id, end - payload
         ):
             return
-        if first == 0x30 and route.direct:
+        reusable: bool = found is None or found.topic_alias == 0
+        if first == 0x30 and reusable and route.direct:
             self._forward(data[start:end], route, payload - start, found)
             return
-        if qos:
+        if qos and reusable:
             if route.remaining != end - body:
                 route.remember(end - body, data[start + 1 : topic_end])
             if first == 0x32 and self._passes(route):
@@ -110,40 +107,10 @@ class Intake(Connection):
         if qos == 0:
             broker.publisher.publish(message, route, outgoing, self.session, None)
             return
-        tail = message.payload if payload == rest else data[rest:end]
-        outgoing.reuse(self.version, route.middle, route.head, tail)
+        if reusable:
+            tail = message.payload if payload == rest else data[rest:end]
+            outgoing.reuse(self.version, route.middle, route.head, tail)
         self._acknowledged_publish(message, route, outgoing, packet_id)
-
-    def _spell_out(
-        self,
-        topic: bytes,
-        data: bytes,
-        start: int,
-        end: int,
-        first: int,
-        packet_id: int,
-        found: PublishProperties,
-    ) -> None:
-        """Take a PUBLISH with a topic alias as the one that names its topic instead: an alias
-        is for one connection alone."""
-        properties = found.forward
-        if found.message_expiry >= 0:
-            properties += b"\x02" + found.message_expiry.to_bytes(4, "big")
-        spelled = encode_publish(
-            topic,
-            data[found.next : end],
-            (first >> 1) & 3,
-            first & 1 == 1,
-            first & 8 == 8,
-            packet_id,
-            5,
-            properties,
-        )
-        self.outbound.stats.publish_bytes_received += end - start - len(spelled)
-        body: int = 2
-        while spelled[body - 1] >= 128:
-            body += 1
-        self.take_publish(spelled, 0, body, len(spelled), first)
 
     def _message(
         self, route: Route, payload: bytes, first: int, found: Optional[PublishProperties]
