@@ -21,7 +21,6 @@ from mqttbroker.reason_codes import (
     NOT_AUTHORIZED,
     PACKET_TOO_LARGE,
     PROTOCOL_ERROR,
-    QUOTA_EXCEEDED,
     RE_AUTHENTICATE,
     RETAIN_NOT_SUPPORTED,
     SERVER_BUSY,
