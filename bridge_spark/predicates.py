@@ -1,0 +1,163 @@
+"""What a query wants of a stream: its predicates on topic, partition, offset and timestamp.
+
+The rule kept here: a row is left out only when a predicate says so for certain.
+Each predicate is a range or a set of values of one column, so whole files and
+blocks of rows are judged by their smallest and largest value alone, and what
+cannot be said that way is never taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
+from typing import Any, Generic, Optional, TypeVar
+
+Value = TypeVar("Value", int, str)
+
+COLUMNS = ("topic", "partition", "offset", "timestamp")
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST_CHARACTER = chr(0x10FFFF)
+
+
+@dataclass(frozen=True)
+class Bounds(Generic[Value]):
+    """The values from ``first`` on, before ``end`` and out of ``among``; None
+    where there is no such limit.  Strings are compared as their UTF-8 bytes are."""
+
+    first: Optional[Value] = None
+    end: Optional[Value] = None
+    among: Optional[frozenset[Value]] = None
+
+    @property
+    def everything(self) -> bool:
+        return self.first is None and self.end is None and self.among is None
+
+    def holds(self, value: Value) -> bool:
+        return ((self.first is None or value >= self.first) and (self.end is None or value < self.end)
+                and (self.among is None or value in self.among))
+
+    def may_hold(self, smallest: Optional[Value], largest: Optional[Value]) -> bool:
+        """Whether a value between ``smallest`` and ``largest``, both included,
+        can be one of these; None where the limit is not known."""
+        if self.first is not None and largest is not None and largest < self.first:
+            return False
+        if self.end is not None and smallest is not None and smallest >= self.end:
+            return False
+        return self.among is None or any(
+            (smallest is None or value >= smallest) and (largest is None or value <= largest) and self.holds(value)
+            for value in self.among)
+
+    def __and__(self, other: Bounds[Value]) -> Bounds[Value]:
+        firsts = [bounds.first for bounds in (self, other) if bounds.first is not None]
+        ends = [bounds.end for bounds in (self, other) if bounds.end is not None]
+        sets = [bounds.among for bounds in (self, other) if bounds.among is not None]
+        return Bounds(max(firsts, default=None), min(ends, default=None),
+                      frozenset.intersection(*sets) if sets else None)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The rows that satisfy every predicate: all bounds hold together.
+
+    Timestamps are microseconds since the epoch.  Picklable.
+    """
+
+    topic: Bounds[str] = field(default_factory=Bounds)
+    partition: Bounds[int] = field(default_factory=Bounds)
+    offset: Bounds[int] = field(default_factory=Bounds)
+    timestamp: Bounds[int] = field(default_factory=Bounds)
+
+    @property
+    def everything(self) -> bool:
+        return not self.columns
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that a row is judged by."""
+        return tuple(name for name in COLUMNS if not getattr(self, name).everything)
+
+    def offsets(self, start: int, end: int) -> tuple[int, int]:
+        """The part of the offsets ``start`` up to ``end``, exclusive, outside
+        of which none is wanted; empty ranges begin where they end."""
+        low, high = start, end
+        if self.offset.first is not None:
+            low = max(low, self.offset.first)
+        if self.offset.end is not None:
+            high = min(high, self.offset.end)
+        if self.offset.among is not None:
+            inside = [offset for offset in self.offset.among if low <= offset < high]
+            low, high = (min(inside), max(inside) + 1) if inside else (low, low)
+        return (low, high) if low < high else (end, end)
+
+    def may_hold(
+        self,
+        offset: tuple[Optional[int], Optional[int]] = (None, None),
+        timestamp: tuple[Optional[int], Optional[int]] = (None, None),
+        topic: tuple[Optional[str], Optional[str]] = (None, None),
+    ) -> bool:
+        """Whether a block of rows can hold a wanted one, by the smallest and
+        largest value that each of its columns may have, both included (None:
+        not known).  The partition is not looked at."""
+        return (self.offset.may_hold(*offset) and self.timestamp.may_hold(*timestamp)
+                and self.topic.may_hold(*topic))
+
+    def narrowed(self, column: str, operator: str, value: Any) -> Optional[Wanted]:
+        """These rows as far as ``column operator value`` also holds for them.
+
+        Operators are ``=``, ``>``, ``>=``, ``<``, ``<=``, ``in``, ``prefix``
+        and ``not null``.  None when the predicate cannot be said in bounds.
+        """
+        if column not in COLUMNS:
+            return None
+        bounds = _bounds(column, operator, value)
+        return None if bounds is None else replace(self, **{column: getattr(self, column) & bounds})
+
+
+def _bounds(column: str, operator: str, value: Any) -> Optional[Bounds[Any]]:
+    if operator == "not null":
+        return Bounds()
+    if operator == "in":
+        values = [_value(column, each) for each in value if each is not None] if isinstance(value, Collection) else [None]
+        return None if None in values else Bounds(among=frozenset(values))
+    known = _value(column, value)
+    if known is None:
+        return None
+    if operator == "=":
+        return Bounds(among=frozenset((known,)))
+    if operator == ">=":
+        return Bounds(first=known)
+    if operator == ">":
+        return Bounds(first=_next(known))
+    if operator == "<":
+        return Bounds(end=known)
+    if operator == "<=":
+        return Bounds(end=_next(known))
+    if operator == "prefix" and isinstance(known, str):
+        return Bounds(first=known, end=_after_prefix(known))
+    return None
+
+
+def _value(column: str, value: Any) -> Any:
+    """The value as bounds hold it; None when it is not of the column's type."""
+    if column == "topic":
+        return value if isinstance(value, str) else None
+    if column == "timestamp":
+        if not isinstance(value, datetime) or value.tzinfo is None:
+            return None
+        return (value - _EPOCH) // timedelta(microseconds=1)
+    return value if type(value) is int else None
+
+
+def _next(value: Any) -> Any:
+    """The smallest value above."""
+    return value + "\0" if isinstance(value, str) else value + 1
+
+
+def _after_prefix(prefix: str) -> Optional[str]:
+    """The smallest string above all that begin with ``prefix``; None if there is none."""
+    rest = prefix.rstrip(_LAST_CHARACTER)
+    if not rest:
+        return None
+    last = ord(rest[-1]) + 1
+    return rest[:-1] + chr(0xE000 if last == 0xD800 else last)

@@ -1,0 +1,94 @@
+"""Predicates as bounds: they agree with what they say row by row, and blocks are judged without losing a row."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge_spark.predicates import Bounds, Wanted
+
+pytestmark = pytest.mark.one_build
+
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+MEANING: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
+    "in": lambda value, among: value in among,
+    "prefix": lambda value, prefix: value.startswith(prefix),
+    "not null": lambda value, nothing: True,
+}
+TOPIC = st.text("ab/\ud7ff\ue000\U0010ffff", max_size=4)
+NUMBER = st.integers(-3, 12)
+COMPARISON = st.sampled_from(["=", ">", ">=", "<", "<="])
+
+
+def of(column: str, value: Any) -> Any:
+    return EPOCH + timedelta(microseconds=value) if column == "timestamp" else value
+
+
+PREDICATE = st.one_of(
+    st.tuples(st.just("topic"), COMPARISON, TOPIC),
+    st.tuples(st.just("topic"), st.just("prefix"), TOPIC),
+    st.tuples(st.just("topic"), st.just("in"), st.lists(TOPIC, max_size=3)),
+    st.tuples(st.sampled_from(["partition", "offset", "timestamp"]), COMPARISON, NUMBER),
+    st.tuples(st.sampled_from(["partition", "offset", "timestamp"]), st.just("in"), st.lists(NUMBER, max_size=3)),
+    st.tuples(st.sampled_from(["topic", "offset"]), st.just("not null"), st.none()),
+)
+ROW = st.fixed_dictionaries({"topic": TOPIC, "partition": NUMBER, "offset": NUMBER, "timestamp": NUMBER})
+
+
+def wanted_by(predicates: list[tuple[str, str, Any]]) -> Wanted:
+    wanted = Wanted()
+    for column, sign, value in predicates:
+        given_value = [of(column, each) for each in value] if sign == "in" else of(column, value)
+        narrowed = wanted.narrowed(column, sign, given_value)
+        assert narrowed is not None
+        wanted = narrowed
+    return wanted
+
+
+@given(st.lists(PREDICATE, max_size=4), st.lists(ROW, min_size=1, max_size=6))
+def test_bounds_say_what_the_predicates_say(
+    predicates: list[tuple[str, str, Any]], rows: list[dict[str, Any]]
+) -> None:
+    wanted = pickle.loads(pickle.dumps(wanted_by(predicates)))
+    meant = [row for row in rows if all(MEANING[sign](row[column], value) for column, sign, value in predicates)]
+    assert meant == [row for row in rows if all(getattr(wanted, name).holds(row[name]) for name in row)]
+    span = {name: (min(row[name] for row in rows), max(row[name] for row in rows)) for name in rows[0]}
+    low, high = wanted.offsets(span["offset"][0], span["offset"][1] + 1)
+    assert all(low <= row["offset"] < high for row in meant)
+    if meant:
+        assert wanted.may_hold(span["offset"], span["timestamp"], span["topic"])
+        assert wanted.may_hold(topic=(span["topic"][0], None), offset=(None, span["offset"][1]))
+        assert wanted.partition.may_hold(*span["partition"])
+
+
+REFUSED = [
+    ("payload", "=", b"x"), ("qos", "=", 1), ("topic", "=", 1), ("topic", "=", None), ("offset", "=", "1"),
+    ("offset", "=", True), ("offset", "<", 1.5), ("timestamp", ">", 5), ("timestamp", ">", datetime(2026, 1, 1)),
+    ("offset", "prefix", 1), ("topic", "suffix", "x"), ("topic", "in", ("a", 1)),
+]
+
+
+@pytest.mark.parametrize(("column", "sign", "value"), REFUSED)
+def test_what_bounds_cannot_say_is_not_taken(column: str, sign: str, value: Any) -> None:
+    assert Wanted().narrowed(column, sign, value) is None
+
+
+def test_blocks_that_hold_nothing_wanted() -> None:
+    wanted = wanted_by([("topic", "prefix", "plant/"), ("offset", ">=", 100), ("timestamp", "<", 1000)])
+    assert wanted.columns == ("topic", "offset", "timestamp") and not wanted.everything
+    assert wanted.may_hold((90, 100), (999, 2000), ("a", "plant/x"))
+    assert not wanted.may_hold(offset=(0, 99))
+    assert not wanted.may_hold(timestamp=(1000, 2000))
+    assert not wanted.may_hold(topic=("plant0", "z")) and not wanted.may_hold(topic=("a", "plant"))
+    among = wanted_by([("offset", "in", [5, 50, 70]), ("offset", "<", 60)])
+    assert among.offsets(0, 100) == (5, 51) and among.offsets(6, 40) == (40, 40)
+    assert not among.may_hold(offset=(51, 100))
+    assert Wanted().everything and Bounds[int]().everything and Wanted().offsets(3, 9) == (3, 9)
