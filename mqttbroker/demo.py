@@ -33,8 +33,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from bridge_spark.ingest import IngestError, TableProgress, make_session, run
+from bridge_spark.ingest import run
 from bridge_spark.ingest_config import IngestConfig, parse_config
+from bridge_spark.ingest_progress import TableProgress
+from bridge_spark.ingest_session import IngestError, make_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

@@ -18,8 +18,10 @@ from pyspark.sql import SparkSession
 from spark_session import StreamWriter, message, python_path, spark
 
 from bridge_spark.batch_table import BatchTable
-from bridge_spark.ingest import IngestError, TableProgress, Terminal, main, run
+from bridge_spark.ingest import main, run
 from bridge_spark.ingest_config import ConfigError, load_config, parse_config
+from bridge_spark.ingest_progress import TableProgress, Terminal
+from bridge_spark.ingest_session import IngestError
 
 pytestmark = pytest.mark.one_build
 
