@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
-from bridge_spark.ingest_config import ConfigError, IngestConfig, load_config
+from bridge_spark.config_section import ConfigError
+from bridge_spark.ingest_config import IngestConfig, load_config
 from bridge_spark.ingest_progress import Report, TableProgress, Terminal
 from bridge_spark.ingest_session import IngestError, make_session
 from bridge_spark.table_job import TableJob

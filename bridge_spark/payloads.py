@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DoubleType, FloatType, NumericType, StringType, StructField, StructType
 
-from bridge_spark.ingest_config import TableConfig
+from bridge_spark.payload_config import PayloadConfig
 
 PARSED = "_parsed"
 REASON = "_reason"
@@ -25,7 +25,7 @@ class SchemaError(ValueError):
     """A table's schema that cannot be used, said in one line."""
 
 
-def table_schema(table: TableConfig) -> StructType:
+def table_schema(table: PayloadConfig) -> StructType:
     """The columns that a table parses; needs a Spark session; raises `SchemaError`."""
     if table.format == "raw":
         return StructType([])
@@ -45,7 +45,7 @@ def table_schema(table: TableConfig) -> StructType:
     return schema
 
 
-def parsed(messages: DataFrame, table: TableConfig, schema: StructType) -> DataFrame:
+def parsed(messages: DataFrame, table: PayloadConfig, schema: StructType) -> DataFrame:
     """``messages`` with a struct `PARSED` and a text `REASON`, which is NULL
     where the payload fits the schema."""
     if table.format == "raw":
@@ -53,7 +53,7 @@ def parsed(messages: DataFrame, table: TableConfig, schema: StructType) -> DataF
     text = F.col("payload").cast("string")
     if table.format == "number":
         return _parsed_number(messages, text, schema)
-    options = {**table.parse_options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    options = {**table.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     columns = StructType([*(StructField(field.name, field.dataType) for field in schema.fields),
                           StructField(_CORRUPT, StringType())])
     if table.format == "json":
@@ -77,7 +77,7 @@ def parsed(messages: DataFrame, table: TableConfig, schema: StructType) -> DataF
     return found.withColumn(REASON, reason)
 
 
-def good_rows(found: DataFrame, table: TableConfig, schema: StructType) -> DataFrame:
+def good_rows(found: DataFrame, table: PayloadConfig, schema: StructType) -> DataFrame:
     """The table's rows."""
     columns = [F.col(column).alias(alias) for column, alias in table.columns]
     columns += [_field(field.name).alias(field.name) for field in schema.fields]

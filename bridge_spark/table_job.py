@@ -18,9 +18,9 @@ import threading
 from typing import IO, TYPE_CHECKING, Any, Optional
 
 from bridge_spark.batch_table import BatchTable, ForeignBatch
-from bridge_spark.ingest_config import TableConfig
 from bridge_spark.ingest_progress import TableProgress
 from bridge_spark.ingest_session import IngestError, one_line
+from bridge_spark.table_config import TableConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,12 +46,12 @@ class TableJob:
         self._in_batch = threading.Lock()
         self._failure: Optional[str] = None
         try:
-            self._schema: StructType = table_schema(table)
+            self._schema: StructType = table_schema(table.payload)
         except SchemaError as error:
             raise IngestError(f"{self._where}.schema: {error}") from None
         self._made_by = hashlib.sha256(
-            repr((table.source.get("filter"), table.format, self._schema.json(), sorted(table.parse_options.items()),
-                  table.columns)).encode()
+            repr((table.source.get("filter"), table.payload.format, self._schema.json(),
+                  sorted(table.payload.options.items()), table.payload.columns)).encode()
         ).hexdigest()[:16]
         self._lock = self._take_over()
 
@@ -131,8 +131,8 @@ class TableJob:
         from bridge_spark.columns import SCHEMA_DDL
         from bridge_spark.payloads import DEAD_LETTER_COLUMNS
 
-        wanted = {column for column, _ in self._config.columns} | {"payload", "topic"}
-        if self._config.format != "raw":
+        wanted = {column for column, _ in self._config.payload.columns} | {"payload", "topic"}
+        if self._config.payload.format != "raw":
             wanted |= set(DEAD_LETTER_COLUMNS)
         fields = re.findall(r"(\w+) ([^ ]+)(?:, |$)", SCHEMA_DDL)
         return ", ".join(f"{name} {kind}" for name, kind in fields if name in wanted)
@@ -166,15 +166,15 @@ class TableJob:
         from bridge_spark.payloads import REASON, dead_letters, good_rows, parsed
 
         counts = Observation()
-        found = parsed(messages, self._config, self._schema).observe(
+        found = parsed(messages, self._config.payload, self._schema).observe(
             counts, F.count(F.lit(1)).alias("all"), F.count(F.col(REASON)).alias("bad"))
         staged = self._good.stage(batch)
-        good_rows(found, self._config, self._schema).write.parquet(staged.as_uri())
+        good_rows(found, self._config.payload, self._schema).write.parquet(staged.as_uri())
         bad = int(counts.get["bad"])
         mark = {**identity, "rows": int(counts.get["all"]) - bad, "bad": bad}
         if bad:
             staged_bad = self._bad.stage(batch)
-            dead_letters(parsed(messages, self._config, self._schema)).write.parquet(staged_bad.as_uri())
+            dead_letters(parsed(messages, self._config.payload, self._schema)).write.parquet(staged_bad.as_uri())
             self._bad.publish(batch, staged_bad, mark)
         else:
             self._bad.withdraw(batch)

@@ -18,8 +18,9 @@ from pyspark.sql import SparkSession
 from spark_session import StreamWriter, message, python_path, spark
 
 from bridge_spark.batch_table import BatchTable
+from bridge_spark.config_section import ConfigError
 from bridge_spark.ingest import main, run
-from bridge_spark.ingest_config import ConfigError, load_config, parse_config
+from bridge_spark.ingest_config import load_config, parse_config
 from bridge_spark.ingest_progress import TableProgress, Terminal
 from bridge_spark.ingest_session import IngestError
 
@@ -80,7 +81,7 @@ def test_bad_settings_are_one_line(given: dict[str, Any], reason: str) -> None:
 
 def test_the_example_is_complete() -> None:
     table = load_config(Path(__file__).parent.parent / "conf" / "ingest.toml").tables[0]
-    assert table.source["stream"] == "sensors" and ("timestamp", "received") in table.columns
+    assert table.source["stream"] == "sensors" and ("timestamp", "received") in table.payload.columns
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

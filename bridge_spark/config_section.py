@@ -1,0 +1,71 @@
+"""One section of a configuration file, read key by key.
+
+The rule kept here: a value that cannot be used, or a key that nobody asked
+for, is refused by one line that names the file, the key and the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used: ``where`` is the file, ``key`` the dotted key."""
+
+    def __init__(self, where: str, key: str, reason: str) -> None:
+        super().__init__(f"{where}: {key}: {reason}")
+
+
+class Section:
+    """One table of the file, read key by key."""
+
+    def __init__(self, where: str, name: str, values: Any) -> None:
+        self.where = where
+        self.name = name
+        if not isinstance(values, Mapping):
+            raise ConfigError(where, name, "is not a table")
+        self.values = dict(values)
+
+    def error(self, key: str, reason: str) -> ConfigError:
+        return ConfigError(self.where, f"{self.name}.{key}".lstrip("."), reason)
+
+    def table(self, key: str) -> Mapping[str, Any]:
+        values = self.values.pop(key, {})
+        if not isinstance(values, Mapping):
+            raise self.error(key, "is not a table")
+        return values
+
+    def text(self, key: str, default: Optional[str] = None) -> str:
+        value = self.values.pop(key, default)
+        if value is None:
+            raise self.error(key, "is missing")
+        if not isinstance(value, str):
+            raise self.error(key, f"{value!r} is not a text")
+        return value
+
+    def number(self, key: str) -> Optional[int]:
+        value = self.values.pop(key, None)
+        if value is not None and (type(value) is not int or value < 1):
+            raise self.error(key, f"{value!r} is not a positive whole number")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.values.pop(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, f"{value!r} is neither true nor false")
+        return value
+
+    def list_of_texts(self, key: str, default: list[str]) -> list[str]:
+        value = self.values.pop(key, default)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, "is not a list of texts")
+        return value
+
+    def texts(self) -> dict[str, str]:
+        return {key: str(value).lower() if isinstance(value, bool) else str(value)
+                for key, value in self.values.items()}
+
+    def finish(self) -> None:
+        for key in self.values:
+            raise self.error(key, "unknown key")
