@@ -12,10 +12,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from bridge_spark import segment
+from bridge_spark import segment, segment_file
 from bridge_spark.files import sync_directory, write_all
 from bridge_spark.log_check import segment_offsets
-from bridge_spark.segment import IndexEntry, Segment, SegmentError, View, Watermark
+from bridge_spark.segment import IndexEntry, SegmentError, Watermark
+from bridge_spark.segment_file import Segment, View
 from bridge_spark.stream_config import StreamConfig, StreamLogDamage, StreamLogError
 from sessions.message import Message
 
@@ -128,7 +129,7 @@ class Partition:
         for first, following in zip_longest(firsts, firsts[1:]):
             limit = end if following is None else following
             path = self._path(first)
-            part = segment.examine(path, first, limit, thorough or following is None)
+            part = segment_file.examine(path, first, limit, thorough or following is None)
             if part.size > 0:
                 parts.append(part)
             if following is None or part.end_offset == following:
@@ -170,7 +171,7 @@ class Partition:
             self.unsynced.setdefault(fd, part.size)
             write_all(fd, data, part.size)
             received = times[start : start + count]
-            part, entry = segment.extend(part, first_offset, count, len(data), received)
+            part, entry = segment_file.extend(part, first_offset, count, len(data), received)
             self._pending[-1] = part
             if entry is not None:
                 self._pending_entries.append((part, entry))
@@ -192,7 +193,7 @@ class Partition:
             full = part.size + size > self.config.segment_bytes
             if part.size == 0 or not (full or age >= self.config.segment_age):
                 return part
-        part = segment.empty_segment(self.end()[0])
+        part = segment_file.empty_segment(self.end()[0])
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         self._files[part.first_offset] = os.open(self._path(part.first_offset), flags, 0o644)
         self.created = True

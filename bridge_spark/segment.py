@@ -26,17 +26,12 @@ checking and locating columns 0.01 µs.
 
 from __future__ import annotations
 
-import logging
 import mmap
-import os
 import sys
 from array import array
-from bisect import bisect_left
 from itertools import accumulate
-from operator import attrgetter
-from pathlib import Path
 from struct import Struct, pack, unpack_from
-from typing import Any, BinaryIO, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import BinaryIO, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import google_crc32c
 
@@ -63,8 +58,6 @@ WATERMARK_BYTES = _WATERMARK.size
 
 QOS_MASK = 3
 RETAIN_FLAG = 4
-
-logger = logging.getLogger(__name__)
 
 Buffer = Union[bytes, memoryview, mmap.mmap]
 Span = Tuple[int, int]  # offset and length, in bytes, within the buffer decoded
@@ -418,154 +411,6 @@ def decode_index(data: bytes) -> List[IndexEntry]:
             break
         entries.append(entry)
     return entries
-
-
-# -- segment files -------------------------------------------------------------
-
-
-class Segment(NamedTuple):
-    """One segment as far as it is written; `size` in bytes, times in microseconds.
-
-    ``last_timestamp`` is the latest receipt time, whichever record has it.
-    """
-
-    first_offset: int
-    end_offset: int
-    size: int
-    first_timestamp: int
-    last_timestamp: int
-    index_position: int  # of the last batch in the index
-    index_entries: int
-
-    @property
-    def stem(self) -> str:
-        return f"{self.first_offset:020d}"
-
-
-class View(NamedTuple):
-    """A partition as readers may see it: every segment, the last one possibly open."""
-
-    log_start_offset: int
-    high_watermark: int
-    segments: Tuple[Segment, ...]
-
-    def describe(self, partition: int) -> Dict[str, Any]:
-        """The partition's part of a manifest; times in microseconds, sizes in bytes."""
-        return {
-            "partition": partition,
-            "log_start_offset": self.log_start_offset,
-            "high_watermark": self.high_watermark,
-            "segments": [
-                {
-                    "file": f"{part.stem}.seg",
-                    "first_offset": part.first_offset,
-                    "end_offset": part.end_offset,
-                    "bytes": part.size,
-                    "first_timestamp_us": part.first_timestamp,
-                    "last_timestamp_us": part.last_timestamp,
-                    "sealed": False,
-                }
-                for part in self.segments
-            ],
-        }
-
-
-def empty_segment(first_offset: int) -> Segment:
-    return Segment(first_offset, first_offset, 0, 0, 0, 0, 0)
-
-
-def extend(
-    part: Segment, first_offset: int, count: int, size: int, times: Sequence[int]
-) -> Tuple[Segment, Optional[IndexEntry]]:
-    """`part` after one more batch, and the batch's index entry if it gets one."""
-    empty = part.size == 0
-    first = times[0] if empty else part.first_timestamp
-    latest = max(times)
-    entry = None
-    if empty or part.size - part.index_position >= INDEX_INTERVAL:
-        entry = IndexEntry(first_offset, part.size, first if empty else part.last_timestamp)
-    longer = Segment(
-        part.first_offset,
-        first_offset + count,
-        part.size + size,
-        first,
-        latest if empty else max(latest, part.last_timestamp),
-        part.index_position if entry is None else part.size,
-        part.index_entries + (entry is not None),
-    )
-    return longer, entry
-
-
-def examine(path: Path, first_offset: int, end_offset: Optional[int], thorough: bool) -> Segment:
-    """What a segment file holds, up to `end_offset`; mends its index.
-
-    Stops in front of the first batch that is not good.  Unless `thorough`,
-    batches that the index covers are taken to be good (readers check each).
-    """
-    index_path = path.with_suffix(".idx")
-    before = index_path.read_bytes() if index_path.exists() else b""
-    entries = [] if thorough else decode_index(before)
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        part = empty_segment(first_offset)
-        usable = len(entries) > 1 and entries[0].first_offset == first_offset
-        if usable and entries[-1].position < size:
-            last = entries[-1]
-            part = part._replace(
-                end_offset=last.first_offset,
-                size=last.position,
-                first_timestamp=entries[0].timestamp,
-                last_timestamp=last.timestamp,
-                index_position=last.position,
-                index_entries=len(entries),
-            )
-        else:
-            entries = []
-        resumed_at = part.size
-        try:
-            for _, batch, data in scan(file, part.size, size, part.end_offset):
-                if end_offset is not None and batch.end_offset > end_offset:
-                    break
-                times = timestamps(data, batch) or [part.last_timestamp]
-                part, entry = extend(part, batch.first_offset, batch.count, len(data), times)
-                if entry is not None:
-                    entries.append(entry)
-                if batch.end_offset == end_offset:
-                    break
-        except SegmentError as error:
-            logger.warning("%s: %s", path, error)
-    if part.size == resumed_at > 0:
-        return examine(path, first_offset, end_offset, True)
-    after = b"".join(INDEX_ENTRY.pack(*entry) for entry in entries)
-    if after != before:
-        index_path.write_bytes(after)
-    return part
-
-
-def search(path: Path, part: Segment, timestamp: int) -> int:
-    """The first offset of a segment at or after `timestamp`, which its latest record is."""
-    try:
-        index = path.with_suffix(".idx").read_bytes()
-    except FileNotFoundError:
-        index = b""
-    entries = [entry for entry in decode_index(index) if entry.position < part.size]
-    place = bisect_left(entries, timestamp, key=attrgetter("timestamp")) - 1
-    if place <= 0:
-        return _search_from(path, part, IndexEntry(part.first_offset, 0, 0), timestamp)
-    try:
-        return _search_from(path, part, entries[place], timestamp)
-    except SegmentError:
-        # The index is never synced and may be what is wrong.
-        return _search_from(path, part, IndexEntry(part.first_offset, 0, 0), timestamp)
-
-
-def _search_from(path: Path, part: Segment, entry: IndexEntry, timestamp: int) -> int:
-    with open(path, "rb") as file:
-        for _, batch, data in scan(file, entry.position, part.size, entry.first_offset):
-            for offset, received in enumerate(timestamps(data, batch), batch.first_offset):
-                if received >= timestamp:
-                    return offset
-    return part.end_offset
 
 
 # -- high watermark -----------------------------------------------------------

@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from bridge_spark import segment
+from bridge_spark import segment, segment_file
 from bridge_spark.files import replace_file, sync_directory
 from bridge_spark.partition import End, Partition
 from bridge_spark.stream_config import (
@@ -250,7 +250,7 @@ class StreamLogs:
             if part is None:
                 return view.high_watermark
             try:
-                return segment.search(found.directory / f"{part.stem}.seg", part, timestamp)
+                return segment_file.search(found.directory / f"{part.stem}.seg", part, timestamp)
             except FileNotFoundError:
                 if found.view is view:
                     raise
