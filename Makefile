@@ -20,7 +20,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz chaos power-loss check demo bench bench-tools clean test-tools interop interop-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz chaos power-loss check demo bench bench-tools clean interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -53,15 +53,11 @@ $(VENV)/built: $(SOURCES) setup.py pyproject.toml | $(VENV)/base
 run: build
 	$(BIN)/mqttbroker serve --config $(CONFIG)
 
-test-tools: interop-tools
-	@command -v java >/dev/null || test -x "$${JAVA_HOME:-/nonexistent}/bin/java" || { \
-	  echo "make test: Spark needs Java 17 or newer: apt-get install openjdk-17-jre-headless, or set JAVA_HOME" >&2; exit 1; }
-
 # The same suite against the installed build, and against the sources as they are.
-test-compiled: test-tools
+test-compiled: interop-tools
 	env -u PYTHONPATH EXPECT_BUILD=$(BUILD_KIND) $(BIN)/pytest $(PYTEST_ARGS)
 
-test-plain: test-tools
+test-plain: interop-tools
 	PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload EXPECT_BUILD=plain $(BIN)/pytest $(PYTEST_ARGS)
 
 test:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge_spark.ingest_config import IngestConfig
+from bridge_spark.java import JavaError, use_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,11 +32,13 @@ def make_session(config: IngestConfig) -> SparkSession:
 
     Raises `IngestError` where there is no Java or no PySpark.
     """
-    if not (os.environ.get("JAVA_HOME") or shutil.which("java")):
-        raise IngestError("Spark needs Java 17 or newer: install one (Debian: openjdk-17-jre-headless) "
-                          "or set JAVA_HOME")
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     try:
+        if not submitted:
+            use_java()
         from pyspark.sql import SparkSession
+    except JavaError as error:
+        raise IngestError(str(error)) from None
     except ImportError:
         raise IngestError("PySpark is not installed: pip install 'mqttbroker[spark]'") from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -52,7 +54,7 @@ def make_session(config: IngestConfig) -> SparkSession:
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     }
     builder = SparkSession.builder.appName("mqttbroker ingest")
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+    if not submitted:
         master = config.master or "local[*,4]"
         builder = builder.master(master)
         if master.startswith("local"):

@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_parsers(commands)
     commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
+    commands.add_parser("java-home", help="say what JAVA_HOME should be for Spark", add_help=False)
     return parser
 
 
@@ -72,6 +73,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         from bridge_spark.ingest import main as ingest
 
         return ingest(given[1:])
+    if given[:1] == ["java-home"]:
+        from bridge_spark.java import main as java_home
+
+        return java_home(given[1:])
     options = _parser().parse_args(given)
     if options.command == "passwd":
         return _passwd(options.file, options.user, options.delete, options.scram)

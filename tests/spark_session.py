@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import pytest
 
 from bridge_spark import segment
+from bridge_spark.java import use_java
 from sessions.message import Message
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def start_session(warehouse: Path) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
+    use_java()
     settings = {
         "spark.ui.enabled": "false",
         "spark.driver.bindAddress": "127.0.0.1",
