@@ -12,10 +12,13 @@ last: a reader of the small columns never follows its overflow pages.
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sqlite3
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Callable, Sequence
 
 from sessions.files import sync_directory
@@ -142,19 +145,30 @@ def prepare(
     backup = f"{path}.v{version}.backup" if tables else ""
     if backup:
         _back_up(connection, backup)
-    # Not before it is needed: it loads pandas where there is one.
-    from sqlite_utils import Database, Migrations
-
-    pending = Migrations(MIGRATION_SET)
+    sqlite_utils = _import_sqlite_utils()
+    pending = sqlite_utils.Migrations(MIGRATION_SET)
     for migration in migrations:
         pending(name=migration.__name__)(migration)
-    db = Database(connection, recursive_triggers=False, execute_plugins=False)
+    db = sqlite_utils.Database(connection, recursive_triggers=False, execute_plugins=False)
     with db.atomic():
         pending.apply(db)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {len(migrations)}")
     if backup:
         logger.info("event=store_migrated from=%d to=%d backup=%s", version, len(migrations), backup)
+
+
+def _import_sqlite_utils() -> ModuleType:
+    """sqlite-utils, which takes pandas and numpy along where they are installed: a second and
+    90 MB for a broker that has no use for them."""
+    hidden = [name for name in ("numpy", "pandas") if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module("sqlite_utils")
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
 def _back_up(connection: sqlite3.Connection, target: str) -> None:

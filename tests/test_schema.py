@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Iterator
@@ -183,3 +185,13 @@ def test_a_foreign_database_is_refused(connection: sqlite3.Connection, path: Pat
         prepare(connection, str(path))
     assert str(caught.value) == f"{path}: not a database of this broker"
     assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("songs",)]
+
+
+def test_a_new_database_does_not_load_pandas(path: Path) -> None:
+    program = (
+        "import sqlite3, sys; from sessions.schema import prepare;"
+        "prepare(sqlite3.connect(sys.argv[1], isolation_level=None), sys.argv[1]);"
+        "print('sqlite_utils' in sys.modules, [name for name in ('numpy', 'pandas') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.split(maxsplit=1) == ["True", "[]\n"]
