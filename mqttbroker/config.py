@@ -69,6 +69,8 @@ class _Builder:
         values = self.values(Settings, plain, ())
         values["listeners"] = self.listeners(tree["listeners"])
         values["streams"] = self.streams(tree.get("streams", {}))
+        for name, reason in values.get("http", Http()).problems():
+            self.problem(("http", name), reason)
         return Settings(**values)
 
     def section(self, section: type[Any], raw: object, path: _Path, **given: object) -> Any:

@@ -2,8 +2,9 @@
 
 The rule kept here: nothing of it runs on the broker's event loop.  One thread of
 its own runs a stdlib asyncio loop (uvloop has no ``sendfile``); stream files go
-from the page cache to the socket without passing through Python, cut off at what
-is committed; and a reader that stops reading costs its own connection only.
+from the page cache to the socket without passing through Python (with TLS in
+pieces that OpenSSL encrypts), cut off at what is committed; and a reader that
+stops reading costs its own connection only.
 
     GET /streams                               {"streams": [names]}
     GET /streams/{name}                        the manifest
@@ -23,7 +24,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
 import socket
+import ssl
 import threading
 from typing import Awaitable, BinaryIO, Callable, Dict, List, Optional, Tuple
 
@@ -31,10 +34,14 @@ from aiohttp import web
 
 from bridge_spark.segment import SegmentError
 from bridge_spark.stream_log import StreamLogs
+from mqttbroker.connection import Stats
+from mqttbroker.handshakes import Handshakes
 
 BACKLOG = 512
 MAX_DOWNLOADS = 512  # stream files served at once; more are told to come again
 SLICE_BYTES = 8 * 1024 * 1024
+PIECE_BYTES = 256 * 1024  # of a slice, encrypted at once
+HANDSHAKE_TIMEOUT = 10.0  # seconds
 SLICE_TIMEOUT = 120.0  # seconds within which a reader takes a slice, or is cut off
 STOP_TIMEOUT = 2.0  # seconds that downloads get to finish when the server stops
 OPEN_PATHS = ("/livez", "/readyz")
@@ -67,17 +74,33 @@ def _range(request: web.Request, size: int) -> Optional[Tuple[int, int]]:
 
 
 async def _send_range(
-    transport: asyncio.WriteTransport, file: BinaryIO, start: int, end: int
+    response: web.StreamResponse, transport: asyncio.WriteTransport, file: BinaryIO, start: int, end: int
 ) -> None:
     """Send a range of a file; `OSError` when it is too short or the reader does not take it."""
     loop = asyncio.get_running_loop()
+    secure = transport.get_extra_info("ssl_object") is not None
     while start < end:
         length = min(end - start, SLICE_BYTES)
         async with asyncio.timeout(SLICE_TIMEOUT):
-            sent = await loop.sendfile(transport, file, start, length)
+            if secure:
+                sent = await _send_pieces(response, file, start, length)
+            else:
+                sent = await loop.sendfile(transport, file, start, length)
         if sent != length:
             raise OSError(f"the file ends at byte {start + sent}")
         start += length
+
+
+async def _send_pieces(response: web.StreamResponse, file: BinaryIO, start: int, length: int) -> int:
+    """Send as much of a range as there is through TLS, never holding more than a piece of it."""
+    sent = 0
+    while sent < length:
+        piece = os.pread(file.fileno(), min(length - sent, PIECE_BYTES), start + sent)
+        if not piece:
+            break
+        await response.write(piece)
+        sent += len(piece)
+    return sent
 
 
 class HttpServer:
@@ -85,7 +108,8 @@ class HttpServer:
 
     `metrics` gives the Prometheus text, `readiness` the reasons why the broker is
     not ready; both are called on the server's thread.  Without `logs` there are
-    no streams.  `start` and `stop` are for the thread that owns the server.
+    no streams, with `context` HTTPS is spoken and `stats` counts the handshakes
+    that fail.  `start`, `renew` and `stop` are for the thread that owns the server.
     """
 
     def __init__(
@@ -96,6 +120,8 @@ class HttpServer:
         metrics: Callable[[], bytes],
         readiness: Callable[[], List[str]],
         token: Optional[str] = None,
+        context: Optional[ssl.SSLContext] = None,
+        stats: Optional[Stats] = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -103,6 +129,9 @@ class HttpServer:
         self._metrics = metrics
         self._readiness = readiness
         self._token = token.encode() if token else None
+        self._context = context
+        self._stats = Stats() if stats is None else stats
+        self._handshakes: Optional[Handshakes] = None
         self._downloads = 0
         self._thread: Optional[threading.Thread] = None
         self._loop: Optional[asyncio.AbstractEventLoop] = None
@@ -134,6 +163,11 @@ class HttpServer:
             address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=dual
         )
 
+    def renew(self, context: ssl.SSLContext) -> None:
+        """Use these certificates for who connects from now on, where HTTPS is spoken."""
+        if self._handshakes is not None:
+            self._handshakes.context = context
+
     def stop(self) -> None:
         """End every connection and the thread; without effect unless started."""
         thread, self._thread = self._thread, None
@@ -155,11 +189,19 @@ class HttpServer:
         )
         try:
             await runner.setup()
-            await web.SockSite(runner, listening, backlog=BACKLOG).start()
+            if self._context is None or runner.server is None:
+                await web.SockSite(runner, listening, backlog=BACKLOG).start()
+            else:
+                listening.setblocking(False)
+                self._handshakes = Handshakes(
+                    listening, self._context, HANDSHAKE_TIMEOUT, runner.server, self._stats
+                )
             started.set()
             await self._stopping.wait()
         finally:
             started.set()
+            if self._handshakes is not None:
+                self._handshakes.close()
             await runner.cleanup()
 
     def _application(self) -> web.Application:
@@ -285,7 +327,7 @@ class HttpServer:
             raise ConnectionResetError("connection lost")
         if request.method != "HEAD":
             try:
-                await _send_range(transport, file, start, end)
+                await _send_range(response, transport, file, start, end)
             except OSError as error:
                 # The status line is gone, so all that is left is to break off.
                 logger.debug("%s: %s", request.path, error)

@@ -18,6 +18,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from mqttbroker import __version__, build_kind
 from mqttbroker.broker import Broker
+from mqttbroker.connection import Stats
 from bridge_spark.stream_log import StreamLogs
 
 
@@ -32,6 +33,7 @@ class Metrics:
     ) -> None:
         self.broker = broker
         self.set_aside = set_aside
+        self.http_stats = Stats()
         self.streams = streams
         self._started = time.monotonic()
         self.registry = CollectorRegistry(auto_describe=False)
@@ -92,10 +94,11 @@ class Metrics:
         for name, text, value in counters:
             yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
         failed = CounterMetricFamily(
-            "mqttbroker_handshakes_failed", "Connections that never came to MQTT.", labels=["layer"]
+            "mqttbroker_handshakes_failed", "Connections that never came to MQTT or HTTP.", labels=["layer"]
         )
         failed.add_metric(["tls"], stats.tls_failures)
         failed.add_metric(["websocket"], stats.websocket_failures)
+        failed.add_metric(["https"], self.http_stats.tls_failures)
         yield failed
         dropped = CounterMetricFamily(
             "mqttbroker_messages_dropped", "Messages not delivered, by cause.", labels=["cause"]

@@ -38,6 +38,7 @@ from mqttbroker.router import Router, StreamRule
 from mqttbroker.security import Security
 from mqttbroker.settings import Limits, Listener, Settings
 from mqttbroker.sys_topics import SysTopics
+from mqttbroker.tls import http_context
 from mqttbroker.wire import Turn
 from sessions.files import is_full
 from sessions.journal import Journal
@@ -98,6 +99,7 @@ class Server:
         self.stopping = asyncio.Event()
         self.stored = asyncio.Event()
         self.listeners: List[OpenListener] = []
+        self.http: Optional[HttpServer] = None
         self._reloading: Optional[asyncio.Task[None]] = None
 
     def load(self) -> None:
@@ -120,30 +122,12 @@ class Server:
         self.loop = loop
         self.store.start(self._answered)
         self.security.start(loop, self.turn.tell_time)
-        http: Optional[HttpServer] = None
         tasks: List[asyncio.Task[None]] = []
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
-            if settings.http.port is not None:
-                http = HttpServer(
-                    settings.http.host,
-                    settings.http.port,
-                    self.streams,
-                    self.metrics.render,
-                    self.unready,
-                    token=settings.http.token,
-                )
-                try:
-                    http.start()
-                except OSError as error:
-                    where = f"{settings.http.host}:{settings.http.port}"
-                    reason = os.strerror(error.errno) if error.errno else str(error)
-                    raise OSError(f"http: cannot listen on {where}: {reason}") from None
-                log.info(
-                    "event=listening type=http host=%s port=%d", settings.http.host, http.port
-                )
+            self._open_http()
             tasks.append(asyncio.create_task(self._ticking()))
             if settings.sys_interval:
                 tasks.append(asyncio.create_task(self._speaking()))
@@ -165,8 +149,32 @@ class Server:
             for task in tasks:
                 task.cancel()
             await self._drain()
-            if http is not None:
-                http.stop()
+            if self.http is not None:
+                self.http.stop()
+
+    def _open_http(self) -> None:
+        settings = self.settings.http
+        if settings.port is None:
+            return
+        where = f"{settings.host}:{settings.port}"
+        try:
+            context = http_context(settings)
+            self.http = HttpServer(
+                settings.host,
+                settings.port,
+                self.streams,
+                self.metrics.render,
+                self.unready,
+                token=settings.token,
+                context=context,
+                stats=self.metrics.http_stats,
+            )
+            self.http.start()
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise OSError(f"http: cannot listen on {where}: {reason}") from None
+        kind = "http" if context is None else "https"
+        log.info("event=listening type=%s host=%s port=%d", kind, settings.host, self.http.port)
 
     def _entrance(self, listener: Listener) -> Entrance:
         return Entrance(
@@ -247,8 +255,19 @@ class Server:
             await self.security.reload(self.broker)
             for door in self.listeners:
                 await door.reload()
+            self._reload_http()
 
         self._reloading = asyncio.create_task(reload())
+
+    def _reload_http(self) -> None:
+        try:
+            context = http_context(self.settings.http)
+        except OSError as error:
+            log.error("event=reload_failed listener=http reason=%s", error)
+            return
+        if context is not None and self.http is not None:
+            self.http.renew(context)
+            log.info("event=certificates_reloaded listener=http")
 
     def _set_what_may_change(self) -> None:
         try:

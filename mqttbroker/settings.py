@@ -124,11 +124,23 @@ _DEFAULT_LISTENER = Listener()
 
 @dataclass(frozen=True)
 class Http:
-    """``port`` is None when there is no HTTP server, 0 for any free port; without ``token`` anyone may read."""
+    """``port`` is None when there is no HTTP server, 0 for any free port; without ``token`` anyone may read.
+
+    With ``certfile`` and ``keyfile`` it speaks TLS.
+    """
 
     host: str = _key(Text("a host name or address"), "127.0.0.1")
     port: Optional[int] = _key(OrNone(Integer(0, 65535), "off"), 18083)
     token: Optional[str] = _key(OptionalText(), "")
+    certfile: Optional[Path] = _key(OptionalPath(), "")
+    keyfile: Optional[Path] = _key(OptionalPath(), "")
+    tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that do not go together, each with the reason."""
+        for name, other in (("certfile", "keyfile"), ("keyfile", "certfile")):
+            if getattr(self, name) is None and getattr(self, other) is not None:
+                yield name, f"is required with {other}"
 
 
 @dataclass(frozen=True)

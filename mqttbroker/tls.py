@@ -1,4 +1,4 @@
-"""TLS: the files of a listener become an SSL context.
+"""TLS: the files of a listener, or of the HTTP server, become an SSL context.
 
 The rule kept here: a context is made anew from the files each time, so that a
 reload leaves nothing of the old ones behind; what is wrong with a file is one
@@ -11,7 +11,7 @@ import ssl
 from pathlib import Path
 from typing import Optional
 
-from mqttbroker.settings import Listener
+from mqttbroker.settings import Http, Listener
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _MODES = {
@@ -26,17 +26,29 @@ def server_context(listener: Listener) -> Optional[ssl.SSLContext]:
     """What a listener's TLS is made of, None without TLS; OSError if a file is not what it should be."""
     if listener.type not in _ALPN:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = _VERSIONS[listener.tls_version]
-    context.set_alpn_protocols([_ALPN[listener.type]])
     assert listener.certfile is not None and listener.keyfile is not None
-    _load_certificate(context, listener.certfile, listener.keyfile)
+    context = _context(listener.certfile, listener.keyfile, listener.tls_version, _ALPN[listener.type])
     context.verify_mode = _MODES[listener.client_certificate]
     for name, path in (("cafile", listener.cafile), ("crlfile", listener.crlfile)):
         if path is not None:
             _load_authorities(context, name, path)
     if listener.crlfile is not None:
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    return context
+
+
+def http_context(http: Http) -> Optional[ssl.SSLContext]:
+    """What the HTTP server's TLS is made of, None without TLS; OSError if a file is not what it should be."""
+    if http.certfile is None or http.keyfile is None:
+        return None
+    return _context(http.certfile, http.keyfile, http.tls_version, "http/1.1")
+
+
+def _context(certfile: Path, keyfile: Path, oldest: str, protocol: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = _VERSIONS[oldest]
+    context.set_alpn_protocols([protocol])
+    _load_certificate(context, certfile, keyfile)
     return context
 
 

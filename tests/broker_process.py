@@ -67,7 +67,7 @@ class BrokerProcess:
         self.launch()
         self.port = self._port_of("tcp", first)
         if "off" not in self.arguments:
-            self.http_port = self._port_of("http", first)
+            self.http_port = self._port_of("https?", first)
         return self
 
     def launch(self) -> None:
