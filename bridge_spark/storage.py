@@ -15,6 +15,7 @@ from typing import Any, Optional, Protocol
 
 from bridge_spark.options import SourceOptions
 from bridge_spark.segment import IndexEntry, SegmentError, Watermark, decode_index, decode_watermark
+from bridge_spark.stream_config import FORMAT_VERSION
 
 _TORN_READS = 100
 
@@ -111,6 +112,7 @@ class DirectoryStorage:
         directory = self._directory()
         try:
             description = json.loads((directory / "stream.json").read_bytes())
+            check_version(description, str(directory))
             partitions = int(description["partitions"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StreamError(f"mqtt source: {directory / 'stream.json'}: {error}") from None
@@ -203,9 +205,20 @@ def _read_watermark(path: Path) -> Optional[Watermark]:
     raise StreamError(f"mqtt source: {path} is corrupt")
 
 
+def check_version(document: Any, where: str) -> None:
+    """Refuse what a newer broker than this source wrote; raises `StreamError`."""
+    version = int(document["format_version"])
+    if version > FORMAT_VERSION:
+        broker = document.get("broker_version")
+        raise StreamError(f"mqtt source: {where}: the broker{f', version {broker},' if broker else ''} keeps streams in "
+                          f"format {version}, this source knows format {FORMAT_VERSION}: "
+                          f"install the broker's version of mqttbroker for Spark too")
+
+
 def parse_manifest(document: Any, where: str) -> Manifest:
     """The broker's JSON manifest as a `Manifest`; raises `StreamError`."""
     try:
+        check_version(document, where)
         manifest: Manifest = {}
         for partition in document["partitions"]:
             segments = [

@@ -9,6 +9,9 @@ import re
 import zlib
 from typing import Optional, Sequence
 
+FORMAT_VERSION = 1
+"""Of a stream's description and of its manifest: readers refuse a higher one than they know."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
 

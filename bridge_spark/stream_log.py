@@ -28,6 +28,7 @@ from bridge_spark import segment, segment_file
 from bridge_spark.files import replace_file, sync_directory
 from bridge_spark.partition import End, Partition
 from bridge_spark.stream_config import (
+    FORMAT_VERSION,
     StreamConfig,
     StreamLogDamage,
     StreamLogError,
@@ -37,7 +38,6 @@ from sessions.message import Message
 
 __all__ = ["StreamConfig", "StreamLogDamage", "StreamLogError", "StreamLogs", "partition_of"]
 
-FORMAT_VERSION = 1
 RETENTION_INTERVAL = 1.0  # seconds between looks for what retention may take
 
 Key = Tuple[str, int]  # stream and partition
@@ -220,6 +220,7 @@ class StreamLogs:
         count = self._streams[name].partitions
         return {
             "stream": name,
+            "format_version": FORMAT_VERSION,
             "partitions": [self._partitions[name, n].view.describe(n) for n in range(count)],
         }
 

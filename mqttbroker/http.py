@@ -34,6 +34,7 @@ from aiohttp import web
 
 from bridge_spark.segment import SegmentError
 from bridge_spark.stream_log import StreamLogs
+from mqttbroker import __version__
 from mqttbroker.connection import Stats
 from mqttbroker.handshakes import Handshakes
 
@@ -260,7 +261,8 @@ class HttpServer:
         logs = self._stream(request)
         if logs is None:
             return self._no_stream(request)
-        return web.json_response(logs.manifest(request.match_info["name"]))
+        manifest = logs.manifest(request.match_info["name"])
+        return web.json_response({**manifest, "broker_version": __version__})
 
     async def _offsets(self, request: web.Request) -> web.StreamResponse:
         logs = self._stream(request)

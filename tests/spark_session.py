@@ -138,7 +138,7 @@ class StreamWriter:
                     for path, end in zip(files, ends)
                 ],
             })
-        return {"stream": self.directory.name, "partitions": partitions}
+        return {"stream": self.directory.name, "format_version": 1, "partitions": partitions}
 
     def _file(self, partition: int, first_offset: int) -> Path:
         return self.directory / str(partition) / f"{first_offset:020d}.seg"

@@ -13,6 +13,7 @@ import pytest
 
 from bridge_spark.segment import iter_batches
 from bridge_spark.stream_log import StreamConfig, StreamLogs
+from mqttbroker import __version__
 from mqttbroker import http as server_module
 from mqttbroker.http import HttpServer
 from sessions.message import Message
@@ -81,7 +82,7 @@ def content(logs: StreamLogs) -> bytes:
 
 def test_streams_and_their_manifest(service: Service, logs: StreamLogs) -> None:
     assert service.json("/streams") == {"streams": ["s"]}
-    assert service.json("/streams/s") == logs.manifest("s")
+    assert service.json("/streams/s") == {**logs.manifest("s"), "broker_version": __version__}
     first = service.json("/streams/s")["partitions"][0]
     assert first["high_watermark"] == 30 and first["segments"][0]["file"] == FILE
 

@@ -1,0 +1,269 @@
+"""A client of the broker's HTTP interface.
+
+The rule kept here: a broken connection costs a retry and never a byte.  A
+range that broke off is continued where it stopped, and no byte is taken that
+the answer does not say is the one asked for; waits grow between tries and
+begin anew whenever bytes came.  What cannot get better (a wrong token, a
+certificate nobody trusts, a server that is no broker) fails at once; whatever
+fails is one line.  Continuing is safe because the committed part of a segment
+file never changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import json
+import os
+import random
+import socket
+import ssl
+import time
+from typing import Any, Optional
+from urllib.parse import urlsplit
+
+RETRIES = 5
+RETRY_INTERVAL_S = 0.1
+MAX_WAIT_S = 10.0
+TIMEOUT_S = 30.0
+PIECE_BYTES = 256 * 1024
+MAX_ERROR_BYTES = 64 * 1024
+
+_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG")
+
+
+class HttpError(Exception):
+    """What was asked for cannot be had, said in one line."""
+
+
+class NotFound(HttpError):
+    """The broker answered 404: it has no such stream or file."""
+
+
+class _TryAgain(Exception):
+    """The answer is not what was asked for; the server wants to be left alone for ``wait`` seconds."""
+
+    def __init__(self, reason: str, wait: float = 0.0) -> None:
+        super().__init__(reason)
+        self.wait = wait
+
+
+class _Range:
+    """Bytes from ``position`` on, of which ``filled`` are there."""
+
+    def __init__(self, position: int, length: int) -> None:
+        self.position = position
+        self.buffer = bytearray(length)
+        self.filled = 0
+
+    @property
+    def first(self) -> int:
+        """The first byte that is still wanted."""
+        return self.position + self.filled
+
+    @property
+    def last(self) -> int:
+        return self.position + len(self.buffer) - 1
+
+
+class HttpClient:
+    """Requests to the broker at ``url``; ``token`` is sent as a bearer token.
+
+    ``https`` trusts the authorities of ``ca_file``, by default the system's.  A
+    request that fails is repeated ``retries`` times, first after about
+    ``retry_interval_s`` seconds; ``timeout_s`` is how long the other side may be
+    silent.  One connection is kept open between requests.  Not thread safe.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: Optional[str] = None,
+        ca_file: Optional[str] = None,
+        retries: int = RETRIES,
+        retry_interval_s: float = RETRY_INTERVAL_S,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        parts = urlsplit(url)
+        self.url = url.rstrip("/")
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._secure else 80)
+        self._base = parts.path.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._ca_file = ca_file
+        self._retries = retries
+        self._retry_interval_s = retry_interval_s
+        self._timeout_s = timeout_s
+        self._connection: Optional[http.client.HTTPConnection] = None
+        self._answered = False
+
+    def get(self, path: str, position: int = 0, length: Optional[int] = None) -> bytes:
+        """One resource, or exactly ``length`` bytes of it from ``position``; raises `HttpError`."""
+        if length is None:
+            return self._request("GET", path, None, None)
+        wanted = _Range(position, length)
+        if length:
+            self._request("GET", path, None, wanted)
+        return bytes(wanted.buffer)
+
+    def get_json(self, path: str) -> Any:
+        """A JSON document; raises `HttpError`."""
+        body = self.get(path)
+        try:
+            return json.loads(body)
+        except ValueError:
+            raise HttpError(f"{self.url}{path} did not answer with JSON: is this the broker's HTTP address?") from None
+
+    def send(self, method: str, path: str, content: Optional[bytes] = None) -> None:
+        """Change something there, where doing it twice does no more than once; raises `HttpError`."""
+        self._request(method, path, content, None)
+
+    def close(self) -> None:
+        """Close the connection; the next request opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _request(self, method: str, path: str, content: Optional[bytes], wanted: Optional[_Range]) -> bytes:
+        failures = 0
+        while True:
+            had = wanted.filled if wanted is not None else 0
+            try:
+                return self._try(method, path, content, wanted)
+            except HttpError:
+                self.close()
+                raise
+            except (OSError, http.client.HTTPException, _TryAgain) as error:
+                self.close()
+                reason = self._reason(error)
+                if wanted is not None and wanted.filled > had:
+                    failures = 0
+                failures += 1
+                if failures > self._retries:
+                    tries = f"{failures} tries" if failures > 1 else "one try"
+                    doubt = "" if self._answered else ": is this the broker's HTTP address, and is it running?"
+                    raise HttpError(f"{self.url}{path} cannot be read after {tries}: {reason}{doubt}") from None
+                wait = self._retry_interval_s * random.uniform(0.5, 1.5) * 2 ** (failures - 1)
+                asked = error.wait if isinstance(error, _TryAgain) else 0.0
+                time.sleep(min(max(wait, asked), MAX_WAIT_S))
+
+    def _try(self, method: str, path: str, content: Optional[bytes], wanted: Optional[_Range]) -> bytes:
+        headers = dict(self._headers)
+        if wanted is not None:
+            headers["Range"] = f"bytes={wanted.first}-{wanted.last}"
+        if self._connection is None:
+            self._connection = self._connect()
+        self._connection.request(method, self._base + path, content, headers)
+        response = self._connection.getresponse()
+        self._answered = True
+        expected = (200, 204) if wanted is None else (206,)
+        if response.status not in expected:
+            self._refused(path, response, wanted)
+        if wanted is None:
+            return response.read()
+        _check_range(response, wanted)
+        view = memoryview(wanted.buffer)
+        while wanted.filled < len(view):
+            count = response.readinto(view[wanted.filled:wanted.filled + PIECE_BYTES])
+            if not count:
+                raise _TryAgain(f"the answer broke off after {wanted.filled} of {len(view)} bytes")
+            wanted.filled += count
+        if not response.isclosed():
+            self.close()  # more than was asked for is on its way
+        return b""
+
+    def _refused(self, path: str, response: http.client.HTTPResponse, wanted: Optional[_Range]) -> None:
+        """Raise what the status means."""
+        status = response.status
+        answer = f"{status} {response.reason}".strip()
+        if status >= 500 or status in (408, 429):
+            after = response.headers.get("Retry-After", "")
+            raise _TryAgain(answer, float(after) if after.isdecimal() else 0.0)
+        if status in (401, 403):
+            if self._headers:
+                raise HttpError(f"option 'token': {self.url} refused it ({status})")
+            raise HttpError(f"{self.url} wants a 'token' ({status})")
+        said = _error_in(response.read(MAX_ERROR_BYTES))
+        if status == 404 and said is not None:
+            raise NotFound(f"{self.url}{path} answered {answer}: {said}")
+        if status == 200 and wanted is not None:
+            raise HttpError(f"{self.url}{path} answered with the whole file instead of a range of it: "
+                            f"does a proxy in between drop the Range header?")
+        if 300 <= status < 400:
+            answer += f" ({response.headers.get('Location')})"
+        doubt = "" if said is not None else ": is this the broker's HTTP address?"
+        raise HttpError(f"{self.url}{path} answered {answer}{f': {said}' if said else ''}{doubt}")
+
+    def _reason(self, error: Exception) -> str:
+        """Why a try failed; raises `HttpError` where another one would fail too."""
+        if isinstance(error, ssl.SSLCertVerificationError):
+            raise HttpError(f"{self.url}: its certificate is not to be trusted: {error.verify_message} "
+                            f"(option 'caFile' names the authorities to trust)") from None
+        if isinstance(error, ssl.SSLError):
+            if error.reason in _NO_TLS and not self._answered:
+                raise HttpError(f"{self.url} does not speak TLS there: begin the address with http://") from None
+            return f"TLS: {(error.reason or str(error)).replace('_', ' ').lower()}"
+        if isinstance(error, socket.timeout):
+            return f"nothing came for {self._timeout_s:g} s"
+        if isinstance(error, (http.client.BadStatusLine, ConnectionError)) and not self._answered:
+            if not isinstance(error, ConnectionRefusedError) and not self._secure and self._speaks_tls():
+                raise HttpError(f"{self.url} speaks TLS there: begin the address with https://") from None
+            if type(error) is http.client.BadStatusLine:
+                return f"{error} is no answer in HTTP"
+        if isinstance(error, OSError) and error.strerror:
+            return error.strerror
+        return str(error) or type(error).__name__
+
+    def _speaks_tls(self) -> bool:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        try:
+            with socket.create_connection((self._host, self._port), self._timeout_s) as plain:
+                context.wrap_socket(plain, server_hostname=self._host).close()
+        except OSError:
+            return False
+        return True
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if not self._secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        context = _trust(self._ca_file, _changed(self._ca_file))
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
+
+
+def _check_range(response: http.client.HTTPResponse, wanted: _Range) -> None:
+    """Hold the answer to the bytes that were asked for; fewer at the end are an answer that breaks off."""
+    said = response.headers.get("Content-Range", "")
+    unit, _, place = said.partition(" ")
+    first, _, last = place.partition("/")[0].partition("-")
+    if unit != "bytes" or first != str(wanted.first) or not last.isdecimal() or int(last) > wanted.last:
+        raise _TryAgain(f"asked for bytes {wanted.first}-{wanted.last} it answered with {said or 'some bytes'!r}")
+
+
+def _error_in(body: bytes) -> Optional[str]:
+    """What a broker says is wrong; None if it is not a broker that says it."""
+    try:
+        said = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return " ".join(said.split()) if isinstance(said, str) else None
+
+
+def _changed(ca_file: Optional[str]) -> int:
+    if ca_file is None:
+        return 0
+    try:
+        return os.stat(ca_file).st_mtime_ns
+    except OSError as error:
+        raise HttpError(f"option 'caFile': {ca_file}: {error.strerror}") from None
+
+
+@functools.lru_cache(maxsize=8)
+def _trust(ca_file: Optional[str], changed: int) -> ssl.SSLContext:
+    """Reading the system's authorities takes some 20 ms: once per process, not once per task."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError:
+        raise HttpError(f"option 'caFile': {ca_file} holds no certificates in PEM") from None
