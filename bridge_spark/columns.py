@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from functools import cached_property, reduce
 from typing import Any, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
+from bridge_spark.predicates import Bounds, Wanted
 from bridge_spark.segment import QOS_MASK, RETAIN_FLAG, Batch, Columns
 from topic_matcher.filters import matches
 
@@ -94,28 +96,41 @@ def _binary(data: bytes, position: int) -> tuple[bytes, int]:
 
 class ColumnMaker:
     """Makes the columns of ``schema`` (a selection of the source's columns, as
-    Spark wants it in Arrow) for rows of ``stream`` that match ``topic_filter``."""
+    Spark wants it in Arrow) for rows of ``stream`` that match ``topic_filter``
+    and are ``wanted``."""
 
-    def __init__(self, schema: pa.Schema, stream: str, topic_filter: Optional[str]) -> None:
+    def __init__(
+        self, schema: pa.Schema, stream: str, topic_filter: Optional[str], wanted: Wanted = Wanted()
+    ) -> None:
         self._schema = schema
         self._stream = stream
         self._filter = topic_filter
+        self.wanted = wanted
         self._matches: dict[str, bool] = {}
-        wanted = set(schema.names)
-        stored = {name for name in ("timestamp", "topic", "payload", "client_id") if name in wanted}
-        if wanted & {"qos", "retain"}:
-            stored.add("flags")
-        if wanted & _PROPERTY_COLUMNS:
-            stored.add("properties")
-        if topic_filter is not None:
-            stored.add("topic")
-        self._stored = sorted(stored)
+        self._by_topic = topic_filter is not None or not wanted.topic.everything
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The source's columns that are read: those asked for, and those that
+        rows are chosen by."""
+        return frozenset((*self._schema.names, *self.wanted.columns, *(("topic",) if self._by_topic else ())))
+
+    @cached_property
+    def stored(self) -> tuple[str, ...]:
+        """The arrays of a batch of the log that these columns are made of."""
+        columns = self.columns
+        stored: list[str] = [name for name in ("timestamp", "topic", "payload", "client_id") if name in columns]
+        if columns & {"qos", "retain"}:
+            stored.append("flags")
+        if columns & _PROPERTY_COLUMNS:
+            stored.append("properties")
+        return tuple(stored)
 
     def lay_over(self, buffer: pa.Buffer, batch: Batch, columns: Columns, start: int, end: int) -> pa.RecordBatch:
         """The stored columns that are needed, over the bytes of a checked
         batch, of its rows from offset ``start`` up to ``end``."""
         arrays = []
-        for name in self._stored:
+        for name in self.stored:
             data = buffer.slice(*getattr(columns, name))
             if name in ("timestamp", "flags"):
                 buffers = [None, data]
@@ -124,16 +139,20 @@ class ColumnMaker:
             arrays.append(pa.Array.from_buffers(_TYPES[name], batch.count, buffers))
         first, last = max(start, batch.first_offset), min(end, batch.end_offset)
         arrays.append(_offset_array(batch.first_offset, batch.end_offset))
-        rows = pa.RecordBatch.from_arrays(arrays, names=[*self._stored, "offset"])
+        rows = pa.RecordBatch.from_arrays(arrays, names=[*self.stored, "offset"])
         return rows.slice(first - batch.first_offset, last - first)
 
     def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows whose topic matches the filter."""
-        if self._filter is None:
-            return rows
-        topics = rows.column("topic").dictionary_encode()
-        wanted = pa.array([self._is_wanted(topic) for topic in topics.dictionary.to_pylist()], pa.bool_())
-        return rows.filter(wanted.take(topics.indices))
+        """The rows whose topic matches the filter, and that are wanted."""
+        chosen = [_within(rows.column("offset"), self.wanted.offset)]
+        if "timestamp" in self.wanted.columns:
+            chosen.append(_within(rows.column("timestamp").cast(pa.int64()), self.wanted.timestamp))
+        if self._by_topic:
+            topics = rows.column("topic").dictionary_encode()
+            matching = pa.array([self._is_wanted(topic) for topic in topics.dictionary.to_pylist()], pa.bool_())
+            chosen.append(matching.take(topics.indices))
+        masks = [mask for mask in chosen if mask is not None]
+        return rows.filter(reduce(pc.and_, masks)) if masks else rows
 
     def finish(self, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
         """All columns of the schema for ``rows`` of one partition.
@@ -155,12 +174,12 @@ class ColumnMaker:
         return pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
 
     def _is_wanted(self, topic: str) -> bool:
-        assert self._filter is not None
         known = self._matches.get(topic)
         if known is None:
             if len(self._matches) >= 100_000:
                 self._matches.clear()
-            known = self._matches[topic] = matches(self._filter, topic)
+            known = self._matches[topic] = (
+                self.wanted.topic.holds(topic) and (self._filter is None or matches(self._filter, topic)))
         return known
 
     def _property_columns(self, encoded: pa.Array) -> dict[str, pa.Array]:
@@ -181,6 +200,18 @@ class ColumnMaker:
         else:
             values = [getattr(properties, name) for properties in decoded]
         return pa.array(values, self._schema.field(name).type)
+
+
+def _within(values: pa.Array, bounds: Bounds[int]) -> Optional[pa.Array]:
+    """Which of the values are inside; None for all."""
+    masks = []
+    if bounds.first is not None:
+        masks.append(pc.greater_equal(values, pa.scalar(bounds.first, pa.int64())))
+    if bounds.end is not None:
+        masks.append(pc.less(values, pa.scalar(bounds.end, pa.int64())))
+    if bounds.among is not None:
+        masks.append(pc.is_in(values, pa.array(bounds.among, pa.int64())))
+    return reduce(pc.and_, masks) if masks else None
 
 
 def _offset_array(first: int, end: int) -> pa.Array:

@@ -7,13 +7,34 @@ is remembered here that a restarted query would need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -28,14 +49,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from bridge_spark import offsets
+from bridge_spark import offsets, read_range
+from bridge_spark.admission import Admission
 from bridge_spark.columns import ColumnMaker
 from bridge_spark.offsets import Offsets
-from bridge_spark.options import OptionError, SourceOptions, check_for_batch, check_for_stream, parse_options
+from bridge_spark.options import SourceOptions, check_for_batch, check_for_stream, parse_options
 from bridge_spark.plan import Planner, Slice
+from bridge_spark.predicates import Wanted
 from bridge_spark.slice_reader import read_slices
 from bridge_spark.storage import Manifest, Storage, StreamError, open_storage
-from bridge_spark.time_index import offsets_at
 
 _COLUMNS = (
     ("topic", StringType()),
@@ -56,6 +78,17 @@ _USER_PROPERTY_LIST = (
     "user_property_list",
     ArrayType(StructType([StructField("key", StringType()), StructField("value", StringType())])),
 )
+_OPERATORS: dict[type[Filter], str] = {
+    EqualTo: "=",
+    EqualNullSafe: "=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+    In: "in",
+    StringStartsWith: "prefix",
+    IsNotNull: "not null",
+}
 
 
 class SliceTask(InputPartition):
@@ -78,7 +111,7 @@ class MqttDataSource(DataSource):
         super().__init__(options)
         self._parsed = parse_options(options)
         storage = open_storage(self._parsed)
-        storage.manifest()
+        read_range.check_partitions(self._parsed, storage.manifest())
         storage.close()
 
     @classmethod
@@ -91,7 +124,8 @@ class MqttDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         check_for_batch(self._parsed)
-        return MqttReader(self._parsed, schema)
+        kind = FilteringMqttReader if self._parsed.push_down_filters else MqttReader
+        return kind(self._parsed, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         check_for_stream(self._parsed)
@@ -104,32 +138,53 @@ class MqttReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = _arrow_schema(schema)
+        self._wanted = Wanted()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
         storage = open_storage(options)
         try:
             manifest = storage.manifest()
-            start = _starting(options, storage, manifest, offsets.earliest(manifest))
-            end = offsets.resolve("endingOffsets", options.ending_offsets, offsets.latest(manifest), manifest)
-            for partition, offset in start.items():
-                if offset > end[partition] and options.ending_offsets is not None:
-                    raise OptionError("endingOffsets", f"partition {partition} would end at {end[partition]}, "
-                                                       f"before it starts at {offset}")
-            return _tasks(options, Planner(storage), manifest, start, end)
+            start = read_range.starting(options, storage, manifest, offsets.earliest(manifest))
+            end = read_range.ending(options, storage, manifest, start)
+            start, end = offsets.check_kept(start, end, manifest, options.fail_on_data_loss)
+            start, end = read_range.narrowed(storage, manifest, self._wanted, start, end)
+            return _tasks(options, Planner(storage), manifest, start, end, self._wanted)
         finally:
             storage.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._schema, partition)
+        return _read(self._options, self._schema, partition, self._wanted)
+
+
+class FilteringMqttReader(MqttReader):
+    """A batch read that takes predicates from Spark.
+
+    A class of its own: Spark refuses a reader that has `pushFilters` in every
+    session without ``spark.sql.python.filterPushdown.enabled``.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        for pushed in filters:
+            operator = _OPERATORS.get(type(pushed))
+            attribute: tuple[str, ...] = getattr(pushed, "attribute", ())
+            narrowed = None
+            if operator is not None and len(attribute) == 1:
+                narrowed = self._wanted.narrowed(attribute[0], operator, getattr(pushed, "value", None))
+            if narrowed is None:
+                yield pushed
+            else:
+                self._wanted = narrowed
 
 
 class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read with admission control (`maxOffsetsPerTrigger`)."""
+    """A streaming read with admission control (`maxOffsetsPerTrigger`,
+    `minOffsetsPerTrigger`)."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._schema = _arrow_schema(schema)
+        self._admission = Admission(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
         self._storage: Optional[Storage] = None
         self._planner: Optional[Planner] = None
         self._manifest: Optional[Manifest] = None
@@ -137,11 +192,15 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:
         manifest = self._fetch()
-        return offsets.to_json(_starting(self._options, self._open(), manifest, offsets.latest(manifest)))
+        return offsets.to_json(
+            read_range.starting(self._options, self._open(), manifest, offsets.latest(manifest)))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        rows = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        if self._options.min_offsets_per_trigger is not None:
+            return ReadMinRows(self._options.min_offsets_per_trigger)
+        return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = offsets.latest(self._fetch())
@@ -153,9 +212,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for partition in begin:
             end.setdefault(partition, begin[partition])
         begin, end = offsets.check_kept(begin, end, manifest, self._options.fail_on_data_loss)
-        if isinstance(limit, ReadMaxRows):
-            end = offsets.limit_rows(begin, end, limit.max_rows)
-        return offsets.to_json(end)
+        max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        complete = self._target is not None or isinstance(limit, ReadAllAvailable)
+        return offsets.to_json(self._admission.admit(begin, end, max_rows, complete))
 
     def reportLatestOffset(self) -> Optional[dict[str, int]]:
         return None if self._manifest is None else offsets.to_json(offsets.latest(self._manifest))
@@ -170,10 +229,15 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             manifest = self._fetch()
         self._open()
         assert self._planner is not None
-        return _tasks(self._options, self._planner, manifest, begin, until)
+        begin, until = offsets.check_kept(begin, until, manifest, self._options.fail_on_data_loss)
+        return _tasks(self._options, self._planner, manifest, begin, until, Wanted())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._schema, partition)
+        return _read(self._options, self._schema, partition, Wanted())
+
+    def commit(self, end: dict[str, int]) -> None:
+        if self._options.consumer is not None:
+            self._open().report(self._options.consumer, offsets.from_json(end))
 
     def stop(self) -> None:
         if self._storage is not None:
@@ -203,25 +267,21 @@ def _arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def _starting(options: SourceOptions, storage: Storage, manifest: Manifest, default: Offsets) -> Offsets:
-    if options.starting_timestamp is not None:
-        return offsets_at(storage, manifest, options.starting_timestamp)
-    return offsets.resolve("startingOffsets", options.starting_offsets, default, manifest)
-
-
 def _tasks(
-    options: SourceOptions, planner: Planner, manifest: Manifest, start: Offsets, end: Offsets
+    options: SourceOptions, planner: Planner, manifest: Manifest, start: Offsets, end: Offsets, wanted: Wanted
 ) -> list[InputPartition]:
-    kept_start, kept_end = offsets.check_kept(start, end, manifest, options.fail_on_data_loss)
-    return [SliceTask(slices) for slices in planner.plan(manifest, kept_start, kept_end, options.min_partitions)]
+    tasks = planner.plan(manifest, start, end, options.min_partitions, options.max_records_per_partition, wanted)
+    return [SliceTask(slices) for slices in tasks]
 
 
-def _read(options: SourceOptions, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def _read(
+    options: SourceOptions, schema: pa.Schema, partition: InputPartition, wanted: Wanted
+) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, SliceTask):
         return
     storage = open_storage(options)
     try:
-        maker = ColumnMaker(schema, options.stream, options.topic_filter)
+        maker = ColumnMaker(schema, options.stream, options.topic_filter, wanted)
         yield from read_slices(storage, partition.slices, maker, options.fail_on_data_loss)
     finally:
         storage.close()

@@ -6,6 +6,7 @@ says of a connection becomes one line of the source.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Optional
 from urllib.parse import quote
 
@@ -77,6 +78,9 @@ class HttpStorage:
             return []
         except HttpError as error:
             raise _told(error) from None
+
+    def report(self, consumer: str, offsets: Mapping[int, int]) -> None:
+        """The broker keeps no list of readers."""
 
     def describe(self, partition: int, file: str) -> str:
         return self._client.url + self._file_path(partition, file)

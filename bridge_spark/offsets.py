@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Optional
 
-from bridge_spark.options import EARLIEST, LATEST, OffsetSpec, OptionError
+from bridge_spark.option_values import EARLIEST, LATEST, OffsetSpec, OptionError
 from bridge_spark.storage import Manifest, StreamError
 
 Offsets = dict[int, int]

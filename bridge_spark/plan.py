@@ -1,23 +1,29 @@
 """Which bytes a task reads.
 
 The rule kept here: as few tasks as keep all cores busy.  A small range is one
-task (each further one costs Spark about 26 ms), a large one is cut at batches
-into pieces of similar size, and offsets stay in order within a task.
+task (each further one costs Spark about 26 ms), a large one is cut into pieces
+of similar work, at batches where that is near enough, and offsets stay in order
+within a task.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
 from typing import Optional
 
 from bridge_spark.offsets import Offsets
+from bridge_spark.predicates import Wanted
 from bridge_spark.segment import IndexEntry
 from bridge_spark.storage import Manifest, Segment, Storage
 
 MIN_TASK_BYTES = 4 * 1024 * 1024
-MAX_TASK_BYTES = 32 * 1024 * 1024
+MAX_TASK_BYTES = 64 * 1024 * 1024
 USUAL_TASKS = 8
+ROW_BYTES = 128
+"""What a row costs at least, as bytes of work: sealed segments hold rows in fewer."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +52,66 @@ class Planner:
         self._ends: dict[int, tuple[int, str, int]] = {}
         self._indexes: dict[tuple[int, Segment], list[IndexEntry]] = {}
 
-    def plan(self, manifest: Manifest, start: Offsets, end: Offsets, min_tasks: Optional[int]) -> list[list[Slice]]:
-        """The slices that hold the range, by task.  The range is kept in full
-        by ``manifest``."""
+    def plan(
+        self,
+        manifest: Manifest,
+        start: Offsets,
+        end: Offsets,
+        min_tasks: Optional[int] = None,
+        max_rows: Optional[int] = None,
+        wanted: Wanted = Wanted(),
+    ) -> list[list[Slice]]:
+        """The slices that hold the range, by task.
+
+        The range is kept in full by ``manifest``.  There are at least
+        ``min_tasks`` tasks where there are rows for them, none of more than
+        ``max_rows`` rows, and none for a segment that holds nothing wanted.
+        """
         self._indexes.clear()
-        slices = [
-            self._slice(partition, segment, max(start[partition], segment.first_offset),
-                        min(end[partition], segment.end_offset))
-            for partition in sorted(end)
-            for segment in manifest[partition].segments
-            if segment.first_offset < end[partition] and start[partition] < segment.end_offset
-            and start[partition] < end[partition]
-        ]
-        total = sum(part.end_position - part.position for part in slices)
-        target = min(max(total // USUAL_TASKS, MIN_TASK_BYTES), MAX_TASK_BYTES)
-        room = target + target // 2
-        if min_tasks is not None and total // min_tasks < room:
-            target = room = max(1, total // min_tasks)
-        segments = {(partition, segment.file): segment
-                    for partition, state in manifest.items() for segment in state.segments}
-        pieces = [piece for part in slices
-                  for piece in self._cut(part, segments[part.partition, part.file], target, room)]
-        return _pack(pieces, room)
+        found = list(_segments(manifest, start, end, wanted))
+        works = [_work(segment, last - first) for _, segment, first, last in found]
+        target = min(max(sum(works) / USUAL_TASKS, MIN_TASK_BYTES), MAX_TASK_BYTES)
+        room = target * 1.25
+        pieces = [max(1, round(work / target)) for work in works]
+        if min_tasks is not None and sum(works) < room * min_tasks:
+            works = [float(last - first) for _, _, first, last in found]
+            room = max(1.0, sum(works) / min_tasks)
+            pieces = [ceil(work / room) for work in works]
+        tasks: list[list[Slice]] = []
+        work_left = rows_left = 0.0
+        for (partition, segment, first, last), work, count in zip(found, works, pieces):
+            cuts = self._cuts(partition, segment, first, last, count, max_rows)
+            for begin, until in zip(cuts, cuts[1:]):
+                rows, share = until - begin, work * (until - begin) / (last - first)
+                if not tasks or share > work_left * 1.001 or (max_rows is not None and rows > rows_left):
+                    tasks.append([])
+                    work_left, rows_left = room, float(max_rows or 0)
+                tasks[-1].append(self._slice(partition, segment, begin, until))
+                work_left, rows_left = work_left - share, rows_left - rows
+        return tasks
+
+    def _cuts(
+        self, partition: int, segment: Segment, first: int, last: int, pieces: int, max_rows: Optional[int]
+    ) -> list[int]:
+        """Offsets from ``first`` to ``last`` between which the pieces lie."""
+        rows = last - first
+        if max_rows is not None and rows > pieces * max_rows:
+            pieces = ceil(rows / max_rows)
+        cuts = [first]
+        for number in range(1, min(pieces, rows)):
+            cut = first + rows * number // pieces
+            if max_rows is None:
+                cut = self._near(partition, segment, cut, rows // (pieces * 4))
+            if cut > cuts[-1]:
+                cuts.append(cut)
+        return [*cuts, last]
+
+    def _near(self, partition: int, segment: Segment, offset: int, distance: int) -> int:
+        """Where a batch begins at most ``distance`` before ``offset``, else the offset."""
+        entries = self._index(partition, segment)
+        number = bisect_right(entries, offset, key=lambda entry: entry.first_offset)
+        begin = entries[number - 1].first_offset if number else 0
+        return begin if offset - begin <= distance else offset
 
     def _slice(self, partition: int, segment: Segment, start: int, end: int) -> Slice:
         return Slice(partition, segment.file, self._position(partition, segment, start),
@@ -96,27 +140,19 @@ class Planner:
             self._indexes[key] = self._storage.index(partition, segment)
         return self._indexes[key]
 
-    def _cut(self, part: Slice, segment: Segment, target: int, room: int) -> list[Slice]:
-        if part.end_position - part.position <= room:
-            return [part]
-        pieces: list[Slice] = []
-        for entry in self._index(part.partition, segment):
-            if not part.start_offset < entry.first_offset < part.end_offset:
-                continue
-            if entry.position - part.position >= target:
-                pieces.append(replace(part, end_position=entry.position, end_offset=entry.first_offset))
-                part = replace(part, position=entry.position, start_offset=entry.first_offset)
-        return [*pieces, part]
+
+def _segments(
+    manifest: Manifest, start: Offsets, end: Offsets, wanted: Wanted
+) -> Iterator[tuple[int, Segment, int, int]]:
+    """The segments of the range that may hold wanted rows, each with its
+    partition and the offsets to read of it."""
+    for partition in sorted(end):
+        for segment in manifest[partition].segments:
+            first, last = max(start[partition], segment.first_offset), min(end[partition], segment.end_offset)
+            if first < last and wanted.may_hold((first, last - 1), (segment.earliest, segment.latest)):
+                yield partition, segment, first, last
 
 
-def _pack(pieces: list[Slice], room: int) -> list[list[Slice]]:
-    tasks: list[list[Slice]] = []
-    left = 0
-    for piece in pieces:
-        size = piece.end_position - piece.position
-        if not tasks or size > left:
-            tasks.append([])
-            left = room
-        tasks[-1].append(piece)
-        left -= size
-    return tasks
+def _work(segment: Segment, rows: int) -> float:
+    """What reading so many rows of the segment costs, in bytes of work."""
+    return rows * max(segment.size / (segment.end_offset - segment.first_offset), ROW_BYTES)

@@ -33,6 +33,12 @@ class Bounds(Generic[Value]):
     def everything(self) -> bool:
         return self.first is None and self.end is None and self.among is None
 
+    @property
+    def lowest(self) -> Optional[Value]:
+        """No value is smaller; None where that is not known."""
+        among = () if self.among is None else self.among
+        return max((bound for bound in (self.first, min(among, default=None)) if bound is not None), default=None)
+
     def holds(self, value: Value) -> bool:
         return ((self.first is None or value >= self.first) and (self.end is None or value < self.end)
                 and (self.among is None or value in self.among))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Protocol
@@ -35,12 +36,18 @@ class SegmentGone(StreamError):
 @dataclass(frozen=True)
 class Segment:
     """The committed part of one segment file: ``size`` bytes with the offsets
-    from ``first_offset`` up to ``end_offset``, exclusive."""
+    from ``first_offset`` up to ``end_offset``, exclusive.
+
+    ``earliest`` and ``latest`` are the smallest and the largest receipt time in
+    it (microseconds), where the storage knows them.
+    """
 
     file: str
     first_offset: int
     end_offset: int
     size: int
+    earliest: Optional[int] = None
+    latest: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,11 @@ class Storage(Protocol):
         """Per partition the first offset received at or after ``timestamp``
         (microseconds), as far as there is someone to ask; else None."""
 
+    def report(self, consumer: str, offsets: Mapping[int, int]) -> None:
+        """Tell operators how far ``consumer`` has come: per partition the
+        offset after the last that it is done with.  Never raises: reading
+        goes on whether or not anyone is told."""
+
     def describe(self, partition: int, file: str) -> str:
         """The file's full name for error messages."""
 
@@ -84,7 +96,9 @@ def open_storage(options: SourceOptions) -> Storage:
     if options.url is not None:
         from bridge_spark.http_storage import HttpStorage
 
-        return HttpStorage(options.url, options.stream, options.token)
+        return HttpStorage(
+            options.url, options.stream, options.token, options.ca_file, options.fetch_retries,
+            options.fetch_retry_interval_ms / 1000, options.request_timeout_ms / 1000)
     assert options.path is not None
     return DirectoryStorage(options.path, options.stream)
 
@@ -145,6 +159,9 @@ class DirectoryStorage:
 
     def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
         return None
+
+    def report(self, consumer: str, offsets: Mapping[int, int]) -> None:
+        """Nobody is there to be told."""
 
     def describe(self, partition: int, file: str) -> str:
         return str(self._directory() / str(partition) / file)

@@ -7,6 +7,7 @@ after it.  Clocks may step back, so what counts is the first such record.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 
 from bridge_spark.offsets import Offsets
 from bridge_spark.plan import Slice
@@ -15,16 +16,21 @@ from bridge_spark.slice_reader import log_batches
 from bridge_spark.storage import Manifest, PartitionState, Storage
 
 
-def offsets_at(storage: Storage, manifest: Manifest, timestamp: int) -> Offsets:
-    """Per partition the first offset received at or after ``timestamp``
-    (microseconds since the epoch), its end where there is none.
+def offsets_at(storage: Storage, manifest: Manifest, times: Mapping[int, int]) -> Offsets:
+    """For each partition of ``times`` the first offset received at or after its
+    time (microseconds since the epoch), its end where there is none.
 
     Of each segment that is older, only what follows its last index entry is read.
     """
-    known = storage.offsets_at(timestamp)
-    if known is not None:
-        return {partition: known.get(partition, state.high_watermark) for partition, state in manifest.items()}
-    return {partition: _first_at(storage, partition, state, timestamp) for partition, state in manifest.items()}
+    answers = {timestamp: storage.offsets_at(timestamp) for timestamp in set(times.values())}
+    found: Offsets = {}
+    for partition, timestamp in times.items():
+        state, known = manifest[partition], answers[timestamp]
+        if known is None:
+            found[partition] = _first_at(storage, partition, state, timestamp)
+        else:
+            found[partition] = min(known.get(partition, state.high_watermark), state.high_watermark)
+    return found
 
 
 def _first_at(storage: Storage, partition: int, state: PartitionState, timestamp: int) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,12 +15,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
-from spark_session import START_US, StreamWriter, message, spark
+from spark_session import StreamWriter, message, spark
+from stream_reads import batches, places, rows, source, stream_reader, stream_rows
 
-from bridge_spark import plan, segment, slice_reader
+from bridge_spark import segment, slice_reader
 from bridge_spark.columns import PropertyError, decode_properties
-from bridge_spark.datasource import MqttDataSource, MqttStreamReader
-from bridge_spark.offsets import DataLoss, limit_rows
+from bridge_spark.offsets import DataLoss
 from bridge_spark.options import OptionError
 from bridge_spark.storage import StreamError, UnknownStream
 from bridge_spark.stream_log import StreamConfig, StreamLogs
@@ -38,35 +37,6 @@ COLUMNS = [
     "topic", "payload", "qos", "retain", "partition", "offset", "timestamp", "client_id", "content_type",
     "response_topic", "correlation_data", "user_properties", "stream",
 ]
-
-
-def source(data: Path, **options: str) -> MqttDataSource:
-    return MqttDataSource({"path": str(data), "stream": "sensors", **options})
-
-
-def batches(found: MqttDataSource, schema: StructType | None = None) -> Iterator[pa.RecordBatch]:
-    reader = found.reader(schema or found.schema())
-    for partition in reader.partitions():
-        yield from reader.read(partition)
-
-
-def rows(data: Path, **options: str) -> list[dict[str, Any]]:
-    return [row for batch in batches(source(data, **options)) for row in batch.to_pylist()]
-
-
-def stream_reader(data: Path, **options: str) -> MqttStreamReader:
-    found = source(data, **options)
-    reader = found.streamReader(found.schema())
-    assert isinstance(reader, MqttStreamReader)
-    return reader
-
-
-def stream_rows(reader: MqttStreamReader, start: dict[str, int], end: dict[str, int]) -> list[dict[str, Any]]:
-    return [row for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch.to_pylist()]
-
-
-def places(found: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    return [(row["partition"], row["offset"]) for row in found]
 
 
 def expected(record: Message, partition: int, offset: int) -> dict[str, Any]:
@@ -212,32 +182,6 @@ def test_offsets_by_name_and_number(tmp_path: Path) -> None:
         rows(tmp_path, startingOffsets='{"0": 3}', endingOffsets='{"0": 2}')
 
 
-def test_from_a_time_even_when_the_clock_stepped_back(tmp_path: Path) -> None:
-    writer = StreamWriter(tmp_path)
-    for numbers in ((0, 1), (2, 50), (3, 4)):
-        writer.append(0, [message(number) for number in numbers])
-        writer.roll(0)
-    for milliseconds, first in ((0, 0), (1, 1), (3, 3), (50, 3), (51, 6)):
-        start = str(START_US // 1000 + milliseconds)
-        assert places(rows(tmp_path, startingTimestamp=start)) == [(0, n) for n in range(first, 6)]
-
-
-def test_a_small_range_is_one_task_and_a_large_one_is_cut_at_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    writer = StreamWriter(tmp_path, partitions=4)
-    for number in range(40):
-        writer.append(number % 4, [message(n, payload=bytes(1000)) for n in range(100)])
-    reader = source(tmp_path).reader(source(tmp_path).schema())
-    assert len(reader.partitions()) == 1
-    hinted = source(tmp_path, minPartitions="3")
-    assert 3 <= len(hinted.reader(hinted.schema()).partitions()) <= 4
-    monkeypatch.setattr(plan, "MIN_TASK_BYTES", 150_000)
-    assert len(reader.partitions()) == 8
-    found = rows(tmp_path)
-    assert places(found) == [(partition, offset) for partition in range(4) for offset in range(1000)]
-
-
 def test_chunks_smaller_than_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = StreamWriter(tmp_path)
     for number in range(7):
@@ -342,15 +286,6 @@ def test_retention_between_planning_and_reading(tmp_path: Path, shortened: Strea
 # --- admission control ----------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1000)), min_size=1, max_size=6), st.integers(1, 2000))
-def test_limits_are_shared_and_exact(waiting: list[tuple[int, int]], limit: int) -> None:
-    start = {number: first for number, (first, _) in enumerate(waiting)}
-    end = {number: first + count for number, (first, count) in enumerate(waiting)}
-    limited = limit_rows(start, end, limit)
-    assert all(start[number] <= limited[number] <= end[number] for number in start)
-    assert sum(limited.values()) - sum(start.values()) == min(limit, sum(count for _, count in waiting))
-
-
 def test_a_stream_moves_by_limits_to_its_target_and_no_further(tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path, partitions=2)
     for partition in (0, 1):
@@ -445,3 +380,51 @@ def test_sql_finds_the_source(spark: SparkSession, tmp_path: Path) -> None:
         assert [tuple(row) for row in found] == [("sensors/0", 5, 8), ("sensors/1", 5, 9)]
     finally:
         spark.sql("DROP VIEW messages")
+
+
+@pytest.mark.timeout(180)
+def test_predicates_reach_the_reader_where_the_session_lets_them(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = StreamWriter(tmp_path, partitions=2)
+    for partition in (0, 1):
+        writer.append(partition, [message(n, f"sensors/{n % 2}") for n in range(100)])
+    pushing = spark.read.format("mqtt").options(stream="sensors", pushDownFilters="true").load(str(tmp_path))
+    with pytest.raises(Exception, match="filterPushdown.enabled"):
+        pushing.count()
+    condition = ("topic = 'sensors/1' and offset between 10 and 19 and partition in (1, 5) "
+                 "and timestamp >= '2023-11-14 22:13:20.015' and qos = 1")
+    plain = collected(spark.read.format("mqtt").option("stream", "sensors").load(str(tmp_path)).where(condition))
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        found = pushing.where(condition)
+        assert collected(found) == plain and [row[:2] for row in plain] == [(1, 15), (1, 17), (1, 19)]
+        found.explain("formatted")
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    plan = capsys.readouterr().out
+    pushed = plan[plan.index("PushedFilters: "):].partition("\n")[0]
+    for predicate in ("EqualTo(topic,sensors/1)", "GreaterThanOrEqual(offset,10)", "LessThanOrEqual(offset,19)",
+                      "In(partition, [1,5])", "GreaterThanOrEqual(timestamp,2023-11-14 22:13:20.015)"):
+        assert predicate in pushed
+    assert "qos" not in pushed
+    (condition,) = [line for line in plan.splitlines() if line.startswith("Condition")]
+    assert "qos" in condition and "topic" not in condition
+
+
+@pytest.mark.timeout(180)
+def test_a_running_query_reports_where_the_stream_is(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    writer.append(0, [message(n) for n in range(10)])
+    query = (
+        spark.readStream.format("mqtt").options(stream="sensors", startingOffsets="earliest", maxOffsetsPerTrigger="6")
+        .load(str(tmp_path / "data")).select("offset").writeStream.format("memory").queryName("running")
+        .option("checkpointLocation", str(tmp_path / "check")).trigger(processingTime="10 milliseconds").start()
+    )
+    try:
+        query.processAllAvailable()
+        assert [row[0] for row in spark.table("running").collect()] == list(range(10))
+        (state,) = query.recentProgress[0]["sources"]
+        assert (state["endOffset"], state["latestOffset"]) == ('{"0": 6}', '{"0": 10}')
+    finally:
+        query.stop()

@@ -38,6 +38,17 @@ ACCEPTED = [
     ({"startingTimestamp": "2023-11-14T22:13:20Z"}, "starting_timestamp", 1_700_000_000_000_000),
     ({"startingTimestamp": "2023-11-14T23:13:20.000001+01:00"}, "starting_timestamp", 1_700_000_000_000_001),
     ({"includeUserProperties": "true"}, "include_user_properties", True),
+    ({"startingOffsetsByTimestamp": '{"0": 1700000000123}'}, "starting_timestamps", {0: 1_700_000_000_123_000}),
+    ({"endingOffsetsByTimestamp": '{"0": 5, "1": 0}'}, "ending_timestamps", {0: 5000, 1: 0}),
+    ({"endingTimestamp": "1700000000123"}, "ending_timestamp", 1_700_000_000_123_000),
+    ({"startingOffsetsByTimestampStrategy": "Latest"}, "latest_if_no_offset", True),
+    ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "5"}, "min_offsets_per_trigger", 5),
+    ({"maxTriggerDelay": "90s"}, "max_trigger_delay_ms", 90_000),
+    ({"maxTriggerDelay": "250"}, "max_trigger_delay_ms", 250),
+    ({"maxTriggerDelay": "15 min"}, "max_trigger_delay_ms", 900_000),
+    ({"maxRecordsPerPartition": "1000"}, "max_records_per_partition", 1000),
+    ({"pushDownFilters": "true"}, "push_down_filters", True),
+    ({"consumer": "plant-7:ingest"}, "consumer", "plant-7:ingest"),
 ]
 
 
@@ -47,8 +58,11 @@ def test_accepted(given: dict[str, str], attribute: str, value: object) -> None:
 
 
 def test_url() -> None:
-    options = parse_options({"url": "https://broker:18083/", "stream": "s", "token": "abc"})
+    options = parse_options({"url": "https://broker:18083/", "stream": "s", "token": "abc", "caFile": "ca.pem",
+                             "fetch.numRetries": "0", "fetch.retryIntervalMs": "10", "FETCH.timeoutMs": "500"})
     assert (options.url, options.token, options.path) == ("https://broker:18083", "abc", None)
+    assert (options.ca_file, options.fetch_retries, options.fetch_retry_interval_ms) == ("ca.pem", 0, 10)
+    assert options.request_timeout_ms == 500
 
 
 REFUSED = [
@@ -65,8 +79,8 @@ REFUSED = [
     (BASE | {"filter": "a/#/b"}, "filter", "'a/#/b' is not an MQTT topic filter"),
     (BASE | {"filter": "$share/g/a"}, "filter", "shared"),
     (BASE | {"startingOffsets": "first"}, "startingOffsets", "'first' is neither"),
-    (BASE | {"startingOffsets": "[1]"}, "startingOffsets", "not JSON like"),
-    (BASE | {"startingOffsets": "{}"}, "startingOffsets", "not JSON like"),
+    (BASE | {"startingOffsets": "[1]"}, "startingOffsets", "nor JSON like"),
+    (BASE | {"startingOffsets": "{}"}, "startingOffsets", "nor JSON like"),
     (BASE | {"startingOffsets": '{"a": 1}'}, "startingOffsets", "'a' is not a partition number"),
     (BASE | {"startingOffsets": '{"0": -3}'}, "startingOffsets", "-3 is not an offset"),
     (BASE | {"startingOffsets": '{"0": true}'}, "startingOffsets", "True is not an offset"),
@@ -76,6 +90,21 @@ REFUSED = [
     (BASE | {"minPartitions": "many"}, "minPartitions", "not a positive whole number"),
     (BASE | {"failOnDataLoss": "yes"}, "failOnDataLoss", "neither true nor false"),
     (BASE | {"startingTimestamp": "yesterday"}, "startingTimestamp", "'yesterday' is neither"),
+    (BASE | {"endingTimestamp": "9" * 30}, "endingTimestamp", "is neither"),
+    (BASE | {"startingOffsetsByTimestamp": "1700000000123"}, "startingOffsetsByTimestamp", "not JSON like"),
+    (BASE | {"startingOffsetsByTimestamp": '{"0": -1}'}, "startingOffsetsByTimestamp", "-1 is not milliseconds"),
+    (BASE | {"endingOffsetsByTimestamp": '{"x": 1}'}, "endingOffsetsByTimestamp", "'x' is not a partition number"),
+    (BASE | {"startingOffsetsByTimestampStrategy": "none"}, "startingOffsetsByTimestampStrategy", "error or latest"),
+    (BASE | {"minOffsetsPerTrigger": "6", "maxOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger", "6 is more than"),
+    (BASE | {"maxTriggerDelay": "soon"}, "maxTriggerDelay", "'soon' is not a duration"),
+    (BASE | {"maxTriggerDelay": "5 weeks"}, "maxTriggerDelay", "not a duration"),
+    (BASE | {"maxRecordsPerPartition": "0"}, "maxRecordsPerPartition", "not a positive whole number"),
+    (BASE | {"consumer": "a b"}, "consumer", "'a b' is not a name"),
+    (BASE | {"fetch.numRetries": "3"}, "fetch.numRetries", "for 'url' only"),
+    (BASE | {"caFile": "ca.pem"}, "caFile", "for 'url' only"),
+    ({"url": "http://h", "stream": "s", "caFile": "ca.pem"}, "caFile", "https"),
+    ({"url": "http://h", "stream": "s", "fetch.numRetries": "-1"}, "fetch.numRetries", "not a whole number"),
+    ({"url": "http://h", "stream": "s", "fetch.timeoutMs": "0"}, "fetch.timeoutMs", "not a positive"),
 ]
 
 
@@ -94,5 +123,7 @@ def test_what_only_a_batch_or_only_a_stream_can_do() -> None:
         check_for_batch(parse_options(BASE | {"startingOffsets": "latest"}))
     with pytest.raises(OptionError, match="startingOffsets"):
         check_for_batch(parse_options(BASE | {"startingOffsets": '{"0": -1}'}))
-    with pytest.raises(OptionError, match="endingOffsets"):
-        check_for_stream(parse_options(BASE | {"endingOffsets": "latest"}))
+    check_for_batch(parse_options(BASE | {"startingOffsets": "latest", "startingTimestamp": "5"}))
+    for name, value in (("endingOffsets", "latest"), ("endingTimestamp", "5"), ("endingOffsetsByTimestamp", '{"0":1}')):
+        with pytest.raises(OptionError, match=f"'{name}': is for batch reads"):
+            check_for_stream(parse_options(BASE | {name: value}))

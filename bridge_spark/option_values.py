@@ -1,0 +1,189 @@
+"""How the values of the Spark source's options are written.
+
+The rule kept here: a value is understood in one way or refused with the reason;
+nothing is guessed and nothing is rounded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from typing import Any, Optional, Union
+from urllib.parse import urlsplit
+
+EARLIEST = -2
+"""Per partition, in offset JSON: the oldest offset that is still kept."""
+LATEST = -1
+"""Per partition, in offset JSON: the end of the partition, exclusive."""
+
+OffsetSpec = Union[int, dict[int, int]]
+"""One of EARLIEST and LATEST for all partitions, or an offset per partition."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_LAST_MS = (1 << 63) // 1000
+_CONSUMER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]{0,127}")
+_DURATION = re.compile(r"(\d+)\s*([a-z]*)")
+_UNIT_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class OptionError(ValueError):
+    """An option that does not exist or whose value cannot be used."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"mqtt source: option '{name}': {reason}")
+
+
+def offsets(given: Mapping[str, str], name: str, starting: bool) -> Optional[OffsetSpec]:
+    """`earliest`, `latest` or offset JSON; only a start may be EARLIEST."""
+    text = given.get(name)
+    if text is None:
+        return None
+    word = text.strip().lower()
+    if word == "latest":
+        return LATEST
+    if word == "earliest" and starting:
+        return EARLIEST
+    if word == "earliest":
+        raise OptionError(name, "'earliest' is where a read may start, not where it ends")
+    example = f"{'earliest, latest' if starting else 'latest'} nor JSON like {{\"0\": 123}}"
+    return _per_partition(name, text, f"neither {example}", EARLIEST if starting else LATEST, 1 << 63, "an offset")
+
+
+def timestamps(given: Mapping[str, str], name: str) -> Optional[dict[int, int]]:
+    """Per partition microseconds since the epoch, of JSON in milliseconds."""
+    text = given.get(name)
+    if text is None:
+        return None
+    found = _per_partition(
+        name, text, 'not JSON like {"0": 1700000000000}', 0, _LAST_MS, "milliseconds since the epoch")
+    return {partition: milliseconds * 1000 for partition, milliseconds in found.items()}
+
+
+def _per_partition(name: str, text: str, otherwise: str, lowest: int, limit: int, what: str) -> dict[int, int]:
+    try:
+        document: Any = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict) or not document:
+        raise OptionError(name, f"{text!r} is {otherwise}")
+    found: dict[int, int] = {}
+    for key, value in document.items():
+        if not (key.isascii() and key.isdigit()):
+            raise OptionError(name, f"{key!r} is not a partition number")
+        if type(value) is not int or not lowest <= value < limit:
+            raise OptionError(name, f"{value!r} is not {what} (partition {key})")
+        found[int(key)] = value
+    return found
+
+
+def timestamp(given: Mapping[str, str], name: str) -> Optional[int]:
+    """Microseconds since the epoch, of milliseconds or an ISO 8601 time (UTC
+    where it names no zone)."""
+    text = given.get(name)
+    if text is None:
+        return None
+    digits = text.strip()
+    if digits.isascii() and digits.isdigit() and int(digits) < _LAST_MS:
+        return int(digits) * 1000
+    try:
+        moment = datetime.fromisoformat(digits)
+    except ValueError:
+        raise OptionError(
+            name, f"{text!r} is neither milliseconds since the epoch nor a time like 2026-01-31T12:00:00Z"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def duration_ms(given: Mapping[str, str], name: str, default: int) -> int:
+    """Milliseconds, of a number with one of Spark's units (ms where it has none)."""
+    text = given.get(name)
+    if text is None:
+        return default
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or found[2] not in _UNIT_MS:
+        raise OptionError(name, f"{text!r} is not a duration like 500ms, 30s, 15m or 1h")
+    return int(found[1]) * _UNIT_MS[found[2]]
+
+
+def positive(given: Mapping[str, str], name: str) -> Optional[int]:
+    text = given.get(name)
+    if text is None:
+        return None
+    value = _whole(text)
+    if value is None or value == 0:
+        raise OptionError(name, f"{text!r} is not a positive whole number")
+    return value
+
+
+def count(given: Mapping[str, str], name: str, default: int) -> int:
+    """A whole number from 0 on."""
+    text = given.get(name)
+    if text is None:
+        return default
+    value = _whole(text)
+    if value is None:
+        raise OptionError(name, f"{text!r} is not a whole number from 0 on")
+    return value
+
+
+def _whole(text: str) -> Optional[int]:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdigit()) or int(digits) >= 1 << 63:
+        return None
+    return int(digits)
+
+
+def boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
+    text = given.get(name)
+    if text is None:
+        return default
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise OptionError(name, f"{text!r} is neither true nor false")
+    return word == "true"
+
+
+def one_of(given: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
+    """One of the words, the first where the option is not given."""
+    text = given.get(name)
+    if text is None:
+        return words[0]
+    word = text.strip().lower()
+    if word not in words:
+        raise OptionError(name, f"{text!r} is not {' or '.join(words)}")
+    return word
+
+
+def consumer(given: Mapping[str, str], name: str) -> Optional[str]:
+    text = given.get(name)
+    if text is not None and _CONSUMER.fullmatch(text) is None:
+        raise OptionError(name, f"{text!r} is not a name of up to 128 letters, digits, '_', '-', '.' and ':'")
+    return text
+
+
+def url(given: Mapping[str, str], name: str) -> Optional[str]:
+    """An HTTP address without a slash at its end."""
+    text = given.get(name)
+    if text is None:
+        return None
+    try:
+        parts = urlsplit(text)
+        parts.port
+    except ValueError as error:
+        raise OptionError(name, f"{text!r}: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise OptionError(name, f"{text!r} is not an address like http://HOST:PORT")
+    if parts.username is not None:
+        raise OptionError(name, "must not carry a name or password: give 'token'")
+    return text.rstrip("/")
+
+
+def token(given: Mapping[str, str], name: str) -> Optional[str]:
+    text = given.get(name)
+    if text is not None and (not text or not text.isascii() or not text.isprintable() or " " in text):
+        raise OptionError(name, "is not a bearer token of printable ASCII characters")
+    return text
