@@ -129,6 +129,7 @@ class HttpClient:
         failures = 0
         while True:
             had = wanted.filled if wanted is not None else 0
+            stale = self._connection is not None
             try:
                 return self._try(method, path, content, wanted)
             except HttpError:
@@ -136,6 +137,8 @@ class HttpClient:
                 raise
             except (OSError, http.client.HTTPException, _TryAgain) as error:
                 self.close()
+                if stale and isinstance(error, ConnectionError):
+                    continue  # it was kept open for longer than the other side keeps it
                 reason = self._reason(error)
                 if wanted is not None and wanted.filled > had:
                     failures = 0

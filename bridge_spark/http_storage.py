@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Optional
 from urllib.parse import quote
 
+from bridge_spark.consumers import REPORT_TIMEOUT_S, Reporter
 from bridge_spark.http_client import RETRIES, RETRY_INTERVAL_S, TIMEOUT_S, HttpClient, HttpError, NotFound
 from bridge_spark.segment import IndexEntry
 from bridge_spark.storage import (
@@ -40,6 +41,8 @@ class HttpStorage:
         self._client = HttpClient(url, token, ca_file, retries, retry_interval_s, timeout_s)
         self._stream = stream
         self._path = f"/streams/{quote(stream, safe='')}"
+        self._reports = HttpClient(url, token, ca_file, 0, 0.0, min(timeout_s, REPORT_TIMEOUT_S))
+        self._reporter = Reporter(self._send_report)
 
     def manifest(self) -> Manifest:
         try:
@@ -48,7 +51,7 @@ class HttpStorage:
             raise UnknownStream(f"mqtt source: option 'stream': {self._client.url} has no stream {self._stream!r}"
                                 f"{self._names()}") from None
         except HttpError as error:
-            raise _told(error) from None
+            raise _said(error) from None
 
     def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
         path = f"{self._path}/offsets?timestamp={timestamp}"
@@ -58,7 +61,7 @@ class HttpStorage:
         except NotFound:
             return None
         except HttpError as error:
-            raise _told(error) from None
+            raise _said(error) from None
         except (KeyError, TypeError, ValueError) as error:
             raise StreamError(f"mqtt source: {self._client.url}{path} did not answer with offsets "
                               f"({error!r})") from None
@@ -69,7 +72,7 @@ class HttpStorage:
         except NotFound:
             raise SegmentGone(f"mqtt source: {self.describe(partition, file)} is gone") from None
         except HttpError as error:
-            raise _told(error) from None
+            raise _said(error) from None
 
     def index(self, partition: int, segment: Segment) -> list[IndexEntry]:
         try:
@@ -77,16 +80,20 @@ class HttpStorage:
         except NotFound:
             return []
         except HttpError as error:
-            raise _told(error) from None
+            raise _said(error) from None
 
     def report(self, consumer: str, offsets: Mapping[int, int]) -> None:
-        """The broker keeps no list of readers."""
+        self._reporter.report(consumer, offsets)
+
+    def _send_report(self, consumer: str, report: bytes) -> None:
+        self._reports.send("PUT", f"{self._path}/consumers/{quote(consumer, safe='')}", report)
 
     def describe(self, partition: int, file: str) -> str:
         return self._client.url + self._file_path(partition, file)
 
     def close(self) -> None:
         self._client.close()
+        self._reports.close()
 
     def _file_path(self, partition: int, file: str) -> str:
         return f"{self._path}/{partition}/{quote(file)}"
@@ -100,5 +107,5 @@ class HttpStorage:
         return f" (there are: {', '.join(map(str, names))})" if isinstance(names, list) and names else ""
 
 
-def _told(error: HttpError) -> StreamError:
+def _said(error: HttpError) -> StreamError:
     return StreamError(f"mqtt source: {error}")

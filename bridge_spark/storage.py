@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Protocol
 
+from bridge_spark.consumers import DIRECTORY, Reporter, write_report
 from bridge_spark.options import SourceOptions
 from bridge_spark.segment import IndexEntry, SegmentError, Watermark, decode_index, decode_watermark
 from bridge_spark.stream_config import FORMAT_VERSION
@@ -121,6 +122,7 @@ class DirectoryStorage:
         local = path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:")
         self._root = Path(local)
         self._stream = stream
+        self._reporter = Reporter(self._write_report)
 
     def manifest(self) -> Manifest:
         directory = self._directory()
@@ -161,7 +163,10 @@ class DirectoryStorage:
         return None
 
     def report(self, consumer: str, offsets: Mapping[int, int]) -> None:
-        """Nobody is there to be told."""
+        self._reporter.report(consumer, offsets)
+
+    def _write_report(self, consumer: str, report: bytes) -> None:
+        write_report(self._directory() / DIRECTORY, consumer, report)
 
     def describe(self, partition: int, file: str) -> str:
         return str(self._directory() / str(partition) / file)

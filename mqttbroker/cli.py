@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn, Optional, Sequence
 
-from mqttbroker import __version__, build_kind
+from mqttbroker import __version__, build_kind, consumers_command
 from mqttbroker.config import FLAGS, ConfigError, load_settings
 from mqttbroker.settings import Settings
 from mqttbroker.store_commands import COMMANDS, add_parsers, run
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     passwd.add_argument("--scram", action="store_true", help="for SCRAM-SHA-256 too; else argon2id, for CONNECT only")
 
     add_parsers(commands)
+    consumers_command.add_parser(commands)
     commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
     commands.add_parser("java-home", help="say what JAVA_HOME should be for Spark", add_help=False)
     return parser
@@ -93,6 +94,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             return 0
         if options.command in COMMANDS:
             return run(options)
+        if options.command == "consumers":
+            return consumers_command.run(options)
         flags = {flag: value for flag in FLAGS if (value := getattr(options, flag)) is not None}
 
         def read() -> Settings:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mqttbroker.setting_kinds import shown
-from mqttbroker.settings import Http, Limits, Listener, Log, Redirect, Settings, Stream
+from mqttbroker.settings import Consumers, Http, Limits, Listener, Log, Redirect, Settings, Stream
 
 ENVIRONMENT_PREFIX = "MQTTBROKER_"
 FLAGS: dict[str, tuple[str, ...]] = {
@@ -175,7 +175,7 @@ def _suggestion(name: str, section: type[Any], path: _Path) -> str:
     if near:
         return f", did you mean {near[0]}?"
     places: dict[str, type[Any]] = {"": Settings, "listeners.0.": Listener}
-    places |= {"limits.": Limits, "redirect.": Redirect, "http.": Http, "log.": Log}
+    places |= {"limits.": Limits, "redirect.": Redirect, "consumers.": Consumers, "http.": Http, "log.": Log}
     for prefix, other in places.items():
         if other is not section and name in {f.name for f in dataclasses.fields(other) if "kind" in f.metadata}:
             return f", did you mean {prefix}{name}?"

@@ -11,6 +11,7 @@ stops reading costs its own connection only.
     GET /streams/{name}/offsets?timestamp=µs   the first offset at or after it, per partition
     GET /streams/{name}/{partition}/{file}     a .seg or .idx file, byte ranges (RFC 9110, 14)
     GET /metrics /livez /readyz
+    /streams/{name}/consumers                  who reads how far (`http_consumers`)
 
 Errors are JSON, {"error": "..."}.  With a token every request but /livez and
 /readyz needs ``Authorization: Bearer <token>``.
@@ -36,7 +37,9 @@ from bridge_spark.segment import SegmentError
 from bridge_spark.stream_log import StreamLogs
 from mqttbroker import __version__
 from mqttbroker.connection import Stats
+from mqttbroker.consumer_lag import ConsumerLag
 from mqttbroker.handshakes import Handshakes
+from mqttbroker.http_consumers import ConsumerRoutes
 
 BACKLOG = 512
 MAX_DOWNLOADS = 512  # stream files served at once; more are told to come again
@@ -123,6 +126,7 @@ class HttpServer:
         token: Optional[str] = None,
         context: Optional[ssl.SSLContext] = None,
         stats: Optional[Stats] = None,
+        consumers: Optional[ConsumerLag] = None,
     ) -> None:
         self.host = host
         self.port = port
@@ -132,6 +136,7 @@ class HttpServer:
         self._token = token.encode() if token else None
         self._context = context
         self._stats = Stats() if stats is None else stats
+        self._consumers = ConsumerRoutes(consumers)
         self._handshakes: Optional[Handshakes] = None
         self._downloads = 0
         self._thread: Optional[threading.Thread] = None
@@ -209,6 +214,7 @@ class HttpServer:
         application = web.Application(middlewares=[self._guard])
         application.add_routes(
             [
+                *self._consumers.routes(),
                 web.get("/streams", self._streams),
                 web.get("/streams/{name}", self._manifest),
                 web.get("/streams/{name}/offsets", self._offsets),

@@ -20,6 +20,7 @@ from mqttbroker import __version__, build_kind
 from mqttbroker.broker import Broker
 from mqttbroker.connection import Stats
 from bridge_spark.stream_log import StreamLogs
+from mqttbroker.consumer_lag import ConsumerLag
 
 
 class Metrics:
@@ -29,12 +30,17 @@ class Metrics:
     """
 
     def __init__(
-        self, broker: Broker, streams: Optional[StreamLogs], set_aside: int = 0
+        self,
+        broker: Broker,
+        streams: Optional[StreamLogs],
+        set_aside: int = 0,
+        consumers: Optional[ConsumerLag] = None,
     ) -> None:
         self.broker = broker
         self.set_aside = set_aside
         self.http_stats = Stats()
         self.streams = streams
+        self.consumers = consumers
         self._started = time.monotonic()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
@@ -144,3 +150,33 @@ class Metrics:
         yield end
         yield start
         yield size
+        yield from self._consumer_metrics()
+
+    def _consumer_metrics(self) -> Iterator[Metric]:
+        """As of the last look: a scrape reads no file."""
+        prefix = "mqttbroker_stream_consumer_"
+        labels = ["stream", "consumer", "partition"]
+        offset = GaugeMetricFamily(prefix + "offset", "Next offset that a consumer will read.", labels=labels)
+        lag = GaugeMetricFamily(prefix + "lag", "Offsets between a consumer and the end.", labels=labels)
+        seconds = GaugeMetricFamily(
+            prefix + "lag_seconds", "Age of the oldest record that a consumer has not read.", labels=labels
+        )
+        lost = GaugeMetricFamily(
+            prefix + "lost", "Offsets that retention removed before a consumer read them.", labels=labels
+        )
+        risk = GaugeMetricFamily(
+            prefix + "at_risk", "1 if retention soon takes what a consumer has not read, or has.", labels=labels
+        )
+        report = GaugeMetricFamily(
+            prefix + "report_timestamp_seconds", "When a consumer last reported.", labels=labels[:2]
+        )
+        for consumer in self.consumers.latest if self.consumers is not None else ():
+            report.add_metric([consumer.stream, consumer.name], consumer.reported_at)
+            for place in consumer.places:
+                key = [consumer.stream, consumer.name, str(place.partition)]
+                offset.add_metric(key, place.offset)
+                lag.add_metric(key, place.lag)
+                seconds.add_metric(key, place.lag_seconds)
+                lost.add_metric(key, place.lost)
+                risk.add_metric(key, place.at_risk)
+        yield from (offset, lag, seconds, lost, risk, report)

@@ -25,6 +25,7 @@ from mqttbroker.broker import Broker
 from mqttbroker.clients import restore_will
 from mqttbroker.config import ConfigError
 from mqttbroker.connection import Outbound
+from mqttbroker.consumer_lag import ConsumerLag
 from mqttbroker.entrance import Doorkeeper, Entrance
 from mqttbroker.groups import HashTopic, LeastLoaded, RandomMember, Strategy
 from mqttbroker.http import HttpServer
@@ -80,6 +81,7 @@ class Server:
         self.reread = reread
         self.security = Security(settings)
         self.streams: Optional[StreamLogs] = None
+        self.consumers: Optional[ConsumerLag] = None
         if settings.streams:
             configs = [
                 StreamConfig(
@@ -95,6 +97,7 @@ class Server:
                 for stream in settings.streams
             ]
             self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
+            self.consumers = ConsumerLag(self.streams, configs, settings.consumers)
         self.store = Store(settings.data_dir / DATABASE, settings.durability, self.streams)
         self.stopping = asyncio.Event()
         self.stored = asyncio.Event()
@@ -110,7 +113,7 @@ class Server:
         aside = set_aside(self.settings.data_dir)
         for path in aside:
             log.warning("event=damaged_file_kept file=%s", path)
-        self.metrics = Metrics(self.broker, self.streams, len(aside))
+        self.metrics = Metrics(self.broker, self.streams, len(aside), self.consumers)
 
     async def run(self) -> None:
         """Serve until `stop`."""
@@ -127,6 +130,8 @@ class Server:
             loop.add_signal_handler(number, self.stopping.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         try:
+            if self.consumers is not None:
+                self.consumers.start()
             self._open_http()
             tasks.append(asyncio.create_task(self._ticking()))
             if settings.sys_interval:
@@ -151,6 +156,8 @@ class Server:
             await self._drain()
             if self.http is not None:
                 self.http.stop()
+            if self.consumers is not None:
+                self.consumers.stop()
 
     def _open_http(self) -> None:
         settings = self.settings.http
@@ -168,6 +175,7 @@ class Server:
                 token=settings.token,
                 context=context,
                 stats=self.metrics.http_stats,
+                consumers=self.consumers,
             )
             self.http.start()
         except OSError as error:

@@ -206,6 +206,19 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Consumers:
+    """Readers of streams that report how far they have come; when the broker warns that they fall behind."""
+
+    max_consumers: int = _key(Integer(1, 10_000), 100)
+    max_name_length: int = _key(Integer(1, 200), 128)
+    forget_after: float = _key(Duration("1s", "3650d"), "7d")
+    interval: float = _key(Duration("100ms", "1h"), "10s")
+    retention_warning: float = _key(Duration("0s", "3650d"), "1h")
+    retention_warning_percent: int = _key(Integer(0, 100), 10)
+    warning_interval: float = _key(Duration("1s", "30d"), "10m")
+
+
+@dataclass(frozen=True)
 class Settings:
     """Everything that can be set; ``Settings()`` is the broker without file, environment and flags."""
 
@@ -226,6 +239,7 @@ class Settings:
     http: Http = _section(Http)
     limits: Limits = _section(Limits)
     redirect: Redirect = _section(Redirect)
+    consumers: Consumers = _section(Consumers)
     listeners: tuple[Listener, ...] = (Listener(),)
     streams: tuple[Stream, ...] = ()
 

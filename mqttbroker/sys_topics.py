@@ -46,6 +46,20 @@ class SysTopics:
                 self._published[topic] = value
                 self.metrics.broker.publisher.publish_own(topic, value.encode("utf-8"), True)
 
+    def _streams(self) -> dict[str, object]:
+        """Of each stream how many consumers it has, how many are at risk, and the largest lag."""
+        metrics = self.metrics
+        values: dict[str, object] = {}
+        if metrics.streams is None or metrics.consumers is None:
+            return values
+        latest = metrics.consumers.latest
+        for name in metrics.streams.streams():
+            found = [consumer for consumer in latest if consumer.stream == name]
+            values[f"streams/{name}/consumers/count"] = len(found)
+            values[f"streams/{name}/consumers/at_risk"] = sum(consumer.at_risk for consumer in found)
+            values[f"streams/{name}/consumers/lag"] = max((consumer.lag for consumer in found), default=0)
+        return values
+
     def values(self) -> dict[str, str]:
         """All topics with their values."""
         broker = self.metrics.broker
@@ -84,6 +98,7 @@ class SysTopics:
         }
         for cause, count in self.metrics.drops().items():
             values[f"publish/messages/dropped/{cause}"] = count
+        values.update(self._streams())
         loads = {
             "messages/received": stats.messages_received,
             "messages/sent": stats.messages_sent,

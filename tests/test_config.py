@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mqttbroker.config import FLAGS, ConfigError, load_settings
-from mqttbroker.settings import Http, Limits, Listener, Log, Redirect, Settings, Stream
+from mqttbroker.settings import Consumers, Http, Limits, Listener, Log, Redirect, Settings, Stream
 
 CONF = Path(__file__).resolve().parent.parent / "conf" / "mqttbroker.toml"
 
@@ -51,6 +51,7 @@ def test_the_file_lists_every_key() -> None:
         "http": Http,
         "limits": Limits,
         "redirect": Redirect,
+        "consumers": Consumers,
         "listeners": Listener,
         "streams": Stream,
     }

@@ -15,7 +15,9 @@ from bridge_spark import http_client, http_storage
 from bridge_spark.datasource import MqttDataSource
 from bridge_spark.storage import SegmentGone, StreamError, UnknownStream
 from bridge_spark.stream_log import StreamConfig, StreamLogs
+from mqttbroker.consumer_lag import ConsumerLag
 from mqttbroker.http import HttpServer
+from mqttbroker.settings import Consumers
 
 __all__ = ["spark"]
 
@@ -33,8 +35,13 @@ def logs(tmp_path: Path) -> Iterator[StreamLogs]:
 
 
 @pytest.fixture
-def broker_url(logs: StreamLogs) -> Iterator[str]:
-    server = HttpServer("127.0.0.1", 0, logs, lambda: b"", list, token="s3cret")
+def lag(logs: StreamLogs) -> ConsumerLag:
+    return ConsumerLag(logs, [StreamConfig("sensors", ["#"], partitions=2)], Consumers())
+
+
+@pytest.fixture
+def broker_url(logs: StreamLogs, lag: ConsumerLag) -> Iterator[str]:
+    server = HttpServer("127.0.0.1", 0, logs, lambda: b"", list, token="s3cret", consumers=lag)
     server.start()
     yield f"http://127.0.0.1:{server.port}"
     server.stop()
@@ -94,3 +101,17 @@ def test_spark_reads_over_http(spark: SparkSession, broker_url: str) -> None:
     assert found.where("topic = 'sensors/1'").count() == 200
     with pytest.raises(Exception, match="option 'token': .* refused it"):
         spark.readStream.format("mqtt").options(url=broker_url, stream="sensors", token="no").load()
+
+
+@pytest.mark.timeout(180)
+def test_a_query_with_a_name_reports_what_it_has_committed(
+    spark: SparkSession, broker_url: str, lag: ConsumerLag, tmp_path: Path
+) -> None:
+    reading = spark.readStream.format("mqtt").options(
+        url=broker_url, stream="sensors", token="s3cret", consumer="job", startingOffsets="earliest",
+        maxOffsetsPerTrigger="300")
+    query = reading.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+        availableNow=True).start()
+    query.awaitTermination()
+    consumer, = lag.table("sensors")
+    assert consumer.name == "job" and [(place.offset, place.lag) for place in consumer.places] == [(200, 0), (200, 0)]
