@@ -27,6 +27,7 @@ SUFFIX = ".json"
 MAX_REPORT_BYTES = 64 * 1024
 MAX_OFFSET = 1 << 63
 REPORT_TIMEOUT_S = 2.0
+REPEAT_S = 60.0  # after which a report that says nothing new is sent again
 SILENCE_S = 30.0  # after a report that failed, before another is tried
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]*")
@@ -82,20 +83,26 @@ def write_report(directory: Path, name: str, data: bytes) -> None:
 
 
 class Reporter:
-    """Sends reports for a reader; what goes wrong is one warning until it works again."""
+    """Sends reports for a reader, where they say something new or the last is old; what goes wrong is one
+    warning until it works again."""
 
     def __init__(self, send: Callable[[str, bytes], None]) -> None:
         self._send = send
         self._silent_until = 0.0
         self._failed = False
+        self._sent = b""
+        self._repeat_at = 0.0
 
     def report(self, consumer: str, offsets: Mapping[int, int]) -> None:
         """Tell how far ``consumer`` has come; never raises, and after a failure is without effect for a while."""
-        if time.monotonic() < self._silent_until:
+        now = time.monotonic()
+        report = encode_report(offsets)
+        if now < self._silent_until or (report == self._sent and now < self._repeat_at):
             return
         try:
-            self._send(consumer, encode_report(offsets))
+            self._send(consumer, report)
             self._failed = False
+            self._sent, self._repeat_at = report, now + REPEAT_S
         except Exception as error:
             self._silent_until = time.monotonic() + SILENCE_S
             if not self._failed:

@@ -206,8 +206,11 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = offsets.latest(self._fetch())
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        manifest = self._fetch()
         begin = offsets.from_json(start)
+        if self._options.consumer is not None:
+            # What begins here is committed up to here; Spark's commit() tells of a batch only once there is a next one.
+            self._open().report(self._options.consumer, begin)
+        manifest = self._fetch()
         end = dict(self._target) if self._target is not None else offsets.latest(manifest)
         for partition in begin:
             end.setdefault(partition, begin[partition])
@@ -234,10 +237,6 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._schema, partition, Wanted())
-
-    def commit(self, end: dict[str, int]) -> None:
-        if self._options.consumer is not None:
-            self._open().report(self._options.consumer, offsets.from_json(end))
 
     def stop(self) -> None:
         if self._storage is not None:

@@ -90,6 +90,9 @@ def test_a_report_that_fails_is_one_warning_and_then_silence(
         failing[0] = False
         now[0] += consumers.SILENCE_S
         assert [report({0: n}) for n in (4, 5)] == [3, 4] and sent[-1] == encode_report({0: 5})
+        assert report({0: 5}) == 4
+        now[0] += consumers.REPEAT_S
+        assert report({0: 5}) == 5
         failing[0] = True
         report({0: 6})
         assert len(caplog.records) == 2

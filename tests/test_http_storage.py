@@ -109,9 +109,15 @@ def test_a_query_with_a_name_reports_what_it_has_committed(
 ) -> None:
     reading = spark.readStream.format("mqtt").options(
         url=broker_url, stream="sensors", token="s3cret", consumer="job", startingOffsets="earliest",
-        maxOffsetsPerTrigger="300")
-    query = reading.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+        maxOffsetsPerTrigger="300").load()
+    told: list[list[int]] = []
+
+    def tell(*_: object) -> None:
+        told.extend([place.offset for place in consumer.places] for consumer in lag.table("sensors"))
+
+    query = reading.writeStream.foreachBatch(tell).option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
         availableNow=True).start()
     query.awaitTermination()
-    consumer, = lag.table("sensors")
-    assert consumer.name == "job" and [(place.offset, place.lag) for place in consumer.places] == [(200, 0), (200, 0)]
+    tell()
+    assert told == [[0, 0], [150, 150], [200, 200]]
+    assert [consumer.name for consumer in lag.table("sensors")] == ["job"]
