@@ -20,7 +20,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz chaos power-loss check demo bench bench-tools clean interop interop-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz chaos power-loss check demo bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -65,6 +65,10 @@ test:
 	$(MAKE) --no-print-directory test-compiled
 	$(MAKE) --no-print-directory interop
 	$(MAKE) --no-print-directory test-plain TESTED_BUILD=$(BUILD_KIND)
+
+# What make test leaves out because Spark starts for it again and again.
+slow: $(VENV)/extras build
+	env -u PYTHONPATH SLOW_TESTS=1 $(BIN)/pytest tests/test_spark_connect.py
 
 # Clients of other hands: Python's from PyPI, MQTT.js from npm, mosquitto's commands and the Paho C library from Debian;
 # Node from PyPI where there is none.
