@@ -92,10 +92,13 @@ def spark_environment() -> dict[str, str]:
 
 
 def install_into(directory: Path) -> str:
-    """A copy of what an executor needs, as another machine would have it; the PYTHONPATH that finds it."""
+    """A copy of what an executor needs, as another machine would have it, and leaves the file ``used`` beside it when a
+    task reads with it; the PYTHONPATH that finds it."""
     for package in PACKAGES:
         found = Path(str(package.__file__)).parent
         shutil.copytree(found, directory / found.name, ignore=shutil.ignore_patterns("__pycache__", "autoload"))
+    with (directory / "bridge_spark" / "slice_reader.py").open("a") as reader:
+        reader.write(f"\nopen({str(directory / 'used')!r}, 'w').close()\n")
     return str(directory)
 
 
