@@ -20,7 +20,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz chaos power-loss check demo bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz chaos power-loss check demo pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -115,6 +115,11 @@ check: $(VENV)/extras
 
 demo: $(VENV)/extras build
 	$(BIN)/python -P -m mqttbroker.demo $(if $(DATA),--data "$(DATA)")
+
+# The pictures of the docs, drawn by the notebook from DATA=DIR, else from a simulated plant.
+pictures: $(VENV)/extras build
+	PICTURES="$(CURDIR)/docs/pictures" $(if $(DATA),SENSOR_DATA="$(abspath $(DATA))") \
+	  $(BIN)/jupyter-execute docs/notebooks/anomalies.ipynb
 
 # This broker beside others, in 15 minutes or less: SCENARIOS="p2p-q0-64 kept", PEERS="name=start-script ...",
 # BENCH_ARGS="--rounds 1 --details" (docs/performance.md).
