@@ -85,9 +85,12 @@ def cluster(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.timeout(240)
 def test_workers_read_over_http(cluster: str, tmp_path: Path) -> None:
+    """Spark sends the driver's Python path along: a relative one leads the workers nowhere, as on another machine."""
+    install_into(tmp_path / "driver" / "packages")
+    environment = spark_environment() | {"PYTHONPATH": "packages"}
     with broker_with_readings() as broker:
         arguments = [cluster, broker.url, TOKEN, json.dumps(SETTINGS), (tmp_path / "checkpoint").as_uri()]
-        driver = subprocess.run([sys.executable, "-c", DRIVER, *arguments], env=spark_environment(), cwd=tmp_path,
+        driver = subprocess.run([sys.executable, "-c", DRIVER, *arguments], env=environment, cwd=tmp_path / "driver",
                                 capture_output=True, text=True)
     assert driver.returncode == 0, driver.stderr
     batch, streamed = json.loads(driver.stdout)
