@@ -21,6 +21,8 @@ from mqttbroker.settings import Consumers
 
 __all__ = ["spark"]
 
+pytestmark = pytest.mark.one_build
+
 
 @pytest.fixture
 def logs(tmp_path: Path) -> Iterator[StreamLogs]:

@@ -18,6 +18,7 @@ from test_config import problems, write
 from test_metrics import samples
 from test_tls import Files
 
+pytestmark = pytest.mark.one_build
 Start = Callable[..., BrokerProcess]
 STREAM = {"readings": {"filters": ["r/#"], "partitions": 1}}
 FILE = "/streams/readings/0/00000000000000000000.seg"
