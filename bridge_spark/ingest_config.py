@@ -17,6 +17,9 @@ from bridge_spark.config_section import ConfigError, Section
 from bridge_spark.table_config import TableConfig, check_directories, table_config
 
 
+_SOURCE_OPTIONS = {"path": "path", "url": "url", "token": "token", "ca_file": "caFile"}
+
+
 @dataclass(frozen=True)
 class IngestConfig:
     """All tables of a run and the Spark session they share; ``master`` None
@@ -44,7 +47,7 @@ def parse_config(document: Mapping[str, Any], where: str = "ingest") -> IngestCo
     """Check a configuration, laid out as in the file; raises `ConfigError`."""
     top = Section(where, "", document)
     source = Section(where, "source", top.table("source"))
-    given = {key: source.text(key) for key in ("path", "url", "token") if key in source.values}
+    given = {option: source.text(key) for key, option in _SOURCE_OPTIONS.items() if key in source.values}
     source.finish()
     spark = Section(where, "spark", top.table("spark"))
     master = spark.text("master") if "master" in spark.values else None
