@@ -29,7 +29,7 @@ USER_PROPERTY_LIST_DDL = "user_property_list array<struct<key:string,value:strin
 _PROPERTY_COLUMNS = frozenset(
     {"content_type", "response_topic", "correlation_data", "user_properties", "user_property_list"}
 )
-_TYPES = {
+STORED_TYPES = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "flags": pa.uint8(),
     "topic": pa.string(),
@@ -136,7 +136,7 @@ class ColumnMaker:
                 buffers = [None, data]
             else:
                 buffers = [None, buffer.slice(*getattr(columns, f"{name}_offsets")), data]
-            arrays.append(pa.Array.from_buffers(_TYPES[name], batch.count, buffers))
+            arrays.append(pa.Array.from_buffers(STORED_TYPES[name], batch.count, buffers))
         first, last = max(start, batch.first_offset), min(end, batch.end_offset)
         arrays.append(_offset_array(batch.first_offset, batch.end_offset))
         rows = pa.RecordBatch.from_arrays(arrays, names=[*self.stored, "offset"])

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from bridge_spark.consumers import REPORT_TIMEOUT_S, Reporter
 from bridge_spark.http_client import RETRIES, RETRY_INTERVAL_S, TIMEOUT_S, HttpClient, HttpError, NotFound
+from bridge_spark.sealed import is_sealed
 from bridge_spark.segment import IndexEntry
 from bridge_spark.storage import (
     Manifest,
@@ -21,6 +22,7 @@ from bridge_spark.storage import (
     UnknownStream,
     index_file,
     parse_manifest,
+    sealed_index,
     usable_index,
 )
 
@@ -75,6 +77,8 @@ class HttpStorage:
             raise _said(error) from None
 
     def index(self, partition: int, segment: Segment) -> list[IndexEntry]:
+        if is_sealed(segment.file):
+            return sealed_index(self, partition, segment)
         try:
             return usable_index(self._client.get(self._file_path(partition, index_file(segment.file))), segment)
         except NotFound:

@@ -29,8 +29,9 @@ ROW_BYTES = 128
 @dataclass(frozen=True)
 class Slice:
     """The rows ``start_offset`` up to ``end_offset``, exclusive, of one segment
-    file: they lie between the bytes ``position`` and ``end_position``, which
-    are boundaries of batches."""
+    file of which ``file_size`` bytes are committed: they lie between the bytes
+    ``position`` and ``end_position``, which are boundaries of batches, or of the
+    row groups of a sealed one."""
 
     partition: int
     file: str
@@ -38,6 +39,7 @@ class Slice:
     end_position: int
     start_offset: int
     end_offset: int
+    file_size: int
 
 
 class Planner:
@@ -115,7 +117,7 @@ class Planner:
 
     def _slice(self, partition: int, segment: Segment, start: int, end: int) -> Slice:
         return Slice(partition, segment.file, self._position(partition, segment, start),
-                     self._end_position(partition, segment, end), start, end)
+                     self._end_position(partition, segment, end), start, end, segment.size)
 
     def _position(self, partition: int, segment: Segment, offset: int) -> int:
         if offset == segment.first_offset:

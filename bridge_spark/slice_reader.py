@@ -8,6 +8,8 @@ a row of it is seen, and what leaves is large enough for Spark to be quick.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -15,12 +17,18 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from bridge_spark.columns import ColumnMaker, PropertyError
 from bridge_spark.offsets import DataLoss
 from bridge_spark.plan import Slice
+from bridge_spark.sealed import is_sealed
+from bridge_spark.sealed_reader import SealedFile
 from bridge_spark.segment import Batch, CorruptBatch, SegmentError, TornBatch, decode_columns, read_batch, read_header
 from bridge_spark.storage import SegmentGone, Storage, StreamError
 
 CHUNK_BYTES = 8 * 1024 * 1024
 ROWS = 16_384
 ROWS_BYTES = 16 * 1024 * 1024
+LOOKS = 5  # for offsets whose file was gone; more often than a segment can change its file
+
+Part = tuple[int, int, Optional[pa.RecordBatch]]
+"""Rows of these offsets, the last exclusive; None for offsets that damage took."""
 
 
 def read_slices(
@@ -28,9 +36,10 @@ def read_slices(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the slices in order, in the maker's schema.
 
-    Raises `DataLoss` when retention has taken a file since the plan was made, or
-    a repair had to give offsets up (or goes on without), `StreamError` for
-    damaged bytes.
+    A file that is gone because it was sealed since the plan was made is looked
+    up by its offsets.  Raises `DataLoss` when retention has taken it, or a
+    repair had to give offsets up (or goes on without), `StreamError` for damaged
+    bytes.
     """
     for part in slices:
         try:
@@ -72,17 +81,63 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _stored_rows(
     storage: Storage, part: Slice, maker: ColumnMaker, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
+    waiting = [part]
+    looks = 0
+    while waiting:
+        part = waiting.pop(0)
+        reached = part.start_offset
+        parts = _sealed_parts if is_sealed(part.file) else _log_parts
+        try:
+            for first, end, rows in parts(storage, part, maker):
+                if rows is not None:
+                    yield rows
+                elif fail_on_data_loss:
+                    raise DataLoss([f"partition {part.partition}: offsets {first} to {end - 1} were lost to damage"])
+                reached = end
+        except SegmentGone:
+            looks += 1
+            if looks > LOOKS:
+                raise
+            waiting[:0] = look_up(storage, replace(part, start_offset=max(reached, part.start_offset)))
+
+
+def look_up(storage: Storage, part: Slice) -> list[Slice]:
+    """Where the rows of a slice are now; raises `SegmentGone` if not all are kept."""
+    state = storage.manifest().get(part.partition)
+    found: list[Slice] = []
+    reached = part.start_offset
+    for segment in state.segments if state is not None else ():
+        if segment.first_offset <= reached < min(segment.end_offset, part.end_offset):
+            end = min(segment.end_offset, part.end_offset)
+            found.append(Slice(part.partition, segment.file, 0, segment.size, reached, end, segment.size))
+            reached = end
+    if reached < part.end_offset:
+        raise SegmentGone(f"mqtt source: {storage.describe(part.partition, part.file)} is gone")
+    return found
+
+
+def _log_parts(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator[Part]:
     for data, batch in log_batches(storage, part):
         if batch.lost:
-            if fail_on_data_loss:
-                raise DataLoss([f"partition {part.partition}: offsets {batch.first_offset} to "
-                                f"{batch.end_offset - 1} were lost to damage"])
+            yield batch.first_offset, batch.end_offset, None
             continue
         try:
             columns = decode_columns(data, batch)
         except SegmentError as error:
             raise _corrupt(storage, part, batch.first_offset, error.reason) from None
-        yield maker.lay_over(pa.py_buffer(data), batch, columns, part.start_offset, part.end_offset)
+        rows = maker.lay_over(pa.py_buffer(data), batch, columns, part.start_offset, part.end_offset)
+        yield batch.first_offset, batch.end_offset, rows
+
+
+def _sealed_parts(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator[Part]:
+    expected = part.start_offset
+    try:
+        file = SealedFile(partial(storage.read, part.partition, part.file), part.file_size)
+        for first, end, rows in file.rows(maker.stored, part.start_offset, part.end_offset, maker.wanted):
+            yield first, end, rows
+            expected = end
+    except SegmentError as error:
+        raise _corrupt(storage, part, expected, error.reason) from None
 
 
 def log_batches(storage: Storage, part: Slice) -> Iterator[tuple[bytes, Batch]]:

@@ -11,11 +11,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Protocol
 
 from bridge_spark.consumers import DIRECTORY, Reporter, write_report
 from bridge_spark.options import SourceOptions
+from bridge_spark.sealed import SUFFIX, first_of, is_sealed, read_sealed
 from bridge_spark.segment import IndexEntry, SegmentError, Watermark, decode_index, decode_watermark
 from bridge_spark.stream_config import FORMAT_VERSION
 
@@ -31,7 +33,7 @@ class UnknownStream(StreamError):
 
 
 class SegmentGone(StreamError):
-    """A segment's file is no longer there: retention has taken it."""
+    """A segment's file is no longer there: it was sealed, or retention has taken it."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,15 @@ def usable_index(data: bytes, segment: Segment) -> list[IndexEntry]:
             if segment.first_offset <= entry.first_offset < segment.end_offset and entry.position < segment.size]
 
 
+def sealed_index(storage: Storage, partition: int, segment: Segment) -> list[IndexEntry]:
+    """The row groups of a sealed segment; empty when it is gone or damaged, which who reads it will say."""
+    try:
+        found = read_sealed(partial(storage.read, partition, segment.file), segment.size)
+    except (SegmentGone, SegmentError):
+        return []
+    return found.sparse_index()
+
+
 def index_file(segment_file: str) -> str:
     """The name of the index beside a segment file."""
     return segment_file.removesuffix(".seg") + ".idx"
@@ -153,6 +164,8 @@ class DirectoryStorage:
             raise StreamError(f"mqtt source: {path}: {error.strerror}") from None
 
     def index(self, partition: int, segment: Segment) -> list[IndexEntry]:
+        if is_sealed(segment.file):
+            return sealed_index(self, partition, segment)
         path = self._directory() / str(partition) / index_file(segment.file)
         try:
             return usable_index(path.read_bytes(), segment)
@@ -194,22 +207,29 @@ def _partition_state(directory: Path) -> PartitionState:
         names = os.listdir(directory)
     except OSError as error:
         raise StreamError(f"mqtt source: {directory}: {error.strerror}") from None
-    firsts = sorted(int(name[:-4]) for name in names
-                    if name.endswith(".seg") and name[:-4].isdigit() and int(name[:-4]) <= watermark.segment)
+    firsts = sorted({first for name in names if (first := first_of(name)) is not None and first <= watermark.segment})
     segments: list[Segment] = []
     for first_offset, next_first in zip(firsts, [*firsts[1:], watermark.segment]):
         last = first_offset == watermark.segment
         end_offset = watermark.high_watermark if last else next_first
         if end_offset <= max(first_offset, watermark.log_start_offset):
             continue
-        file = f"{first_offset:020d}.seg"
-        try:
-            size = watermark.position if last else os.path.getsize(directory / file)
-        except FileNotFoundError:
-            continue
-        segments.append(Segment(file, first_offset, end_offset, size))
+        found = (f"{first_offset:020d}.seg", watermark.position) if last else _size(directory, first_offset)
+        if found is not None:
+            segments.append(Segment(found[0], first_offset, end_offset, found[1]))
     kept_from = segments[0].first_offset if segments else watermark.high_watermark
     return PartitionState(max(watermark.log_start_offset, kept_from), watermark.high_watermark, tuple(segments))
+
+
+def _size(directory: Path, first_offset: int) -> Optional[tuple[str, int]]:
+    """The file of a closed segment and its size; None when it is gone."""
+    for suffix in (SUFFIX, ".seg", SUFFIX):  # it may be sealed between two looks
+        file = f"{first_offset:020d}{suffix}"
+        try:
+            return file, os.path.getsize(directory / file)
+        except FileNotFoundError:
+            continue
+    return None
 
 
 def _read_watermark(path: Path) -> Optional[Watermark]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
+from functools import partial
+from typing import Optional
 
 from bridge_spark.offsets import Offsets
 from bridge_spark.plan import Slice
-from bridge_spark.segment import timestamps
-from bridge_spark.slice_reader import log_batches
-from bridge_spark.storage import Manifest, PartitionState, Storage
+from bridge_spark.sealed import first_at, is_sealed, read_sealed
+from bridge_spark.segment import SegmentError, timestamps
+from bridge_spark.slice_reader import LOOKS, log_batches
+from bridge_spark.storage import Manifest, PartitionState, Segment, SegmentGone, Storage, StreamError
 
 
 def offsets_at(storage: Storage, manifest: Manifest, times: Mapping[int, int]) -> Offsets:
@@ -34,14 +37,39 @@ def offsets_at(storage: Storage, manifest: Manifest, times: Mapping[int, int]) -
 
 
 def _first_at(storage: Storage, partition: int, state: PartitionState, timestamp: int) -> int:
+    for _ in range(LOOKS):
+        try:
+            return _search(storage, partition, state, timestamp)
+        except SegmentGone:  # sealed meanwhile, or taken by retention
+            state = storage.manifest()[partition]
+    return _search(storage, partition, state, timestamp)
+
+
+def _search(storage: Storage, partition: int, state: PartitionState, timestamp: int) -> int:
     for segment in state.segments:
+        if is_sealed(segment.file):
+            found = _search_sealed(storage, partition, segment, timestamp)
+            if found is not None:
+                return found
+            continue
         index = storage.index(partition, segment)
         number = bisect_left(index, timestamp, key=lambda entry: entry.timestamp)
         start = index[number - 1] if number else None
         part = Slice(partition, segment.file, start.position if start else 0, segment.size,
-                     start.first_offset if start else segment.first_offset, segment.end_offset)
+                     start.first_offset if start else segment.first_offset, segment.end_offset, segment.size)
         for data, batch in log_batches(storage, part):
             for offset, received in enumerate(timestamps(data, batch), batch.first_offset):
                 if received >= timestamp and offset >= state.log_start:
                     return offset
     return state.high_watermark
+
+
+def _search_sealed(storage: Storage, partition: int, segment: Segment, timestamp: int) -> Optional[int]:
+    read = partial(storage.read, partition, segment.file)
+    try:
+        part = read_sealed(read, segment.size)
+        found = first_at(read, part, timestamp)
+    except SegmentError as error:
+        where = storage.describe(partition, segment.file)
+        raise StreamError(f"mqtt source: {where} is corrupt: {error.reason}") from None
+    return found if found < part.end_offset else None

@@ -17,6 +17,7 @@ import pytest
 
 from bridge_spark import segment
 from bridge_spark.java import use_java
+from bridge_spark.log_repair import lost_marks
 from sessions.message import Message
 
 if TYPE_CHECKING:
@@ -103,6 +104,15 @@ class StreamWriter:
             self._last_index[partition] = mark.position
         if commit:
             self._mark(partition, high_watermark=mark.high_watermark + len(records), position=mark.position + len(data))
+
+    def lose(self, partition: int, count: int) -> int:
+        """As many offsets that damage took; the end offset."""
+        mark = self._marks[partition]
+        data = lost_marks(mark.high_watermark, mark.high_watermark + count)
+        with open(self._file(partition, mark.segment), "ab") as file:
+            file.write(data)
+        self._mark(partition, high_watermark=mark.high_watermark + count, position=mark.position + len(data))
+        return mark.high_watermark + count
 
     def roll(self, partition: int) -> None:
         """The next batch begins a new segment."""

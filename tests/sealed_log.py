@@ -1,0 +1,33 @@
+"""Sealing in the test's own process: what tests of sealed segments share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bridge_spark.sealed import SUFFIX, UNFINISHED, file_name
+from bridge_spark.sealed_writer import Source, seal
+
+
+def seal_segment(path: Path, end_offset: int, keep: bool = False) -> Path:
+    """Seal the closed segment file `path`, which ends before `end_offset`; its own file goes unless `keep`."""
+    first = int(path.stem)
+    target = path.with_name(file_name(first))
+    source = Source(path, path.parent.parent.name, int(path.parent.name), first, end_offset, path.stat().st_size)
+    unfinished = target.with_name(target.name + UNFINISHED)
+    seal(source, unfinished)
+    os.rename(unfinished, target)
+    if not keep:
+        path.unlink()
+        path.with_suffix(".idx").unlink(missing_ok=True)
+    return target
+
+
+def seal_closed(partition: Path) -> list[Path]:
+    """Seal every segment of a partition's directory but the last."""
+    firsts = sorted(int(path.stem) for path in partition.glob("*.seg"))
+    return [seal_segment(partition / f"{first:020d}.seg", end) for first, end in zip(firsts, firsts[1:])]
+
+
+def sealed_files(partition: Path) -> list[Path]:
+    return sorted(partition.glob(f"*{SUFFIX}"))
