@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Iterator, List, NamedTuple, Optional, Tuple
 
+from bridge_spark.sealed import file_name, first_of, verify
 from bridge_spark.segment import (
     HEADER_BYTES,
     LOST_MAGIC,
@@ -30,7 +31,6 @@ from bridge_spark.segment import (
 BLOCK_BYTES = 4096
 READ_BYTES = 1 << 20
 
-_SEGMENT_FILE = re.compile(r"(\d{20})\.seg")
 _BATCH_START = re.compile(b"|".join((MAGIC, LOST_MAGIC)))
 
 
@@ -64,9 +64,8 @@ def segment_name(first_offset: int) -> str:
 
 
 def segment_offsets(directory: Path) -> List[int]:
-    """The first offsets of the segment files in a partition's directory, in order."""
-    names = map(_SEGMENT_FILE.fullmatch, os.listdir(directory))
-    return sorted(int(match[1]) for match in names if match is not None)
+    """The first offsets of the segments in a partition's directory, sealed or not, in order."""
+    return sorted({first for name in os.listdir(directory) if (first := first_of(name)) is not None})
 
 
 def partitions(directory: Path) -> List[Tuple[str, int]]:
@@ -222,9 +221,9 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
     lost: List[Tuple[int, int]] = []
     start = expected = firsts[0] if firsts else watermark.log_start_offset
     for index, first in enumerate(firsts):
-        name = segment_name(first)
+        limit = firsts[index + 1] if index + 1 < len(firsts) else end
         try:
-            data = read_file(directory / name)
+            name, spans = survey_segment(directory, first, limit, live, problems)
         except FileNotFoundError:
             if live:  # retention took it
                 start = expected = firsts[index + 1] if index + 1 < len(firsts) else end or expected
@@ -232,9 +231,8 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
             raise
         if first != expected:
             problems.append(f"{name}: offsets {expected} to {first - 1} are missing before it")
-        limit = firsts[index + 1] if index + 1 < len(firsts) else end
         expected = first
-        for span in survey(data, first, limit):
+        for span in spans:
             if span.reason:
                 problems.append(describe(name, span))
             elif span.lost:
@@ -244,6 +242,38 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
         last = segment_name(firsts[-1]) if firsts else "no segment"
         problems.append(f"{last}: offsets {expected} to {end - 1} are missing after it")
     return PartitionState(start, expected, len(firsts), lost, problems)
+
+
+def survey_segment(
+    directory: Path, first: int, limit: Optional[int], live: bool, problems: List[str]
+) -> Tuple[str, List[Span]]:
+    """The file of a segment and its spans; of one that is there twice, the sealed file's unless that is damaged.
+
+    Raises `FileNotFoundError` when there is neither.
+    """
+    name = file_name(first)
+    for look in range(2):  # it may be sealed between the two files
+        try:
+            part = verify(directory / name)
+        except FileNotFoundError:
+            pass
+        except SegmentError as error:
+            if not (directory / segment_name(first)).exists():
+                end = first if limit is None else limit
+                return name, [Span(0, (directory / name).stat().st_size, first, end, error.reason)]
+            problems.append(f"{name}: {error.reason}; {segment_name(first)} is there too")
+        else:
+            if limit is not None and part.end_offset > limit and not live:
+                problems.append(f"{name}: offsets {limit} to {part.end_offset - 1} are too many")
+            spans = [Span(0, part.size, *gap, "", True) for gap in part.lost]
+            end = part.end_offset if limit is None else min(part.end_offset, limit)
+            return name, [*spans, Span(0, part.size, first, end)]
+        try:
+            return segment_name(first), survey(read_file(directory / segment_name(first)), first, limit)
+        except FileNotFoundError:
+            if look:
+                raise
+    raise AssertionError("the second look returns or raises")
 
 
 def describe(name: str, span: Span) -> str:

@@ -3,7 +3,8 @@
 The rule kept here: a record keeps its offset for ever.  Where damage took
 records a mark stands for their offsets, so that readers learn of the loss and
 never read something else in their place; the damaged file is kept under the name
-``<segment>.damaged-<stamp>``.
+``<segment>.damaged-<stamp>``.  Of a damaged sealed segment the row groups that are
+whole go on as a segment that is not sealed, if pyarrow is installed to read them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import List, NamedTuple, Optional
 
 import google_crc32c
 
-from bridge_spark.files import replace_file
+from bridge_spark.files import replace_file, sync_directory
 from bridge_spark.log_check import (
     Span,
     describe,
@@ -24,6 +25,8 @@ from bridge_spark.log_check import (
     segment_offsets,
     survey,
 )
+from bridge_spark.sealed import file_name, verify
+from bridge_spark.sealer import Sealer, SealingFailed
 from bridge_spark.segment import (
     FORMAT_VERSION,
     HEADER,
@@ -78,24 +81,60 @@ def repair_partition(directory: Path, end: Optional[int], least: int, stamp: str
         if first >= watermark.log_start_offset and (end is None or first < end)
     ]
     start = expected = firsts[0] if firsts else watermark.log_start_offset
-    size = 0
+    last, size = start, 0
     for index, first in enumerate(firsts):
         following = firsts[index + 1] if index + 1 < len(firsts) else None
+        limit = end if following is None else following
+        sealed_end = _sealed_end(directory, first, limit, stamp, lines)
+        if sealed_end is not None:
+            expected = last = sealed_end
+            size = 0
+            continue
         data = read_file(directory / segment_name(first))
-        spans = survey(data, first, end if following is None else following)
+        spans = survey(data, first, limit)
         expected = spans[-1].end_offset if spans else first
-        stop = following if following is not None else end if end is not None else max(expected, least)
-        size = _mend(directory, first, data, spans, stop, stamp, lines)
+        stop = limit if limit is not None else max(expected, least)
+        last, size = first, _mend(directory, first, data, spans, stop, stamp, lines)
         expected = stop
     stop = max(expected, least) if end is None else end
-    if expected < stop:  # there is no segment at all
-        _write(directory / segment_name(start), lost_marks(start, stop))
-        lines.append(f"{segment_name(start)}: offsets {start} to {stop - 1} are lost")
-        firsts, size = [start], len(lost_marks(start, stop))
+    if expected < stop:  # there is no segment, or the last one is sealed
+        _write(directory / segment_name(expected), lost_marks(expected, stop))
+        lines.append(f"{segment_name(expected)}: offsets {expected} to {stop - 1} are lost")
+        last, size = expected, len(lost_marks(expected, stop))
     if lines:
-        last = firsts[-1] if firsts else stop
-        _write(directory / "high_watermark", encode_watermark(Watermark(stop, last, size, start)))
+        _write(directory / "high_watermark", encode_watermark(Watermark(stop, last if size else stop, size, start)))
     return Repaired(stop, lines)
+
+
+def _sealed_end(directory: Path, first: int, limit: Optional[int], stamp: str, lines: List[str]) -> Optional[int]:
+    """Where the sealed segment ends if it is good; else it is put aside and what can be read of it stands as a segment
+    of batches, which may need mending itself."""
+    path, unsealed = directory / file_name(first), directory / segment_name(first)
+    try:
+        part = verify(path)
+        if limit is None or part.end_offset <= limit:
+            return part.end_offset
+        reason, limit = f"ends at offset {part.end_offset}, not {limit}", part.end_offset
+    except FileNotFoundError:
+        return None
+    except SegmentError as error:
+        reason = error.reason
+    lines.append(f"{path.name}: {reason}; put aside as {path.name}.damaged-{stamp}")
+    if not unsealed.exists():
+        rescued = path.with_name(f"{unsealed.name}.new")
+        sealer = Sealer()
+        try:
+            sealer.do({"do": "rescue", "source": str(path), "target": str(rescued), "first_offset": first,
+                       "end_offset": limit})
+            os.replace(rescued, unsealed)
+        except SealingFailed as error:
+            lines.append(f"{path.name}: nothing could be read of it: {error}")
+            _write(unsealed, b"" if limit is None else lost_marks(first, limit))
+        finally:
+            sealer.close()
+    os.rename(path, path.with_name(f"{path.name}.damaged-{stamp}"))
+    sync_directory(directory)
+    return None
 
 
 def _mend(

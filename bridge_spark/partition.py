@@ -1,20 +1,24 @@
 """One partition of a stream: its segment files, and the high watermark that readers may go up to.
 
-The rule kept here: what is on disk beyond the last commit is cut before anything else is written there, and a segment
-is given up in the order watermark, readers, file.
+The rule kept here: what is on disk beyond the last commit is cut before anything else is written there, a segment is
+given up in the order watermark, readers, file, and one that was sealed goes after its sealed file has come to the disk
+and to the readers.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_left
 from itertools import zip_longest
+from operator import attrgetter
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from bridge_spark import segment, segment_file
 from bridge_spark.files import sync_directory, write_all
 from bridge_spark.log_check import segment_offsets
+from bridge_spark.sealed import SUFFIX, UNFINISHED
 from bridge_spark.segment import IndexEntry, SegmentError, Watermark
 from bridge_spark.segment_file import Segment, View
 from bridge_spark.stream_config import StreamConfig, StreamLogDamage, StreamLogError
@@ -79,6 +83,8 @@ class Partition:
                 " log, or run mqttbroker repair-store, which keeps the longer log"
             )
             raise StreamLogError(self._where(reason))
+        for unfinished in self.directory.glob(f"*{UNFINISHED}"):
+            unfinished.unlink()
         firsts = []
         for first in segment_offsets(self.directory):
             if start <= first and (end is None or first < end):
@@ -98,11 +104,12 @@ class Partition:
     def _open(self, parts: List[Segment], end: int) -> None:
         """Go on behind the `parts`, whose files keep nothing else."""
         for part in parts:
-            os.truncate(self._path(part.first_offset), part.size)
+            if not part.sealed:
+                os.truncate(self._path(part.first_offset), part.size)
         self._log_start = parts[0].first_offset if parts else end
         self._end = end
-        self.closed = tuple(parts[:-1])
-        self._active = parts[-1] if parts else None
+        self._active = parts[-1] if parts and not parts[-1].sealed else None
+        self.closed = tuple(parts if self._active is None else parts[:-1])
         if self._active is not None:
             first = self._active.first_offset
             self._files[first] = os.open(self._path(first), os.O_RDWR)
@@ -121,26 +128,44 @@ class Partition:
         return Watermark(0, 0, 0, 0)
 
     def _remove(self, first_offset: int) -> None:
-        for suffix in (".seg", ".idx"):
+        for suffix in (".seg", ".idx", SUFFIX):
             self._path(first_offset, suffix).unlink(missing_ok=True)
 
     def _examine_all(self, firsts: List[int], end: Optional[int], thorough: bool) -> List[Segment]:
         parts: List[Segment] = []
         for first, following in zip_longest(firsts, firsts[1:]):
             limit = end if following is None else following
-            path = self._path(first)
-            part = segment_file.examine(path, first, limit, thorough or following is None)
+            part = self._examine(first, limit, thorough or following is None)
             if part.size > 0:
                 parts.append(part)
             if following is None or part.end_offset == following:
                 continue
             if end is not None:
                 missing = f"offsets {part.end_offset} to {following - 1} are missing"
-                raise StreamLogDamage(self._where(f"{missing} from segment {path.name}"))
+                raise StreamLogDamage(self._where(f"{missing} from segment {part.file}"))
             for other in firsts[firsts.index(following) :]:
                 self._remove(other)
             break
         return parts
+
+    def _examine(self, first: int, limit: Optional[int], thorough: bool) -> Segment:
+        """The segment as it is on disk; where it is there twice, one goes."""
+        path, unsealed = self._path(first, SUFFIX), self._path(first)
+        try:
+            part = segment_file.examine_sealed(path)
+        except FileNotFoundError:
+            return segment_file.examine(unsealed, first, limit, thorough)
+        except SegmentError as error:
+            found = segment_file.examine(unsealed, first, limit, True) if unsealed.exists() else None
+            if found is None or found.end_offset != limit:
+                raise StreamLogDamage(self._where(f"{path.name}: {error}")) from None
+            logger.warning("%s: %s; removed, the segment is there unsealed too", path, error)
+            path.unlink()
+            return found
+        if limit is not None and part.end_offset > limit:
+            raise StreamLogDamage(self._where(f"{path.name} ends at offset {part.end_offset}, not {limit}"))
+        self.remove_unsealed(first)
+        return part
 
     def close(self) -> None:
         """Close the files; the partition is of no more use."""
@@ -268,6 +293,42 @@ class Partition:
         watermark = Watermark(end, int(stem), position, log_start)
         write_all(self._watermark_fd, segment.encode_watermark(watermark), 0)
 
+    # -- sealing --------------------------------------------------------------
+
+    def roll(self, now: float) -> bool:
+        """Close the last segment if it is old, though nothing new comes; whether it was."""
+        part = self._active
+        if part is None or self._pending or self._uncut or now - part.first_timestamp / 1e6 < self.config.segment_age:
+            return False
+        self._close_active(part)
+        self._publish()
+        return True
+
+    def _close_active(self, part: Segment) -> None:
+        os.close(self._files.pop(part.first_offset))
+        self.closed += (part,)
+        self._active = None
+
+    def adopt(self, part: Segment) -> bool:
+        """Show readers the sealed file, which is on disk, instead of the segment's own.
+
+        False, and the file goes, when retention was quicker.
+        """
+        closed = list(self.closed)
+        place = bisect_left(closed, part.first_offset, key=attrgetter("first_offset"))
+        if place == len(closed) or closed[place].first_offset != part.first_offset:
+            self._path(part.first_offset, SUFFIX).unlink(missing_ok=True)
+            return False
+        closed[place] = part
+        self.closed = tuple(closed)
+        self._publish()
+        return True
+
+    def remove_unsealed(self, first_offset: int) -> None:
+        """The files of a segment whose sealed file readers have been shown."""
+        for suffix in (".seg", ".idx"):
+            self._path(first_offset, suffix).unlink(missing_ok=True)
+
     # -- retention ------------------------------------------------------------
 
     def expire(self, before: int) -> None:
@@ -278,9 +339,7 @@ class Partition:
         active = self._active
         idle = not self._pending and not self._uncut and count == len(self.closed)
         if idle and active is not None and active.last_timestamp < before:
-            os.close(self._files.pop(active.first_offset))
-            self.closed += (active,)
-            self._active = None
+            self._close_active(active)
             count += 1
         if count:
             self.drop(count)

@@ -13,6 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
+from bridge_spark.sealed import SUFFIX, inspect, search_sealed
 from bridge_spark.segment import (
     INDEX_ENTRY,
     INDEX_INTERVAL,
@@ -30,6 +31,7 @@ class Segment(NamedTuple):
     """One segment as far as it is written; `size` in bytes, times in microseconds.
 
     ``last_timestamp`` is the latest receipt time, whichever record has it.
+    ``unsealed_size`` is what a sealed segment had before, 0 of any other.
     """
 
     first_offset: int
@@ -39,10 +41,19 @@ class Segment(NamedTuple):
     last_timestamp: int
     index_position: int  # of the last batch in the index
     index_entries: int
+    unsealed_size: int = 0
 
     @property
     def stem(self) -> str:
         return f"{self.first_offset:020d}"
+
+    @property
+    def sealed(self) -> bool:
+        return self.unsealed_size > 0
+
+    @property
+    def file(self) -> str:
+        return f"{self.stem}{SUFFIX if self.sealed else '.seg'}"
 
 
 class View(NamedTuple):
@@ -60,13 +71,13 @@ class View(NamedTuple):
             "high_watermark": self.high_watermark,
             "segments": [
                 {
-                    "file": f"{part.stem}.seg",
+                    "file": part.file,
                     "first_offset": part.first_offset,
                     "end_offset": part.end_offset,
                     "bytes": part.size,
                     "first_timestamp_us": part.first_timestamp,
                     "last_timestamp_us": part.last_timestamp,
-                    "sealed": False,
+                    "sealed": part.sealed,
                 }
                 for part in self.segments
             ],
@@ -145,8 +156,17 @@ def examine(path: Path, first_offset: int, end_offset: Optional[int], thorough: 
     return part
 
 
+def examine_sealed(path: Path) -> Segment:
+    """What a sealed segment holds; raises `SegmentError` if its footer is not good, or `OSError`."""
+    found = inspect(path)
+    times = found.first_timestamp, found.last_timestamp
+    return Segment(found.first_offset, found.end_offset, found.size, *times, 0, 0, found.unsealed_bytes)
+
+
 def search(path: Path, part: Segment, timestamp: int) -> int:
     """The first offset of a segment at or after `timestamp`, which its latest record is."""
+    if part.sealed:
+        return search_sealed(path, timestamp)
     try:
         index = path.with_suffix(".idx").read_bytes()
     except FileNotFoundError:

@@ -9,8 +9,8 @@ import re
 import zlib
 from typing import Optional, Sequence
 
-FORMAT_VERSION = 1
-"""Of a stream's description and of its manifest: readers refuse a higher one than they know."""
+FORMAT_VERSION = 2
+"""Of a stream's description and of its manifest: who knows a lower one refuses.  2: segments may be sealed."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
@@ -28,6 +28,7 @@ class StreamConfig:
 
     ``retention_age`` and ``segment_age`` are seconds, ``retention_bytes`` (of the
     stream, all partitions) and ``segment_bytes`` bytes; None keeps for ever.
+    ``seal`` rewrites closed segments as Parquet.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class StreamConfig:
         retention_bytes: Optional[int] = None,
         segment_bytes: int = 64 * 1024 * 1024,
         segment_age: float = 3600.0,
+        seal: bool = False,
     ) -> None:
         if _NAME.fullmatch(name) is None:
             raise ValueError(
@@ -62,6 +64,7 @@ class StreamConfig:
         self.retention_bytes = retention_bytes
         self.segment_bytes = segment_bytes
         self.segment_age = segment_age
+        self.seal = seal
 
 
 def partition_of(key: bytes, partitions: int) -> int:

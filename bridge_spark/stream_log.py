@@ -6,9 +6,11 @@ after it, and nothing beyond the watermark is listed, served or searched.
 
 `<directory>/<stream>/stream.json` says what the stream is; below it, in one
 directory per partition, stand `<first offset, 20 digits>.seg`, its sparse index
-`.idx` and `high_watermark` (`bridge_spark.segment` has the formats).  One thread,
-the writer, calls `recover` and then `append`, `sync`, `rollback` and `committed`;
-`streams`, `manifest`, `committed_file` and `offset_for_timestamp` are for any.
+`.idx` and `high_watermark` (`bridge_spark.segment` has the formats), and instead
+of the former two `.parquet` where the segment is sealed (`bridge_spark.sealed`).
+One thread, the writer, calls `recover` and then `append`, `sync`, `rollback` and
+`committed`; `streams`, `manifest`, `committed_file`, `offset_for_timestamp`,
+`unsealed` and `put_sealed` are for any.
 
 Several files are synced at the price of one or two: writeback is started for
 all of them before the first is waited for (4 files: 0.85 ms, one after the
@@ -20,13 +22,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
+from collections import deque
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
 
 from bridge_spark import segment, segment_file
 from bridge_spark.files import replace_file, sync_directory
+from bridge_spark.log_backup import is_held
 from bridge_spark.partition import End, Partition
+from bridge_spark.segment_file import Segment
 from bridge_spark.stream_config import (
     FORMAT_VERSION,
     StreamConfig,
@@ -39,6 +45,7 @@ from sessions.message import Message
 __all__ = ["StreamConfig", "StreamLogDamage", "StreamLogError", "StreamLogs", "partition_of"]
 
 RETENTION_INTERVAL = 1.0  # seconds between looks for what retention may take
+UNSEALED_STAYS = 5.0  # seconds a segment's file stays beside its sealed one: who lists the directory meanwhile finds one
 
 Key = Tuple[str, int]  # stream and partition
 
@@ -70,6 +77,11 @@ class StreamLogs:
                 self._partitions[config.name, number] = Partition(config, number, directory_of)
         self._touched: Dict[Key, Partition] = {}
         self._next_retention = 0.0
+        self._sealed: Deque[Tuple[Key, Segment]] = deque()
+        self._twice: Deque[Tuple[float, Key, int]] = deque()  # from when on which segment's own file may go
+        self.closed_more = threading.Event()  # set when `unsealed` may have something new
+        self.sealed_segments = 0  # since the start, and what that saved on disk
+        self.sealed_bytes_saved = 0
 
     # -- the writer thread ----------------------------------------------------
 
@@ -108,7 +120,7 @@ class StreamLogs:
                 partitions, version = known["partitions"], known["format_version"]
             except (ValueError, KeyError, TypeError) as error:
                 raise StreamLogDamage(f"{path} is damaged: {error!r}") from None
-            if version != FORMAT_VERSION:
+            if not 1 <= version <= FORMAT_VERSION:
                 raise StreamLogError(f"{path}: format {version}; this program's is {FORMAT_VERSION}")
             if partitions != config.partitions:
                 change = f"{partitions} partitions and cannot get {config.partitions}"
@@ -182,16 +194,40 @@ class StreamLogs:
             rolled = partition.commit() or rolled
         self._touched.clear()
         now = self._clock()
+        if self._sealed or self._twice:
+            try:
+                self._adopt(now)
+            except OSError as error:
+                logger.warning("sealing: %s", error)
         if rolled or not 0 < self._next_retention - now <= RETENTION_INTERVAL:
             self._next_retention = now + RETENTION_INTERVAL
             try:
                 self._retain(now)
             except OSError as error:
                 logger.warning("retention: %s", error)
+        if rolled:
+            self.closed_more.set()
+
+    def _adopt(self, now: float) -> None:
+        """Show what was sealed; remove what is there twice, but not under a backup that may need its first part."""
+        while self._sealed:
+            key, part = self._sealed.popleft()
+            if self._partitions[key].adopt(part):
+                self._twice.append((now + UNSEALED_STAYS, key, part.first_offset))
+                self.sealed_segments += 1
+                self.sealed_bytes_saved += part.unsealed_size - part.size
+        if self._twice and self._twice[0][0] <= now and not is_held(self.directory):
+            while self._twice and self._twice[0][0] <= now:
+                _, key, first_offset = self._twice.popleft()
+                self._partitions[key].remove_unsealed(first_offset)
 
     def _retain(self, now: float) -> None:
         for name, config in self._streams.items():
             partitions = [self._partitions[name, n] for n in range(config.partitions)]
+            if config.seal:
+                for partition in partitions:
+                    if partition.roll(now):
+                        self.closed_more.set()
             if config.retention_age is not None:
                 for partition in partitions:
                     partition.expire(int((now - config.retention_age) * 1e6))
@@ -231,9 +267,9 @@ class StreamLogs:
         """
         found = self._partitions[name, partition]
         for part in reversed(found.view.segments):
-            if file == f"{part.stem}.seg":
+            if file == part.file:
                 return found.directory / file, part.size
-            if file == f"{part.stem}.idx":
+            if file == f"{part.stem}.idx" and not part.sealed:
                 return found.directory / file, part.index_entries * segment.INDEX_ENTRY.size
         raise KeyError(file)
 
@@ -251,7 +287,23 @@ class StreamLogs:
             if part is None:
                 return view.high_watermark
             try:
-                return segment_file.search(found.directory / f"{part.stem}.seg", part, timestamp)
+                return segment_file.search(found.directory / part.file, part, timestamp)
             except FileNotFoundError:
                 if found.view is view:
                     raise
+
+    @property
+    def wants_sealing(self) -> bool:
+        return any(config.seal for config in self._streams.values())
+
+    def unsealed(self) -> Iterator[Tuple[Key, Path, Segment]]:
+        """The closed segments that are to be sealed, with their partition's directory, by partition the oldest first."""
+        for key, partition in self._partitions.items():
+            if partition.config.seal:
+                for part in partition.closed:
+                    if not part.sealed:
+                        yield key, partition.directory, part
+
+    def put_sealed(self, key: Key, part: Segment) -> None:
+        """The sealed file of a segment is on disk, under its name; readers see it after the next commit."""
+        self._sealed.append((key, part))

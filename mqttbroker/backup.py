@@ -17,7 +17,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from bridge_spark.log_backup import DamagedLog, copy_partition
+from bridge_spark.log_backup import DamagedLog, copy_partition, hold
 from bridge_spark.log_check import partitions, seen_end
 from bridge_spark.segment import SegmentError
 from mqttbroker import __version__
@@ -52,7 +52,8 @@ def back_up(data_dir: Path, target: Path) -> str:
     unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
     unfinished.mkdir()
     try:
-        summary = _copy(data_dir, unfinished)
+        with hold(data_dir / STREAMS):
+            summary = _copy(data_dir, unfinished)
         _sync_tree(unfinished)
         os.rename(unfinished, target)
     except (DamagedLog, SegmentError) as error:

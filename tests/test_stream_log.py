@@ -443,7 +443,7 @@ def test_partitions_may_not_change(tmp_path: Path) -> None:
         "partitions": 2,
         "filters": ["sensors/#"],
         "key": "client",
-        "format_version": 1,
+        "format_version": 2,
     }
     with pytest.raises(StreamLogError, match="'s' has 2 partitions and cannot get 3"):
         open_logs(tmp_path, {}, partitions=3)
