@@ -281,6 +281,7 @@ def _read(
     storage = open_storage(options)
     try:
         maker = ColumnMaker(schema, options.stream, options.topic_filter, wanted)
-        yield from read_slices(storage, partition.slices, maker, options.fail_on_data_loss)
+        yield from read_slices(storage, partition.slices, maker, options.fail_on_data_loss,
+                               options.skip_corrupt_batches)
     finally:
         storage.close()

@@ -137,7 +137,7 @@ def survey(data: bytes, first_offset: int, limit: Optional[int]) -> List[Span]:
             reason = ""
         except SegmentError as error:
             reason = error.reason
-            following = _next_batch(data, position, expected, limit)
+            following = next_batch(data, position, expected, limit)
             if following is None:
                 end = expected if limit is None else limit
                 spans.append(Span(position, len(data) - position, expected, end, reason))
@@ -161,7 +161,7 @@ def _expect(data: bytes, position: int, expected: int, limit: Optional[int]) -> 
     return batch
 
 
-def _next_batch(data: bytes, position: int, expected: int, limit: Optional[int]) -> Optional[Batch]:
+def next_batch(data: bytes, position: int, expected: int, limit: Optional[int]) -> Optional[Batch]:
     """The first whole batch from `position` on that may follow the offset `expected`.
 
     Where the header of the damaged batch still leads to one, that is it; else what

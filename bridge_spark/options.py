@@ -39,6 +39,7 @@ OPTION_NAMES = (
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
+    "skipCorruptBatches",
     "includeUserProperties",
     "pushDownFilters",
     "consumer",
@@ -82,6 +83,7 @@ class SourceOptions:
     min_partitions: Optional[int] = None
     max_records_per_partition: Optional[int] = None
     fail_on_data_loss: bool = True
+    skip_corrupt_batches: bool = False
     include_user_properties: bool = False
     push_down_filters: bool = False
     consumer: Optional[str] = None
@@ -126,6 +128,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         min_partitions=values.positive(given, "minPartitions"),
         max_records_per_partition=values.positive(given, "maxRecordsPerPartition"),
         fail_on_data_loss=values.boolean(given, "failOnDataLoss", default.fail_on_data_loss),
+        skip_corrupt_batches=values.boolean(given, "skipCorruptBatches", default.skip_corrupt_batches),
         include_user_properties=values.boolean(given, "includeUserProperties", default.include_user_properties),
         push_down_filters=values.boolean(given, "pushDownFilters", default.push_down_filters),
         consumer=values.consumer(given, "consumer"),

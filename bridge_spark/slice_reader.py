@@ -7,7 +7,7 @@ a row of it is seen, and what leaves is large enough for Spark to be quick.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Optional
@@ -15,9 +15,10 @@ from typing import Optional
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from bridge_spark.columns import ColumnMaker, PropertyError
+from bridge_spark.damage import CorruptSegment, past_damage
 from bridge_spark.offsets import DataLoss
 from bridge_spark.plan import Slice
-from bridge_spark.sealed import is_sealed
+from bridge_spark.sealed import Group, is_sealed
 from bridge_spark.sealed_reader import SealedFile
 from bridge_spark.segment import Batch, CorruptBatch, SegmentError, TornBatch, decode_columns, read_batch, read_header
 from bridge_spark.storage import SegmentGone, Storage, StreamError
@@ -32,18 +33,22 @@ Part = tuple[int, int, Optional[pa.RecordBatch]]
 
 
 def read_slices(
-    storage: Storage, slices: list[Slice], maker: ColumnMaker, fail_on_data_loss: bool
+    storage: Storage, slices: list[Slice], maker: ColumnMaker, fail_on_data_loss: bool, skip_corrupt: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the slices in order, in the maker's schema.
 
     A file that is gone because it was sealed since the plan was made is looked
     up by its offsets.  Raises `DataLoss` when retention has taken it, or a
-    repair had to give offsets up (or goes on without), `StreamError` for damaged
-    bytes.
+    repair had to give offsets up (or goes on without), `CorruptSegment` for
+    damaged bytes (or goes on behind them).
     """
+
+    def rows_of(part: Slice) -> Iterator[pa.RecordBatch]:
+        return _stored_rows(storage, part, maker, fail_on_data_loss)
+
     for part in slices:
         try:
-            stored = _stored_rows(storage, part, maker, fail_on_data_loss)
+            stored = past_damage(storage, part, rows_of) if skip_corrupt else rows_of(part)
             for rows in _gathered(map(maker.select, _gathered(stored))):
                 yield maker.finish(rows, part.partition)
         except SegmentGone:
@@ -124,20 +129,23 @@ def _log_parts(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator[Pa
         try:
             columns = decode_columns(data, batch)
         except SegmentError as error:
-            raise _corrupt(storage, part, batch.first_offset, error.reason) from None
+            raise CorruptSegment(storage.describe(part.partition, part.file), part, batch.first_offset, error.reason,
+                                 part.position, batch.end_offset) from None
         rows = maker.lay_over(pa.py_buffer(data), batch, columns, part.start_offset, part.end_offset)
         yield batch.first_offset, batch.end_offset, rows
 
 
 def _sealed_parts(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator[Part]:
-    expected = part.start_offset
+    groups: Sequence[Group] = ()
     try:
         file = SealedFile(partial(storage.read, part.partition, part.file), part.file_size)
-        for first, end, rows in file.rows(maker.stored, part.start_offset, part.end_offset, maker.wanted):
-            yield first, end, rows
-            expected = end
+        groups = file.sealed.groups
+        yield from file.rows(maker.stored, part.start_offset, part.end_offset, maker.wanted)
     except SegmentError as error:
-        raise _corrupt(storage, part, expected, error.reason) from None
+        first, after = next(((group.first_offset, group.end_offset) for group in groups
+                             if group.position == error.position), (part.start_offset, part.end_offset))
+        raise CorruptSegment(storage.describe(part.partition, part.file), part, max(first, part.start_offset),
+                             error.reason, error.position, after) from None
 
 
 def log_batches(storage: Storage, part: Slice) -> Iterator[tuple[bytes, Batch]]:
@@ -156,12 +164,12 @@ def log_batches(storage: Storage, part: Slice) -> Iterator[tuple[bytes, Batch]]:
         except TornBatch as error:
             length = min(max(CHUNK_BYTES, _missing(data, position)), left)
             if not length:
-                raise _corrupt(storage, part, expected, error.reason) from None
+                raise _corrupt(storage, part, expected, error.reason, fetched - len(data) + position) from None
             data = data[position:] + storage.read(part.partition, part.file, fetched, length)
             position, fetched, left = 0, fetched + length, left - length
             continue
         except SegmentError as error:
-            raise _corrupt(storage, part, expected, error.reason) from None
+            raise _corrupt(storage, part, expected, error.reason, fetched - len(data) + position) from None
         if batch.end_offset > part.start_offset:
             yield data, batch
         position, expected = batch.end, batch.end_offset
@@ -187,7 +195,6 @@ def _checked_start(storage: Storage, part: Slice) -> int:
     return part.position if head.first_offset <= part.start_offset else 0
 
 
-def _corrupt(storage: Storage, part: Slice, expected: Optional[int], reason: str) -> StreamError:
+def _corrupt(storage: Storage, part: Slice, expected: Optional[int], reason: str, position: int) -> CorruptSegment:
     offset = part.start_offset if expected is None else expected
-    return StreamError(f"mqtt source: {storage.describe(part.partition, part.file)} is corrupt "
-                       f"at offset {offset}: {reason}")
+    return CorruptSegment(storage.describe(part.partition, part.file), part, offset, reason, position, expected or 0)

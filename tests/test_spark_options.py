@@ -37,6 +37,7 @@ ACCEPTED = [
     ({"startingTimestamp": "1700000000123"}, "starting_timestamp", 1_700_000_000_123_000),
     ({"startingTimestamp": "2023-11-14T22:13:20Z"}, "starting_timestamp", 1_700_000_000_000_000),
     ({"startingTimestamp": "2023-11-14T23:13:20.000001+01:00"}, "starting_timestamp", 1_700_000_000_000_001),
+    ({"skipCorruptBatches": "true"}, "skip_corrupt_batches", True),
     ({"includeUserProperties": "true"}, "include_user_properties", True),
     ({"startingOffsetsByTimestamp": '{"0": 1700000000123}'}, "starting_timestamps", {0: 1_700_000_000_123_000}),
     ({"endingOffsetsByTimestamp": '{"0": 5, "1": 0}'}, "ending_timestamps", {0: 5000, 1: 0}),
