@@ -1,0 +1,128 @@
+"""Those who are killed all the time while the driver lives its lives: the publishers and the broker.
+
+Rule: each has a thread and a generator of its own, so the n-th life of each is the same in every run with that seed;
+whatever goes wrong with it is a finding and not the end of the run.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from abc import abstractmethod
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Optional
+
+from broker_process import BrokerProcess
+from chaos_spark.driver import environment
+from chaos_spark.outbox import Outbox
+from chaos_spark.verdict import PROCESSES, PUBLISHERS, Findings
+
+FINISH_SECONDS = 60.0  # in which a publisher completes what is under way
+
+
+class Actor(threading.Thread):
+    """Lives of ``mean`` seconds on average, until ``enough`` is set and it has been killed ``kills`` times."""
+
+    def __init__(self, name: str, seed: str, mean: float, kills: int, findings: Findings) -> None:
+        super().__init__(name=name, daemon=True)
+        self.random = Random(f"{seed}:{name}")
+        self.mean = mean
+        self.wanted = kills
+        self.findings = findings
+        self.enough = threading.Event()
+        self.counts: Counter[str] = Counter()
+
+    def run(self) -> None:
+        try:
+            while True:
+                stay = self.random.expovariate(1 / self.mean) + 0.1
+                if self.counts["kills"] < self.wanted:
+                    time.sleep(stay)
+                elif self.enough.wait(stay):
+                    break
+                self.kill()
+                self.counts["kills"] += 1
+            self.finish()
+        except Exception as error:
+            self.findings.fault(PROCESSES, f"{self.name}: {error}")
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL, and the next life begins."""
+
+    def finish(self) -> None:
+        """It will not be killed any more."""
+
+
+class BrokerLives(Actor):
+    """The broker; sometimes it is killed once more while it starts."""
+
+    def __init__(self, process: BrokerProcess, seed: str, mean: float, kills: int, findings: Findings) -> None:
+        super().__init__("broker", seed, mean, kills, findings)
+        self.process = process
+
+    def kill(self) -> None:
+        self.findings.checked[PROCESSES] += 1
+        self.process.kill()
+        if self.random.random() < 0.15:
+            self.process.launch()
+            time.sleep(self.random.uniform(0.05, 0.8))
+            self.process.kill()
+            self.counts["stillborn"] += 1
+        self.process.start()
+
+
+class PublisherLives(Actor):
+    """One publisher and its directory; ``program`` is what Python runs."""
+
+    def __init__(
+        self, name: str, port: int, directory: Path, version: int, rate: float, seed: str, mean: float, kills: int,
+        findings: Findings, program: tuple[str, ...] = ("-m", "chaos_spark.publisher"),
+    ) -> None:  # fmt: skip
+        super().__init__(name, seed, mean, kills, findings)
+        self.directory = directory
+        self.command = [sys.executable, "-P", *program, name, str(port), str(directory), str(version), str(rate)]
+        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.last = 0
+
+    def launch(self) -> None:
+        with (self.directory / f"{self.name}.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
+            )
+
+    def kill(self) -> None:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            self.findings.fault(PROCESSES, f"{self.name} ended by itself with {self.process.returncode}")
+        self.process.kill()
+        self.process.wait()
+        outbox = Outbox(self.directory / f"{self.name}.outbox")
+        for _, received in outbox.outgoing.values():
+            self.counts["released" if received else "published"] += 1
+        outbox.close()
+        time.sleep(self.random.uniform(0.0, 0.3))
+        self.launch()
+
+    def finish(self) -> None:
+        """Complete what is under way; ``last`` is the number of the last reading then."""
+        assert self.process is not None
+        (self.directory / f"{self.name}.finish").touch()
+        try:
+            status = self.process.wait(FINISH_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            status = self.process.wait()
+        if status:
+            self.findings.fault(PUBLISHERS, f"{self.name} ended with {status} and not with everything completed")
+        outbox = Outbox(self.directory / f"{self.name}.outbox")
+        self.last = outbox.last
+        self.findings.checked[PUBLISHERS] += outbox.last
+        faults = self.directory / f"{self.name}.faults"
+        for line in faults.read_text().splitlines() if faults.exists() else []:
+            self.findings.fault(PUBLISHERS, line)
+        outbox.close()

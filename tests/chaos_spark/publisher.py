@@ -1,0 +1,186 @@
+"""One publisher as a process: numbered QoS 2 readings under a session that lasts, until it is told to finish.
+
+    python -m chaos_spark.publisher NAME PORT DIRECTORY VERSION RATE
+
+Rule: it remembers nothing but its outbox, so it may be killed at any byte: what was under way is sent again with DUP
+under its own packet id, and what the broker has received is released. ``DIRECTORY`` is shared with whoever runs it:
+``hold`` there means that nothing new is sent, ``NAME.finish`` that what is under way is completed and the process ends with
+status 0; what a broker must not do is appended to ``NAME.faults``.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+from random import Random
+
+from chaos_spark.outbox import Outbox, Reading
+from mqttbroker.packets import Connack, Connect, Disconnect, Packet, Pubcomp, Publish, Pubrec, Pubrel, decode
+from mqttbroker.properties import Properties
+from mqttbroker.reason_codes import MQTTError
+
+WINDOW = 60  # readings under way
+BURST = 40  # readings sent at once, at most
+PATIENCE = 30.0  # seconds for an answer that must come
+AGAIN = 0.05  # seconds between tries to connect
+LOOK = 0.02  # seconds between looks for what it is told
+NOT_FOUND = 0x92
+
+
+class Gone(Exception):
+    """The connection is over."""
+
+
+class Publisher:
+    """Publisher ``name``, MQTT ``version`` 4 or 5, ``rate`` readings per second on average."""
+
+    def __init__(self, name: str, port: int, directory: Path, version: int, rate: float, outbox: Outbox) -> None:
+        self.name = name
+        self.port = port
+        self.directory = directory
+        self.version = version
+        self.rate = rate
+        self.outbox = outbox
+        self.socket = socket.socket()
+        self._bytes = b""
+        self._heard = 0.0
+
+    def run(self) -> None:
+        """Until it has finished."""
+        while True:
+            try:
+                self._connect()
+                self._publish()
+                return
+            except (Gone, OSError):
+                self.socket.close()
+                time.sleep(AGAIN)
+
+    def fault(self, text: str) -> None:
+        with (self.directory / f"{self.name}.faults").open("a") as file:
+            file.write(f"{self.name}: {text}\n")
+
+    # --- a connection ---------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._bytes = b""
+        self._heard = time.monotonic()
+        properties = Properties()
+        if self.version == 5:
+            properties.session_expiry_interval = 0xFFFFFFFF
+        self._send(Connect(self.name, self.version, False, properties=properties))
+        packets: list[Packet] = []
+        while not packets:
+            packets = self._receive(PATIENCE)
+        welcome = packets[0]
+        if not isinstance(welcome, Connack) or welcome.reason_code:
+            self.fault(f"was sent {type(welcome).__name__} where CONNACK comes")
+            raise Gone
+        if self.outbox.known and not welcome.session_present:
+            self.fault("came back and found no session")
+        for packet_id, (number, received) in self.outbox.outgoing.items():
+            self._resume(packet_id, number, received, welcome.session_present)
+        for packet in packets[1:]:
+            self._hear(packet)
+
+    def _resume(self, packet_id: int, number: int, received: bool, present: bool) -> None:
+        if received:
+            self._send(Pubrel(packet_id))
+        else:
+            self._send_reading(packet_id, number, dup=present)
+
+    def _publish(self) -> None:
+        random = Random()
+        due = time.monotonic()
+        while True:
+            finishing = (self.directory / f"{self.name}.finish").exists()
+            if finishing and not self.outbox.outgoing:
+                self._send(Disconnect())
+                self.socket.close()
+                return
+            quiet = finishing or (self.directory / "hold").exists()
+            if not quiet and time.monotonic() >= due:
+                count = min(random.randint(1, BURST), WINDOW - len(self.outbox.outgoing))
+                for _ in range(count):
+                    packet_id, number = self.outbox.take()
+                    self._send_reading(packet_id, number, dup=False)
+                due = max(due, time.monotonic() - 1.0) + count / self.rate
+            for packet in self._receive(LOOK if quiet else min(LOOK, max(0.0, due - time.monotonic()))):
+                self._hear(packet)
+            if not self.outbox.outgoing:
+                self._heard = time.monotonic()
+            elif time.monotonic() - self._heard > PATIENCE:
+                self.fault(f"got no answer within {PATIENCE} s, {len(self.outbox.outgoing)} readings under way")
+                raise Gone
+
+    # --- packets --------------------------------------------------------------------------------------------------
+
+    def _send_reading(self, packet_id: int, number: int, dup: bool) -> None:
+        reading = Reading(self.name, number)
+        self._send(Publish(reading.topic, reading.payload, 2, False, dup, packet_id))
+
+    def _send(self, packet: Packet) -> None:
+        self.socket.sendall(packet.encode(self.version))
+
+    def _receive(self, seconds: float) -> list[Packet]:
+        """The packets that came meanwhile; `Gone` when the connection is over."""
+        if not select.select([self.socket], [], [], seconds)[0]:
+            return []
+        data = self.socket.recv(1 << 16)
+        if not data:
+            raise Gone
+        self._bytes += data
+        self._heard = time.monotonic()
+        packets: list[Packet] = []
+        position = 0
+        while True:
+            try:
+                packet, position = decode(self._bytes, self.version, position)
+            except MQTTError as error:
+                self.fault(f"was sent {self._bytes[position : position + 20].hex()}: {error}")
+                raise Gone from None
+            if packet is None:
+                break
+            packets.append(packet)
+        self._bytes = self._bytes[position:]
+        return packets
+
+    def _hear(self, packet: Packet) -> None:
+        if isinstance(packet, Pubrec):
+            self._received(packet)
+        elif isinstance(packet, Pubcomp):
+            number, received = self.outbox.outgoing.get(packet.packet_id, (0, False))
+            if not received or packet.reason_code not in (0, NOT_FOUND):
+                self.fault(f"was sent PUBCOMP {packet.packet_id} with reason code {packet.reason_code:#x}, number {number}")
+            if number:
+                self.outbox.complete(packet.packet_id)
+        elif isinstance(packet, Disconnect):
+            raise Gone
+        else:
+            self.fault(f"was sent {type(packet).__name__}")
+
+    def _received(self, packet: Pubrec) -> None:
+        number, received = self.outbox.outgoing.get(packet.packet_id, (0, False))
+        if not number or packet.reason_code >= 0x80:
+            self.fault(f"was sent PUBREC {packet.packet_id} with reason code {packet.reason_code:#x}, number {number}")
+            return
+        if not received:
+            self.outbox.received(packet.packet_id)
+        self._send(Pubrel(packet.packet_id))
+
+
+def main(arguments: list[str]) -> int:
+    name, port, directory, version, rate = arguments
+    outbox = Outbox(Path(directory) / f"{name}.outbox")
+    Publisher(name, int(port), Path(directory), int(version), float(rate), outbox).run()
+    outbox.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

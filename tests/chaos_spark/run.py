@@ -1,0 +1,362 @@
+"""``make chaos-spark``: readings on their way to a table, all three who carry them killed again and again, and the
+verdict on the table.
+
+Rule: the seed decides who dies when, as far as that is not for Spark to say; everything that is waited for is waited
+for by what files say, and for so long and no longer. Exit status 1 if anything was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, Optional
+
+from broker_process import BrokerProcess
+from bridge_spark.storage import DirectoryStorage, Manifest
+from chaos_spark.actors import BrokerLives, PublisherLives
+from chaos_spark.defects import DEFECTS
+from chaos_spark.driver import ALL, BETWEEN, END_SECONDS, INSIDE, PATIENCE, STARTING, Death, Driver, TableFiles, deaths, environment
+from chaos_spark.outbox import SCHEMA
+from chaos_spark.verdict import (
+    PROCESSES,
+    REFUSED,
+    Findings,
+    Glimpses,
+    Ranges,
+    judge,
+    judge_readers,
+    read_dead_letters,
+    read_table,
+)
+from mqttbroker import build_kind
+
+STREAM = "chaos"
+PARTITIONS = 3
+RECORD_BYTES = 300  # of the log, at most, for one reading
+AWAY = "cannot be read after"  # how a driver ends when the broker was away for too long
+TRIES = 4  # lives that a driver may end by itself over that, one after the other
+TAKEN = re.compile(r"partition (\d+): retention has removed the offsets (\d+) to (\d+)")
+SETTLED = 2.0  # seconds without a change after which none comes
+OVERTAKINGS = 3
+OVERTAKEN = 500  # offsets that retention takes when it is to overtake the reader
+SEGMENTS: dict[str, dict[str, Any]] = {
+    "plain": {"segment_bytes": "1MiB"},
+    "retention": {"segment_bytes": "64KiB", "retention_bytes": "3MiB"},
+    "sealing": {"segment_bytes": "128KiB"},
+}
+HELD_BACK = {"plain": 200_000, "retention": 5_000, "sealing": 200_000}  # offsets behind, until publishers wait
+FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+class Plan(NamedTuple):
+    """How large a run is: kills of each kind, at least; publishers, and their readings per second together; seconds
+    that publishers and the broker live on average; how often retention overtakes the reader, in mode "retention"."""
+
+    seed: str
+    mode: str
+    source: str
+    kills: int
+    publishers: int
+    rate: float
+    publisher_life: float
+    broker_life: float
+    overtaken: int = 0
+
+
+class Programs(NamedTuple):
+    """What Python runs for each of the three; a defect may be put in their place."""
+
+    broker: tuple[str, ...] = ("-m", "mqttbroker")
+    publisher: tuple[str, ...] = ("-m", "chaos_spark.publisher")
+    driver: tuple[str, ...] = ("-m", "mqttbroker")
+
+
+class Run:
+    """One run of a plan below ``directory``."""
+
+    def __init__(self, plan: Plan, directory: Path, programs: Programs = Programs()) -> None:
+        self.plan = plan
+        self.directory = directory
+        self.findings = findings = Findings()
+        self.counts: Counter[str] = Counter()
+        self.random = Random(f"{plan.seed}:run")
+        self.broker = BrokerProcess(config={
+            "streams": {STREAM: {"filters": ["chaos/#"], "partitions": PARTITIONS, **SEGMENTS[plan.mode]}},
+            "sys_interval": "0s",
+        }, env=environment(), program=programs.broker)  # fmt: skip
+        self.broker_lives = BrokerLives(self.broker, plan.seed, plan.broker_life, plan.kills, findings)
+        self.files = TableFiles(directory / "table")
+        self.driver = Driver(self.files, directory / "driver.log", programs.driver)
+        self.glimpses = Glimpses(findings, self.files.output)
+        self.program = programs.publisher
+        self.publishers: list[PublisherLives] = []
+        self.storage = DirectoryStorage(str(self.broker.data_dir), STREAM)
+        self.lost: Ranges = []
+        self.over = threading.Event()
+        self.holding: Optional[bool] = None  # whether publishers must wait; None: as far as the reader is behind
+
+    def go(self) -> None:
+        """To the end, the verdict in ``findings``."""
+        plan = self.plan
+        self.broker.start()
+        for number in range(plan.publishers):
+            self.publishers.append(PublisherLives(
+                f"sensor-{number}", self.broker.port, self.directory, 4 + number % 2, plan.rate / plan.publishers,
+                plan.seed, plan.publisher_life, -(-plan.kills // plan.publishers), self.findings, self.program,
+            ))  # fmt: skip
+            self.publishers[-1].launch()
+        for actor in (*self.publishers, self.broker_lives):
+            actor.start()
+        pacing = threading.Thread(target=self._pace, daemon=True)
+        pacing.start()
+        every = plan.kills // (plan.overtaken + 1) or 1
+        for number, death in enumerate(deaths(plan.seed, plan.kills), 1):
+            self._live(death, self._config())
+            if number % every == 0 and self.counts["overtaken"] < plan.overtaken:
+                self._overtake()
+        self._finish(pacing)
+        self._judge()
+
+    # --- the driver -----------------------------------------------------------------------------------------------
+
+    def _config(self, strict: bool = True) -> Path:
+        source = self.plan.source if self.plan.source != "both" else self.random.choice(("path", "url"))
+        self.counts[source] += 1
+        where = str(self.broker.data_dir) if source == "path" else self.broker.url
+        config = self.directory / "ingest.toml"
+        config.write_text(
+            f"[source]\n{source} = {json.dumps(where)}\n[spark]\nmaster = 'local[2,4]'\n"
+            f"[spark.conf]\n'spark.driver.extraJavaOptions' = '{FAST_JVM}'\n"
+            f"[tables.readings]\nstream = '{STREAM}'\nschema = '{SCHEMA}'\noutput = {json.dumps(str(self.files.output))}\n"
+            f"columns = ['topic', 'partition', 'offset']\nmax_offsets_per_trigger = 3000\n"
+            f"fail_on_data_loss = {json.dumps(strict)}\n"
+        )
+        return config
+
+    def _live(self, death: Death, config: Path) -> None:
+        """One life of the driver, which ends at its death."""
+        for _ in range(TRIES):
+            self.driver.start(config)
+            self.findings.checked[PROCESSES] += 1
+            if self.driver.wait_for(death):
+                break
+            if self.driver.ended is None:
+                self.counts["late"] += 1
+                break
+            if not self._gave_up():
+                return
+        before = self.files.state()
+        if self.driver.ended is None:
+            self.driver.kill(death.victim)
+            self.counts["kills"] += 1
+            self.counts[f"of {death.victim}"] += 1
+            self.counts[STARTING if death.moment == STARTING else before] += 1
+        self.glimpses.look()
+
+    def _gave_up(self) -> bool:
+        """Whether the driver that has ended could not go on, because the broker was away."""
+        status, words = self.driver.wait(1.0), self.driver.last_words()
+        if status == 1 and AWAY in words:
+            self.counts["gave up"] += 1
+            return True
+        self.findings.fault(PROCESSES, f"the driver ended by itself with {status}: {words}")
+        return False
+
+    def _until(self, config: Path, done: Any) -> bool:
+        """Start the driver, and again if it gives up, until ``done()``."""
+        deadline = time.monotonic() + PATIENCE
+        for _ in range(TRIES):
+            self.driver.start(config)
+            self.findings.checked[PROCESSES] += 1
+            while self.driver.ended is None and time.monotonic() < deadline:
+                if done():
+                    return True
+                time.sleep(0.05)
+            if self.driver.ended is None:
+                self.findings.fault(PROCESSES, f"the driver had not caught up after {PATIENCE} s: {self._behind()}")
+                return False
+            if not self._gave_up():
+                return False
+        self.findings.fault(PROCESSES, f"the driver gave up {TRIES} times")
+        return False
+
+    # --- retention ------------------------------------------------------------------------------------------------
+
+    def _pace(self) -> None:
+        """Publishers wait while the reader is far behind, unless it is said what they are to do."""
+        hold = self.directory / "hold"
+        limit = HELD_BACK[self.plan.mode]
+        while not self.over.wait(0.1):
+            behind = sum(self._behind().values())
+            if self.holding is False or self.holding is None and behind < limit // 2:
+                hold.unlink(missing_ok=True)
+            elif self.holding or behind > limit:
+                hold.touch()
+
+    def _behind(self) -> dict[int, int]:
+        done = self.files.done()
+        return {number: state.high_watermark - done.get(number, 0) for number, state in self.storage.manifest().items()}
+
+    def _starts(self) -> dict[int, int]:
+        return {number: state.log_start for number, state in self.storage.manifest().items()}
+
+    def _overtake(self) -> None:
+        """Retention takes what was not read: a driver that must not lose data says so, another goes on."""
+        files = self.files
+        batch = files.planned()
+        there = files.offsets(batch) if files.published(batch) else files.done()
+        self.holding = False
+        deadline = time.monotonic() + PATIENCE
+        while sum(max(0, start - there.get(number, 0)) for number, start in self._starts().items()) < OVERTAKEN:
+            if time.monotonic() > deadline:
+                self.findings.fault(PROCESSES, f"retention took nothing of {self._behind()} in {PATIENCE} s")
+                break
+            time.sleep(0.1)
+        self.holding = True
+        before: Optional[Manifest] = None
+        while before != (now := self.storage.manifest()):
+            before = now
+            time.sleep(SETTLED)
+        starts = self._starts()
+        self._refuse(starts)
+        if self._until(self._config(strict=False), lambda: files.committed() > batch):
+            self.driver.kill(ALL)
+        if starts != self._starts():
+            self.findings.fault(PROCESSES, "retention went on although nothing was published")
+        self.lost += [(number, there.get(number, 0), start) for number, start in starts.items()
+                      if there.get(number, 0) < start]
+        self.glimpses.look()
+        self.holding = None
+        self.counts["overtaken"] += 1
+
+    def _refuse(self, starts: dict[int, int]) -> None:
+        """A driver that must not lose data names what it would lose, and leaves the table as it is."""
+        done, planned = self.files.done(), self.files.offsets(self.files.planned())
+        expected = {}
+        for number, start in starts.items():
+            first = done.get(number, 0)
+            end = start if planned == done else min(start, planned.get(number, 0))
+            if first < end:
+                expected[number] = (first, end - 1)
+        config = self._config()
+        for _ in range(TRIES):
+            self.driver.start(config)
+            if (status := self.driver.wait(PATIENCE)) is None:
+                self.driver.kill(ALL)
+            words = self.driver.last_words()
+            if AWAY not in words:
+                break
+            self.counts["gave up"] += 1
+        named = {int(number): (int(first), int(last)) for number, first, last in TAKEN.findall(words)}
+        self.findings.checked[REFUSED] += 1
+        if status != 1 or named != expected:
+            self.findings.fault(REFUSED, f"ended with {status}: {words}, and {expected} was taken")
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _finish(self, pacing: threading.Thread) -> None:
+        for actor in self.publishers:
+            actor.enough.set()
+        config = self._config()
+        caught_up = self._until(config, lambda: not any(actor.is_alive() for actor in self.publishers))
+        self.broker_lives.enough.set()
+        self.broker_lives.join(PATIENCE)
+        self.over.set()
+        pacing.join()
+        if caught_up and self.driver.ended is not None:
+            caught_up = self._until(config, lambda: True)
+        deadline = time.monotonic() + PATIENCE
+        while caught_up and any(self._behind().values()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if any(self._behind().values()):
+            self.findings.fault(PROCESSES, f"the driver has not caught up: {self._behind()} offsets behind")
+        elif (status := self.driver.stop()) != 0:
+            self.findings.fault(PROCESSES, f"the driver ended with {status} after SIGTERM: {self.driver.last_words()}")
+        if left := self.driver.left_behind(END_SECONDS):
+            self.findings.fault(PROCESSES, f"{len(left)} processes of drivers that were killed still run")
+
+    def _judge(self) -> None:
+        self.counts["batches"] = self.files.committed() + 1
+        self.glimpses.look()
+        rows, dead = read_table(self.files.output), read_dead_letters(self.files.dead_letters)
+        last = {actor.name: actor.last for actor in self.publishers}
+        ends = {number: state.high_watermark for number, state in self.storage.manifest().items()}
+        judge(self.findings, rows, dead, last, ends, self.lost)
+        judge_readers(self.findings, self.files.output, rows)
+
+    def close(self) -> None:
+        self.over.set()
+        self.driver.close()
+        for publisher in self.publishers:
+            if publisher.process is not None and publisher.process.poll() is None:
+                publisher.process.kill()
+                publisher.process.wait()
+        self.broker.close()
+
+    def summary(self, seconds: float) -> str:
+        counts, plan = self.counts, self.plan
+        publishers: Counter[str] = sum((actor.counts for actor in self.publishers), Counter())
+        inside = sum(counts[moment] for moment in INSIDE)
+        moments = ", ".join(f"{counts[moment]} {moment}" for moment in (*INSIDE, BETWEEN, STARTING))
+        return (
+            f"chaos-spark: seed {plan.seed}, {plan.mode}, {build_kind()} build, {seconds:.0f} s\n"
+            f"  driver: {counts['kills']} kills, {inside} of them inside a batch ({moments}); "
+            f"{counts['of Python']} of Python alone, {counts['of JVM']} of the JVM alone; "
+            f"{counts['gave up']} times it gave up on a broker that was away; "
+            f"{counts['path']} starts by path, {counts['url']} by url\n"
+            f"  broker: {self.broker_lives.counts['kills']} kills, {self.broker_lives.counts['stillborn']} more while it "
+            f"started\n"
+            f"  publishers: {publishers['kills']} kills, with {publishers['published']} PUBLISH and "
+            f"{publishers['released']} PUBREL to send again\n"
+            f"  readings: {sum(actor.last for actor in self.publishers):,} in {counts['batches']} batches; "
+            f"{counts['overtaken']} times retention was faster and took {sum(end - first for _, first, end in self.lost):,}"
+            f"\n\n{self.findings.table()}"
+        )
+
+
+def chaos(plan: Plan, programs: Programs = Programs()) -> tuple[Run, str]:
+    """A run to its end, judged, and its summary."""
+    directory = Path(tempfile.mkdtemp(prefix="chaos-spark-"))
+    begin = time.monotonic()
+    run = Run(plan, directory, programs)
+    try:
+        run.go()
+    finally:
+        run.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    return run, run.summary(time.monotonic() - begin)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make chaos-spark", description="Kill all who carry readings to a table.")
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--modes", default="plain", help=f"of {','.join(SEGMENTS)}")
+    parser.add_argument("--source", default="both", choices=("both", "path", "url"))
+    parser.add_argument("--kills", type=int, default=20, help="of publishers, broker and driver each, at least")
+    parser.add_argument("--rate", type=float, default=800.0, help="readings per second")
+    parser.add_argument("--defect", choices=sorted(DEFECTS), help="to see it found")
+    options = parser.parse_args()
+    programs = Programs()
+    if options.defect:
+        programs = programs._replace(**{DEFECTS[options.defect][0]: ("-m", "chaos_spark.defects", options.defect)})
+    found = False
+    for mode in options.modes.split(","):
+        overtaken = OVERTAKINGS if mode == "retention" else 0
+        plan = Plan(options.seed, mode, options.source, options.kills, 4, options.rate, 5.0, 8.0, overtaken)
+        run, summary = chaos(plan, programs)
+        text = run.findings.text()
+        found = found or bool(text)
+        print(f"{summary}\n\n{text or 'nothing found'}\n", flush=True)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
