@@ -15,16 +15,22 @@ import os
 import platform
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import report
 from runner import HERE, OURS, OURS_OFF, Bench, Peer, Run, build_generator, fsync_us
-from scenarios import GROUPS, Scenario, all_scenarios, chosen
+from scenarios import GROUPS, PARQUET, Scenario, all_scenarios, chosen, spark_scenarios
+
+
+SPARK_ROWS = 4_000_000
+SPARK_SHARE = 0.3  # of the time, beside other scenarios
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -72,29 +78,48 @@ def surroundings(directory: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
+SAID = ("cpu_us_per_delivered", "delivered_per_s", "connects_per_s", "rows_per_s", "cpu_s_per_m", "p50_ms", "error")
+
+
 def say(run: Run) -> None:
-    shown = {key: run.get(key) for key in ("cpu_us_per_delivered", "delivered_per_s", "connects_per_s", "error")}
+    shown = {key: run.get(key) for key in SAID}
     words = " ".join(f"{key}={found}" for key, found in shown.items() if found is not None)
     wrong = "" if run.get("ok") else f" WRONG {report.what_went_wrong([run])}"
     print(f"# {run['round']} {run['scenario_name']} {run['broker']}: {words}{wrong}", file=sys.stderr, flush=True)
 
 
-def measure(bench: Bench, options: argparse.Namespace) -> None:
-    began = time.monotonic()
+def measure_spark(options: argparse.Namespace, names: list[str], minutes: float) -> list[Run]:
+    """What spark.py says of these scenarios; nothing where there is no Spark."""
+    if find_spec("pyspark") is None:
+        print("bench: no Spark: pip install 'mqttbroker[spark]'", file=sys.stderr)
+        return []
+    rows = max(int(SPARK_ROWS * options.scale), 100)
+    command = [sys.executable, str(HERE / "spark.py"), "--rows", str(rows), "--rounds", str(options.rounds)]
+    command += ["--minutes", str(minutes), "--seconds", str(10 * options.duration), *names]
+    found = []
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            found.append(json.loads(line))
+            say(found[-1])
+    return found
+
+
+def measure(bench: Bench, options: argparse.Namespace, began: float) -> None:
     longest = 0.0
     for number in range(options.rounds):
         start = time.monotonic()
         if number and start - began + longest > options.minutes * 60:
             print(f"# {number} rounds: another would take longer than {options.minutes:g} minutes", file=sys.stderr)
             return
-        bench.round(options.chosen, number, say)
+        bench.round([scenario for scenario in options.chosen if not scenario.spark], number, say)
         longest = max(longest, time.monotonic() - start)
 
 
 def names_of(bench: Bench) -> list[str]:
     """Of all brokers that ran, in the order of the table."""
     ran = {run["broker"] for run in bench.runs}
-    return [name for name in [OURS, OURS_OFF, *(peer.name for peer in bench.peers[1:])] if name in ran]
+    return [name for name in [OURS, OURS_OFF, *(peer.name for peer in bench.peers[1:]), PARQUET] if name in ran]
 
 
 def write(options: argparse.Namespace, bench: Bench, around: dict[str, Any]) -> Path:
@@ -118,6 +143,7 @@ def show(options: argparse.Namespace, bench: Bench) -> None:
 
 def listing(scenarios: dict[str, Scenario]) -> str:
     lines = [f"{name:20} {scenario.arguments}" for name, scenario in scenarios.items()]
+    lines += [f"{scenario.name:20} spark.py" for scenario in spark_scenarios()]
     return "\n".join(lines + [f"group {name:14} {' '.join(members)}" for name, members in GROUPS.items()])
 
 
@@ -131,8 +157,13 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="mqttbroker-bench-") as name:
         around = surroundings(Path(name))
         bench = Bench(peers(not options.no_mosquitto), build_generator(), Path(name), options.duration)
+        began = time.monotonic()
         try:
-            measure(bench, options)
+            if names := [scenario.name for scenario in options.chosen if scenario.spark]:
+                alone = len(names) == len(options.chosen)
+                bench.runs += measure_spark(options, names, options.minutes * (1.0 if alone else SPARK_SHARE))
+            if len(names) < len(options.chosen):
+                measure(bench, options, began)
         except KeyboardInterrupt:
             print("bench: interrupted; what is there follows", file=sys.stderr)
         if not bench.runs:

@@ -24,6 +24,10 @@ P99 = Figure("p99 latency µs", "latency_us/p99")
 ACKS = Figure("acknowledged/s", "published_per_s", True)
 ACK_P50 = Figure("p50 acknowledgement µs", "ack_us/p50")
 ACK_P99 = Figure("p99 acknowledgement µs", "ack_us/p99")
+SPARK = (
+    Figure("rows/s", "rows_per_s", True), Figure("CPU s/million rows", "cpu_s_per_m"),
+    Figure("of the JVM", "jvm_s_per_m"), Figure("of Python", "python_s_per_m"), Figure("of the broker", "broker_s_per_m"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Scenario:
     """How many times longer it lasts than others: a queue that grows has to meet its limit."""
     needs_c: bool = True
     """Whether py_load.py cannot make this load."""
+    spark: bool = False
+    """Spark is the load: spark.py measures it."""
 
     @property
     def timed(self) -> bool:
@@ -140,23 +146,43 @@ def featured() -> list[Scenario]:
     return [Scenario(f"features-{name}", arguments, guarded=True, stream=ELSEWHERE) for name, arguments in loads.items()]
 
 
+PARQUET = "Parquet files"
+"""Spark's own source of the same rows, in the place of another broker."""
+SPARK_READS = {
+    "spark-path": ("path", False),
+    "spark-path-3": ("path", True),
+    "spark-url": ("url", False),
+    "spark-url-3": ("url", True),
+}
+"""How the stream is read, and whether only topic, payload and timestamp."""
+SPARK_INGEST, SPARK_LATENCY = "spark-ingest", "spark-latency"
+
+
+def spark_scenarios() -> list[Scenario]:
+    found = [Scenario(name, "", (*SPARK, Figure("broker % of a core", "broker_cpu_pct")) if how == "url" else SPARK, spark=True)
+             for name, (how, _) in SPARK_READS.items()]  # fmt: skip
+    seen = (Figure("p50 until seen ms", "p50_ms"), Figure("p95 until seen ms", "p95_ms"))
+    return [*found, Scenario(SPARK_INGEST, "", SPARK, spark=True), Scenario(SPARK_LATENCY, "", seen, spark=True)]
+
+
 GROUPS = {
     "quick": ["p2p-q0-64", "p2p-q1-64", "fanout100-q0", "fanin100-q0", "pairs1000-q0", "durable-q1", "features-q1"],
     "wires": [scenario.name for scenario in other_wires()],
     "kept": [scenario.name for scenario in kept(1)],
     "features": [scenario.name for scenario in featured()],
+    "spark": [scenario.name for scenario in spark_scenarios()],
 }
 
 
 def all_scenarios(scale: float = 1.0) -> dict[str, Scenario]:
-    """By name, in the order in which they run; ``scale`` multiplies the numbers of clients and messages."""
+    """Of mqtt_load, by name, in the order in which they run; ``scale`` multiplies the numbers of clients and messages."""
     found = simple() + crowds(scale) + other_wires() + kept(scale) + featured()
     return {scenario.name: scenario for scenario in found}
 
 
 def chosen(names: str, scale: float = 1.0) -> list[Scenario]:
     """The scenarios and groups in a comma-separated list; "all" is every one. ValueError names an unknown one."""
-    known = all_scenarios(scale)
+    known = {**all_scenarios(scale), **{scenario.name: scenario for scenario in spark_scenarios()}}
     wanted: list[str] = []
     for name in names.replace(",", " ").split():
         if name != "all" and name not in GROUPS and name not in known:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chaos.log_reader import LogReader
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 sys.path.append(str(BENCH))
@@ -18,6 +19,7 @@ import report  # noqa: E402
 import run  # noqa: E402
 import runner  # noqa: E402
 import scenarios  # noqa: E402
+import spark  # noqa: E402
 
 pytestmark = pytest.mark.one_build
 
@@ -98,7 +100,7 @@ def test_no_round_begins_that_would_take_too_long(monkeypatch: pytest.MonkeyPatc
             rounds.append(number)
             clock[0] += 100
 
-    run.measure(Slow(), run.parse(["--rounds", "9", "--minutes", "6"]))  # type: ignore[arg-type]
+    run.measure(Slow(), run.parse(["--rounds", "9", "--minutes", "6"]), 0.0)  # type: ignore[arg-type]
     assert rounds == [0, 1, 2]
 
 
@@ -123,3 +125,33 @@ def test_the_stand_alone_scripts_give_their_figures(tmp_path: Path, generator: r
         )
         assert done.returncode == 0, done.stderr
         assert "nan" not in done.stdout and done.stdout.count("\n|") > 3
+
+
+# --- Spark ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_that_spark_reads_is_as_large_as_it_says(tmp_path: Path) -> None:
+    spark.fill(tmp_path, 9_000)
+    found = LogReader(tmp_path, spark.STREAM).arrow_records()
+    assert len(found) == 9_000 and {len(record.payload) for record in found} == {spark.PAYLOAD}
+    assert {json.loads(record.payload)["n"] for record in found} == set(range(9_000))
+    assert {record.partition for record in found} == set(range(spark.PARTITIONS))
+
+
+FAKE = """
+import json, sys
+rows = int(sys.argv[sys.argv.index("--rows") + 1])
+for broker, rate in (("mqttbroker", 800_000), ("Parquet files", 1_000_000)):
+    print(json.dumps({"scenario_name": sys.argv[-1], "broker": broker, "round": 0, "ok": rows == 4_000, "rows_per_s": rate}))
+"""
+
+
+def test_what_spark_is_measured_at_stands_beside_its_parquet_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spark.py").write_text(FAKE)
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    options = run.parse(["--scenarios", "spark-path", "--scale", "0.001"])
+    runs = run.measure_spark(options, ["spark-path"], 1.0)
+    first = report.table(runs, options.chosen, ["mqttbroker", scenarios.PARQUET]).splitlines()[2]
+    assert [cell.strip() for cell in first.strip("|").split("|")] == ["spark-path", "rows/s ↑", "800,000", "1,000,000", "0.80"]
