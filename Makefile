@@ -20,7 +20,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz chaos power-loss check demo pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz chaos chaos-spark power-loss check demo pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -105,6 +105,15 @@ CHAOS_SEED ?= 1
 chaos: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
+# Publishers, the broker and Spark's driver killed while readings go to a table, and each reading counted there; about
+# ten minutes per mode: plain, retention (segments are removed meanwhile, and the reader overtaken).
+CHAOS_SPARK_KILLS ?= 20
+CHAOS_SPARK_MODES ?= plain,retention
+CHAOS_SPARK_ARGS ?=
+chaos-spark: $(VENV)/extras build
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos_spark.run --kills $(CHAOS_SPARK_KILLS) --seed $(CHAOS_SEED) \
+	  --modes $(CHAOS_SPARK_MODES) $(CHAOS_SPARK_ARGS)
+
 # The power cut at a thousand moments of a broker under load: what was acknowledged must be there each time.
 POWER_LOSS_ARGS ?=
 power-loss: $(VENV)/extras build
@@ -121,7 +130,8 @@ pictures: $(VENV)/extras build
 	PICTURES="$(CURDIR)/docs/pictures" $(if $(DATA),SENSOR_DATA="$(abspath $(DATA))") \
 	  $(BIN)/jupyter-execute docs/notebooks/anomalies.ipynb
 
-# This broker beside others, in 15 minutes or less: SCENARIOS="p2p-q0-64 kept", PEERS="name=start-script ...",
+# This broker beside others, in 15 minutes or less: SCENARIOS="p2p-q0-64 kept", SCENARIOS=spark,
+# PEERS="name=start-script ...",
 # BENCH_ARGS="--rounds 1 --details" (docs/performance.md).
 $(VENV)/bench: pyproject.toml | $(VENV)/base
 	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
@@ -129,7 +139,7 @@ $(VENV)/bench: pyproject.toml | $(VENV)/base
 	$(BIN)/python -m pip install --quiet -r $@.txt
 	touch $@
 
-bench-tools: $(VENV)/bench build
+bench-tools: $(VENV)/bench $(if $(findstring spark,$(SCENARIOS)),$(VENV)/extras) build
 	@packages=""; \
 	PATH=$$PATH:/usr/sbin command -v mosquitto >/dev/null || packages="$$packages mosquitto"; \
 	echo '#include <openssl/ssl.h>' | $${CC:-cc} -E - >/dev/null 2>&1 || packages="$$packages gcc libc6-dev libssl-dev"; \
