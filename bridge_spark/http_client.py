@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import http.client
+import io
 import json
 import os
 import random
@@ -49,12 +50,17 @@ class _TryAgain(Exception):
 
 
 class _Range:
-    """Bytes from ``position`` on, of which ``filled`` are there."""
+    """``length`` bytes from ``position`` on, of which ``filled`` are there.
+
+    ``BytesIO`` gives away the bytes it was filled with: a copy of 8 MiB in fresh
+    pages takes four times the CPU of receiving them.
+    """
 
     def __init__(self, position: int, length: int) -> None:
         self.position = position
-        self.buffer = bytearray(length)
+        self.length = length
         self.filled = 0
+        self.buffer = io.BytesIO(bytes(length))
 
     @property
     def first(self) -> int:
@@ -63,7 +69,7 @@ class _Range:
 
     @property
     def last(self) -> int:
-        return self.position + len(self.buffer) - 1
+        return self.position + self.length - 1
 
 
 class HttpClient:
@@ -105,7 +111,7 @@ class HttpClient:
         wanted = _Range(position, length)
         if length:
             self._request("GET", path, None, wanted)
-        return bytes(wanted.buffer)
+        return wanted.buffer.getvalue()
 
     def get_json(self, path: str) -> Any:
         """A JSON document; raises `HttpError`."""
@@ -166,12 +172,13 @@ class HttpClient:
         if wanted is None:
             return response.read()
         _check_range(response, wanted)
-        view = memoryview(wanted.buffer)
-        while wanted.filled < len(view):
-            count = response.readinto(view[wanted.filled:wanted.filled + PIECE_BYTES])
-            if not count:
-                raise _TryAgain(f"the answer broke off after {wanted.filled} of {len(view)} bytes")
-            wanted.filled += count
+        with wanted.buffer.getbuffer() as view:
+            while wanted.filled < wanted.length:
+                with view[wanted.filled:wanted.filled + PIECE_BYTES] as piece:
+                    count = response.readinto(piece)
+                if not count:
+                    raise _TryAgain(f"the answer broke off after {wanted.filled} of {wanted.length} bytes")
+                wanted.filled += count
         if not response.isclosed():
             self.close()  # more than was asked for is on its way
         return b""
