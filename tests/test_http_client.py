@@ -20,6 +20,7 @@ from test_tls import Files
 from bridge_spark import http_client
 from bridge_spark.http_client import HttpClient, HttpError, NotFound
 from bridge_spark.storage import DirectoryStorage, StreamError, parse_manifest
+from bridge_spark.stream_config import FORMAT_VERSION
 
 pytestmark = pytest.mark.one_build
 PATH = "/streams/s/0/00000000000000000000.seg"
@@ -244,13 +245,14 @@ def test_a_broker_that_is_killed_and_comes_back_in_mid_read(
 
 
 def test_a_broker_of_a_later_version_is_refused(tmp_path: Path) -> None:
-    document = {"stream": "s", "format_version": 7, "broker_version": "9.1.0", "partitions": "in another way"}
-    with pytest.raises(StreamError, match=r"http://x/streams/s: the broker, version 9\.1\.0, keeps streams in format 7, "
-                                          r"this source knows format 1: install the broker's version"):
+    later = FORMAT_VERSION + 1
+    document = {"stream": "s", "format_version": later, "broker_version": "9.1.0", "partitions": "in another way"}
+    with pytest.raises(StreamError, match=rf"http://x/streams/s: the broker, version 9\.1\.0, keeps streams in format "
+                                          rf"{later}, this source knows format {FORMAT_VERSION}: install the broker's"):
         parse_manifest(document, "http://x/streams/s")
     with pytest.raises(StreamError, match="is it a broker of another version"):
         parse_manifest({"partitions": []}, "http://x/streams/s")
     (tmp_path / "s").mkdir()
-    (tmp_path / "s" / "stream.json").write_text(json.dumps({"format_version": 2, "partitions": 1}))
-    with pytest.raises(StreamError, match="s: the broker keeps streams in format 2, this source knows format 1"):
+    (tmp_path / "s" / "stream.json").write_text(json.dumps({"format_version": later, "partitions": 1}))
+    with pytest.raises(StreamError, match=f"s: the broker keeps streams in format {later}, this source knows format"):
         DirectoryStorage(str(tmp_path), "s").manifest()
