@@ -7,9 +7,8 @@ segment; only MQTT 5.0 properties are decoded in Python, once per distinct set.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
-from functools import cached_property, reduce
+from functools import cache, cached_property, reduce
 from typing import Any, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -29,6 +28,8 @@ USER_PROPERTY_LIST_DDL = "user_property_list array<struct<key:string,value:strin
 _PROPERTY_COLUMNS = frozenset(
     {"content_type", "response_topic", "correlation_data", "user_properties", "user_property_list"}
 )
+_ABSENT: dict[str, list[Any]] = {"user_properties": [], "user_property_list": []}
+_RAMP = 65_536
 STORED_TYPES = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "flags": pa.uint8(),
@@ -108,6 +109,9 @@ class ColumnMaker:
         self.wanted = wanted
         self._matches: dict[str, bool] = {}
         self._by_topic = topic_filter is not None or not wanted.topic.everything
+        self._names = [*self.stored, "offset"]
+        self._ramp_first, self._ramp = 0, _ramp(0)
+        self._constants: dict[str, tuple[Any, pa.Array]] = {}
 
     @property
     def columns(self) -> frozenset[str]:
@@ -137,10 +141,18 @@ class ColumnMaker:
             else:
                 buffers = [None, buffer.slice(*getattr(columns, f"{name}_offsets")), data]
             arrays.append(pa.Array.from_buffers(STORED_TYPES[name], batch.count, buffers))
+        arrays.append(self._offsets(batch.first_offset, batch.count))
+        rows = pa.RecordBatch.from_arrays(arrays, names=self._names)
         first, last = max(start, batch.first_offset), min(end, batch.end_offset)
-        arrays.append(_offset_array(batch.first_offset, batch.end_offset))
-        rows = pa.RecordBatch.from_arrays(arrays, names=[*self.stored, "offset"])
-        return rows.slice(first - batch.first_offset, last - first)
+        return rows if last - first == batch.count else rows.slice(first - batch.first_offset, last - first)
+
+    def _offsets(self, first: int, count: int) -> pa.Array:
+        """So many offsets from ``first`` on; batch after batch they are parts of one array."""
+        skipped = first - self._ramp_first
+        if not 0 <= skipped <= len(self._ramp) - count:
+            self._ramp = pc.add(_ramp(max(count, _RAMP)), pa.scalar(first, pa.int64()))
+            self._ramp_first, skipped = first, 0
+        return self._ramp.slice(skipped, count)
 
     def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows whose topic matches the filter, and that are wanted."""
@@ -167,10 +179,9 @@ class ColumnMaker:
                 pc.bit_wise_and(made["flags"], pa.scalar(RETAIN_FLAG, pa.uint8())), pa.scalar(0, pa.uint8()))
         if "properties" in made:
             made.update(self._property_columns(made["properties"]))
-        if "partition" in self._schema.names:
-            made["partition"] = pa.repeat(pa.scalar(partition, pa.int32()), count)
-        if "stream" in self._schema.names:
-            made["stream"] = pa.repeat(pa.scalar(self._stream, pa.string()), count)
+        for name, value in (("partition", partition), ("stream", self._stream)):
+            if name in self._schema.names:
+                made[name] = self._constant(name, value, count)
         return pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
 
     def _is_wanted(self, topic: str) -> bool:
@@ -182,10 +193,19 @@ class ColumnMaker:
                 self.wanted.topic.holds(topic) and (self._filter is None or matches(self._filter, topic)))
         return known
 
+    def _constant(self, name: str, value: Any, count: int) -> pa.Array:
+        """``value`` in each of so many rows; one array serves all batches."""
+        known, array = self._constants.get(name, (None, None))
+        if array is None or known != value or len(array) < count:
+            one = pa.array([value], self._schema.field(name).type)
+            array = one.take(_zeros(count))
+            self._constants[name] = (value, array)
+        return array.slice(0, count)
+
     def _property_columns(self, encoded: pa.Array) -> dict[str, pa.Array]:
         names = [name for name in self._schema.names if name in _PROPERTY_COLUMNS]
         if not pc.max(pc.binary_length(encoded)).as_py():
-            return {name: self._property_column(name, [Properties()]).take(_zeros(len(encoded))) for name in names}
+            return {name: self._constant(name, _ABSENT.get(name), len(encoded)) for name in names}
         distinct = encoded.dictionary_encode()
         decoded = [decode_properties(data) for data in distinct.dictionary.to_pylist()]
         return {name: self._property_column(name, decoded).take(distinct.indices) for name in names}
@@ -214,8 +234,10 @@ def _within(values: pa.Array, bounds: Bounds[int]) -> Optional[pa.Array]:
     return reduce(pc.and_, masks) if masks else None
 
 
-def _offset_array(first: int, end: int) -> pa.Array:
-    return pa.Array.from_buffers(pa.int64(), end - first, [None, pa.py_buffer(array("q", range(first, end)))])
+@cache
+def _ramp(count: int) -> pa.Array:
+    """The numbers from 0 on, so many."""
+    return pa.array(range(count), pa.int64())
 
 
 def _zeros(count: int) -> pa.Array:

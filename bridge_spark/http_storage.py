@@ -30,6 +30,8 @@ from bridge_spark.storage import (
 class HttpStorage:
     """Files of ``stream`` at ``url``; `HttpClient` says what the rest means.  Not thread safe."""
 
+    chunk_bytes = 8 * 1024 * 1024  # each request costs the broker
+
     def __init__(
         self,
         url: str,

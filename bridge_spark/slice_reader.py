@@ -23,7 +23,6 @@ from bridge_spark.sealed_reader import SealedFile
 from bridge_spark.segment import Batch, CorruptBatch, SegmentError, TornBatch, decode_columns, read_batch, read_header
 from bridge_spark.storage import SegmentGone, Storage, StreamError
 
-CHUNK_BYTES = 8 * 1024 * 1024
 ROWS = 16_384
 ROWS_BYTES = 16 * 1024 * 1024
 LOOKS = 5  # for offsets whose file was gone; more often than a segment can change its file
@@ -69,7 +68,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             continue
         waiting.append(batch)
         rows += batch.num_rows
-        size += batch.nbytes
+        size += batch.get_total_buffer_size()
         if rows >= ROWS or size >= ROWS_BYTES:
             yield _joined(waiting)
             waiting, rows, size = [], 0, 0
@@ -80,7 +79,7 @@ def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     if len(batches) == 1:
         return batches[0]
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    return pa.concat_batches(batches)
 
 
 def _stored_rows(
@@ -162,7 +161,7 @@ def log_batches(storage: Storage, part: Slice) -> Iterator[tuple[bytes, Batch]]:
             if expected not in (None, batch.first_offset):
                 raise CorruptBatch(position, f"offset {batch.first_offset} where {expected} comes next")
         except TornBatch as error:
-            length = min(max(CHUNK_BYTES, _missing(data, position)), left)
+            length = min(max(storage.chunk_bytes, _missing(data, position)), left)
             if not length:
                 raise _corrupt(storage, part, expected, error.reason, fetched - len(data) + position) from None
             data = data[position:] + storage.read(part.partition, part.file, fetched, length)

@@ -12,9 +12,10 @@ from sealed_log import seal_segment
 from spark_session import StreamWriter, message
 from stream_reads import places, rows
 
-from bridge_spark import sealed_writer, segment, slice_reader
+from bridge_spark import sealed_writer, segment
 from bridge_spark.damage import CorruptSegment
 from bridge_spark.sealed import inspect
+from bridge_spark.storage import DirectoryStorage
 
 pytestmark = pytest.mark.one_build
 
@@ -55,7 +56,7 @@ DAMAGE = st.dictionaries(st.integers(0, BATCHES - 1), st.sampled_from(["body", "
 def test_all_but_the_damaged_batches(
     wrong: dict[int, str], cuts: tuple[int, int], chunk: int, index: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slice_reader, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(DirectoryStorage, "chunk_bytes", chunk)
     data = tmp_path / "data"
     shutil.rmtree(data, ignore_errors=True)
     path = damaged_stream(data, wrong)

@@ -18,11 +18,11 @@ from pyspark.sql.types import StructType
 from spark_session import StreamWriter, message, spark
 from stream_reads import batches, places, rows, source, stream_reader, stream_rows
 
-from bridge_spark import segment, slice_reader
+from bridge_spark import segment
 from bridge_spark.columns import PropertyError, decode_properties
 from bridge_spark.offsets import DataLoss
 from bridge_spark.options import OptionError
-from bridge_spark.storage import StreamError, UnknownStream
+from bridge_spark.storage import DirectoryStorage, StreamError, UnknownStream
 from bridge_spark.stream_log import StreamConfig, StreamLogs
 from sessions.message import Message
 from topic_matcher.filters import matches
@@ -187,7 +187,7 @@ def test_chunks_smaller_than_batches(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for number in range(7):
         writer.append(0, [message(number * 50 + n) for n in range(50)])
     for size in (1, 40, 1000, 3001):
-        monkeypatch.setattr(slice_reader, "CHUNK_BYTES", size)
+        monkeypatch.setattr(DirectoryStorage, "chunk_bytes", size)
         assert places(rows(tmp_path)) == [(0, offset) for offset in range(350)]
 
 

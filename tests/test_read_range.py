@@ -26,7 +26,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from spark_session import START_US, StreamWriter, message
 from stream_reads import places, rows, source, stream_reader
 
-from bridge_spark import plan, slice_reader
+from bridge_spark import plan
 from bridge_spark.admission import Admission
 from bridge_spark.datasource import FilteringMqttReader, MqttReader, SliceTask
 from bridge_spark.offsets import limit_rows
@@ -315,7 +315,7 @@ def test_what_is_not_wanted_is_neither_planned_nor_read(tmp_path: Path, monkeypa
         return fetch(self, partition, file, position, length)
 
     monkeypatch.setattr(DirectoryStorage, "read", counted)
-    monkeypatch.setattr(slice_reader, "CHUNK_BYTES", 64 * 1024)
+    monkeypatch.setattr(DirectoryStorage, "chunk_bytes", 64 * 1024)
 
     def bytes_for(*filters: Filter) -> int:
         nonlocal count

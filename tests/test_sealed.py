@@ -233,7 +233,7 @@ def test_a_segment_that_is_sealed_while_it_is_read(tmp_path: Path, monkeypatch: 
     end = write(tmp_path, [[[message(index) for index in range(first, first + 10)] for first in range(base, base + 50, 10)]
                            for base in (0, 50)])
     partition = tmp_path / "streams/sensors/0"
-    monkeypatch.setattr(slice_reader, "CHUNK_BYTES", 700)
+    monkeypatch.setattr(DirectoryStorage, "chunk_bytes", 700)
     monkeypatch.setattr(slice_reader, "ROWS", 1)
     found = source(tmp_path)
     reader = found.reader(found.schema())
