@@ -149,12 +149,12 @@ def test_the_minimum_holds_for_running_queries_and_not_for_available_now(tmp_pat
 
 
 def test_the_consumer_is_told_of_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    StreamWriter(tmp_path, partitions=2)
+    StreamWriter(tmp_path, partitions=2).append(1, [message(n) for n in range(9)])
     told: list[Any] = []
     monkeypatch.setattr(DirectoryStorage, "report", lambda self, consumer, offsets: told.append((consumer, offsets)))
-    stream_reader(tmp_path).commit({"0": 5, "1": 7})
-    stream_reader(tmp_path, consumer="plant").commit({"0": 5, "1": 7})
-    assert told == [("plant", {0: 5, 1: 7})]
+    stream_reader(tmp_path).latestOffset({"0": 0, "1": 5}, ReadAllAvailable())
+    stream_reader(tmp_path, consumer="plant").latestOffset({"0": 0, "1": 7}, ReadAllAvailable())
+    assert told == [("plant", {0: 0, 1: 7})]
 
 
 # --- tasks ----------------------------------------------------------------------------------------------------------
