@@ -329,6 +329,7 @@ def build_broker(
         wanted.max_queue_memory_messages,
         wanted.max_transient_queue_bytes,
     )
+    limits.max_inflight_unkept = wanted.max_inflight_unkept
     limits.queue_full = QUEUE_FULL[wanted.queue_full]
     limits.max_total_queued_messages = wanted.max_total_queued_messages
     limits.max_total_queued_bytes = wanted.max_total_queued_bytes

@@ -162,6 +162,7 @@ class Limits:
     max_packet_size: int = _key(Size("128B", "256MiB"), "10MiB")
     receive_maximum: int = _key(Integer(1, 65535), 1000)
     max_inflight: int = _key(Integer(1, 65535), 1000)
+    max_inflight_unkept: int = _key(Integer(1, 65535), 65535)
     topic_alias_maximum: int = _key(Integer(0, 65535), 10)
     max_topic_levels: int = _key(Integer(1, 65535), 128)
     max_topic_length: int = _key(Size("1B", "65535B"), "65535B")

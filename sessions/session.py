@@ -2,7 +2,8 @@
 
 The rule kept here: entries leave in the order they came, at most
 ``send_maximum`` of them unacknowledged, each under one packet id from its
-first PUBLISH to its last acknowledgement.  A durable session (``id`` not 0)
+first PUBLISH to its last acknowledgement; what needs no entry, because it is
+kept nowhere, may have ``pass_maximum`` under way.  A durable session (``id`` not 0)
 tells its journal of every change; while its client is away it holds no message
 in memory, and what its memory cannot hold while the client is there is paged
 in from the store as the window opens.
@@ -81,6 +82,7 @@ class Session(Holding):
         # Whose retained messages are still to be sent; a filter as often as it was subscribed to.
         self.unseen: Deque[Subscription] = _SEEN
         self.send_maximum = shelf.limits.max_inflight
+        self.pass_maximum = shelf.limits.max_inflight_unkept
         # Unacknowledged deliveries by packet id; None for one that only passed through.
         # The keys are ints; as objects they are made once per packet, not once per look.
         self.in_flight: Dict[object, Optional[Delivery]] = {}
@@ -180,7 +182,7 @@ class Session(Holding):
         message has to be offered."""
         if (
             self.id != 0
-            or len(self.in_flight) >= self.send_maximum
+            or len(self.in_flight) >= self.pass_maximum
             or self.queue
             or self.queued_messages >= self.shelf.limits.max_queued_messages
         ):
@@ -430,6 +432,7 @@ class Session(Holding):
         self.outlet = outlet
         self.version = outlet.version
         self.send_maximum = min(send_maximum, self.shelf.limits.max_inflight)
+        self.pass_maximum = min(send_maximum, self.shelf.limits.max_inflight_unkept)
         self.disconnected_at = 0.0
 
     def detach(self, now: float) -> None:

@@ -38,6 +38,7 @@ class Limits:
         self.max_queued_bytes = max_queued_bytes
         self.max_queue_memory_messages = max_queue_memory_messages
         self.max_transient_queue_bytes = max_transient_queue_bytes
+        self.max_inflight_unkept = max_inflight  # of what a session sends and does not keep
         self.queue_full = DROP_NEWEST
         self.max_total_queued_messages = _UNLIMITED
         self.max_total_queued_bytes = _UNLIMITED

@@ -116,13 +116,33 @@ def test_packet_ids_wrap_around_the_ones_in_use(tmp_path: Path) -> None:
 
 
 def test_the_window_of_the_broker_is_its_own_limit(tmp_path: Path) -> None:
-    with Core(tmp_path, max_inflight=2) as core:
+    with Core(tmp_path, max_inflight=2, max_inflight_unkept=2) as core:
         client = core.connect("sub")
         client.subscribe("t/#", options=1)
         publish(core, range(5))
         assert numbers_of(client.arrived()) == [0, 1]
         client.send(Puback(1), Puback(2))
         assert numbers_of(client.arrived()) == [2, 3]
+
+
+def test_what_is_not_kept_has_a_window_of_its_own(tmp_path: Path) -> None:
+    with Core(tmp_path, max_inflight=1, max_inflight_unkept=3) as core:
+        client = core.connect("sub")
+        client.subscribe("t/#", options=1)
+        publish(core, range(6))
+        assert numbers_of(client.arrived()) == [0, 1, 2]
+        client.send(Puback(1), Puback(2))
+        client.expect_nothing()
+        client.send(Puback(3))
+        assert numbers_of(client.arrived()) == [3]
+        client.send(Puback(4))
+        assert numbers_of(client.arrived()) == [4]
+        properties = Properties()
+        properties.receive_maximum = 2
+        narrow = core.connect("narrow", properties=properties)
+        narrow.subscribe("t/#", options=1)
+        publish(core, range(6, 9))
+        assert numbers_of(narrow.arrived()) == [6, 7]
 
 
 def test_acknowledgements_of_ids_that_are_not_in_use_change_nothing(tmp_path: Path) -> None:
