@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Final, List, Optional, cast
 
-from mqttbroker.frames import TWO_BYTES
+from mqttbroker.frames import SHORT_ACKS, TWO_BYTES
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import Disconnect, encode_ack
 from mqttbroker.policy import Challenge, Terms
@@ -127,8 +127,8 @@ class Connection(Outlet):
         if not self.dirty:
             self._mark()
 
-    def send_puback(self, packet_id: int) -> None:
-        """Queue a PUBACK with reason code 0."""
+    def send_ack(self, packet_type: int, packet_id: int) -> None:
+        """Queue a PUBACK, PUBREC, PUBREL or PUBCOMP with reason code 0."""
         if self.state == CLOSED:
             return
         if self.maximum_packet_size < 4:
@@ -138,7 +138,7 @@ class Connection(Outlet):
             self.replies += 4
         self.outbound.stats.messages_sent += 1
         outbox = self.outbox
-        outbox.append(b"\x40\x02")
+        outbox.append(SHORT_ACKS[packet_type])
         outbox.append(TWO_BYTES[packet_id])
         if not self.dirty:
             self._mark()
@@ -314,7 +314,7 @@ class Connection(Outlet):
         self.send_delivery(entry, outgoing, duplicate)
 
     def send_pubrel(self, packet_id: int) -> None:
-        self.send(encode_ack(PUBREL, packet_id, 0, self.version))
+        self.send_ack(PUBREL, packet_id)
 
     # -- acknowledgements ---------------------------------------------------
 
@@ -360,6 +360,8 @@ class Connection(Outlet):
             return
         if gate.packet is not None:
             self.send(gate.packet)
+        elif gate.reason_code == 0:
+            self.send_ack(gate.packet_type, gate.packet_id)
         else:
             self.send(encode_ack(gate.packet_type, gate.packet_id, gate.reason_code, self.version))
         if gate.sequel is not None:

@@ -18,7 +18,7 @@ FLAGS: Final = bytes((0, 0, 0, 0, 0, 0, 2, 0, 2, 0, 2, 0, 0, 0, 0, 0))
 TWO_BYTES: Final[List[bytes]] = [value.to_bytes(2, "big") for value in range(65536)]
 
 # First byte and Remaining Length of the short acknowledgements, by packet type.
-_SHORT_ACKS: Final[List[bytes]] = [bytes((kind << 4 | FLAGS[kind], 2)) for kind in range(16)]
+SHORT_ACKS: Final[List[bytes]] = [bytes((kind << 4 | FLAGS[kind], 2)) for kind in range(16)]
 
 
 def encode_fixed_header(first_byte: int, remaining: int) -> bytes:
@@ -56,7 +56,7 @@ def encode_ack(packet_type: int, packet_id: int, reason_code: int, version: int)
     The code is left out when it is 0, and always below version 5.
     """
     if reason_code == 0 or version < 5:
-        return _SHORT_ACKS[packet_type] + TWO_BYTES[packet_id]
+        return SHORT_ACKS[packet_type] + TWO_BYTES[packet_id]
     first: int = packet_type << 4 | FLAGS[packet_type]
     return (first << 32 | 0x03000000 | packet_id << 8 | reason_code).to_bytes(5, "big")
 

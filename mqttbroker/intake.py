@@ -26,7 +26,6 @@ from mqttbroker.reason_codes import (
     QUOTA_EXCEEDED,
     RECEIVE_MAXIMUM_EXCEEDED,
     RETAIN_NOT_SUPPORTED,
-    SUCCESS,
     TOPIC_ALIAS_INVALID,
     MQTTError,
 )
@@ -214,7 +213,7 @@ class Intake(Connection):
                 outgoing.reuse(version, route.middle, route.head, tail)
             self.broker.publisher.deliver(target, message, outgoing, None)
         if route.targets:
-            self.send_puback(packet_id)
+            self.send_ack(PUBACK, packet_id)
         else:
             self.send(encode_ack(PUBACK, packet_id, NO_MATCHING_SUBSCRIBERS, version))
 
@@ -243,8 +242,10 @@ class Intake(Connection):
             return
         if message.qos == 1 and not route.durable and not message.retain and self.acks.length == 0:
             broker.publisher.publish(message, route, outgoing, session, None)
-            reason_code = SUCCESS if route.targets else NO_MATCHING_SUBSCRIBERS
-            self.send(encode_ack(PUBACK, packet_id, reason_code, self.version))
+            if route.targets:
+                self.send_ack(PUBACK, packet_id)
+            else:
+                self.send(encode_ack(PUBACK, packet_id, NO_MATCHING_SUBSCRIBERS, self.version))
             return
         if message.qos == 1:
             gate = self.gate(PUBACK, packet_id)

@@ -8,14 +8,14 @@ identifiers make a variant of their own, encoded for its one subscriber.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, List
 
 from mypy_extensions import mypyc_attr
 
 from mqttbroker.frames import encode_publish
 from sessions.message import Message
 
-_FIRST_BYTES: Final = (b"\x30", b"\x32", b"\x34")  # PUBLISH by QoS, no DUP, no RETAIN
+_FIRST_BYTES: Final[List[bytes]] = [b"\x30", b"\x32", b"\x34"]  # PUBLISH by QoS, no DUP, no RETAIN
 
 NO_BYTES: Final = b""
 

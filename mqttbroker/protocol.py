@@ -11,7 +11,7 @@ with integer offsets, and awaits nothing.
 
 from __future__ import annotations
 
-from typing import Callable, Final, Optional, cast
+from typing import Callable, Final, List, Optional, cast
 
 from mqttbroker.broker import Broker
 from mqttbroker.connection import (
@@ -59,21 +59,21 @@ from mqttbroker.reason_codes import (
 from sessions.session import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN, Session
 
 # Which packets a client may send, by state of its connection and packet type.
-_LEGAL: Final = (
+_LEGAL: Final[List[List[bool]]] = [
     # AWAIT_CONNECT: CONNECT and nothing else [MQTT-3.1.0-1]
-    (False, True) + (False,) * 14,
+    [False, True] + [False] * 14,
     # CONNECTING: nothing is read until the CONNACK is out
-    (False,) * 16,
+    [False] * 16,
     # CONNECTED: what flows from client to server; no second CONNECT [MQTT-3.1.0-2]
-    (
+    [
         False, False, False, True, True, True, True, True,
         True, False, True, False, True, False, True, True,
-    ),
+    ],
     # CLOSED
-    (False,) * 16,
+    [False] * 16,
     # AUTHENTICATING: AUTH or DISCONNECT [MQTT-3.1.2-30]
-    (False,) * 14 + (True, True),
-)  # fmt: skip
+    [False] * 14 + [True, True],
+]  # fmt: skip
 
 # First bytes of the four acknowledgements, which need no decoding in their short form.
 _SHORT_ACKS: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
@@ -277,7 +277,9 @@ class Protocol(Intake):
 
     def _release(self, session: Session, packet_id: int) -> None:
         """PUBREL: the id is free once that is on disk; then PUBCOMP [MQTT-4.3.3-11]."""
-        stored = session.received.pop(packet_id, None)
+        stored = session.received.get(packet_id)
+        if stored is not None:
+            del session.received[packet_id]
         gate = self.gate(PUBCOMP, packet_id)
         journal = self.broker.journal
         if stored is None:

@@ -34,7 +34,7 @@ RELEASING: Final = 4  # PUBREC came: the PUBREL leaves after the commit of that 
 AWAIT_PUBCOMP: Final = 5
 
 # What the disk says of a phase: the one that begins when the commit is through.
-_STORED_PHASE: Final = (QUEUED, AWAIT_PUBREC, AWAIT_PUBACK, AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBCOMP)
+_STORED_PHASE: Final = bytes((QUEUED, AWAIT_PUBREC, AWAIT_PUBACK, AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBCOMP))
 
 # What a message costs beside its payload while it waits for the disk, in bytes.
 MESSAGE_OVERHEAD: Final = 200

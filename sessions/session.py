@@ -42,11 +42,6 @@ ACCEPTED: Final = 1
 REPEATED: Final = 2  # PUBREC again: answer PUBREL again
 UNEXPECTED: Final = 3  # not what this packet id waits for
 
-# Which phases an acknowledgement of the client fits (figure 4.3).
-_FITS_PUBACK: Final = (False, False, True, False, False, False)
-_FITS_PUBREC: Final = (False, False, False, True, False, False)
-_FITS_PUBCOMP: Final = (False, False, False, False, False, True)
-
 PAGE_ENTRIES: Final = 1000  # entries read from the store at a time
 
 
@@ -217,7 +212,7 @@ class Session(Holding):
                 return UNKNOWN
             del in_flight[key]
             self.queued_messages -= 1
-        elif _FITS_PUBACK[entry.phase]:
+        elif entry.phase == AWAIT_PUBACK:
             del in_flight[key]
             self.finish(entry)
         else:
@@ -231,7 +226,7 @@ class Session(Holding):
         entry = self.in_flight.get(packet_id)
         if entry is None:
             return UNEXPECTED if packet_id in self.in_flight else UNKNOWN
-        if not _FITS_PUBREC[entry.phase]:
+        if entry.phase != AWAIT_PUBREC:
             if entry.phase == RELEASING:
                 return ACCEPTED
             return REPEATED if entry.phase == AWAIT_PUBCOMP else UNEXPECTED
@@ -248,7 +243,7 @@ class Session(Holding):
     def publish_refused(self, packet_id: int) -> int:
         """PUBREC with a reason code of 0x80 or above ends the delivery [MQTT-4.3.3-4]."""
         entry = self.in_flight.get(packet_id)
-        if entry is None or not _FITS_PUBREC[entry.phase]:
+        if entry is None or entry.phase != AWAIT_PUBREC:
             return UNEXPECTED if packet_id in self.in_flight else UNKNOWN
         del self.in_flight[packet_id]
         self.finish(entry)
@@ -258,7 +253,7 @@ class Session(Holding):
     def complete(self, packet_id: int) -> int:
         """PUBCOMP: the packet id is free again."""
         entry = self.in_flight.get(packet_id)
-        if entry is None or not _FITS_PUBCOMP[entry.phase]:
+        if entry is None or entry.phase != AWAIT_PUBCOMP:
             return UNEXPECTED if packet_id in self.in_flight else UNKNOWN
         del self.in_flight[packet_id]
         self.finish(entry)
