@@ -78,6 +78,9 @@ _LEGAL: Final[List[List[bool]]] = [
 # First bytes of the four acknowledgements, which need no decoding in their short form.
 _SHORT_ACKS: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
 
+# Pieces of an incomplete packet that are kept apart, however small they are.
+_PIECES: Final = 64
+
 # How the variable header of a CONNECT of version 5.0 begins.
 _CONNECT_5: Final = b"\x00\x04MQTT\x05"
 
@@ -100,7 +103,8 @@ class Protocol(Intake):
         self.new_client_id = new_client_id
         self.last_received = now
         self.accepted = now
-        self._partial = bytearray()  # an incomplete packet
+        self._pieces: List[bytes] = []  # of an incomplete packet
+        self._held = 0  # bytes of them
         self._needed = 2  # bytes it takes until looking again makes sense
         self._flags = 15  # those of a fixed header that count
         broker.clients.connections[self] = True
@@ -120,40 +124,76 @@ class Protocol(Intake):
 
     # -- framing ------------------------------------------------------------
 
-    def receive(self, data: bytes, now: float) -> None:
-        """Take bytes from the client; ``now`` is monotonic time in seconds."""
+    def receive(self, data: bytes, now: float, start: int = 0, stop: int = -1) -> int:
+        """Take bytes from the client; ``now`` is monotonic time in seconds.
+
+        Takes ``data[start:]``, or up to the first end of a packet at ``stop`` or beyond; gives
+        the position of what it did not take.
+        """
         self.last_received = now
-        stats = self.outbound.stats
-        stats.bytes_received += len(data)
-        if self._partial:
-            self._partial += data
-            if len(self._partial) < self._needed:
-                return
-            data = bytes(self._partial)
-            self._partial = bytearray()
+        position: int = start
+        size: int = len(data)
         try:
-            self._walk(data)
+            if self._held:
+                position = self._complete(data, position)
+            if position < size:
+                position = self._walk(data, position, size if stop < 0 else stop)
         except MQTTError as error:
             self._reject(error)
+            position = size
+        self.outbound.stats.bytes_received += position - start
+        return position
 
     def resume(self) -> None:
         """Go on with what arrived while the connection was `CONNECTING`."""
-        if len(self._partial) >= self._needed and self.state == CONNECTED:
-            data = bytes(self._partial)
-            self._partial = bytearray()
+        if self._held >= self._needed and self.state == CONNECTED:
+            data = self._joined()
             try:
-                self._walk(data)
+                self._walk(data, 0, len(data))
             except MQTTError as error:
                 self._reject(error)
 
-    def _walk(self, data: bytes) -> None:
-        """Handle every complete packet; keep the rest."""
-        position: int = 0
+    def _complete(self, data: bytes, position: int) -> int:
+        """Handle the packet that is incomplete, with what it lacks and no more; gives where that ends."""
+        size: int = len(data)
+        while self._held and position < size:
+            missing: int = self._needed - self._held
+            end: int = position + missing
+            if missing <= 0 or end > size or self.state == CONNECTING:
+                end = size
+            self._keep(data[position:end], self._needed)
+            position = end
+            if self._held < self._needed or self.state == CONNECTING:
+                return position
+            packet = self._joined()
+            self._walk(packet, 0, len(packet))
+        return position
+
+    def _keep(self, piece: bytes, needed: int) -> None:
+        """Hold a piece of a packet of which ``needed`` bytes have to be there before it is looked at again."""
+        self._needed = needed
+        pieces = self._pieces
+        pieces.append(piece)
+        self._held += len(piece)
+        # Of very small pieces the objects take more memory than their bytes.
+        if len(pieces) > _PIECES + (self._held >> 10):
+            self._pieces = [b"".join(pieces)]
+
+    def _joined(self) -> bytes:
+        """What was kept; nothing is left."""
+        pieces = self._pieces
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._held = 0
+        return data
+
+    def _walk(self, data: bytes, position: int, stop: int) -> int:
+        """Handle the complete packets that begin before ``stop``; keep one that is incomplete.  Gives where it ended."""
         size: int = len(data)
         count: int = 0
         needed: int = 2
         largest: int = self.terms.maximum_packet_size
-        while size - position >= 2:
+        while position < stop and size - position >= 2:
             if self.state == CONNECTING or self.state == CLOSED:
                 break
             first: int = data[position]
@@ -202,9 +242,11 @@ class Protocol(Intake):
                 self._control(kind, first & 15, data, body, end)
             position = end
         self.outbound.stats.messages_received += count
-        if position < size and self.state != CLOSED:
-            self._partial += data[position:] if position else data
-            self._needed = needed
+        if position >= stop:
+            return position
+        if self.state != CLOSED:
+            self._keep(data[position:], needed)
+        return size
 
     def _check_connect_size(self, first: int, data: bytes, body: int, size: int) -> None:
         if self.state == AWAIT_CONNECT and size > self.terms.max_connect_size:
@@ -338,7 +380,8 @@ class Protocol(Intake):
     def release(self) -> None:
         super().release()
         self.broker.admissions.forget(self)
-        self._partial = bytearray()
+        self._pieces.clear()
+        self._held = 0
         self.topic_aliases.clear()
 
     def _reject(self, error: MQTTError) -> None:

@@ -133,6 +133,7 @@ class Wire:
         self.paused = False
         self.linger: Any = None
         self.rest: bytes = b""  # what came and was not taken in yet
+        self.taken = 0  # bytes of it that were
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -147,10 +148,14 @@ class Wire:
         if self.closing:
             return
         now = self.turn.tell_time()
-        if len(data) <= SLICE and not self.rest:
-            self.take(data, now)
-            return
-        self.rest += data
+        if not self.rest:
+            if len(data) <= SLICE:
+                self.take(data, 0, -1, now)
+                return
+            self.rest = data
+        else:
+            self.rest = self.rest[self.taken :] + data
+        self.taken = 0
         if not self.paused:
             self.go_on(now)
 
@@ -158,23 +163,26 @@ class Wire:
         """Take in what came for a while, and the rest of it when the others had their turn."""
         data = self.rest
         size: int = len(data)
-        position: int = 0
+        position: int = self.taken
         until = now + SHARE
         while position < size and now < until and not self.paused and not self.closing:
-            self.take(data[position : position + SLICE], now)
-            position += SLICE
+            position = self.take(data, position, position + SLICE, now)
             now = self.turn.tell_time()
-        self.rest = data[position:]
+        if position >= size:
+            self.rest = b""
+            return
+        self.taken = position
         if not self.paused and not self.closing:
             self.paused = True
             self.transport.pause_reading()
             self.protocol.touch()
 
-    def take(self, data: bytes, now: float) -> None:
-        """Have the protocol take bytes in."""
+    def take(self, data: bytes, start: int, stop: int, now: float) -> int:
+        """Have the protocol take bytes in; gives the position of what it did not take."""
         turn = self.turn
+        position: int = len(data)
         try:
-            self.protocol.receive(data, now)
+            position = self.protocol.receive(data, now, start, min(stop, position))
         except Exception:
             # A defect of the broker must cost no one but the client that met it.
             self.on_error(self.protocol)
@@ -183,6 +191,7 @@ class Wire:
         journal = self.broker.journal
         if journal.wanting and journal.idle and (turn.eager or journal.reading):
             turn.wake()
+        return position
 
     def check_blocked(self) -> None:
         """Stop reading while the protocol cannot take more."""

@@ -90,6 +90,20 @@ def test_a_talk_is_understood_when_cut_anywhere(tmp_path: Path, cut: int) -> Non
         assert len(client.arrived()) == 11 and client.closed
 
 
+def test_no_more_is_taken_than_was_asked_for(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = core.connect("c")
+        client.subscribe("t", options=0)
+        packets = [Publish("t", b"%d" % number).encode(5) for number in range(4)]
+        data, each, protocol = b"".join(packets), len(packets[0]), client.protocol
+        assert protocol.receive(data[:3], 0.0) == 3
+        assert protocol.receive(data, 0.0, 3, 4) == each
+        assert protocol.receive(data, 0.0, each, each + 1) == 2 * each
+        assert protocol.receive(data[:-1], 0.0, 2 * each, len(data) - 1) == len(data) - 1
+        assert protocol.receive(data, 0.0, len(data) - 1) == len(data)
+        assert [packet.payload for packet in client.arrived()] == [b"0", b"1", b"2", b"3"]
+
+
 def malformed() -> list[Any]:
     rows = json.loads((VECTORS / "packets_malformed.json").read_text(encoding="utf-8"))["vectors"]
     from_clients = {1, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15}
