@@ -36,6 +36,7 @@ from sessions.session import Session
 # Topics for which a connection remembers whether its client may publish to them.
 _MAX_DECISIONS: Final = 1000
 _LONG_TOPIC: Final = 256  # characters; longer ones are judged each time
+_LONG_SECTION: Final = 512  # bytes of properties; more are understood each time
 
 
 class Intake(Connection):
@@ -46,10 +47,15 @@ class Intake(Connection):
         self.broker = broker
         self.restricted = broker.rules.of(terms.rules).restrictive
         self.aliases: Dict[int, bytes] = {}
+        # The last properties of a PUBLISH, as they came and as understood: the next ones are often the same.
+        self.section: bytes = NO_BYTES
+        self.found: Optional[PublishProperties] = None
+        self.last_route: Optional[Route] = None
 
     def release(self) -> None:
         super().release()
         self.aliases.clear()
+        self.last_route = None
 
     def take_publish(self, data: bytes, start: int, body: int, end: int, first: int) -> None:
         """A PUBLISH at ``data[start:end]`` whose variable header begins at ``body``."""
@@ -75,15 +81,13 @@ class Intake(Connection):
             if rest < end and data[rest] == 0:
                 payload = rest + 1
             else:
-                found = decode_publish_properties(data, rest, end)
+                found = self._properties(data, rest, end)
                 payload = found.next
                 topic = self._apply(found, topic, data, end)
             if not topic:
                 raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")  # [MQTT-3.3.2-8]
         broker = self.broker
-        route = broker.router.cache.get(topic)
-        if route is None or route.seen != broker.router.changed:
-            route = broker.router.route(topic)
+        route = self._route(topic)
         stats = self.outbound.stats
         stats.publish_received += 1
         stats.publish_bytes_received += end - start
@@ -268,6 +272,29 @@ class Intake(Connection):
             if journal.gated:
                 journal.hold(gate)
         self.answer(gate)
+
+    def _route(self, topic: bytes) -> Route:
+        router = self.broker.router
+        route = self.last_route
+        if route is None or route.seen != router.changed or route.topic_bytes != topic:
+            route = router.cache.get(topic)
+            if route is None or route.seen != router.changed:
+                route = router.route(topic)
+            self.last_route = route
+        return route
+
+    def _properties(self, data: bytes, start: int, end: int) -> PublishProperties:
+        """The properties at ``start``; those that are the same as the last ones are not decoded again."""
+        found = self.found
+        after: int = start + len(self.section)
+        if found is not None and after <= end and data[start:after] == self.section:
+            found.next = after
+            return found
+        found = decode_publish_properties(data, start, end)
+        if found.next - start <= _LONG_SECTION:
+            self.section = data[start : found.next]
+            self.found = found
+        return found
 
     def _apply(
         self, found: PublishProperties, topic: bytes, data: bytes, end: int

@@ -50,7 +50,7 @@ class Route:
     def __init__(self, topic: str, topic_bytes: bytes) -> None:
         self.topic = topic
         self.topic_bytes = topic_bytes
-        self.seen = 0  # the last change of a wildcard filter that it takes into account
+        self.seen = 0  # the last change of a wildcard filter that it takes into account; -1 = it does not count any more
         # The broker's own, and what is no topic but the form of a subscription: no client publishes to it.
         self.reserved = topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith("$share/")
         self.targets: List[Target] = []
@@ -120,7 +120,7 @@ class Changes:
 class Router:
     """Subscriptions and the cache of routes.
 
-    A route taken out of ``cache`` is right only if its ``seen`` is ``changed``; `route` sees to that.
+    A route is right only if its ``seen`` is ``changed``; `route` sees to that.
     """
 
     def __init__(
@@ -230,7 +230,9 @@ class Router:
             self.changed += 1
             self._changes.note(topic_filter, self.changed)
         else:
-            self.cache.pop(topic_filter.encode("utf-8"), None)
+            route = self.cache.pop(topic_filter.encode("utf-8"), None)
+            if route is not None:
+                route.seen = -1
 
     def forget(self, session: Session) -> None:
         """Have the routes that may name a session built again: what it may read has changed."""
@@ -247,7 +249,7 @@ class Router:
         """Make room: the oldest go, at most a sixteenth."""
         oldest = list(islice(self.cache, min(max(1, self.cache_size // 16), EVICTED)))
         for topic_bytes in oldest:
-            del self.cache[topic_bytes]
+            self.cache.pop(topic_bytes).seen = -1
 
     def _build(self, topic: str, topic_bytes: bytes) -> Route:
         route = Route(topic, topic_bytes)

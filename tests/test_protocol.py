@@ -474,6 +474,49 @@ def test_topic_aliases_of_a_publisher(tmp_path: Path) -> None:
         client.wait_for(Disconnect)
 
 
+def test_properties_that_come_again_and_again_are_those_of_their_packet(tmp_path: Path) -> None:
+    def told(text: str, expiry: int = -1) -> Properties:
+        properties = Properties()
+        properties.content_type = text
+        properties.message_expiry_interval = expiry
+        return properties
+
+    with Core(tmp_path) as core:
+        listener, older = core.connect("l"), core.connect("o", 4)
+        listener.subscribe("#", options=1)
+        older.subscribe("#", options=1)
+        client = core.connect("p")
+        sent = [told("one"), told("one"), told("two"), Properties(), told("two"), told("two", 9), told("two", 9), told("x" * 600)] * 2
+        for qos in (0, 1):
+            for number, properties in enumerate(sent):
+                client.publish("t" * (number % 3 + 1), b"%d" % number, qos, properties=properties)
+            got = listener.arrived()
+            assert [packet.payload for packet in got] == [b"%d" % number for number in range(len(sent))]
+            assert [repr(packet.properties) for packet in got] == [repr(properties) for properties in sent]
+            assert [packet.payload for packet in older.arrived()] == [packet.payload for packet in got]
+        # The same section, in a packet that ends inside it, though the next one begins as it should end.
+        packet = Publish("t", b"", 0, properties=told("on0")).encode(5)
+        client.send(packet, bytes((packet[0], packet[1] - 1)) + packet[2:-1] + packet)
+        assert client.wait_for(Disconnect).reason_code == 0x81
+
+
+@pytest.mark.parametrize("topic_filter", ["t/1", "t/+"])
+@pytest.mark.parametrize("cache", [1, 100])
+def test_a_publisher_of_one_topic_finds_who_comes_and_goes(tmp_path: Path, topic_filter: str, cache: int) -> None:
+    with Core(tmp_path, route_cache_size=cache) as core:
+        publisher, other, listener = core.connect("p"), core.connect("o"), core.connect("l")
+        for there in (False, True, False, True):
+            if there:
+                listener.subscribe(topic_filter, options=0)
+            else:
+                listener.unsubscribe(topic_filter)
+            for evict in (False, True):
+                publisher.publish("t/1", b"x")
+                assert [packet.topic for packet in listener.arrived()] == ["t/1"] * there
+                if evict:
+                    other.publish("elsewhere", b"")
+
+
 @pytest.mark.parametrize(
     "topic, code",
     [("a/" * 128 + "a", 0x90), ("a" * 101, 0x90), ("a" * 100, None), ("a/" * 49 + "a", None)],
