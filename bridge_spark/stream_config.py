@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import re
 import zlib
+from importlib.util import find_spec
 from typing import Optional, Sequence
 
 FORMAT_VERSION = 2
 """Of a stream's description and of its manifest: who knows a lower one refuses.  2: segments may be sealed."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
+
+
+def can_seal() -> bool:
+    """Whether pyarrow is installed; it is not loaded."""
+    return find_spec("pyarrow") is not None
 
 
 class StreamLogError(Exception):

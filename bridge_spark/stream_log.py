@@ -82,6 +82,7 @@ class StreamLogs:
         self.closed_more = threading.Event()  # set when `unsealed` may have something new
         self.sealed_segments = 0  # since the start, and what that saved on disk
         self.sealed_bytes_saved = 0
+        self.sealing_failures = 0
 
     # -- the writer thread ----------------------------------------------------
 

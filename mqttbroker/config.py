@@ -132,7 +132,10 @@ class _Builder:
             if not _STREAM_NAME.fullmatch(name):
                 self.problem(("streams", name), "a stream's name must be 1–64 of A–Z a–z 0–9 _ -, first a letter or digit")
                 continue
-            read.append(self.section(Stream, item, ("streams", name), name=name))
+            stream = self.section(Stream, item, ("streams", name), name=name)
+            for key, reason in stream.problems() if stream is not None else ():
+                self.problem(("streams", name, key), reason)
+            read.append(stream)
         return tuple(stream for stream in read if stream is not None)
 
     def override(self, tree: dict[str, Any], path: _Path, text: str, source: str) -> None:

@@ -141,15 +141,24 @@ class Metrics:
             "mqttbroker_stream_log_start_offset", "First offset still kept.", labels=labels
         )
         size = GaugeMetricFamily("mqttbroker_stream_bytes", "Bytes on disk.", labels=labels)
+        sealed = GaugeMetricFamily("mqttbroker_stream_sealed_segments", "Segments kept as Parquet.", labels=labels)
         for name in self.streams.streams():
             for partition in self.streams.manifest(name)["partitions"]:
                 key = [name, str(partition["partition"])]
                 end.add_metric(key, partition["high_watermark"])
                 start.add_metric(key, partition["log_start_offset"])
                 size.add_metric(key, sum(segment["bytes"] for segment in partition["segments"]))
+                sealed.add_metric(key, sum(segment["sealed"] for segment in partition["segments"]))
         yield end
         yield start
         yield size
+        yield sealed
+        counters = (
+            ("sealing_saved_bytes", "Bytes on disk saved by sealing since the start.", self.streams.sealed_bytes_saved),
+            ("sealing_failures", "Times that a segment was not sealed.", self.streams.sealing_failures),
+        )
+        for name, text, value in counters:
+            yield CounterMetricFamily(f"mqttbroker_stream_{name}", text, value=value)
         yield from self._consumer_metrics()
 
     def _consumer_metrics(self) -> Iterator[Metric]:

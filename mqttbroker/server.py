@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import uvloop
 
+from bridge_spark.sealing import Sealing
 from bridge_spark.stream_log import StreamConfig, StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.broker import Broker
@@ -81,6 +82,7 @@ class Server:
         self.reread = reread
         self.security = Security(settings)
         self.streams: Optional[StreamLogs] = None
+        self.sealing: Optional[Sealing] = None
         self.consumers: Optional[ConsumerLag] = None
         if settings.streams:
             configs = [
@@ -93,10 +95,12 @@ class Server:
                     stream.retention_bytes,
                     stream.segment_bytes,
                     stream.segment_age,
+                    stream.seals,
                 )
                 for stream in settings.streams
             ]
             self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
+            self.sealing = Sealing(self.streams)
             self.consumers = ConsumerLag(self.streams, configs, settings.consumers)
         self.store = Store(settings.data_dir / DATABASE, settings.durability, self.streams)
         self.stopping = asyncio.Event()
@@ -124,6 +128,8 @@ class Server:
         )
         self.loop = loop
         self.store.start(self._answered)
+        if self.sealing is not None:
+            self.sealing.start()
         self.security.start(loop, self.turn.tell_time)
         tasks: List[asyncio.Task[None]] = []
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -151,6 +157,8 @@ class Server:
             for door in self.listeners:
                 door.close()
             self.security.stop()
+            if self.sealing is not None:
+                self.sealing.stop()
             for task in tasks:
                 task.cancel()
             await self._drain()

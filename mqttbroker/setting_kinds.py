@@ -135,6 +135,16 @@ class Anonymous(Kind[Union[bool, str]]):
         return Boolean().from_text(text)
 
 
+class Automatic(Kind[Union[bool, str]]):
+    def read(self, value: object) -> Union[bool, str]:
+        if not isinstance(value, bool) and value != "auto":
+            raise ValueError(f'must be true, false or "auto", got {shown(value)}')
+        return value if isinstance(value, bool) else "auto"
+
+    def from_text(self, text: str) -> object:
+        return Boolean().from_text(text)
+
+
 class Host(Kind[str]):
     """A name or address; the empty string is every address of this machine."""
 

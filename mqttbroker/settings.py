@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, TypeVar, Union, cast
 
+from bridge_spark.stream_config import can_seal
 from mqttbroker.setting_kinds import (
     Anonymous,
+    Automatic,
     Boolean,
     Choice,
     Directory,
@@ -204,6 +206,16 @@ class Stream:
     retention_bytes: Optional[int] = _key(OrNone(Size("1KiB", "1024TiB"), "unlimited"), "unlimited")
     segment_bytes: int = _key(Size("1KiB", "2GiB"), "64MiB")
     segment_age: float = _key(Duration("1s", "3650d"), "1h")
+    seal: Union[bool, str] = _key(Automatic(), "auto")
+
+    @property
+    def seals(self) -> bool:
+        return can_seal() if self.seal == "auto" else self.seal is True
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that cannot be so here, each with the reason."""
+        if self.seal is True and not can_seal():
+            yield "seal", 'needs pyarrow: pip install "mqttbroker[spark]"'
 
 
 @dataclass(frozen=True)

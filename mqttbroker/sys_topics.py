@@ -96,6 +96,10 @@ class SysTopics:
             "shared_subscriptions/count": len(broker.router.groups),
             "retained messages/count": len(broker.retained),
         }
+        if self.metrics.streams is not None:
+            values["streams/sealed/segments"] = self.metrics.streams.sealed_segments
+            values["streams/sealed/bytes_saved"] = self.metrics.streams.sealed_bytes_saved
+            values["streams/sealed/failures"] = self.metrics.streams.sealing_failures
         for cause, count in self.metrics.drops().items():
             values[f"publish/messages/dropped/{cause}"] = count
         values.update(self._streams())
