@@ -6,12 +6,14 @@ store and the log are opened by the broker's own recovery; what they hold is rea
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bridge_spark import segment
+from bridge_spark import sealed, segment
 from bridge_spark.stream_log import StreamConfig, StreamLogs
 from disk.workload import PARTITIONS, History, Ident, Publication, Wish, ident_of
 from mqttbroker.server import DATABASE
@@ -176,19 +178,33 @@ class Judge:
         found: dict[int, Ident] = {}
         directory = self.data / "streams" / key[0] / str(key[1])
         names = {part["file"]: part["bytes"] for part in view["segments"]}
-        assert {path.name: path.stat().st_size for path in directory.glob("*.seg")} == names
+        there = {path.name: path.stat().st_size for path in directory.iterdir() if path.suffix in (".seg", ".parquet")}
+        assert there == names
         last: dict[str, int] = {}
         for part in view["segments"]:
-            with open(directory / part["file"], "rb") as file:
-                for _, batch, data in segment.scan(file, 0, part["bytes"], part["first_offset"]):
-                    batch = segment.read_batch(data)
-                    for offset, message in enumerate(segment.decode_messages(data, batch), batch.first_offset):
-                        ident = ident_of(message.payload)
-                        assert message.payload == self.sent[ident].payload, f"{key}: {ident} is not what was sent"
-                        self._in_order(f"{key}", ident, last)
-                        found[offset] = ident
+            for offset, payload in _payloads(directory / part["file"], part["bytes"], part["first_offset"]):
+                ident = ident_of(payload)
+                assert payload == self.sent[ident].payload, f"{key}: {ident} is not what was sent"
+                self._in_order(f"{key}", ident, last)
+                found[offset] = ident
         assert sorted(found) == list(range(view["log_start_offset"], view["high_watermark"])), f"{key} has gaps"
         return found
+
+
+def _payloads(path: Path, size: int, first_offset: int) -> Iterator[tuple[int, bytes]]:
+    """The records of a segment, sealed or not, as offset and payload."""
+    with open(path, "rb") as file:
+        if sealed.is_sealed(path.name):
+            from bridge_spark.sealed_reader import SealedFile
+
+            sealed.verify(path)
+            opened = SealedFile(lambda position, length: os.pread(file.fileno(), length, position), size)
+            for _, _, rows in opened.rows(["payload"], 0, sealed.inspect(path).end_offset):
+                yield from zip(rows["offset"].to_pylist(), rows["payload"].to_pylist())
+            return
+        for _, batch, data in segment.scan(file, 0, size, first_offset):
+            messages = segment.decode_messages(data, segment.read_batch(data))
+            yield from ((offset, message.payload) for offset, message in enumerate(messages, batch.first_offset))
 
 
 def agree(known: Offsets, offsets: Offsets, history: History, moment: int) -> None:
