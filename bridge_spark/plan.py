@@ -17,7 +17,7 @@ from typing import Optional
 from bridge_spark.offsets import Offsets
 from bridge_spark.predicates import Wanted
 from bridge_spark.segment import IndexEntry
-from bridge_spark.storage import Manifest, Segment, Storage
+from bridge_spark.storage import Manifest, Segment, Storage, segment_times
 
 MIN_TASK_BYTES = 4 * 1024 * 1024
 MAX_TASK_BYTES = 64 * 1024 * 1024
@@ -70,7 +70,7 @@ class Planner:
         ``max_rows`` rows, and none for a segment that holds nothing wanted.
         """
         self._indexes.clear()
-        found = list(_segments(manifest, start, end, wanted))
+        found = list(self._segments(manifest, start, end, wanted))
         works = [_work(segment, last - first) for _, segment, first, last in found]
         target = min(max(sum(works) / USUAL_TASKS, MIN_TASK_BYTES), MAX_TASK_BYTES)
         room = target * 1.25
@@ -91,6 +91,22 @@ class Planner:
                 tasks[-1].append(self._slice(partition, segment, begin, until))
                 work_left, rows_left = work_left - share, rows_left - rows
         return tasks
+
+    def _segments(
+        self, manifest: Manifest, start: Offsets, end: Offsets, wanted: Wanted
+    ) -> Iterator[tuple[int, Segment, int, int]]:
+        """The segments of the range that may hold wanted rows, each with its
+        partition and the offsets to read of it."""
+        for partition in sorted(end):
+            for segment in manifest[partition].segments:
+                first, last = max(start[partition], segment.first_offset), min(end[partition], segment.end_offset)
+                if first >= last or not wanted.may_hold((first, last - 1)):
+                    continue
+                if not wanted.timestamp.everything:
+                    times = segment_times(self._storage, partition, segment)
+                    if not wanted.timestamp.may_hold(*times):
+                        continue
+                yield partition, segment, first, last
 
     def _cuts(
         self, partition: int, segment: Segment, first: int, last: int, pieces: int, max_rows: Optional[int]
@@ -141,18 +157,6 @@ class Planner:
         if key not in self._indexes:
             self._indexes[key] = self._storage.index(partition, segment)
         return self._indexes[key]
-
-
-def _segments(
-    manifest: Manifest, start: Offsets, end: Offsets, wanted: Wanted
-) -> Iterator[tuple[int, Segment, int, int]]:
-    """The segments of the range that may hold wanted rows, each with its
-    partition and the offsets to read of it."""
-    for partition in sorted(end):
-        for segment in manifest[partition].segments:
-            first, last = max(start[partition], segment.first_offset), min(end[partition], segment.end_offset)
-            if first < last and wanted.may_hold((first, last - 1), (segment.earliest, segment.latest)):
-                yield partition, segment, first, last
 
 
 def _work(segment: Segment, rows: int) -> float:

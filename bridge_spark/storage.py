@@ -39,18 +39,12 @@ class SegmentGone(StreamError):
 @dataclass(frozen=True)
 class Segment:
     """The committed part of one segment file: ``size`` bytes with the offsets
-    from ``first_offset`` up to ``end_offset``, exclusive.
-
-    ``earliest`` and ``latest`` are the smallest and the largest receipt time in
-    it (microseconds), where the storage knows them.
-    """
+    from ``first_offset`` up to ``end_offset``, exclusive."""
 
     file: str
     first_offset: int
     end_offset: int
     size: int
-    earliest: Optional[int] = None
-    latest: Optional[int] = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +116,19 @@ def sealed_index(storage: Storage, partition: int, segment: Segment) -> list[Ind
     except (SegmentGone, SegmentError):
         return []
     return found.sparse_index()
+
+
+def segment_times(storage: Storage, partition: int, segment: Segment) -> tuple[Optional[int], Optional[int]]:
+    """The smallest and the largest receipt time of a sealed segment (microseconds); None of any other, and of one
+    that is gone or damaged, which who reads it will say."""
+    if not is_sealed(segment.file):
+        return None, None
+    try:
+        groups = read_sealed(partial(storage.read, partition, segment.file), segment.size).groups
+    except (SegmentGone, SegmentError):
+        return None, None
+    return (min((group.first_timestamp for group in groups), default=None),
+            max((group.last_timestamp for group in groups), default=None))
 
 
 def index_file(segment_file: str) -> str:

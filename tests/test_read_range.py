@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -23,6 +24,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from sealed_log import seal_closed
 from spark_session import START_US, StreamWriter, message
 from stream_reads import places, rows, source, stream_reader
 
@@ -32,7 +34,6 @@ from bridge_spark.datasource import FilteringMqttReader, MqttReader, SliceTask
 from bridge_spark.offsets import limit_rows
 from bridge_spark.option_values import OptionError
 from bridge_spark.plan import Planner
-from bridge_spark.predicates import Bounds, Wanted
 from bridge_spark.segment import IndexEntry
 from bridge_spark.storage import DirectoryStorage, Manifest, PartitionState, Segment
 
@@ -252,6 +253,19 @@ def read(reader: MqttReader) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each read of a file from now on has asked for."""
+    fetched: list[int] = []
+    fetch = DirectoryStorage.read
+
+    def counted(self: DirectoryStorage, partition: int, file: str, position: int, length: int) -> bytes:
+        fetched.append(length)
+        return fetch(self, partition, file, position, length)
+
+    monkeypatch.setattr(DirectoryStorage, "read", counted)
+    return fetched
+
+
 PUSHED = [
     (EqualTo(("topic",), "sensors/b"), lambda row: row["topic"] == "sensors/b"),
     (In(("topic",), ("sensors/a", "none")), lambda row: row["topic"] == "sensors/a"),
@@ -306,22 +320,13 @@ def test_what_is_not_wanted_is_neither_planned_nor_read(tmp_path: Path, monkeypa
         if number % 50 == 49:
             writer.roll(0)
             writer.roll(1)
-    count = 0
-    fetch = DirectoryStorage.read
-
-    def counted(self: DirectoryStorage, partition: int, file: str, position: int, length: int) -> bytes:
-        nonlocal count
-        count += length
-        return fetch(self, partition, file, position, length)
-
-    monkeypatch.setattr(DirectoryStorage, "read", counted)
+    fetched = counting(monkeypatch)
     monkeypatch.setattr(DirectoryStorage, "chunk_bytes", 64 * 1024)
 
     def bytes_for(*filters: Filter) -> int:
-        nonlocal count
-        count = 0
+        fetched.clear()
         list(read(pushing(tmp_path, *filters)[0]))
-        return count
+        return sum(fetched)
 
     whole = bytes_for()
     assert whole > 4_000_000
@@ -331,9 +336,29 @@ def test_what_is_not_wanted_is_neither_planned_nor_read(tmp_path: Path, monkeypa
     assert bytes_for(EqualTo(("partition",), 7)) == bytes_for(LessThan(("offset",), 0)) == 0
 
 
-def test_segments_are_left_out_by_their_earliest_and_latest_times() -> None:
-    segments = tuple(Segment(f"{n}.seg", n * 10, n * 10 + 10, 1000, n * 100, n * 100 + 99) for n in range(5))
-    manifest = {0: PartitionState(0, 50, segments)}
-    wanted = Wanted(timestamp=Bounds(150, 300))
-    planned = Planner(NoIndex()).plan(manifest, {0: 0}, {0: 50}, wanted=wanted)
-    assert [part.file for task in planned for part in task] == ["1.seg", "2.seg"]
+def test_sealed_segments_are_left_out_by_their_times_and_their_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = StreamWriter(tmp_path)
+    for number in range(6):
+        writer.append(0, [
+            message(number * 100 + n, f"plant{number}/a", payload=os.urandom(10_000)) for n in range(100)])
+        writer.roll(0)
+    writer.append(0, [message(600, "plant6/a")])
+    files = seal_closed(tmp_path / "streams/sensors/0")
+    assert len(files) == 6
+    fetched = counting(monkeypatch)
+
+    def cost(*filters: Filter) -> tuple[set[str], int]:
+        reader = pushing(tmp_path, *filters)[0]
+        planned = {part.file for task in reader.partitions() if isinstance(task, SliceTask) for part in task.slices}
+        fetched.clear()
+        list(read(reader))
+        return planned, sum(fetched)
+
+    everything, whole = cost()
+    assert whole > 6_000_000 and len(everything) == 7
+    planned, part = cost(GreaterThanOrEqual(("timestamp",), moment(150)), LessThan(("timestamp",), moment(250)))
+    assert planned == {files[1].name, files[2].name, f"{600:020d}.seg"} and part < whole * 0.45
+    _, part = cost(EqualTo(("topic",), "plant3/a"))
+    assert part < whole * 0.35
