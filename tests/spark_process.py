@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -82,6 +83,18 @@ class SparkProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def run_program(command: Sequence[object], env: Mapping[str, str], directory: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that starts others, to its end; where that is not waited for, none of them stays."""
+    with subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, env=env, cwd=directory, start_new_session=True) as process:
+        try:
+            out, errors = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
 
 
 def spark_environment() -> dict[str, str]:

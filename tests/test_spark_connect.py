@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from spark_process import (
     broker_with_readings,
     publish,
     reading,
+    run_program,
     spark_environment,
 )
 
@@ -91,8 +91,7 @@ def server(warehouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_batch_and_stream_by_a_client_without_a_jvm(server: str, broker: BrokerProcess, tmp_path: Path) -> None:
     source = {"url": broker.url, "token": TOKEN, "stream": "sensors", "startingOffsets": "earliest"}
     arguments = [server, json.dumps(source), (tmp_path / "checkpoint").as_uri()]
-    client = subprocess.run([sys.executable, "-c", CLIENT, *arguments], env=spark_environment(), cwd=tmp_path,
-                            capture_output=True, text=True)
+    client = run_program([sys.executable, "-c", CLIENT, *arguments], spark_environment(), tmp_path)
     assert client.returncode == 0, client.stderr
     batch, streamed, triggers, refusal = json.loads(client.stdout)
     assert batch == streamed == sorted(reading(number).decode() for number in range(READINGS))
@@ -104,7 +103,7 @@ def pipeline(directory: Path, broker: BrokerProcess, *arguments: str) -> None:
     """Run the example in ``directory``, where it has been copied to."""
     program = Path(pyspark.__file__).parent / "bin" / "spark-pipelines"
     environment = spark_environment() | {"MQTT_URL": broker.url, "MQTT_TOKEN": TOKEN, "SPARK_CONF_DIR": "conf"}
-    run = subprocess.run([program, "run", *arguments], env=environment, cwd=directory, capture_output=True, text=True)
+    run = run_program([program, "run", *arguments], environment, directory)
     assert run.returncode == 0 and "Run is COMPLETED" in run.stdout, run.stdout + run.stderr
 
 
@@ -149,7 +148,7 @@ def test_the_pipeline_goes_on_where_it_ended(
 
 
 @pytest.mark.skipif("SLOW_TESTS" not in os.environ, reason="two starts of Spark: make slow runs it")
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_pipeline_by_itself(tmp_path: Path) -> None:
     directory = example(tmp_path)
     with broker_with_readings() as own:
