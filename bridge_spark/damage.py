@@ -51,10 +51,10 @@ def past_damage(
             if end > damage.offset:
                 print(f"{damage}; skipped the offsets {damage.offset} to {end - 1} (skipCorruptBatches=true)",
                       file=sys.stderr, flush=True)
-            if behind is not None:
-                waiting.append(behind)
             if damage.part.end_offset < rest.end_offset:
-                waiting.append(replace(rest, start_offset=damage.part.end_offset))
+                waiting.insert(0, replace(rest, start_offset=damage.part.end_offset))
+            if behind is not None:
+                waiting.insert(0, behind)
 
 
 def _behind(storage: Storage, damage: CorruptSegment) -> Optional[Slice]:
