@@ -53,7 +53,8 @@ from bridge_spark import offsets, read_range
 from bridge_spark.admission import Admission
 from bridge_spark.columns import ColumnMaker
 from bridge_spark.offsets import Offsets
-from bridge_spark.options import SourceOptions, check_for_batch, check_for_stream, parse_options
+from bridge_spark.options import OptionError, SourceOptions, check_for_batch, check_for_stream, parse_options
+from bridge_spark.payload_reader import PAYLOAD_COLUMNS, PayloadReader, PayloadSchemaError
 from bridge_spark.plan import Planner, Slice
 from bridge_spark.predicates import Wanted
 from bridge_spark.slice_reader import read_slices
@@ -137,7 +138,7 @@ class MqttReader(DataSourceReader):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._schema = _arrow_schema(schema)
+        self._payloads = _payload_reader(options, schema)
         self._wanted = Wanted()
 
     def partitions(self) -> list[InputPartition]:
@@ -154,7 +155,7 @@ class MqttReader(DataSourceReader):
             storage.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._schema, partition, self._wanted)
+        return _read(self._options, self._payloads, partition, self._wanted)
 
 
 class FilteringMqttReader(MqttReader):
@@ -183,7 +184,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._schema = _arrow_schema(schema)
+        self._payloads = _payload_reader(options, schema)
         self._admission = Admission(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
         self._storage: Optional[Storage] = None
         self._planner: Optional[Planner] = None
@@ -236,7 +237,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _tasks(self._options, self._planner, manifest, begin, until, Wanted())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._schema, partition, Wanted())
+        return _read(self._options, self._payloads, partition, Wanted())
 
     def stop(self) -> None:
         if self._storage is not None:
@@ -253,17 +254,26 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._manifest
 
 
-def _arrow_schema(schema: StructType) -> pa.Schema:
+def _payload_reader(options: SourceOptions, schema: StructType) -> PayloadReader:
     known = dict([*_COLUMNS, _USER_PROPERTY_LIST])
+    levels = options.topic_pattern.names if options.topic_pattern is not None else ()
+    for name in levels:
+        if name in known or name in PAYLOAD_COLUMNS:
+            raise OptionError("topicPattern", f"a level cannot be named {name!r}, which is a column")
     for field in schema.fields:
+        if field.name in PAYLOAD_COLUMNS or field.name in levels:
+            continue
         kind = known.get(field.name)
         if kind is None:
             raise StreamError(f"mqtt source: there is no column {field.name!r}; "
-                              f"the columns are {', '.join(known)}")
+                              f"the columns are {', '.join([*known, *PAYLOAD_COLUMNS, *levels])}")
         if field.dataType != kind:
             raise StreamError(f"mqtt source: column {field.name!r} is {kind.simpleString()}, "
                               f"not {field.dataType.simpleString()}: parse it after reading")
-    return to_arrow_schema(schema, timezone="UTC")
+    try:
+        return PayloadReader(to_arrow_schema(schema, timezone="UTC"), options.payload, options.topic_pattern)
+    except PayloadSchemaError as error:
+        raise StreamError(f"mqtt source: {error}") from None
 
 
 def _tasks(
@@ -274,14 +284,15 @@ def _tasks(
 
 
 def _read(
-    options: SourceOptions, schema: pa.Schema, partition: InputPartition, wanted: Wanted
+    options: SourceOptions, payloads: PayloadReader, partition: InputPartition, wanted: Wanted
 ) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, SliceTask):
         return
     storage = open_storage(options)
     try:
-        maker = ColumnMaker(schema, options.stream, options.topic_filter, wanted)
-        yield from read_slices(storage, partition.slices, maker, options.fail_on_data_loss,
+        maker = ColumnMaker(payloads.message_schema, options.stream, options.topic_filter, wanted)
+        messages = read_slices(storage, partition.slices, maker, options.fail_on_data_loss,
                                options.skip_corrupt_batches)
+        yield from map(payloads.rows, messages)
     finally:
         storage.close()

@@ -14,6 +14,8 @@ from typing import Optional
 
 from bridge_spark import option_values as values
 from bridge_spark.option_values import EARLIEST, LATEST, OffsetSpec, OptionError
+from bridge_spark.payload_options import PAYLOAD_OPTION_NAMES, PayloadOptions, payload_options
+from bridge_spark.topic_levels import PatternError, TopicPattern, parse_pattern
 from topic_matcher.filters import is_valid_filter
 
 __all__ = ["EARLIEST", "LATEST", "OPTION_NAMES", "OffsetSpec", "OptionError", "SourceOptions",
@@ -46,6 +48,7 @@ OPTION_NAMES = (
     "fetch.numRetries",
     "fetch.retryIntervalMs",
     "fetch.timeoutMs",
+    *PAYLOAD_OPTION_NAMES,
 )
 _URL_ONLY = ("token", "caFile", "fetch.numRetries", "fetch.retryIntervalMs", "fetch.timeoutMs")
 _BATCH_ONLY = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
@@ -90,6 +93,8 @@ class SourceOptions:
     fetch_retries: int = 5
     fetch_retry_interval_ms: int = 100
     request_timeout_ms: int = 30_000
+    payload: Optional[PayloadOptions] = None
+    topic_pattern: Optional[TopicPattern] = None
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -108,11 +113,12 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     if most is not None and least is not None and least > most:
         raise OptionError("minOffsetsPerTrigger", f"{least} is more than 'maxOffsetsPerTrigger', {most}")
     default = SourceOptions(path, url, _stream(given))
+    pattern = _topic_pattern(given)
     return SourceOptions(
         path=path,
         url=url,
         stream=default.stream,
-        topic_filter=_topic_filter(given),
+        topic_filter=_topic_filter(given) if pattern is None else pattern.filter,
         token=values.token(given, "token"),
         ca_file=_ca_file(given, url),
         starting_offsets=values.offsets(given, "startingOffsets", starting=True),
@@ -135,6 +141,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         fetch_retries=values.count(given, "fetch.numRetries", default.fetch_retries),
         fetch_retry_interval_ms=values.count(given, "fetch.retryIntervalMs", default.fetch_retry_interval_ms),
         request_timeout_ms=values.positive(given, "fetch.timeoutMs") or default.request_timeout_ms,
+        payload=payload_options(given),
+        topic_pattern=pattern,
     )
 
 
@@ -173,6 +181,17 @@ def _stream(given: dict[str, str]) -> str:
     if "/" in stream or stream in (".", ".."):
         raise OptionError("stream", f"{stream!r} is not a stream name")
     return stream
+
+
+def _topic_pattern(given: dict[str, str]) -> Optional[TopicPattern]:
+    if "topicPattern" not in given:
+        return None
+    if "filter" in given:
+        raise OptionError("filter", "cannot be given together with 'topicPattern', which is a filter")
+    try:
+        return parse_pattern(given["topicPattern"])
+    except PatternError as error:
+        raise OptionError("topicPattern", str(error)) from None
 
 
 def _topic_filter(given: dict[str, str]) -> Optional[str]:

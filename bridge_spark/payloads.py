@@ -1,8 +1,9 @@
-"""Payloads to typed columns, in Spark.
+"""Messages to the typed columns of a table, in Spark.
 
-The rule kept here: a payload becomes a row of the table or a dead letter with
+The rule kept here: a message becomes rows of the table or a dead letter with
 the reason, never both, never neither, and never a row of silent NULLs for
-something that did not parse.
+something that did not parse.  Who parses, the source or Spark, `PayloadConfig`
+says; what comes of it has the same columns either way.
 """
 
 from __future__ import annotations
@@ -11,52 +12,102 @@ from typing import Optional
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, DoubleType, FloatType, NumericType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    MapType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+)
 
+from bridge_spark.columns import SCHEMA_DDL
 from bridge_spark.payload_config import PayloadConfig
 
-PARSED = "_parsed"
-REASON = "_reason"
-_CORRUPT = "_corrupt_record"
+PARSED = "value"
+REASON = "reason"
+EXTRA = "_extra"
+"""The table's column of fields that the schema does not have."""
+ITEM = "item"
+"""The column that tells the rows of one message apart."""
 DEAD_LETTER_COLUMNS = ("topic", "payload", "qos", "retain", "partition", "offset", "timestamp", "client_id", "stream")
+_REJECTED = "rejected"
+_CORRUPT = "_corrupt_record"
 
 
 class SchemaError(ValueError):
     """A table's schema that cannot be used, said in one line."""
 
 
-def table_schema(table: PayloadConfig) -> StructType:
-    """The columns that a table parses; needs a Spark session; raises `SchemaError`."""
-    if table.format == "raw":
-        return StructType([])
-    try:
-        schema = StructType.fromDDL(table.schema)
-    except Exception as error:
-        raise SchemaError(f"{table.schema!r} is not a DDL schema: {str(error).strip().splitlines()[0]}") from None
-    if not isinstance(schema, StructType) or not schema.fields:
-        raise SchemaError("names no column: give NAME TYPE, NAME TYPE ...")
-    names = [*(alias for _, alias in table.columns), *schema.fieldNames()]
+def table_schema(config: PayloadConfig) -> StructType:
+    """The fields that are read of a payload; needs a Spark session; raises
+    `SchemaError`."""
+    schema = StructType([]) if config.format == "raw" else _from_ddl(config.schema)
+    names = [name.lower() for name, _ in table_columns(config, schema)]
     for name in names:
-        if [other.lower() for other in names].count(name.lower()) > 1:
-            raise SchemaError(f"two columns are named {name!r}: rename the message's in 'columns' "
-                              f"with \"COLUMN as NAME\", or leave it out")
-    if table.format == "number" and (len(schema) != 1 or not isinstance(schema[0].dataType, NumericType)):
+        if names.count(name) > 1:
+            raise SchemaError(f"two columns are named {name!r}: rename the message's in 'columns' or the payload's "
+                              f"in 'fields' with \"... as NAME\", or leave it out")
+    if config.format == "number" and (len(schema) != 1 or not isinstance(schema[0].dataType, NumericType)):
         raise SchemaError("format \"number\" fills one column of a number type")
     return schema
 
 
-def parsed(messages: DataFrame, table: PayloadConfig, schema: StructType) -> DataFrame:
-    """``messages`` with a struct `PARSED` and a text `REASON`, which is NULL
-    where the payload fits the schema."""
-    if table.format == "raw":
+def table_columns(config: PayloadConfig, schema: StructType) -> list[tuple[str, Column]]:
+    """The table's columns in order, each as an expression on what `parsed`
+    returns; raises `SchemaError`."""
+    columns = [(alias, F.col(column)) for column, alias in config.columns]
+    columns += [(name, F.col(name)) for name in config.levels]
+    if config.several:
+        columns.append((ITEM, F.col(ITEM)))
+    fields = config.fields
+    if fields is None:
+        fields = tuple(((field.name,), field.name) for field in schema.fields)
+    for path, name in fields:
+        _check_path(schema, path)
+        columns.append((name, _field(*path)))
+    if config.extra_fields != "ignore":
+        columns.append((EXTRA, F.col("extra")))
+    return columns
+
+
+def source_schema(config: PayloadConfig, schema: StructType, payload: bool = False) -> StructType:
+    """What the source shall give: all that `parsed`, the table and its dead
+    letters need, and the receipt; ``payload``: that of good rows as well."""
+    wanted = {column for column, _ in config.columns} | {"topic", "timestamp"}
+    if config.format != "raw":
+        wanted |= {*DEAD_LETTER_COLUMNS} - ({"payload"} if config.parsed_by_source else set())
+    if payload:
+        wanted.add("payload")
+    ddl = StructType.fromDDL(SCHEMA_DDL)
+    assert isinstance(ddl, StructType)
+    fields = [field for field in ddl.fields if field.name in wanted]
+    fields += [StructField(name, StringType()) for name in config.levels]
+    if config.parsed_by_source:
+        fields += [StructField(PARSED, schema), StructField(REASON, StringType()), StructField(_REJECTED, BinaryType())]
+        if config.several:
+            fields.append(StructField(ITEM, IntegerType()))
+        if config.extra_fields != "ignore":
+            fields.append(StructField("extra", MapType(StringType(), StringType())))
+    return StructType(fields)
+
+
+def parsed(messages: DataFrame, config: PayloadConfig, schema: StructType) -> DataFrame:
+    """``messages`` of the source, with a struct `PARSED` and a text `REASON`,
+    which is NULL where the payload fits the schema."""
+    if config.parsed_by_source:
+        return messages
+    if config.format == "raw":
         return messages.withColumn(REASON, F.lit(None).cast("string"))
     text = F.col("payload").cast("string")
-    if table.format == "number":
-        return _parsed_number(messages, text, schema)
-    options = {**table.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    options = {**config.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     columns = StructType([*(StructField(field.name, field.dataType) for field in schema.fields),
                           StructField(_CORRUPT, StringType())])
-    if table.format == "json":
+    if config.format == "json":
         options.setdefault("allowNonNumericNumbers", "false")
         value = F.from_json(text, columns, options)
     else:
@@ -65,7 +116,7 @@ def parsed(messages: DataFrame, table: PayloadConfig, schema: StructType) -> Dat
     reason = (
         F.when(F.length("payload") == 0, F.lit("empty payload"))
         .when(~F.is_valid_utf8(text), F.lit("not UTF-8"))
-        .when(F.col(PARSED).isNull(), F.lit(f"not a {table.format.upper()} record"))
+        .when(F.col(PARSED).isNull(), F.lit(f"not a {config.format.upper()} record"))
         .when(F.col(f"{PARSED}.{_CORRUPT}").isNotNull(), F.lit("does not fit the schema"))
     )
     for field in schema.fields:
@@ -77,31 +128,35 @@ def parsed(messages: DataFrame, table: PayloadConfig, schema: StructType) -> Dat
     return found.withColumn(REASON, reason)
 
 
-def good_rows(found: DataFrame, table: PayloadConfig, schema: StructType) -> DataFrame:
+def good_rows(found: DataFrame, config: PayloadConfig, schema: StructType) -> DataFrame:
     """The table's rows."""
-    columns = [F.col(column).alias(alias) for column, alias in table.columns]
-    columns += [_field(field.name).alias(field.name) for field in schema.fields]
-    return found.where(F.col(REASON).isNull()).select(*columns)
+    return found.where(F.col(REASON).isNull()).select(
+        *(column.alias(name) for name, column in table_columns(config, schema)))
 
 
 def dead_letters(found: DataFrame) -> DataFrame:
     """What did not parse: the message as it came, and ``reason``."""
-    bad = found.where(F.col(REASON).isNotNull())
-    return bad.select(*DEAD_LETTER_COLUMNS, F.col(REASON).alias("reason"))
+    payload = F.col("payload" if "payload" in found.columns else _REJECTED).alias("payload")
+    return found.where(F.col(REASON).isNotNull()).select(
+        *(payload if name == "payload" else F.col(name) for name in DEAD_LETTER_COLUMNS), F.col(REASON).alias("reason"))
 
 
-def _parsed_number(messages: DataFrame, text: Column, schema: StructType) -> DataFrame:
-    field = schema[0]
-    number = F.trim(text).try_cast(field.dataType)
-    found = messages.withColumn(PARSED, F.struct(number.alias(field.name)))
-    reason = (
-        F.when(F.length("payload") == 0, F.lit("empty payload"))
-        .when(_field(field.name).isNull(), F.lit("not a number"))
-    )
-    unusable = _not_finite(_field(field.name), field.dataType)
-    if unusable is not None:
-        reason = reason.when(unusable, F.lit("not a finite number"))
-    return found.withColumn(REASON, reason)
+def _from_ddl(ddl: str) -> StructType:
+    try:
+        schema = StructType.fromDDL(ddl)
+    except Exception as error:
+        raise SchemaError(f"{ddl!r} is not a DDL schema: {str(error).strip().splitlines()[0]}") from None
+    if not isinstance(schema, StructType) or not schema.fields:
+        raise SchemaError("names no column: give NAME TYPE, NAME TYPE ...")
+    return schema
+
+
+def _check_path(schema: StructType, path: tuple[str, ...]) -> None:
+    kind: DataType = schema
+    for name in path:
+        if not isinstance(kind, StructType) or name not in kind.fieldNames():
+            raise SchemaError(f"has no field {'.'.join(path)!r}, which 'fields' names")
+        kind = kind[name].dataType
 
 
 def _not_finite(value: Column, kind: DataType) -> Optional[Column]:
@@ -110,6 +165,5 @@ def _not_finite(value: Column, kind: DataType) -> Optional[Column]:
     return F.isnan(value) | F.abs(value).eqNullSafe(F.lit(float("inf")))
 
 
-def _field(name: str) -> Column:
-    quoted = name.replace("`", "``")
-    return F.col(f"{PARSED}.`{quoted}`")
+def _field(*path: str) -> Column:
+    return F.col(".".join([PARSED, *("`" + name.replace("`", "``") + "`" for name in path)]))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import re
 import sys
 import threading
 from typing import IO, TYPE_CHECKING, Any, Optional
@@ -50,16 +49,18 @@ class TableJob:
         except SchemaError as error:
             raise IngestError(f"{self._where}.schema: {error}") from None
         self._made_by = hashlib.sha256(
-            repr((table.source.get("filter"), table.payload.format, self._schema.json(),
-                  sorted(table.payload.options.items()), table.payload.columns)).encode()
+            repr((table.source.get("filter"), table.payload, self._schema.json())).encode()
         ).hexdigest()[:16]
         self._lock = self._take_over()
 
     def start(self, interval: Optional[str]) -> None:
         """Start the query: every ``interval``, or once over what is there."""
+        from bridge_spark.payloads import source_schema
+
         try:
-            messages = self._spark.readStream.format("mqtt").schema(self._source_schema()) \
-                .options(**self._config.source).load()
+            messages = self._spark.readStream.format("mqtt") \
+                .schema(source_schema(self._config.payload, self._schema)) \
+                .options(**self._config.source, **self._config.payload.source_options).load()
             writer = messages.writeStream.queryName(self._config.name).foreachBatch(self._write) \
                 .option("checkpointLocation", self._config.checkpoint.as_uri())
             writer = writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)
@@ -126,16 +127,6 @@ class TableJob:
                                   f"give back the checkpoint they came from, or another output")
             table.prepare()
         return lock
-
-    def _source_schema(self) -> str:
-        from bridge_spark.columns import SCHEMA_DDL
-        from bridge_spark.payloads import DEAD_LETTER_COLUMNS
-
-        wanted = {column for column, _ in self._config.payload.columns} | {"payload", "topic"}
-        if self._config.payload.format != "raw":
-            wanted |= set(DEAD_LETTER_COLUMNS)
-        fields = re.findall(r"(\w+) ([^ ]+)(?:, |$)", SCHEMA_DDL)
-        return ", ".join(f"{name} {kind}" for name, kind in fields if name in wanted)
 
     def _write(self, messages: DataFrame, batch: int) -> None:
         with self._in_batch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pyspark.sql import SparkSession
 from spark_session import StreamWriter, message, python_path, spark
 
 from bridge_spark.batch_table import BatchTable
-from bridge_spark.config_section import ConfigError
+from bridge_spark.config_section import ConfigError, Section
 from bridge_spark.ingest import main, run
 from bridge_spark.ingest_config import load_config, parse_config
 from bridge_spark.ingest_progress import TableProgress, Terminal
@@ -57,7 +58,7 @@ REFUSED = [
     ({"tables": {"t": {"stream": "s", "schema": "a int"}}}, "tables.t.output: is missing"),
     ({"tables": {"t": {"stream": "s", "output": "o"}}}, "tables.t.schema: is missing"),
     ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "format": "xml"}}},
-     "tables.t.format: 'xml' is none of json, csv, number, raw"),
+     "tables.t.format: 'xml' is none of json, csv, number, sparkplug, raw"),
     ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "filter": "a#"}}},
      "tables.t: option 'filter': 'a#' is not"),
     ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "columns": ["colour"]}}},
@@ -69,6 +70,14 @@ REFUSED = [
     ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "max_offsets_per_trigger": "5"}}},
      "tables.t.max_offsets_per_trigger: '5' is not a positive"),
     ({"tables": {"t/u": {}}}, "tables.t/u: a table's name"),
+    *(({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", **keys}}}, f"tables.t.{reason}") for keys, reason in (
+        ({"topic": "a/+"}, "topic: 'a/+' names no level"), ({"topic": "a/{b}", "filter": "a/+"}, "topic: is a filter itself"),
+        ({"timestamps": "h"}, "timestamps: 'h' is none of iso, s, ms, us"), ({"delimiter": ";"}, "delimiter: is for format csv only"),
+        ({"explode": True, "options": {"a": "b"}}, "explode: has no meaning"), ({"fields": []}, "fields: names none"),
+        ({"fields": ["a..b"]}, "fields: 'a..b' is not"), ({"extra_fields": "keep"}, "extra_fields: 'keep' is none of ignore, map"),
+        ({"extra_fields": "map", "format": "csv"}, "extra_fields: is for format"),
+        ({"format": "number", "options": {"a": "b"}, "schema": "a int"}, "options: are those of Spark's parsers"),
+    )),
 ]
 
 
@@ -83,6 +92,32 @@ def test_bad_settings_are_one_line(given: dict[str, Any], reason: str) -> None:
 def test_the_example_is_complete() -> None:
     table = load_config(Path(__file__).parent.parent / "conf" / "ingest.toml").tables[0]
     assert table.source["stream"] == "sensors" and ("timestamp", "received") in table.payload.columns
+
+
+def test_the_example_names_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[str] = set()
+
+    class Asked(dict[str, Any]):
+        def pop(self, key: str, *default: Any) -> Any:
+            asked.add(key)
+            return super().pop(key, *default)
+
+        def __contains__(self, key: object) -> bool:
+            asked.add(str(key))
+            return super().__contains__(key)
+
+    start = Section.__init__
+
+    def recording(self: Section, where: str, name: str, values: Any) -> None:
+        start(self, where, name, values)
+        self.values = Asked(self.values)
+
+    monkeypatch.setattr(Section, "__init__", recording)
+    example = Path(__file__).parent.parent / "conf" / "ingest.toml"
+    load_config(example)
+    text = example.read_text()
+    assert {"path", "master", "topic", "schema", "options"} <= asked
+    assert not {key for key in asked if not re.search(rf"^(# )?({key} = |\[(.*\.)?{key}[.\]])", text, re.MULTILINE)}
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,27 +181,29 @@ PAYLOADS: list[tuple[str, bytes, object]] = [
     ("json", b'{"n": 1, "text": "a"}', 1),
     ("json", b'{"n": 2, "more": {"x": 1}}', 2),
     ("json", b"", "empty payload"),
-    ("json", b"{", "does not fit the schema"),
-    ("json", b'{"n": "x"}', "does not fit the schema"),
+    ("json", b"{", "not JSON"),
+    ("json", b'{"n": "x"}', "field 'n' is not a number"),
     ("json", b'{"text": "no n"}', "field 'n' is missing"),
-    ("json", b'{"n": 1, "value": NaN}', "does not fit the schema"),
     ("json", b'{"n": 1, "value": 1e999}', "field 'value' is not a finite number"),
-    ("json", b'{"n": 99999999999999999999}', "does not fit the schema"),
-    ("json", b"[1, 2]", "does not fit the schema"),
-    ("json", b"\xff\xfe", "not UTF-8"),
-    ("number", b"3.5", 3.5),
-    ("number", b" -2e3\n", -2000.0),
-    ("number", b"NaN", "not a finite number"),
-    ("number", b"3,5", "not a number"),
-    ("number", b"", "empty payload"),
-    ("csv", b"7,abc,1.5", 7),
-    ("csv", b"seven,abc,1.5", "does not fit the schema"),
-    ("csv", b"7,abc,1.5,more", "does not fit the schema"),
-    ("csv", b"", "empty payload"),
+    ("spark", b'{"n": 3, "text": "a"}', 3),
+    ("spark", b"", "empty payload"),
+    ("spark", b"{", "does not fit the schema"),
+    ("spark", b'{"n": "x"}', "does not fit the schema"),
+    ("spark", b'{"text": "no n"}', "field 'n' is missing"),
+    ("spark", b'{"n": 1, "value": NaN}', "does not fit the schema"),
+    ("spark", b'{"n": 1, "value": 1e999}', "field 'value' is not a finite number"),
+    ("spark", b'{"n": 99999999999999999999}', "does not fit the schema"),
+    ("spark", b"[1, 2]", "does not fit the schema"),
+    ("spark", b"\xff\xfe", "not UTF-8"),
     ("raw", b"\x00\xff", b"\x00\xff"),
     ("raw", b"", b""),
 ]
-SCHEMAS = {"json": "n long not null, text string, value double", "csv": "n long, text string, value double"}
+SCHEMA = "n long not null, text string, value double"
+FORMATS: dict[str, dict[str, Any]] = {
+    "json": {"format": "json", "schema": SCHEMA},
+    "spark": {"format": "json", "schema": SCHEMA, "options": {"allowComments": "true"}},
+    "raw": {"format": "raw"},
+}
 
 
 @pytest.mark.timeout(180)
@@ -175,12 +212,11 @@ def test_each_payload_becomes_a_row_or_a_dead_letter(spark: SparkSession, tmp_pa
         message(number, f"{kind}/x", payload) for number, (kind, payload, _) in enumerate(PAYLOADS)])
     settings = document(tmp_path)
     settings["tables"] = {
-        kind: {"stream": "sensors", "filter": f"{kind}/#", "format": kind, "output": str(tmp_path / kind),
-               **({"schema": SCHEMAS[kind]} if kind in SCHEMAS else {})}
-        for kind in ("json", "csv", "number", "raw")
+        kind: {"stream": "sensors", "filter": f"{kind}/#", "output": str(tmp_path / kind), **keys}
+        for kind, keys in FORMATS.items()
     }
     progress = {table.name: table for table in run(parse_config(settings), once=True, session=spark)}
-    value = {"json": "n", "csv": "n", "number": "value", "raw": "payload"}
+    value = {"json": "n", "spark": "n", "raw": "payload"}
     found: dict[int, object] = {}
     for kind in value:
         good, bad = plain(tmp_path / kind), plain(tmp_path / f"{kind}.rejected")
