@@ -95,7 +95,7 @@ LOADS = [
                    r"is this the broker's HTTP address, and is it running\?"),
     ("page", {}, r"http://127.0.0.1:\d+/streams/sensors did not answer with JSON: is this the broker's HTTP address\?"),
     ("newer", {}, r"http://\S+/streams/sensors: the broker, version 9.1, keeps streams in format 9, this source knows "
-                  r"format 1: install the broker's version of mqttbroker for Spark too"),
+                  r"format \d+: install the broker's version of mqttbroker for Spark too"),
 ]
 READS = [
     ("short", {"startingOffsets": '{"0": 4}'},
