@@ -149,17 +149,15 @@ def featured() -> list[Scenario]:
 PARQUET = "Parquet files"
 """Spark's own source of the same rows, in the place of another broker."""
 SPARK_READS = {
-    "spark-path": ("path", False),
-    "spark-path-3": ("path", True),
-    "spark-url": ("url", False),
-    "spark-url-3": ("url", True),
-}
+    f"spark-{how}{sealed}{few}": (f"{how}{sealed}", bool(few))
+    for sealed in ("", "-sealed") for how in ("path", "url") for few in ("", "-3")
+}  # fmt: skip
 """How the stream is read, and whether only topic, payload and timestamp."""
 SPARK_INGEST, SPARK_LATENCY = "spark-ingest", "spark-latency"
 
 
 def spark_scenarios() -> list[Scenario]:
-    found = [Scenario(name, "", (*SPARK, Figure("broker % of a core", "broker_cpu_pct")) if how == "url" else SPARK, spark=True)
+    found = [Scenario(name, "", (*SPARK, Figure("broker % of a core", "broker_cpu_pct")) if how.startswith("url") else SPARK, spark=True)
              for name, (how, _) in SPARK_READS.items()]  # fmt: skip
     seen = (Figure("p50 until seen ms", "p50_ms"), Figure("p95 until seen ms", "p95_ms"))
     return [*found, Scenario(SPARK_INGEST, "", SPARK, spark=True), Scenario(SPARK_LATENCY, "", seen, spark=True)]

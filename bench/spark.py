@@ -21,6 +21,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import socket
 import statistics
 import subprocess
@@ -31,7 +32,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 from runner import OURS, descendants, free_port
 from scenarios import PARQUET, SPARK_LATENCY, SPARK_READS, spark_scenarios
@@ -39,6 +40,8 @@ from scenarios import PARQUET, SPARK_LATENCY, SPARK_READS, spark_scenarios
 from bridge_spark.ingest import run as ingest
 from bridge_spark.ingest_config import IngestConfig, parse_config
 from bridge_spark.ingest_session import make_session
+from bridge_spark.sealed import file_name
+from bridge_spark.sealed_writer import Source, seal
 from bridge_spark.stream_log import StreamConfig, StreamLogs, partition_of
 from mqttbroker.packets import Connack, Connect, Puback, Publish, decode
 from sessions.message import Message
@@ -51,6 +54,7 @@ STREAM, SEEN = "bench", "seen"
 PARTITIONS = 4
 AT_ONCE = 4_000  # rows of one commit, in four batches
 PAYLOAD = 128
+SEGMENT_BYTES = 16 * 1024 * 1024
 START_US = 1_700_000_000_000_000
 FEW = "topic string, payload binary, timestamp timestamp"
 SCHEMA = "n long not null, time timestamp, value double not null, unit string"
@@ -67,9 +71,10 @@ SEEN_SECONDS = 60.0
 def message(number: int) -> Message:
     """Row ``number``: 128 bytes of JSON from one of a hundred devices, received 10 µs after the one before."""
     device = number % 100
+    noise = number * 2654435761 % 4294967296
     body = (f'{{"n": {number}, "time": "2026-01-31T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}Z", '
-            f'"value": {20 + number % 9973 / 1000}, "unit": "C"')  # fmt: skip
-    payload = f'{body}, "note": "{"x" * (PAYLOAD - len(body) - 13)}"}}'.encode()
+            f'"value": {20 + noise / 1e9:.4f}, "pressure": {1000 + noise % 9973 / 100:.2f}, "unit": "C"')  # fmt: skip
+    payload = f'{body}, "id": "{f"{noise:08x}{number:032x}"[: PAYLOAD - len(body) - 11]}"}}'.encode()
     topic = f"bench/plant-{device % 4}/machine-{device}/temperature"
     return Message(topic, payload, 1, False, b"", f"device-{device}", START_US + number * 10, 0)
 
@@ -78,7 +83,7 @@ def fill(data: Path, rows: int) -> None:
     """A data directory with ``rows`` rows in one stream, written as the broker's writer thread does, without syncing."""
     directory = data / "streams"
     directory.mkdir(parents=True)
-    logs = StreamLogs(directory, [StreamConfig(STREAM, ["bench/#"], PARTITIONS)])
+    logs = StreamLogs(directory, [StreamConfig(STREAM, ["bench/#"], PARTITIONS, segment_bytes=SEGMENT_BYTES)])
     logs.recover(None)
     places: dict[str, int] = {}
     for start in range(0, rows, AT_ONCE):
@@ -90,6 +95,19 @@ def fill(data: Path, rows: int) -> None:
         logs.append(found)
         logs.committed()
     logs.close()
+
+
+def sealed_copy(data: Path, copy: Path) -> None:
+    """The same rows, with every segment but the last of each partition sealed."""
+    shutil.copytree(data, copy)
+    for directory in sorted((copy / "streams" / STREAM).glob("[0-9]*")):
+        files = sorted(directory.glob("*.seg"))
+        for path, following in zip(files, files[1:]):
+            first = int(path.stem)
+            source = Source(path, STREAM, int(directory.name), first, int(following.stem), path.stat().st_size)
+            seal(source, path.with_name(file_name(first)))
+            path.unlink()
+            path.with_suffix(".idx").unlink(missing_ok=True)
 
 
 # --- processes ------------------------------------------------------------------------------------------------------
@@ -110,7 +128,7 @@ class Broker:
         self.port, self.http_port = free_port(), free_port()
         config = directory / "broker.toml"
         config.write_text(
-            f'[streams.{STREAM}]\nfilters = ["bench/#"]\npartitions = {PARTITIONS}\n'
+            f'[streams.{STREAM}]\nfilters = ["bench/#"]\npartitions = {PARTITIONS}\nseal = false\n'
             f'[streams.{SEEN}]\nfilters = ["seen/#"]\n', encoding="ascii"
         )  # fmt: skip
         command = shlex.split(os.environ.get("MQTTBROKER") or f"{shlex.quote(sys.executable)} -P -m mqttbroker")
@@ -165,27 +183,37 @@ class Meter:
 
 
 class Spark:
-    """One session over one log of ``rows`` rows, below ``directory``."""
+    """One session over one log of ``rows`` rows below ``directory``, and over the same log sealed if need be."""
 
     def __init__(self, directory: Path, rows: int) -> None:
         self.directory = directory
         self.rows = rows
-        self.data = directory / "data"
-        fill(self.data, rows)
+        self.data = {False: directory / "data", True: directory / "sealed"}
+        fill(self.data[False], rows)
         self.spark = make_session(IngestConfig(()))
         # A broker whose database is new keeps the log as it finds it.
-        self.broker = Broker(directory, self.data)
+        self.broker = Broker(directory, self.data[False])
+        self.other: Optional[Broker] = None
         self.meter = Meter(self.spark, self.broker)
 
     def close(self) -> None:
         self.spark.stop()
         self.broker.stop()
+        if self.other is not None:
+            self.other.stop()
 
     def source(self, how: str, few: bool) -> DataFrame:
         if how == PARQUET:
             return self.spark.read.schema(FEW).parquet(self._parquet()) if few else self.spark.read.parquet(self._parquet())
+        sealed = how.endswith("-sealed")
+        if sealed and self.other is None:
+            sealed_copy(self.data[False], self.data[True])
+            self.other = Broker(self.directory, self.data[True])
+        broker = self.other if sealed and self.other is not None else self.broker
+        self.meter.broker = broker.process.pid
         reader = self.spark.read.format("mqtt").option("stream", STREAM)
-        reader = reader.option("path", str(self.data)) if how == "path" else reader.option("url", self.broker.url)
+        by_path = how.startswith("path")
+        reader = reader.option("path", str(self.data[sealed])) if by_path else reader.option("url", broker.url)
         return (reader.schema(FEW) if few else reader).load()
 
     def _parquet(self) -> str:
@@ -204,7 +232,7 @@ class Spark:
             raise SystemExit(f"spark: {how} has {count} rows of {self.rows}")
 
     def ingest(self, number: int) -> Run:
-        config = parse_config({"source": {"path": str(self.data)}, "tables": {"t": {
+        config = parse_config({"source": {"path": str(self.data[False])}, "tables": {"t": {
             "stream": STREAM, "schema": SCHEMA, "output": str(self.directory / f"table-{number}")}}})  # fmt: skip
         done: list[int] = []
         found = self.meter.measure(

@@ -130,9 +130,13 @@ def test_the_stand_alone_scripts_give_their_figures(tmp_path: Path, generator: r
 # --- Spark ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_log_that_spark_reads_is_as_large_as_it_says(tmp_path: Path) -> None:
-    spark.fill(tmp_path, 9_000)
-    found = LogReader(tmp_path, spark.STREAM).arrow_records()
+def test_the_log_that_spark_reads_is_as_large_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark, "SEGMENT_BYTES", 400_000)
+    spark.fill(tmp_path / "data", 9_000)
+    spark.sealed_copy(tmp_path / "data", tmp_path / "sealed")
+    found = LogReader(tmp_path / "data", spark.STREAM).arrow_records()
+    assert len(list((tmp_path / "sealed").rglob("*.parquet"))) >= spark.PARTITIONS
+    assert LogReader(tmp_path / "sealed", spark.STREAM).arrow_records() == found
     assert len(found) == 9_000 and {len(record.payload) for record in found} == {spark.PAYLOAD}
     assert {json.loads(record.payload)["n"] for record in found} == set(range(9_000))
     assert {record.partition for record in found} == set(range(spark.PARTITIONS))
