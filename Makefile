@@ -106,9 +106,9 @@ chaos: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
 # Publishers, the broker and Spark's driver killed while readings go to a table, and each reading counted there; about
-# ten minutes per mode: plain, retention (segments are removed meanwhile, and the reader overtaken).
+# ten minutes per mode: plain, retention (segments are removed meanwhile, and the reader is overtaken), sealing.
 CHAOS_SPARK_KILLS ?= 20
-CHAOS_SPARK_MODES ?= plain,retention
+CHAOS_SPARK_MODES ?= plain,retention,sealing
 CHAOS_SPARK_ARGS ?=
 chaos-spark: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos_spark.run --kills $(CHAOS_SPARK_KILLS) --seed $(CHAOS_SEED) \

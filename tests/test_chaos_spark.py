@@ -15,7 +15,7 @@ pytestmark = pytest.mark.one_build
 
 @pytest.mark.timeout(600)
 def test_each_reading_is_in_the_table_once_whoever_is_killed() -> None:
-    run, summary = chaos(Plan("short", "retention", "both", 2, 3, 400.0, 3.0, 5.0))
+    run, summary = chaos(Plan("short", "sealing", "both", 2, 3, 400.0, 3.0, 5.0))
     assert not run.findings.text(), f"{summary}\n{run.findings.text()}"
     unused = [row for row, count in run.findings.faults.items() if not run.findings.checked[row]]
     assert not set(unused) - {LOST, REFUSED}, f"nothing was checked of: {unused}"

@@ -17,10 +17,11 @@ from random import Random
 from typing import Optional
 
 from broker_process import BrokerProcess
-from chaos_spark.driver import environment
+from chaos_spark.driver import END_SECONDS, environment, family, still_there
 from chaos_spark.outbox import Outbox
 from chaos_spark.verdict import PROCESSES, PUBLISHERS, Findings
 
+TRIES = 10  # starts of a broker whose port somebody else has
 FINISH_SECONDS = 60.0  # in which a publisher completes what is under way
 
 
@@ -64,16 +65,30 @@ class BrokerLives(Actor):
     def __init__(self, process: BrokerProcess, seed: str, mean: float, kills: int, findings: Findings) -> None:
         super().__init__("broker", seed, mean, kills, findings)
         self.process = process
+        self.left: dict[int, str] = {}  # every process of an earlier life
 
     def kill(self) -> None:
         self.findings.checked[PROCESSES] += 1
+        self.left.update(family(self.process.pid))
         self.process.kill()
         if self.random.random() < 0.15:
             self.process.launch()
             time.sleep(self.random.uniform(0.05, 0.8))
             self.process.kill()
             self.counts["stillborn"] += 1
-        self.process.start()
+        for _ in range(TRIES):
+            try:
+                self.process.start()
+                return
+            except AssertionError:
+                # Meanwhile some connection of this machine may have got the port.
+                if self.process.running or "Address already in use" not in self.process.lines[-1]:
+                    raise
+                time.sleep(1.0)
+
+    def finish(self) -> None:
+        if left := still_there(self.left, END_SECONDS):
+            self.findings.fault(PROCESSES, f"{len(left)} processes of brokers that were killed still run")
 
 
 class PublisherLives(Actor):

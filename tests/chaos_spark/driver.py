@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -20,7 +21,7 @@ from typing import NamedTuple, Optional
 from spark_session import python_path
 
 LOOK = 0.002  # seconds between looks at the files
-PATIENCE = 120.0  # seconds in which a moment must come
+PATIENCE = 240.0  # seconds in which a moment must come
 END_SECONDS = 60.0  # in which what is left of a driver must end
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -74,6 +75,14 @@ class TableFiles:
 
     def published(self, batch: int) -> bool:
         return (self.output / f"batch={batch}").exists()
+
+    def visible(self) -> int:
+        """How many files a reader of the table finds."""
+        found = 0
+        for _, directories, files in os.walk(self.output):
+            directories[:] = [name for name in directories if name[0] not in "._"]
+            found += sum(name.endswith(".parquet") for name in files)
+        return found
 
     def staged(self, batch: int) -> list[str]:
         """The files of the batch that is being written; [] before the first."""
@@ -145,14 +154,18 @@ class Driver:
             time.sleep(death.delay)
             return self.ended is None
         first = self.files.committed() + 1 + death.skip
-        while not self._has_come(death.moment, first):
+        known, before = -1, 0
+        while not self._has_come(death.moment, first, known, before):
+            if death.moment == PUBLISHED and known != (batch := self.files.planned()):
+                known, before = batch, self.files.visible()
             if self.ended is not None or time.monotonic() > deadline:
                 return False
             time.sleep(LOOK)
         time.sleep(death.delay)
         return self.ended is None
 
-    def _has_come(self, moment: str, first: int) -> bool:
+    def _has_come(self, moment: str, first: int, known: int, before: int) -> bool:
+        """``before``: files of the table when the batch ``known`` was seen to be planned."""
         files = self.files
         if moment == BETWEEN:
             return files.committed() >= first
@@ -162,7 +175,7 @@ class Driver:
         if moment == PLANNED:
             return True
         if moment == PUBLISHED:
-            return files.published(batch)
+            return batch == known and files.visible() > before
         staged = files.staged(batch)
         return "_SUCCESS" in staged if moment == WRITTEN else bool(staged)
 
@@ -200,12 +213,7 @@ class Driver:
 
     def left_behind(self, seconds: float = 0.0) -> list[int]:
         """Processes of earlier lives that still run, after so long a time for them to end."""
-        deadline = time.monotonic() + seconds
-        while left := [pid for pid, born in self._left.items() if born and _born(pid) == born]:
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(0.05)
-        return left
+        return still_there(self._left, seconds)
 
     def close(self) -> None:
         """End whatever is left of it."""
@@ -231,6 +239,16 @@ def family(pid: int) -> dict[int, str]:
             with suppress(OSError):
                 found += [int(child) for child in children.read_text().split()]
     return {member: _born(member) for member in found}
+
+
+def still_there(processes: Mapping[int, str], seconds: float) -> list[int]:
+    """Which of a `family` still run, after so long a time for them to end."""
+    deadline = time.monotonic() + seconds
+    while left := [pid for pid, born in processes.items() if born and _born(pid) == born]:
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(0.05)
+    return left
 
 
 def _born(pid: int) -> str:

@@ -20,6 +20,7 @@ from random import Random
 from typing import Any, NamedTuple, Optional
 
 from broker_process import BrokerProcess
+from bridge_spark.sealed import SUFFIX
 from bridge_spark.storage import DirectoryStorage, Manifest
 from chaos_spark.actors import BrokerLives, PublisherLives
 from chaos_spark.defects import DEFECTS
@@ -48,9 +49,9 @@ SETTLED = 2.0  # seconds without a change after which none comes
 OVERTAKINGS = 3
 OVERTAKEN = 500  # offsets that retention takes when it is to overtake the reader
 SEGMENTS: dict[str, dict[str, Any]] = {
-    "plain": {"segment_bytes": "1MiB"},
-    "retention": {"segment_bytes": "64KiB", "retention_bytes": "3MiB"},
-    "sealing": {"segment_bytes": "128KiB"},
+    "plain": {"segment_bytes": "1MiB", "seal": False},
+    "retention": {"segment_bytes": "64KiB", "seal": False, "retention_bytes": "3MiB"},
+    "sealing": {"segment_bytes": "128KiB", "seal": True},
 }
 HELD_BACK = {"plain": 200_000, "retention": 5_000, "sealing": 200_000}  # offsets behind, until publishers wait
 FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -120,6 +121,8 @@ class Run:
         every = plan.kills // (plan.overtaken + 1) or 1
         for number, death in enumerate(deaths(plan.seed, plan.kills), 1):
             self._live(death, self._config())
+            if not all(actor.is_alive() for actor in (*self.publishers, self.broker_lives)):
+                return
             if number % every == 0 and self.counts["overtaken"] < plan.overtaken:
                 self._overtake()
         self._finish(pacing)
@@ -278,13 +281,15 @@ class Run:
             time.sleep(0.05)
         if any(self._behind().values()):
             self.findings.fault(PROCESSES, f"the driver has not caught up: {self._behind()} offsets behind")
-        elif (status := self.driver.stop()) != 0:
+        if caught_up and (status := self.driver.stop()) != 0:
             self.findings.fault(PROCESSES, f"the driver ended with {status} after SIGTERM: {self.driver.last_words()}")
         if left := self.driver.left_behind(END_SECONDS):
             self.findings.fault(PROCESSES, f"{len(left)} processes of drivers that were killed still run")
 
     def _judge(self) -> None:
+        self.counts["sealed"] = sum(1 for _ in self.broker.data_dir.glob(f"streams/{STREAM}/*/*{SUFFIX}"))
         self.counts["batches"] = self.files.committed() + 1
+        self.driver.close()
         self.glimpses.look()
         rows, dead = read_table(self.files.output), read_dead_letters(self.files.dead_letters)
         last = {actor.name: actor.last for actor in self.publishers}
@@ -316,6 +321,7 @@ class Run:
             f"started\n"
             f"  publishers: {publishers['kills']} kills, with {publishers['published']} PUBLISH and "
             f"{publishers['released']} PUBREL to send again\n"
+            f"  segments: {counts['sealed']} are sealed in the end\n"
             f"  readings: {sum(actor.last for actor in self.publishers):,} in {counts['batches']} batches; "
             f"{counts['overtaken']} times retention was faster and took {sum(end - first for _, first, end in self.lost):,}"
             f"\n\n{self.findings.table()}"

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import duckdb
 import pandas  # type: ignore[import-untyped]
+import pyarrow  # type: ignore[import-untyped]
 import pyarrow.dataset  # type: ignore[import-untyped]
 
 from chaos_spark.outbox import Reading, reading_of
@@ -185,7 +186,11 @@ class Glimpses:
         self.seen: set[Row] = set()
 
     def look(self) -> None:
-        rows = read_table(self.directory)
+        try:
+            rows = read_table(self.directory)
+        except (pyarrow.ArrowException, OSError) as error:
+            self.findings.fault(GLIMPSES, f"the table cannot be read: {error}")
+            return
         now = set(rows)
         self.findings.checked[GLIMPSES] += len(rows)
         if len(now) != len(rows):
