@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from pyspark.sql.types import StructType
 from sealed_log import seal_closed
 from spark_session import START_US, StreamWriter, message
 from stream_reads import places, rows, source, stream_reader
@@ -336,7 +337,7 @@ def test_what_is_not_wanted_is_neither_planned_nor_read(tmp_path: Path, monkeypa
     assert bytes_for(EqualTo(("partition",), 7)) == bytes_for(LessThan(("offset",), 0)) == 0
 
 
-def test_sealed_segments_are_left_out_by_their_times_and_their_topics(
+def test_of_sealed_segments_only_what_is_wanted_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = StreamWriter(tmp_path)
@@ -362,3 +363,8 @@ def test_sealed_segments_are_left_out_by_their_times_and_their_topics(
     assert planned == {files[1].name, files[2].name, f"{600:020d}.seg"} and part < whole * 0.45
     _, part = cost(EqualTo(("topic",), "plant3/a"))
     assert part < whole * 0.35
+    found = source(tmp_path)
+    few = found.reader(StructType([found.schema()["topic"], found.schema()["timestamp"]]))
+    fetched.clear()
+    assert sum(batch.num_rows for task in few.partitions() for batch in few.read(task)) == 601
+    assert sum(fetched) < whole * 0.15
