@@ -1,5 +1,6 @@
 """A process that has the log below a data directory sealed as a broker has it, and ends when nothing is left to do.
 
+It makes the log of `damaged_log` where there is none.
 Rule: exit status 0 means that each closed segment is sealed and its own file gone, 3 that sealing one failed.
 """
 
@@ -9,12 +10,19 @@ import sys
 import time
 from pathlib import Path
 
+from damaged_log import make
+
 from bridge_spark import stream_log
+from bridge_spark.files import sync_directory
 from bridge_spark.sealing import Sealing
 from bridge_spark.stream_log import StreamConfig, StreamLogs
 
 
 def main(data_dir: Path, end: int) -> int:
+    if not data_dir.exists():
+        data_dir.mkdir()
+        sync_directory(data_dir.parent)
+        make(data_dir, end)
     stream_log.UNSEALED_STAYS = 0.0
     logs = StreamLogs(data_dir / "streams", [StreamConfig("s", ["sensors/#"], segment_bytes=5000, seal=True)], lambda: 1e6)
     logs.recover({("s", 0): end})
