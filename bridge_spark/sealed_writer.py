@@ -5,7 +5,8 @@ the segment's.  Columns are those of the Spark source, so that any reader of Par
 properties as they were received stand in one more column, from which the source makes its own, so that a row is the same
 before and after.
 
-Measured (1 M records of 111 bytes, JSON payloads of 50, 2 cores shared with other work): see docs/durability.md.
+Measured (400,000 records of 111 bytes with JSON payloads, 2 cores shared with other work): 1.8 CPU seconds per million
+records from commits of 1000, 2.4 from commits of 50, 7.1 from commits of 5; 13 to 15 bytes per record.
 """
 
 from __future__ import annotations

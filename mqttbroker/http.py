@@ -9,7 +9,7 @@ stops reading costs its own connection only.
     GET /streams                               {"streams": [names]}
     GET /streams/{name}                        the manifest
     GET /streams/{name}/offsets?timestamp=µs   the first offset at or after it, per partition
-    GET /streams/{name}/{partition}/{file}     a .seg or .idx file, byte ranges (RFC 9110, 14)
+    GET /streams/{name}/{partition}/{file}     a .seg, .idx or .parquet file, byte ranges (RFC 9110, 14)
     GET /metrics /livez /readyz
     /streams/{name}/consumers                  who reads how far (`http_consumers`)
 
