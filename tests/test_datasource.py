@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
+from sealed_log import seal_closed
 from spark_session import StreamWriter, message, spark
 from stream_reads import batches, places, rows, source, stream_reader, stream_rows
 
@@ -428,3 +429,19 @@ def test_a_running_query_reports_where_the_stream_is(spark: SparkSession, tmp_pa
         assert (state["endOffset"], state["latestOffset"]) == ('{"0": 6}', '{"0": 10}')
     finally:
         query.stop()
+
+
+@pytest.mark.timeout(180)
+def test_spark_reads_sealed_segments_as_the_source_does(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    writer.append(0, [message(0, properties=PROPERTIES, qos=2, retain=True), message(1, "b", b"\xff")])
+    writer.roll(0)
+    writer.append(0, [message(2)])
+    reading = spark.read.format("mqtt").option("stream", "sensors").load(str(tmp_path / "data"))
+    before = reading.orderBy("offset").collect()
+    (file,) = seal_closed(tmp_path / "data/streams/sensors/0")
+    assert reading.orderBy("offset").collect() == before
+    direct = spark.read.parquet(str(file))
+    assert [(field.name, field.dataType) for field in direct.drop("properties").schema] == [
+        (field.name, field.dataType) for field in reading.schema]
+    assert direct.drop("properties").orderBy("offset").collect() == before[:2]
