@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 LOWEST_PRIORITY = 19
+# The last place is where this package is, whatever made it importable for who starts the process.
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from bridge_spark.sealer import main; main()"
 
 
 class SealingFailed(Exception):
@@ -55,16 +57,13 @@ class Sealer:
 
     @staticmethod
     def _start() -> subprocess.Popen[str]:
-        # Where this package is, whatever made it importable here; and nothing of the working directory.
-        paths = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "bridge_spark.sealer"],
+            [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).resolve().parents[1])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         )
 
     def kill(self) -> None:
@@ -123,6 +122,3 @@ def main() -> None:
             answer = {"error": _reason(error)}
         print(json.dumps(answer), flush=True)
 
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, Optional, Set, Tuple
 
 from bridge_spark import segment_file
 from bridge_spark.files import sync_directory
@@ -79,11 +79,15 @@ class Sealing:
 
     def _next(self) -> Optional[Job]:
         now = time.monotonic()
-        waiting: List[Job] = list(self._logs.unsealed())
-        known = {(key, part.first_offset) for key, _, part in waiting}
+        known: Set[Tuple[Key, int]] = set()
+        for job in self._logs.unsealed():
+            name = (job[0], job[2].first_offset)
+            if self._done.get(name, 0.0) <= now:
+                return job
+            known.add(name)
         self._done = {name: until for name, until in self._done.items() if name in known}
         self._waits = {name: wait for name, wait in self._waits.items() if name in known}
-        return next((job for job in waiting if self._done.get((job[0], job[2].first_offset), 0.0) <= now), None)
+        return None
 
     def _seal(self, key: Key, directory: Path, part: Segment) -> None:
         name = (key, part.first_offset)

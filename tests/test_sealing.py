@@ -223,10 +223,10 @@ def test_a_broker_seals_and_serves_what_it_sealed(start_broker: StartBroker, tmp
     broker = start_broker(config=CONFIG)
     with RawClient(broker.port) as client:
         client.connect("dev")
-        count = 0
-        while not any("sealed, " in line for line in broker.lines):
+        for count in range(100):
             assert client.publish("sensors/1", b"%d" % count, 1) == 0
-            count += 1
+        broker.wait_for_log("sealed, ", 40)
+        count = 100
         manifest = json.loads(broker.get("/streams/s"))
         while not manifest["partitions"][0]["segments"][0]["sealed"]:
             assert client.publish("sensors/1", b"%d" % count, 1) == 0
