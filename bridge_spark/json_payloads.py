@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -47,6 +49,7 @@ _BLANKS = " \t\n\r"
 _NOT_A_NUMBER = re.compile(rb"[^\w\"](?:NaN|Inf)")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _ROW = re.compile(r" in row (\d+)$")
+_TEXT = re.compile(r"couldn't parse:(.+)$|: (\S+) requires (?:scale|precision) \d+$")
 
 
 class _Number(str):
@@ -125,8 +128,7 @@ class JsonParser(RowParser):
         try:
             found = pj.read_json(pa.BufferReader(lines), options, parsing)
         except pa.ArrowInvalid as error:
-            row = _ROW.search(str(error))
-            raise Refused(int(row[1]) if row is not None else None) from None
+            raise Refused(_stumbled(str(error), lines)) from None
         # Each line begins with a brace and ends with one, so that no object goes from one line into the
         # next: every line holds one or more, and with as many rows as lines each row is its line's.
         if found.num_rows != count:
@@ -136,16 +138,19 @@ class JsonParser(RowParser):
     def _column(self, values: pa.Array, field: pa.Field) -> pa.Array:
         """What Arrow has read of a field as the field's type; raises `Refused`."""
         kind, types = field.type, pa.types
-        if not field.nullable and values.null_count:
-            raise Refused
+        if not field.nullable:
+            typed_text.check(values.is_valid())
+        if types.is_struct(kind) and values.null_count:
+            with _rows_unknown():
+                made = self._column(values.drop_null(), pa.field(field.name, kind))
+            return made.take(_places(values))
         if types.is_struct(kind):
-            parts = values.drop_null() if values.null_count else values
-            columns = [self._column(parts.field(number), kind.field(number)) for number in range(kind.num_fields)]
-            made = pa.StructArray.from_arrays(
-                columns, fields=[kind.field(number) for number in range(kind.num_fields)])
-            return made if not values.null_count else made.take(_places(values))
+            fields = [kind.field(number) for number in range(kind.num_fields)]
+            columns = [self._column(values.field(number), part) for number, part in enumerate(fields)]
+            return pa.StructArray.from_arrays(columns, fields=fields)
         if types.is_list(kind):
-            items = self._column(values.values, kind.value_field)
+            with _rows_unknown():
+                items = self._column(values.values, kind.value_field)
             return pa.ListArray.from_arrays(values.offsets, items, type=kind, mask=values.is_null())
         if types.is_floating(kind):
             return typed_text.finite_column(values, kind)
@@ -323,9 +328,8 @@ def _instant(number: float, unit: int) -> int:
 
 def _instants(numbers: pa.Array, kind: pa.DataType, unit: int) -> pa.Array:
     scaled = pc.multiply(numbers, float(unit))
-    near = pc.and_(pc.greater(scaled, float(typed_text.FIRST_US)), pc.less(scaled, float(typed_text.LAST_US)))
-    if pc.all(near, min_count=0).as_py() is False:
-        raise Refused
+    typed_text.check(
+        pc.and_(pc.greater(scaled, float(typed_text.FIRST_US)), pc.less(scaled, float(typed_text.LAST_US))))
     return pc.round(scaled, round_mode="half_to_even").cast(pa.int64()).cast(kind)
 
 
@@ -345,14 +349,12 @@ def _lines(payloads: pa.Array) -> pa.Buffer:
         texts = payloads.cast(pa.string())
     except pa.ArrowInvalid:
         raise Refused from None
-    if not _all_are_braced(texts):
+    if not pc.all(_braced(texts), min_count=0).as_py():
         texts = pc.utf8_trim(texts, _BLANKS)
-        if not _all_are_braced(texts):
-            raise Refused
+        typed_text.check(_braced(texts))
     if pc.max(pc.binary_length(texts)).as_py() > 2 * MAX_DEPTH:
         openers = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
-        if pc.max(openers).as_py() > MAX_DEPTH:
-            raise Refused
+        typed_text.check(pc.less_equal(openers, MAX_DEPTH))
     joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), "\n")[0].as_buffer()
     data = memoryview(joined).tobytes()
     if b"\0" in data or ((b"NaN" in data or b"Inf" in data) and _NOT_A_NUMBER.search(data)):
@@ -360,9 +362,29 @@ def _lines(payloads: pa.Array) -> pa.Buffer:
     return joined
 
 
-def _all_are_braced(texts: pa.Array) -> bool:
-    braced = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
-    return bool(pc.all(braced, min_count=0).as_py())
+def _braced(texts: pa.Array) -> pa.Array:
+    return pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+
+
+def _stumbled(error: str, lines: pa.Buffer) -> Optional[int]:
+    """The first row that Arrow's error may be about."""
+    row, text = _ROW.search(error), _TEXT.search(error)
+    if row is not None:
+        return int(row[1])
+    if text is None:
+        return None
+    data = memoryview(lines).tobytes()
+    token = re.search(rb"[^\w.+-]" + re.escape((text[1] or text[2]).encode()) + rb"[^\w.+-]", data)
+    return data.count(b"\n", 0, token.start()) if token is not None else None
+
+
+@contextmanager
+def _rows_unknown() -> Iterator[None]:
+    """What is refused in here is not counted by payloads."""
+    try:
+        yield
+    except Refused:
+        raise Refused from None
 
 
 def _places(values: pa.Array) -> pa.Array:

@@ -10,12 +10,14 @@ the payloads were cut into batches nor on which way one of them took.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 _PORTION = 1024
 _FEW = 64
+_STUMBLES = 16
 
 
 class BadPayload(ValueError):
@@ -23,8 +25,8 @@ class BadPayload(ValueError):
 
 
 class Refused(Exception):
-    """`RowParser.fast` cannot take these payloads; ``row`` is one that it
-    knows it stumbled over."""
+    """`RowParser.fast` cannot take these payloads; ``row`` is the first that it
+    may have stumbled over, if it can tell."""
 
     def __init__(self, row: Optional[int] = None) -> None:
         super().__init__(row)
@@ -73,28 +75,30 @@ class _Rows:
         self._payloads = payloads
         self._pieces: list[pa.Array] = []
         self._reasons: list[pa.Array] = []
-        self._index: list[pa.Array] = []
+        self._index: list[Sequence[int]] = []
         self._several = False
         self._waiting: list[tuple[int, Any, Optional[str]]] = []
 
-    def add(self, start: int, end: int) -> None:
-        """The rows of the payloads from ``start`` up to ``end``."""
+    def add(self, start: int, end: int, stumbles: int = 0) -> None:
+        """The rows of the payloads from ``start`` up to ``end``; ``stumbles``
+        counts those that were taken out of the way of the ones before."""
         while start < end:
             try:
                 values = self._parser.fast(self._payloads.slice(start, end - start))
             except Refused as refused:
-                if end - start > _PORTION or (refused.row is None and end - start > _FEW):
-                    step = _PORTION if end - start > _PORTION else _FEW
-                    for first in range(start, end, step):
-                        self.add(first, min(first + step, end))
-                    return
-                stumbled = end if refused.row is None else start + refused.row
-                if not start <= stumbled < end:
+                row, count = refused.row, end - start
+                if count <= _PORTION and row is not None and row < count and stumbles < _STUMBLES:
+                    self.add(start, start + row, stumbles + 1)
+                    self._one_by_one(start + row, start + row + 1)
+                    start, stumbles = start + row + 1, stumbles + 1
+                elif count <= _FEW:
                     self._one_by_one(start, end)
                     return
-                self.add(start, stumbled)
-                self._one_by_one(stumbled, stumbled + 1)
-                start = stumbled + 1
+                else:
+                    step = _PORTION if count > _PORTION else _FEW
+                    for first in range(start, end, step):
+                        self.add(first, min(first + step, end), stumbles if step == _FEW else 0)
+                    return
             else:
                 self._flush()
                 self._append(values, pa.nulls(end - start, pa.string()), range(start, end))
@@ -104,7 +108,7 @@ class _Rows:
         self._flush()
         if not self._pieces:
             return Parsed(pa.nulls(0, self._parser.type), pa.nulls(0, pa.string()), None)
-        index = pa.concat_arrays(self._index) if self._several else None
+        index = pa.concat_arrays([pa.array(numbers, pa.int32()) for numbers in self._index]) if self._several else None
         return Parsed(pa.concat_arrays(self._pieces), pa.concat_arrays(self._reasons), index)
 
     def _one_by_one(self, start: int, end: int) -> None:
@@ -123,7 +127,7 @@ class _Rows:
             self._append(pa.array(values, self._parser.type), pa.array(reasons, pa.string()), numbers)
             self._waiting = []
 
-    def _append(self, values: pa.Array, reasons: pa.Array, numbers: Any) -> None:
+    def _append(self, values: pa.Array, reasons: pa.Array, numbers: Sequence[int]) -> None:
         self._pieces.append(values)
         self._reasons.append(reasons)
-        self._index.append(pa.array(numbers, pa.int32()))
+        self._index.append(numbers)

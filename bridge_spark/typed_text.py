@@ -190,32 +190,30 @@ def column_of(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 def finite_column(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
     """Doubles as ``kind``, all of them finite; raises `Refused`."""
     column = numbers if numbers.type == kind else pc.cast(numbers, kind, safe=False)
-    if not _all(pc.is_finite(column)):
-        raise Refused
+    check(pc.is_finite(column))
     return column
 
 
+def check(flags: pa.Array) -> None:
+    """Raise `Refused` with the first row that is false; NULL counts as true."""
+    if pc.all(flags, min_count=0).as_py() is False:
+        raise Refused(pc.index(flags, False).as_py())
+
+
 def _timestamps(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    zoned = kind.tz is not None and _all(pc.match_substring_regex(texts, _ZONED))
-    if zoned:
+    first = texts[pc.index(texts.is_valid(), True).as_py()].as_py() if texts.null_count < len(texts) else ""
+    if kind.tz is not None and (first[-1:] == "Z" or first[-6:-5] in ("+", "-")):
         column = _cast(texts, _ZONED, pa.timestamp("us", "UTC"))
     else:
         column = _cast(texts, _PLAIN_TIME + "$", pa.timestamp("us"))
     numbers = column.cast(pa.int64())
-    if not _all(pc.and_(pc.greater_equal(numbers, FIRST_US), pc.less_equal(numbers, LAST_US))):
-        raise Refused
+    check(pc.and_(pc.greater_equal(numbers, FIRST_US), pc.less_equal(numbers, LAST_US)))
     return numbers.cast(kind)
 
 
 def _cast(texts: pa.Array, pattern: str, kind: pa.DataType) -> pa.Array:
-    if not _all(pc.match_substring_regex(texts, pattern)):
-        raise Refused
+    check(pc.match_substring_regex(texts, pattern))
     try:
         return texts.cast(kind)
     except pa.ArrowInvalid:
         raise Refused from None
-
-
-def _all(flags: pa.Array) -> bool:
-    """Whether none is false; NULL counts as true."""
-    return pc.all(flags, min_count=0).as_py() is not False
