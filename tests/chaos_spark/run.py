@@ -315,6 +315,7 @@ class Run:
             f"chaos-spark: seed {plan.seed}, {plan.mode}, {build_kind()} build, {seconds:.0f} s\n"
             f"  driver: {counts['kills']} kills, {inside} of them inside a batch ({moments}); "
             f"{counts['of Python']} of Python alone, {counts['of JVM']} of the JVM alone; "
+            f"{counts['late']} whose moment did not come; "
             f"{counts['gave up']} times it gave up on a broker that was away; "
             f"{counts['path']} starts by path, {counts['url']} by url\n"
             f"  broker: {self.broker_lives.counts['kills']} kills, {self.broker_lives.counts['stillborn']} more while it "
