@@ -40,13 +40,11 @@ StartBroker = Callable[..., BrokerProcess]
 
 # Where a process dies, and the least number of such calls before.
 STEPS = {
-    "the sealer before it writes": "sealer:open:sealing$:1:kill",
     "the sealer while it writes": "sealer:pwrite:sealing$:4:kill",
     "the sealer before its file is on disk": "sealer:fsync:sealing$:1:kill",
     "the sealer while it reads back": "sealer:pread:sealing$:1:kill",
     "before the file has its name": "host:rename:sealing$:1:kill",
     "before its name is on disk": "host:fsync:/0$:2:kill",
-    "before readers are shown it": "host:pwrite:high_watermark$:2:kill",
     "before the segment's own file goes": "host:unlink:seg$:1:kill",
     "before its index goes": "host:unlink:idx$:1:kill",
 }
