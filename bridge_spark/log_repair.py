@@ -89,6 +89,8 @@ def repair_partition(directory: Path, end: Optional[int], least: int, stamp: str
         if sealed_end is not None:
             expected = last = sealed_end
             size = 0
+            if following is not None and sealed_end < following:
+                _mark(directory, sealed_end, following, lines)
             continue
         data = read_file(directory / segment_name(first))
         spans = survey(data, first, limit)
@@ -98,12 +100,18 @@ def repair_partition(directory: Path, end: Optional[int], least: int, stamp: str
         expected = stop
     stop = max(expected, least) if end is None else end
     if expected < stop:  # there is no segment, or the last one is sealed
-        _write(directory / segment_name(expected), lost_marks(expected, stop))
-        lines.append(f"{segment_name(expected)}: offsets {expected} to {stop - 1} are lost")
-        last, size = expected, len(lost_marks(expected, stop))
+        last, size = expected, _mark(directory, expected, stop, lines)
     if lines:
         _write(directory / "high_watermark", encode_watermark(Watermark(stop, last if size else stop, size, start)))
     return Repaired(stop, lines)
+
+
+def _mark(directory: Path, first: int, end: int, lines: List[str]) -> int:
+    """Write a segment that says that these offsets are lost; its size."""
+    marks = lost_marks(first, end)
+    _write(directory / segment_name(first), marks)
+    lines.append(f"{segment_name(first)}: offsets {first} to {end - 1} are lost")
+    return len(marks)
 
 
 def _sealed_end(directory: Path, first: int, limit: Optional[int], stamp: str, lines: List[str]) -> Optional[int]:

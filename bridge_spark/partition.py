@@ -164,6 +164,9 @@ class Partition:
             return found
         if limit is not None and part.end_offset > limit:
             raise StreamLogDamage(self._where(f"{path.name} ends at offset {part.end_offset}, not {limit}"))
+        if unsealed.exists():
+            # Who gave the file its name may have been killed before the name was on disk.
+            sync_directory(self.directory)
         self.remove_unsealed(first)
         return part
 

@@ -123,12 +123,10 @@ def with_checksums(ending: bytes, crc: int) -> bytes:
     at = len(ending) - _END.size - _END.unpack(ending[-_END.size:])[0]
     before, footer = ending[:at], ending[at:]
     data_crc = f"{google_crc32c.extend(crc, before):08x}"
-    blank = (_CHECKSUMS % (_NO_CHECKSUM, _NO_CHECKSUM)).encode()
-    footer = footer.replace(blank, (_CHECKSUMS % (data_crc, _NO_CHECKSUM)).encode())
-    footer_crc = f"{google_crc32c.value(footer):08x}"
-    return before + footer.replace(
-        (_CHECKSUMS % (data_crc, _NO_CHECKSUM)).encode(), (_CHECKSUMS % (data_crc, footer_crc)).encode()
-    )
+    # A topic may be the same text, and stands in the footer too, but before the metadata.
+    head, _, tail = footer.rpartition((_CHECKSUMS % (_NO_CHECKSUM, _NO_CHECKSUM)).encode())
+    footer_crc = f"{google_crc32c.value(head + (_CHECKSUMS % (data_crc, _NO_CHECKSUM)).encode() + tail):08x}"
+    return before + head + (_CHECKSUMS % (data_crc, footer_crc)).encode() + tail
 
 
 def encode_times(timestamps: Sequence[int]) -> bytes:

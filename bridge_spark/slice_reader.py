@@ -139,7 +139,13 @@ def _sealed_parts(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator
     try:
         file = SealedFile(partial(storage.read, part.partition, part.file), part.file_size)
         groups = file.sealed.groups
+        if part.start_offset < file.sealed.first_offset:
+            raise CorruptBatch(part.file_size, f"the segment begins with offset {file.sealed.first_offset}")
         yield from file.rows(maker.stored, part.start_offset, part.end_offset, maker.wanted)
+        if file.sealed.end_offset < part.end_offset:
+            raise CorruptSegment(storage.describe(part.partition, part.file), part,
+                                 max(file.sealed.end_offset, part.start_offset), "the segment ends here",
+                                 part.file_size, part.end_offset)
     except SegmentError as error:
         first, after = next(((group.first_offset, group.end_offset) for group in groups
                              if group.position == error.position), (part.start_offset, part.end_offset))

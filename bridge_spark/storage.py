@@ -226,7 +226,11 @@ def _partition_state(directory: Path) -> PartitionState:
         end_offset = watermark.high_watermark if last else next_first
         if end_offset <= max(first_offset, watermark.log_start_offset):
             continue
-        found = (f"{first_offset:020d}.seg", watermark.position) if last else _size(directory, first_offset)
+        # A power loss may leave a watermark of a time before its segment was sealed.
+        if last and f"{first_offset:020d}.seg" in names:
+            found: Optional[tuple[str, int]] = (f"{first_offset:020d}.seg", watermark.position)
+        else:
+            found = _size(directory, first_offset)
         if found is not None:
             segments.append(Segment(found[0], first_offset, end_offset, found[1]))
     kept_from = segments[0].first_offset if segments else watermark.high_watermark

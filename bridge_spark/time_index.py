@@ -30,7 +30,8 @@ def offsets_at(storage: Storage, manifest: Manifest, times: Mapping[int, int]) -
     for partition, timestamp in times.items():
         state, known = manifest[partition], answers[timestamp]
         if known is None:
-            found[partition] = _first_at(storage, partition, state, timestamp)
+            # A second look may find what came after the manifest was taken.
+            found[partition] = min(_first_at(storage, partition, state, timestamp), state.high_watermark)
         else:
             found[partition] = min(known.get(partition, state.high_watermark), state.high_watermark)
     return found

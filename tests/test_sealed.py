@@ -33,6 +33,7 @@ pytestmark = pytest.mark.one_build
 START = 1_760_000_000_000_000
 USER = b"\x26\x00\x01a\x00\x011"
 MARKER = '{"format":"mqttbroker sealed segment"}'
+CHECKSUMS = ',"data_crc32c":"00000000","footer_crc32c":"00000000"}'
 
 
 def message(index: int, **fields: Any) -> Message:
@@ -47,7 +48,7 @@ PROPERTIES = st.lists(st.sampled_from([
 ]), max_size=4).map(b"".join)
 MESSAGES = st.builds(
     Message,
-    st.sampled_from(["a", "sensors/1/temperature", "sensors/\u00fc\U0001f600", MARKER]),
+    st.sampled_from(["a", "sensors/1/temperature", "sensors/\u00fc\U0001f600", MARKER, CHECKSUMS]),
     st.binary(max_size=30), st.integers(0, 2), st.booleans(), PROPERTIES, st.sampled_from(["", "dev", "\u00e9"]),
     st.integers(START - 5, START + 5), st.just(0),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,17 @@ from damaged_log import END, EVERYTHING, KEY, commit, make, open_log
 from sealed_log import seal_closed, seal_segment, sealed_files
 from stream_reads import rows as rows_of
 
-from bridge_spark import stream_log
+from bridge_spark import partition, stream_log
+from bridge_spark.damage import CorruptSegment
 from bridge_spark.log_backup import DamagedLog, copy_partition, hold
 from bridge_spark.log_check import check_partition, segment_offsets
 from bridge_spark.log_repair import repair_partition
 from bridge_spark.sealed import file_name
+from bridge_spark.segment import Watermark, encode_watermark
 from bridge_spark.segment_file import examine_sealed
+from bridge_spark.storage import DirectoryStorage
 from bridge_spark.stream_log import StreamConfig, StreamLogDamage, StreamLogs
+from bridge_spark.time_index import offsets_at
 
 
 pytestmark = pytest.mark.one_build
@@ -163,6 +168,53 @@ def test_a_sealed_segment_that_is_missing_is_damage(directory: Path) -> None:
         opened(directory)
 
 
+def test_the_name_of_the_sealed_file_is_on_disk_before_the_segment_goes(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, end, *_ = segment_offsets(directory)
+    path = directory / f"{first:020d}.seg"
+    seal_segment(path, end, keep=True)
+    there: list[bool] = []
+    monkeypatch.setattr(partition, "sync_directory", lambda _: there.append(path.exists()))
+    opened(directory).close()
+    assert there == [True, False]
+
+
+# -- read where something is missing ----------------------------------------------------------------------------------
+
+
+def test_a_sealed_segment_is_not_taken_for_one_that_is_missing(directory: Path) -> None:
+    first, second, *_ = seal_closed(directory)
+    sealed = second.read_bytes()
+    second.unlink()
+    with pytest.raises(CorruptSegment, match=f"offset {int(second.stem)}: the segment ends here"):
+        payloads(directory)
+    found = rows_of(directory.parent.parent.parent, stream="s", skipCorruptBatches="true")
+    missing = range(int(second.stem), segment_offsets(directory)[-1])
+    assert [row["offset"] for row in found] == [offset for offset in EVERYTHING if offset not in missing]
+    first.write_bytes(sealed)
+    with pytest.raises(CorruptSegment, match=f"begins with offset {int(second.stem)}"):
+        payloads(directory)
+
+
+def test_a_watermark_older_than_the_sealing(directory: Path) -> None:
+    path = directory / f"{segment_offsets(directory)[1]:020d}.seg"
+    first, size = int(path.stem), len(path.read_bytes())
+    seal_closed(directory)
+    (directory / "high_watermark").write_bytes(encode_watermark(Watermark(first + 20, first, size // 5, 0)))
+    assert list(payloads(directory)) == list(range(first + 20))
+
+
+def test_a_time_is_not_found_behind_the_end_of_the_manifest(directory: Path) -> None:
+    found = DirectoryStorage(str(directory.parent.parent.parent), "s")
+    (state,) = found.manifest().values()
+    file = state.segments[0].file
+    shorter = replace(state, high_watermark=50, segments=(replace(state.segments[0], end_offset=50),))
+    seal_closed(directory)
+    assert not (directory / file).exists()
+    assert offsets_at(found, {0: shorter}, {0: 10**12 + 250}) == {0: 50}
+
+
 # -- checked and repaired ---------------------------------------------------------------------------------------------
 
 
@@ -238,6 +290,18 @@ def test_what_is_missing_behind_a_sealed_segment_is_marked(directory: Path) -> N
     assert repair_partition(directory, END, 0, "now").end == END
     assert check_partition(directory, END, False).lost == [(end, END)]
     opened(directory).close()
+
+
+def test_what_is_missing_between_sealed_segments_is_marked(directory: Path) -> None:
+    missing = seal_closed(directory)[1]
+    gap = int(missing.stem), examine_sealed(missing).end_offset
+    missing.unlink()
+    done = repair_partition(directory, END, 0, "now")
+    assert done == (END, [f"{gap[0]:020d}.seg: offsets {gap[0]} to {gap[1] - 1} are lost"])
+    state = check_partition(directory, END, False)
+    assert (state.lost, state.problems) == ([gap], [])
+    opened(directory).close()
+    assert repair_partition(directory, END, 0, "later") == (END, [])
 
 
 # -- backed up --------------------------------------------------------------------------------------------------------
