@@ -78,9 +78,6 @@ _LEGAL: Final[List[List[bool]]] = [
 # First bytes of the four acknowledgements, which need no decoding in their short form.
 _SHORT_ACKS: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
 
-# Pieces of an incomplete packet that are kept apart, however small they are.
-_PIECES: Final = 64
-
 # How the variable header of a CONNECT of version 5.0 begins.
 _CONNECT_5: Final = b"\x00\x04MQTT\x05"
 
@@ -103,8 +100,7 @@ class Protocol(Intake):
         self.new_client_id = new_client_id
         self.last_received = now
         self.accepted = now
-        self._pieces: List[bytes] = []  # of an incomplete packet
-        self._held = 0  # bytes of them
+        self._partial = bytearray()  # an incomplete packet
         self._needed = 2  # bytes it takes until looking again makes sense
         self._flags = 15  # those of a fixed header that count
         broker.clients.connections[self] = True
@@ -134,7 +130,7 @@ class Protocol(Intake):
         position: int = start
         size: int = len(data)
         try:
-            if self._held:
+            if self._partial:
                 position = self._complete(data, position)
             if position < size:
                 position = self._walk(data, position, size if stop < 0 else stop)
@@ -146,8 +142,9 @@ class Protocol(Intake):
 
     def resume(self) -> None:
         """Go on with what arrived while the connection was `CONNECTING`."""
-        if self._held >= self._needed and self.state == CONNECTED:
-            data = self._joined()
+        if len(self._partial) >= self._needed and self.state == CONNECTED:
+            data = bytes(self._partial)
+            self._partial = bytearray()
             try:
                 self._walk(data, 0, len(data))
             except MQTTError as error:
@@ -156,42 +153,25 @@ class Protocol(Intake):
     def _complete(self, data: bytes, position: int) -> int:
         """Handle the packet that is incomplete, with what it lacks and no more; gives where that ends."""
         size: int = len(data)
-        while self._held and position < size:
-            missing: int = self._needed - self._held
+        while self._partial and position < size:
+            missing: int = self._needed - len(self._partial)
             end: int = position + missing
             if missing <= 0 or end > size or self.state == CONNECTING:
                 end = size
-            self._keep(data[position:end], self._needed)
+            self._partial += data if end - position == size else data[position:end]
             position = end
-            if self._held < self._needed or self.state == CONNECTING:
+            if len(self._partial) < self._needed or self.state == CONNECTING:
                 return position
-            packet = self._joined()
+            packet = bytes(self._partial)
+            self._partial = bytearray()
             self._walk(packet, 0, len(packet))
         return position
-
-    def _keep(self, piece: bytes, needed: int) -> None:
-        """Hold a piece of a packet of which ``needed`` bytes have to be there before it is looked at again."""
-        self._needed = needed
-        pieces = self._pieces
-        pieces.append(piece)
-        self._held += len(piece)
-        # Of very small pieces the objects take more memory than their bytes.
-        if len(pieces) > _PIECES + (self._held >> 10):
-            self._pieces = [b"".join(pieces)]
-
-    def _joined(self) -> bytes:
-        """What was kept; nothing is left."""
-        pieces = self._pieces
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        self._held = 0
-        return data
 
     def _walk(self, data: bytes, position: int, stop: int) -> int:
         """Handle the complete packets that begin before ``stop``; keep one that is incomplete.  Gives where it ended."""
         size: int = len(data)
         count: int = 0
-        needed: int = 2
+        self._needed = 2
         largest: int = self.terms.maximum_packet_size
         while position < stop and size - position >= 2:
             if self.state == CONNECTING or self.state == CLOSED:
@@ -212,7 +192,7 @@ class Protocol(Intake):
                         raise MQTTError(MALFORMED_PACKET, "Remaining Length of more than 4 bytes")
                 if byte >= 128:
                     self._check_legal(first >> 4)
-                    needed = body - position + 1
+                    self._needed = body - position + 1
                     break
                 if byte == 0:
                     raise MQTTError(MALFORMED_PACKET, "overlong Remaining Length")
@@ -220,9 +200,9 @@ class Protocol(Intake):
             if end - position > largest:
                 raise _too_large(first, data, body, end - position)
             if end > size:
-                needed = end - position
+                self._needed = end - position
                 self._check_legal(first >> 4)
-                self._check_connect_size(first, data, body, needed)
+                self._check_connect_size(first, data, body, self._needed)
                 break
             count += 1
             kind: int = first >> 4
@@ -245,7 +225,7 @@ class Protocol(Intake):
         if position >= stop:
             return position
         if self.state != CLOSED:
-            self._keep(data[position:], needed)
+            self._partial += data[position:] if position else data
         return size
 
     def _check_connect_size(self, first: int, data: bytes, body: int, size: int) -> None:
@@ -380,8 +360,7 @@ class Protocol(Intake):
     def release(self) -> None:
         super().release()
         self.broker.admissions.forget(self)
-        self._pieces.clear()
-        self._held = 0
+        self._partial = bytearray()
         self.topic_aliases.clear()
 
     def _reject(self, error: MQTTError) -> None:
