@@ -22,6 +22,7 @@ import uvloop
 from bridge_spark.sealing import Sealing
 from bridge_spark.stream_log import StreamConfig, StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
+from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.broker import Broker
 from mqttbroker.clients import restore_will
 from mqttbroker.config import ConfigError
@@ -457,6 +458,7 @@ def _columns(row: Any) -> Any:
 def serve(settings: Settings, reread: Callable[[], Settings]) -> int:
     """Run a broker until SIGTERM or SIGINT; the exit status of the process."""
     configure(settings.log.level, settings.log.format)
+    keep_freed_memory()
 
     async def main() -> None:
         server = Server(settings, reread)
