@@ -136,6 +136,8 @@ def _sealed_end(directory: Path, first: int, limit: Optional[int], stamp: str, l
                        "end_offset": limit})
             os.replace(rescued, unsealed)
         except SealingFailed as error:
+            if error.errno:  # what is there could be read, and is not given up for want of room
+                raise OSError(error.errno, str(error)) from None
             lines.append(f"{path.name}: nothing could be read of it: {error}")
             _write(unsealed, b"" if limit is None else lost_marks(first, limit))
         finally:

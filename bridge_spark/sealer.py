@@ -3,7 +3,7 @@
 The rule kept here: the broker's own process never loads Arrow and never computes for it.  The process runs at the lowest
 priority, does one job after the other, and ends with its pipe, so that it never outlives who started it.
 
-Each job is a line of JSON, {"do": "seal" | "rescue", ...}, and is answered by one: {} or {"error": "..."}.
+Each job is a line of JSON, {"do": "seal" | "rescue", ...}, and is answered by one: {} or {"error": "...", "errno": 28}.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from bridge_spark.sealer i
 
 
 class SealingFailed(Exception):
-    """A job was not done; the text says why, in one line."""
+    """A job was not done; the text says why, in one line, and ``errno`` what the system said, 0 if it was not that."""
+
+    def __init__(self, reason: str, errno: int = 0) -> None:
+        super().__init__(reason)
+        self.errno = errno
 
 
 class Sealer:
@@ -51,9 +55,9 @@ class Sealer:
             status = process.wait()
             self.close()
             raise SealingFailed(f"the sealing process ended with status {status}")
-        reason = json.loads(answer).get("error")
-        if reason:
-            raise SealingFailed(reason)
+        failure = json.loads(answer)
+        if failure:
+            raise SealingFailed(failure["error"], failure["errno"])
 
     @staticmethod
     def _start() -> subprocess.Popen[str]:
@@ -119,6 +123,6 @@ def main() -> None:
             run(job)
             answer = {}
         except Exception as error:
-            answer = {"error": _reason(error)}
+            answer = {"error": _reason(error), "errno": getattr(error, "errno", None) or 0}
         print(json.dumps(answer), flush=True)
 

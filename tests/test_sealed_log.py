@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -271,6 +272,21 @@ def test_a_sealed_segment_of_which_nothing_is_left(directory: Path, left: bytes)
     assert repair_partition(directory, END, 0, "now").end == END
     assert check_partition(directory, END, False).lost == [(0, end)]
     assert sealed.with_name(f"{sealed.name}.damaged-now").read_bytes() == left
+
+
+def test_what_cannot_be_written_is_not_given_up(directory: Path) -> None:
+    sealed = seal_closed(directory)[0]
+    damage(sealed, 200)
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most[1]))  # the process that reads it inherits that
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            repair_partition(directory, END, 0, "now")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    after = {path.name: path.read_bytes() for path in directory.iterdir()}
+    assert {name: data for name, data in after.items() if not name.endswith(".new")} == before
 
 
 def test_a_damaged_sealed_file_beside_its_segment(directory: Path) -> None:
