@@ -6,6 +6,7 @@ The rule kept here: a name counts from the sync of its directory on, contents fr
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -23,6 +24,16 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync(paths: Iterable[Path]) -> None:
+    """Put on disk what stands in files and which names in directories.  Raises `OSError`."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
 from bridge_spark.config_section import ConfigError
+from bridge_spark.aggregate_job import AggregateJob
+from bridge_spark.backfill import Edge, backfill, check_range, edge
 from bridge_spark.ingest_config import IngestConfig, load_config
+from bridge_spark.ingest_metrics import IngestMetrics
 from bridge_spark.ingest_progress import Report, TableProgress, Terminal
 from bridge_spark.ingest_session import IngestError, make_session
+from bridge_spark.query_job import QueryJob
 from bridge_spark.table_job import TableJob
 
 if TYPE_CHECKING:
@@ -46,12 +50,15 @@ def run(
     """
     stop = stop or threading.Event()
     spark = session or make_session(config)
-    jobs: list[TableJob] = []
+    jobs: list[QueryJob] = []
     try:
         for table in config.tables:
             jobs.append(TableJob(table, spark, config.where))
+            for aggregate in table.sink.aggregates:
+                jobs.append(AggregateJob(table, aggregate, spark, config.where))
         for job in jobs:
             job.start(None if once else interval(trigger))
+            job.wait_until_it_reads()
         while any(job.is_active() for job in jobs) and not stop.wait(POLL_S):
             _report(jobs, report)
         for job in jobs:
@@ -66,39 +73,95 @@ def run(
             spark.stop()
 
 
+def run_backfill(
+    config: IngestConfig, begin: Edge, end: Edge, *, session: Optional[SparkSession] = None
+) -> list[TableProgress]:
+    """Read a range of each table's stream into its `backfill` directory; raises `IngestError`."""
+    spark = session or make_session(config)
+    try:
+        return [backfill(table, spark, config.where, begin, end) for table in config.tables]
+    finally:
+        if session is None:
+            spark.stop()
+
+
 def main(argv: Sequence[str]) -> int:
-    """`mqttbroker ingest CONFIG [--once] [--trigger 1s]`.
+    """`mqttbroker ingest CONFIG [--once | --backfill FROM TO] [--trigger 1s] [--metrics-port N]`.
 
     Exit code 0 when all was read or the job was asked to stop, 1 when it
     failed, 2 for arguments and settings that cannot be used.
     """
-    parser = argparse.ArgumentParser(prog="mqttbroker ingest", description="Write streams to Parquet tables.")
-    parser.add_argument("config", type=Path, help="TOML file of tables, see conf/ingest.toml")
-    parser.add_argument("--once", action="store_true", help="read what is there and end")
-    parser.add_argument("--trigger", default="1s", metavar="TIME",
-                        help="start a batch every TIME, like 500ms, 1s, 5m (default 1s)")
-    arguments = parser.parse_args(argv)
+    arguments = _arguments(argv)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     terminal = Terminal(sys.stdout)
+    metrics: Optional[IngestMetrics] = None
     try:
         config = load_config(arguments.config)
         interval(arguments.trigger)
-        tables = run(config, once=arguments.once, trigger=arguments.trigger, stop=stop, report=terminal)
+        if arguments.backfill is not None:
+            tables = run_backfill(config, *_range(*arguments.backfill))
+        else:
+            metrics = _metrics(config, arguments.metrics_port)
+            tables = run(config, once=arguments.once, trigger=arguments.trigger, stop=stop,
+                         report=terminal if metrics is None else _both(terminal, metrics))
     except ConfigError as error:
         print(f"mqttbroker ingest: {error}", file=sys.stderr)
         return 2
     except IngestError as error:
         print(f"mqttbroker ingest: {error}", file=sys.stderr)
         return 1
+    finally:
+        if metrics is not None:
+            metrics.close()
     terminal.finish(tables)
     return 0
 
 
-def _report(jobs: list[TableJob], report: Optional[Report]) -> None:
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mqttbroker ingest", description="Write streams to Parquet or Delta tables.")
+    parser.add_argument("config", type=Path, help="TOML file of tables, see conf/ingest.toml")
+    parser.add_argument("--once", action="store_true", help="read what is there and end")
+    parser.add_argument("--backfill", nargs=2, metavar=("FROM", "TO"),
+                        help="read a range into directories of its own and end: times of receipt like "
+                             "2026-01-31T12:00:00Z, or offsets like '{\"0\": 123}'; TO is not part of it")
+    parser.add_argument("--trigger", default="1s", metavar="TIME",
+                        help="start a batch every TIME, like 500ms, 1s, 5m (default 1s)")
+    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics there")
+    return parser.parse_args(argv)
+
+
+def _range(first: str, last: str) -> tuple[Edge, Edge]:
+    try:
+        begin, end = edge(first), edge(last)
+        check_range(begin, end)
+    except ValueError as error:
+        raise ConfigError("ingest", "backfill", str(error)) from None
+    return begin, end
+
+
+def _metrics(config: IngestConfig, port: Optional[int]) -> Optional[IngestMetrics]:
+    chosen = config.metrics_port if port is None else port
+    if chosen is None:
+        return None
+    try:
+        return IngestMetrics(config.metrics_host, chosen)
+    except (OSError, OverflowError) as error:
+        raise IngestError(f"metrics on {config.metrics_host}:{chosen}: {error}") from None
+
+
+def _both(terminal: Terminal, metrics: IngestMetrics) -> Report:
+    def report(tables: list[TableProgress]) -> None:
+        metrics.watch(tables)
+        terminal(tables)
+
+    return report
+
+
+def _report(jobs: list[QueryJob], report: Optional[Report]) -> None:
     for job in jobs:
-        job.update_lag()
+        job.update_progress()
     if report is not None:
         report([job.progress for job in jobs])
 

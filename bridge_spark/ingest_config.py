@@ -23,12 +23,15 @@ _SOURCE_OPTIONS = {"path": "path", "url": "url", "token": "token", "ca_file": "c
 @dataclass(frozen=True)
 class IngestConfig:
     """All tables of a run and the Spark session they share; ``master`` None
-    means all local cores, each task tried four times."""
+    means all local cores, each task tried four times.  ``metrics_port`` None
+    serves no metrics."""
 
     tables: tuple[TableConfig, ...]
     where: str = "ingest"
     master: Optional[str] = None
     spark: dict[str, str] = field(default_factory=dict)
+    metrics_host: str = "127.0.0.1"
+    metrics_port: Optional[int] = None
 
 
 def load_config(path: Path) -> IngestConfig:
@@ -53,10 +56,13 @@ def parse_config(document: Mapping[str, Any], where: str = "ingest") -> IngestCo
     master = spark.text("master") if "master" in spark.values else None
     conf = Section(where, "spark.conf", spark.table("conf")).texts()
     spark.finish()
+    metrics = Section(where, "metrics", top.table("metrics"))
+    host, port = metrics.text("host", "127.0.0.1"), metrics.number("port")
+    metrics.finish()
     tables = top.table("tables")
     top.finish()
     if not tables:
         raise ConfigError(where, "tables", "there is none: give at least one [tables.NAME]")
     parsed = tuple(table_config(where, name, values, given) for name, values in tables.items())
     check_directories(where, parsed)
-    return IngestConfig(parsed, where, master, conf)
+    return IngestConfig(parsed, where, master, conf, host, port)

@@ -6,24 +6,57 @@ a pipe gets whole lines, only a terminal is written over.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
-from typing import IO, Optional
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, Optional
 
 
 class TableProgress:
     """What one table has received in this run.
 
-    ``rows`` went to the table, ``bad`` to the dead letters; ``lag`` counts the
-    offsets between what is done and what the broker has, None until known.
+    ``rows`` went to the table, ``bad`` to the dead letters for what they are,
+    ``late`` came after the watermark, ``duplicates`` were left out; ``lag``
+    counts the offsets between what is done and what the broker has, None until
+    known, and ``lag_s`` is the age of the newest message that is done, 0 when
+    there is no lag.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.rows = 0
         self.bad = 0
+        self.late = 0
+        self.duplicates = 0
         self.batches = 0
         self.lag: Optional[int] = None
+        self._newest_us: Optional[int] = None
+        self._noted = -1
+
+    @property
+    def lag_s(self) -> Optional[float]:
+        if self.lag == 0:
+            return 0.0
+        return None if self._newest_us is None else max(0.0, time.time() - self._newest_us / 1e6)
+
+    def received(self, newest_us: Optional[int]) -> None:
+        """A batch is done whose newest message the broker received then."""
+        if newest_us is not None:
+            self._newest_us = max(newest_us, self._newest_us or 0)
+
+    def note(self, batches: Sequence[Mapping[str, Any]]) -> None:
+        """Take in Spark's progress of the last batches; one that was seen before counts once."""
+        for batch in batches:
+            if batch["batchId"] > self._noted and "addBatch" in batch["durationMs"]:
+                self._noted = batch["batchId"]
+                for operator in batch["stateOperators"]:
+                    self.late += operator["numRowsDroppedByWatermark"]
+                    self.duplicates += operator.get("customMetrics", {}).get("numDroppedDuplicateRows", 0)
+        if batches:
+            source = batches[-1]["sources"][0]
+            done, there = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
+            if done and there:
+                self.lag = sum(max(0, offset - done.get(partition, 0)) for partition, offset in there.items())
 
 
 Report = Callable[[list[TableProgress]], None]
@@ -57,8 +90,8 @@ class Terminal:
         seconds = max(time.monotonic() - self._started, 1e-9)
         for table in tables:
             total = table.rows + table.bad
-            self._write(f"{table.name}: {table.rows:,} rows, {table.bad:,} bad, {table.batches} batches in "
-                        f"{seconds:.1f} s ({total / seconds:,.0f} rows/s)", "\n")
+            self._write(f"{table.name}: {table.rows:,} rows, {table.bad:,} bad{_left_out(table)}, {table.batches} "
+                        f"batches in {seconds:.1f} s ({total / seconds:,.0f} rows/s)", "\n")
 
     def _note_rates(self, tables: list[TableProgress], passed: float) -> None:
         for table in tables:
@@ -69,10 +102,21 @@ class Terminal:
     def _print(self, tables: list[TableProgress], end: str) -> None:
         self._write(" | ".join(
             f"{table.name}: {table.rows:,} rows, {self._rates.get(table.name, 0.0):,.0f} rows/s, "
-            f"lag {'?' if table.lag is None else format(table.lag, ',')} offsets, {table.bad:,} bad"
+            f"lag {'?' if table.lag is None else format(table.lag, ',')} offsets"
+            f"{'' if table.lag_s is None else f' {table.lag_s:,.0f} s'}, {table.bad:,} bad{_left_out(table)}"
             for table in tables), end)
 
     def _write(self, text: str, end: str) -> None:
         clear = "\x1b[K" if self._tty else ""
         self._out.write(f"{text}{clear}{end}")
         self._out.flush()
+
+
+def _left_out(table: TableProgress) -> str:
+    return "".join(f", {count:,} {name}" for name, count in (("late", table.late), ("duplicates", table.duplicates))
+                   if count)
+
+
+def _offsets(text: Any) -> dict[str, int]:
+    value = json.loads(text) if isinstance(text, str) else text
+    return {str(key): int(offset) for key, offset in value.items()} if isinstance(value, dict) else {}

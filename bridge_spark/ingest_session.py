@@ -75,6 +75,9 @@ def one_line(error: BaseException) -> str:
     own = re.findall(r"mqtt source: .*", text)
     if own:
         return str(own[-1]).strip()
+    cause = getattr(error, "_cause", None)
+    if isinstance(cause, BaseException) and "Exception thrown in awaitResult" in text.partition("\n")[0]:
+        return one_line(cause)
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith((" ", "\t", "Traceback"))]
     return lines[0].strip() if lines else type(error).__name__
 

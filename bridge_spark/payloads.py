@@ -79,7 +79,7 @@ def source_schema(config: PayloadConfig, schema: StructType, payload: bool = Fal
     """What the source shall give: all that `parsed`, the table and its dead
     letters need, and the receipt; ``payload``: that of good rows as well."""
     wanted = {column for column, _ in config.columns} | {"topic", "timestamp"}
-    if config.format != "raw":
+    if config.format != "raw" or payload:
         wanted |= {*DEAD_LETTER_COLUMNS} - ({"payload"} if config.parsed_by_source else set())
     if payload:
         wanted.add("payload")

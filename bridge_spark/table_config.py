@@ -15,6 +15,7 @@ from typing import Any
 from bridge_spark.config_section import ConfigError, Section
 from bridge_spark.options import OptionError, parse_options
 from bridge_spark.payload_config import PayloadConfig, payload_config
+from bridge_spark.sink_config import SinkConfig, sink_config
 
 _TABLE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -26,9 +27,11 @@ class TableConfig:
     name: str
     source: dict[str, str]
     payload: PayloadConfig
+    sink: SinkConfig
     output: Path
     dead_letters: Path
     checkpoint: Path
+    backfill: Path
 
 
 def table_config(where: str, name: str, values: Any, source: dict[str, str]) -> TableConfig:
@@ -38,14 +41,16 @@ def table_config(where: str, name: str, values: Any, source: dict[str, str]) -> 
         raise ConfigError(where, f"tables.{name}", "a table's name is made of letters, digits, '_' and '-'")
     payload = payload_config(section)
     output = Path(section.text("output"))
-    options = _source_options(section, source)
+    options = _source_options(section, source, f"ingest-{name}")
     table = TableConfig(
         name=name,
         source=options,
         payload=payload,
+        sink=sink_config(section, output),
         output=output.absolute(),
         dead_letters=Path(section.text("dead_letters", str(output) + ".rejected")).absolute(),
         checkpoint=Path(section.text("checkpoint", str(output) + ".checkpoint")).absolute(),
+        backfill=Path(section.text("backfill", str(output) + ".backfill")).absolute(),
     )
     section.finish()
     return table
@@ -55,8 +60,8 @@ def check_directories(where: str, tables: Sequence[TableConfig]) -> None:
     """Refuse tables whose directories lie in each other; raises `ConfigError`."""
     used: dict[Path, str] = {}
     for table in tables:
-        for key in ("output", "dead_letters", "checkpoint"):
-            directory = Path(getattr(table, key))
+        own = [(key, Path(getattr(table, key))) for key in ("output", "dead_letters", "checkpoint", "backfill")]
+        for key, directory in (*own, *table.sink.directories()):
             name = f"tables.{table.name}.{key}"
             for other, owner in used.items():
                 if directory == other or directory in other.parents or other in directory.parents:
@@ -64,8 +69,9 @@ def check_directories(where: str, tables: Sequence[TableConfig]) -> None:
             used[directory] = name
 
 
-def _source_options(section: Section, source: dict[str, str]) -> dict[str, str]:
-    options = dict(source, stream=section.text("stream"), startingOffsets=section.text("starting_offsets", "earliest"))
+def _source_options(section: Section, source: dict[str, str], consumer: str) -> dict[str, str]:
+    options = dict(source, stream=section.text("stream"), startingOffsets=section.text("starting_offsets", "earliest"),
+                   consumer=section.text("consumer", consumer))
     if "filter" in section.values:
         options["filter"] = section.text("filter")
     limit = section.number("max_offsets_per_trigger")

@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add_parsers(commands)
     consumers_command.add_parser(commands)
     commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
+    commands.add_parser("compact", help="merge the small files of those tables", add_help=False)
     commands.add_parser("java-home", help="say what JAVA_HOME should be for Spark", add_help=False)
     return parser
 
@@ -74,6 +75,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         from bridge_spark.ingest import main as ingest
 
         return ingest(given[1:])
+    if given[:1] == ["compact"]:
+        from bridge_spark.compact import main as compact
+
+        return compact(given[1:])
     if given[:1] == ["java-home"]:
         from bridge_spark.java import main as java_home
 

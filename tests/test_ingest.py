@@ -18,7 +18,6 @@ import pytest
 from pyspark.sql import SparkSession
 from spark_session import StreamWriter, message, python_path, spark
 
-from bridge_spark.batch_table import BatchTable
 from bridge_spark.config_section import ConfigError, Section
 from bridge_spark.ingest import main, run
 from bridge_spark.ingest_config import load_config, parse_config
@@ -78,6 +77,17 @@ REFUSED = [
         ({"extra_fields": "map", "format": "csv"}, "extra_fields: is for format"),
         ({"format": "number", "options": {"a": "b"}, "schema": "a int"}, "options: are those of Spark's parsers"),
     )),
+    *[({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", **table}}}, f"tables.t.{reason}")
+      for table, reason in (
+          ({"deduplicate_by": ["a"]}, "deduplicate_by: needs a 'watermark'"),
+          ({"watermark": "soon"}, "watermark: 'soon' is not a time like"),
+          ({"watermark": "0 minutes"}, "watermark: '0 minutes' is not a time like"),
+          ({"aggregates": {"m": {"window": "1 minute"}}}, "aggregates: needs a 'watermark'"),
+          ({"watermark": "1 minute", "aggregates": {"m": {}}}, "aggregates.m.window: is missing"),
+          ({"watermark": "1 minute", "aggregates": {"m": {"window": "1 hour", "x": 1}}}, "aggregates.m.x: unknown"),
+          ({"watermark": "1 minute", "aggregates": {"m": {"window": "1 hour", "output": "o/m"}}}, "aggregates.m.output: "),
+          ({"table_format": "orc"}, "table_format: 'orc' is none of parquet, delta"),
+      )],
 ]
 
 
@@ -135,44 +145,6 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     assert len(lines) == 3
     assert "none.toml: file: No such file" in lines[0]
     assert "bad.toml: file: not TOML" in lines[1] and "'soon' is not a time" in lines[2]
-
-
-# --- the table's directories ----------------------------------------------------------------------------------------
-
-
-def stage(table: BatchTable, batch: int, text: str) -> Path:
-    staged = table.stage(batch)
-    staged.mkdir()
-    (staged / "part-0.parquet").write_text(text)
-    (staged / "_SUCCESS").write_text("")
-    return staged
-
-
-def test_a_batch_is_published_exchanged_and_withdrawn(tmp_path: Path) -> None:
-    table = BatchTable(tmp_path / "t")
-    table.prepare()
-    staged = stage(table, 3, "one")
-    assert not table.has_batches() and table.mark(3) is None
-    table.publish(3, staged, {"rows": 1})
-    assert table.mark(3) == {"rows": 1}
-    assert sorted(path.name for path in (tmp_path / "t" / "batch=3").iterdir()) == ["_batch.json", "part-0.parquet"]
-    table.publish(3, stage(table, 3, "two"), {"rows": 2})
-    assert (tmp_path / "t/batch=3/part-0.parquet").read_text() == "two" and table.mark(3) == {"rows": 2}
-    table.withdraw(3)
-    assert not table.has_batches()
-    table.clean()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
-
-
-def test_without_an_exchanging_system_a_batch_is_still_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
-    table = BatchTable(tmp_path / "t")
-    table.prepare()
-    table.publish(0, stage(table, 0, "one"), {})
-    table.publish(0, stage(table, 0, "two"), {})
-    assert (tmp_path / "t/batch=0/part-0.parquet").read_text() == "two"
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------
@@ -233,7 +205,7 @@ def test_each_payload_becomes_a_row_or_a_dead_letter(spark: SparkSession, tmp_pa
 KILLED_DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
-from bridge_spark import batch_table, ingest
+from bridge_spark import batch_table, delta_table, ingest
 from bridge_spark.ingest_config import parse_config
 
 where, document = sys.argv[1], json.loads(sys.argv[2])
@@ -244,17 +216,17 @@ def die():
     os.kill(jvm, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
-publish, rename = batch_table.BatchTable.publish, os.rename
+for kind in (batch_table.BatchTable, delta_table.DeltaBatchTable):
+    def publish_or_die(table, batch, staged, mark, publish=kind.publish):
+        rejected = table.directory.name.endswith(".rejected")
+        if where == "written" and not rejected:
+            die()
+        publish(table, batch, staged, mark)
+        if where == "published" and not rejected:
+            die()
 
-def publish_or_die(table, batch, staged, mark):
-    rejected = table.directory.name.endswith(".rejected")
-    if where == "written" and not rejected:
-        die()
-    publish(table, batch, staged, mark)
-    if where == "published" and not rejected:
-        die()
+    kind.publish = publish_or_die
 
-batch_table.BatchTable.publish = publish_or_die
 ingest.run(parse_config(document), once=True)
 """
 
@@ -296,14 +268,14 @@ def test_kills_between_any_two_steps_neither_lose_nor_double(spark: SparkSession
     known: list[dict[str, Any]] = []
     for where, batches_after, rejected_after in (("written", 0, 1), ("published", 1, 1)):
         killed(KILLED_DRIVER, where, json.dumps(settings))
-        assert len(list(output.glob("batch=*"))) == batches_after
-        assert len(list(rejected.glob("batch=*"))) == rejected_after
+        assert len(list(output.glob("batches=*"))) == batches_after
+        assert len(list(rejected.glob("batches=*"))) == rejected_after
         rows = plain(output)
         assert [row for row in known if row not in rows] == []
         known = rows
-    kept = {path: path.stat().st_ino for path in output.rglob("*.parquet")}
+    kept = {path.stat().st_ino for path in output.rglob("*.parquet")}
     assert run_until_sigterm(tmp_path, settings).startswith("t: 588 rows, 12 bad, 3 batches in ")
-    assert {path: path.stat().st_ino for path in output.rglob("*.parquet") if path in kept} == kept
+    assert kept <= {path.stat().st_ino for path in output.rglob("*.parquet")}
     everything = {(partition, offset) for partition in (0, 1) for offset in range(300)}
     bad = {place for place in everything if place[1] % 50 == 7}
     for directory, places in ((output, everything - bad), (rejected, bad)):
@@ -311,7 +283,6 @@ def test_kills_between_any_two_steps_neither_lose_nor_double(spark: SparkSession
         assert len(found) == len(places) and set(found) == places
         by_spark = [(row["partition"], row["offset"]) for row in spark.read.parquet(str(directory)).collect()]
         assert len(by_spark) == len(places) and set(by_spark) == places
-    assert not list(tmp_path.glob(".*"))
 
 
 SPARKS_OWN_SINK = """
@@ -413,20 +384,18 @@ def test_failures_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_an_output_and_its_checkpoint_belong_together(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0)])
-    table = BatchTable(tmp_path / "out")
-    table.prepare()
-    table.publish(0, stage(table, 0, ""), {})
+    run(parse_config(document(tmp_path)), once=True, session=spark)
     with pytest.raises(IngestError, match="holds batches but .* is new"):
-        run(parse_config(document(tmp_path)), once=True, session=spark)
+        run(parse_config(document(tmp_path, checkpoint=str(tmp_path / "other"))), once=True, session=spark)
 
 
 def test_progress_as_text() -> None:
     out = io.StringIO()
     terminal = Terminal(out, every_s=0)
     table = TableProgress("readings")
-    table.rows, table.bad, table.batches, table.lag = 1_234_567, 3, 2, 4_000
+    table.rows, table.bad, table.late, table.batches, table.lag = 1_234_567, 3, 2, 2, 4_000
     terminal([table])
     terminal.finish([table])
     first, last = out.getvalue().splitlines()
-    assert first.startswith("readings: 1,234,567 rows, ") and first.endswith("lag 4,000 offsets, 3 bad")
-    assert last.startswith("readings: 1,234,567 rows, 3 bad, 2 batches in ")
+    assert first.startswith("readings: 1,234,567 rows, ") and first.endswith("lag 4,000 offsets, 3 bad, 2 late")
+    assert last.startswith("readings: 1,234,567 rows, 3 bad, 2 late, 2 batches in ")

@@ -74,7 +74,10 @@ class TableFiles:
         return _highest(self.checkpoint / "commits")
 
     def published(self, batch: int) -> bool:
-        return (self.output / f"batch={batch}").exists()
+        with suppress(FileNotFoundError):
+            newest = max(self.output.glob("batches=*"), key=lambda place: int(place.name.partition("=")[2]), default=None)
+            return newest is not None and bool(json.loads((newest / "_batches.json").read_bytes())["batch"] >= batch)
+        return False
 
     def visible(self) -> int:
         """How many files a reader of the table finds."""

@@ -1,0 +1,34 @@
+"""Which messages the state of a query left out because they came too late.
+
+The rule kept here: Spark drops them without a trace but a count, so they are
+found again by what decided it, the watermark in the checkpoint, and the count
+must agree.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+def dropped(query: StreamingQuery) -> int:
+    """How many rows the batch that is being written has lost to the watermark."""
+    execution = query._jsq.streamingQuery().lastExecution()
+    return _dropped_below(execution.executedPlan())
+
+
+def offsets_and_watermark(checkpoint: Path, batch: int) -> tuple[dict[str, int], int]:
+    """Up to which offsets a batch read, and its watermark in milliseconds."""
+    _, metadata, source = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[:3]
+    return json.loads(source), int(json.loads(metadata)["batchWatermarkMs"])
+
+
+def _dropped_below(plan: Any) -> int:
+    metric = plan.metrics().get("numRowsDroppedByWatermark")
+    own = int(metric.get().value()) if metric.isDefined() else 0
+    children = plan.children()
+    return own + sum(_dropped_below(children.apply(number)) for number in range(children.size()))

@@ -1,0 +1,281 @@
+"""The ingest job's tables as files: batches, repeats, merged small files, kills at each step, readers meanwhile.
+
+The rule kept here: readers are others' (pyarrow, DuckDB, deltalake), and no step of a writer is left untried.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+
+from bridge_spark import batch_table, merge
+from bridge_spark.batch_table import BatchTable, ForeignBatch
+from bridge_spark.delta_table import DeltaBatchTable
+
+pytestmark = pytest.mark.one_build
+
+MARK = {"checkpoint": "c"}
+KINDS = [BatchTable, DeltaBatchTable]
+
+
+def stage(table: BatchTable, batch: int, rows: int = 2, files: int = 2, **columns: Any) -> Path:
+    """What Spark writes for a batch: ``rows`` in each of ``files``."""
+    staged = table.stage(batch)
+    staged.mkdir()
+    for number in range(files):
+        values = [batch * 1000 + number * rows + row for row in range(rows)]
+        pq.write_table(pa.table({"n": values, **{key: [value] * rows for key, value in columns.items()}}),
+                       staged / f"part-{number}.parquet")
+    (staged / "_SUCCESS").write_text("")
+    (staged / ".part-0.parquet.crc").write_text("")
+    return staged
+
+
+def publish(table: BatchTable, batch: int, **given: Any) -> None:
+    table.publish(batch, stage(table, batch, **given), MARK)
+
+
+def batches(*numbers: int) -> list[int]:
+    return [number * 1000 + row for number in numbers for row in range(4)]
+
+
+def plain(directory: Path) -> list[int]:
+    return sorted(pq.read_table(directory)["n"].to_pylist())
+
+
+def by_duckdb(directory: Path) -> list[int]:
+    found = duckdb.sql(f"SELECT n FROM read_parquet('{directory}/**/*.parquet', union_by_name = true) ORDER BY n")
+    return [row[0] for row in found.fetchall()]
+
+
+def read(table: BatchTable) -> list[int]:
+    if isinstance(table, DeltaBatchTable):
+        return sorted(DeltaTable(table.directory).to_pyarrow_table()["n"].to_pylist())
+    assert plain(table.directory) == by_duckdb(table.directory)
+    return plain(table.directory)
+
+
+@pytest.fixture(params=KINDS)
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> BatchTable:
+    made: BatchTable = request.param(tmp_path / "t", merge_files=6)
+    made.prepare()
+    return made
+
+
+def test_batches_come_and_are_known_again(table: BatchTable) -> None:
+    assert not table.has_batches() and table.done(0, "c") is None
+    for batch in (0, 1, 5):
+        assert table.done(batch, "c") is None
+        publish(table, batch)
+    assert table.has_batches() and read(table) == batches(0, 1, 5)
+    assert [table.done(batch, "c") is not None for batch in (0, 4, 5, 6)] == [True, True, True, False]
+    with pytest.raises(ForeignBatch):
+        table.done(5, "another")
+
+
+def test_small_files_are_merged_as_batches_come(table: BatchTable) -> None:
+    for batch in range(23):
+        publish(table, batch)
+        assert read(table) == batches(*range(batch + 1))
+    files = DeltaTable(table.directory).file_uris() if isinstance(table, DeltaBatchTable) \
+        else list(table.directory.rglob("*.parquet"))
+    assert len(files) < 12
+    assert table.done(22, "c") is not None and table.done(23, "c") is None
+    assert table.compact() > 0 and read(table) == batches(*range(23))
+    again = type(table)(table.directory, merge_files=6)
+    again.prepare()
+    publish(again, 23)
+    assert read(again) == batches(*range(24))
+
+
+def test_new_columns_are_null_in_older_rows(table: BatchTable) -> None:
+    publish(table, 0)
+    publish(table, 1, colour="red")
+    publish(table, 2)
+    for _ in range(2):
+        if isinstance(table, DeltaBatchTable):
+            rows = DeltaTable(table.directory).to_pyarrow_table()
+        else:
+            unified = pa.unify_schemas([pq.read_schema(path) for path in table.directory.rglob("*.parquet")])
+            rows = pq.read_table(table.directory, schema=unified)
+            assert duckdb.sql(f"SELECT count(colour) FROM read_parquet('{table.directory}/**/*.parquet', "
+                              f"union_by_name = true)").fetchall() == [(4,)]
+        assert sorted(zip(rows["n"].to_pylist(), rows["colour"].to_pylist())) == [
+            (n, "red" if 1000 <= n < 2000 else None) for n in batches(0, 1, 2)]
+        table.compact()
+
+
+def test_a_repeated_batch_of_dead_letters_is_replaced_or_withdrawn(tmp_path: Path) -> None:
+    table = BatchTable(tmp_path / "t", merge_files=6)
+    table.prepare()
+    for batch in range(4):
+        publish(table, batch)
+    table.compact()
+    publish(table, 3, rows=1, files=4)
+    assert read(table) == batches(0, 1, 2, 3) and table.done(3, "c") is not None
+    table.withdraw(3)
+    assert read(table) == batches(0, 1, 2)
+    publish(table, 4)
+    assert read(table) == batches(0, 1, 2, 4)
+
+
+def test_a_full_directory_begins_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_table, "DIRECTORY_BYTES", 2000)
+    table = BatchTable(tmp_path / "t")
+    table.prepare()
+    for batch in range(9):
+        publish(table, batch)
+    assert len(list(table.directory.iterdir())) > 2 and read(table) == batches(*range(9))
+    assert table.compact() > 0 and read(table) == batches(*range(9))
+
+
+def test_where_directories_cannot_be_swapped_each_batch_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
+    table = BatchTable(tmp_path / "t", merge_files=2)
+    table.prepare()
+    for batch in (0, 1, 2, 2):
+        publish(table, batch)
+    assert sorted(path.name for path in table.directory.iterdir()) == [f"batches={batch}" for batch in range(3)]
+    assert read(table) == batches(0, 1, 2)
+    with pytest.raises(OSError, match="cannot swap directories"):
+        table.compact()
+
+
+def test_what_is_left_behind_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_table, "LISTING_S", 0.0)
+    table = BatchTable(tmp_path / "t")
+    table.prepare()
+    stage(table, 0)
+    table.prepare()
+    publish(table, 1)
+    publish(table, 2)
+    stage(table, 3)
+    table.clean()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
+
+
+# --- kills and readers at every step --------------------------------------------------------------------------------
+
+STEPS: list[tuple[Any, str]] = [
+    (os, "rename"), (os, "link"), (os, "fsync"), (batch_table, "exchange"), (merge, "merge"), (shutil, "rmtree"),
+]
+
+
+class Killed(BaseException):
+    """Ends a writer where a kill would: nothing in the tables' code runs on it."""
+
+
+def before_and_after_each_step(monkeypatch: pytest.MonkeyPatch, hook: Callable[[], None]) -> None:
+    for owner, name in STEPS:
+        def step(*given: Any, call: Callable[..., Any] = getattr(owner, name), **named: Any) -> Any:
+            hook()
+            result = call(*given, **named)
+            hook()
+            return result
+
+        monkeypatch.setattr(owner, name, step)
+
+
+def write(kind: type[BatchTable], place: Path, last: int) -> None:
+    """A run of the job: what is done is left alone, the rest is written."""
+    table = kind(place, merge_files=4)
+    table.prepare()
+    for batch in range(last):
+        if table.done(batch, "c") is None:
+            publish(table, batch)
+    table.compact()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kill_at_any_step_neither_loses_nor_doubles(
+    kind: type[BatchTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadly = steps = 0
+
+    def die() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == deadly:
+            raise Killed
+
+    killed = 0
+    with monkeypatch.context() as patched:
+        before_and_after_each_step(patched, die)
+        for deadly in range(1, 1000, 3):
+            place = tmp_path / str(deadly) / "t"
+            steps = 0
+            try:
+                write(kind, place, 5)
+                break
+            except Killed:
+                killed += 1
+            known = read(kind(place)) if kind(place).has_batches() else []
+            assert known == batches(*range(len(known) // 4)), f"killed at step {deadly}"
+            steps = 1000
+            write(kind, place, 6)
+            assert read(kind(place)) == batches(*range(6)), f"killed at step {deadly}"
+    assert killed > 20
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_readers_at_any_step_see_whole_batches(
+    kind: type[BatchTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def look() -> None:
+        if kind(tmp_path / "t").has_batches():
+            seen.append(read(kind(tmp_path / "t")))
+
+    with monkeypatch.context() as patched:
+        before_and_after_each_step(patched, look)
+        write(kind, tmp_path / "t", 6)
+    assert len(seen) > 20 and seen == sorted(seen, key=len)
+    for rows in seen:
+        assert rows == batches(*range(len(rows) // 4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reader_at_the_same_time_is_right_or_told(kind: type[BatchTable], tmp_path: Path) -> None:
+    """Told: between its listing and its opening of a file, this was merged into another."""
+    table = kind(tmp_path / "t", merge_files=5)
+    table.prepare()
+    publish(table, 0)
+    published = 0
+    failures: list[str] = []
+    right = told = 0
+
+    def keep_reading() -> None:
+        nonlocal right, told
+        while published < 80:
+            before = published
+            try:
+                rows = read(table) if kind is DeltaBatchTable else plain(table.directory)
+            except FileNotFoundError:
+                told += 1
+                continue
+            number = len(rows) // 4
+            if rows != batches(*range(number)) or number <= before:
+                failures.append(f"after {before}: {rows}")
+            right += 1
+
+    reader = threading.Thread(target=keep_reading)
+    reader.start()
+    for batch in range(1, 81):
+        publish(table, batch)
+        published = batch
+    reader.join()
+    assert not failures and right > 5
+    assert not (kind is DeltaBatchTable and told)

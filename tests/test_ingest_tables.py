@@ -1,0 +1,128 @@
+"""The ingest job's tables: duplicates, late messages, aggregates, Delta, changed settings, kills with all of it.
+
+The rule kept here: what stands in a table is told by readers that know nothing of Spark, and what ought to stand
+there by pandas from the same messages.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, Optional
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from spark_session import START_US, StreamWriter, message, spark
+from test_ingest import FAST
+
+from bridge_spark.ingest import run
+from bridge_spark.ingest_config import parse_config
+from bridge_spark.ingest_progress import TableProgress
+from bridge_spark.ingest_session import IngestError
+
+pytestmark = pytest.mark.one_build
+
+__all__ = ["spark"]
+
+START = datetime.fromtimestamp(START_US / 1e6, timezone.utc)
+SCHEMA = "device string, ts timestamp, value double not null"
+
+
+def reading(number: int, device: str, second: Optional[float], value: float) -> Any:
+    """A reading of ``second`` s after `START`, None for one that does not say when."""
+    ts = None if second is None else (START + timedelta(seconds=second)).isoformat()
+    body = json.dumps({"device": device, "ts": ts, "value": value}).encode()
+    at = number if second is None else max(int(second * 1000), number)
+    return message(at, f"sensors/{device}", body)
+
+
+def document(root: Path, **table: Any) -> dict[str, Any]:
+    given = {"stream": "sensors", "schema": SCHEMA, "output": str(root / "out"), "event_time": "ts", **table}
+    return {"source": {"path": str(root / "data")}, "spark": {"master": "local[2]", "conf": FAST},
+            "tables": {"t": given}}
+
+
+def ingest(spark: SparkSession, settings: dict[str, Any]) -> dict[str, TableProgress]:
+    return {table.name: table for table in run(parse_config(settings), once=True, session=spark)}
+
+
+def rows(directory: Path) -> Any:
+    if (directory / "_delta_log").exists():
+        return DeltaTable(directory).to_pandas()
+    if not any(directory.rglob("*.parquet")):
+        return pd.DataFrame()
+    return pq.read_table(directory, partitioning=None).to_pandas()
+
+
+@pytest.mark.timeout(180)
+def test_duplicates_are_left_out_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    writer.append(0, [
+        reading(0, "a", 0, 1.0), reading(1, "a", 0, 1.0), reading(2, "b", 0, 2.0), reading(3, "a", None, 3.0),
+        reading(4, "a", None, 3.0), message(5, payload=b"bad"), message(6, payload=b"bad"), reading(7, "a", 200, 4.0),
+    ])
+    settings = document(tmp_path, watermark="1 minute", deduplicate_by=["device", "ts"])
+    first = ingest(spark, settings)["t"]
+    assert (first.rows, first.bad, first.duplicates, first.late) == (5, 2, 1, 0)
+    # A duplicate and a new reading within the watermark, a reading before it, and a clock that is far ahead.
+    writer.append(0, [reading(8, "a", 200, 4.0), reading(9, "a", 180, 5.0), reading(10, "c", 100, 6.0),
+                      message(11, payload=b"bad"), message(200_000, payload=b'{"ts": "2099-01-01T00:00:00Z", "value": 7}')])
+    second = ingest(spark, settings)["t"]
+    assert (second.rows, second.bad, second.duplicates, second.late) == (2, 1, 1, 1)
+    writer.append(0, [reading(13, "a", 230, 8.0)])
+    assert ingest(spark, settings)["t"].rows == 1
+    assert sorted(rows(tmp_path / "out")["offset"]) == [0, 2, 3, 4, 7, 9, 12, 13]
+    rejected = rows(tmp_path / "out.rejected").set_index("offset").sort_index()
+    assert list(rejected.index) == [5, 6, 10, 11]
+    assert rejected.loc[10, "reason"].startswith("too late: the watermark was 2023-11-14T22:15:40.000")
+    assert rejected.loc[10, "payload"].startswith(b'{"device": "c"')
+    with pytest.raises(IngestError, match=r"deduplicate_by was \['device', 'ts'\] when .* is \['device'\] now"):
+        ingest(spark, document(tmp_path, watermark="1 minute", deduplicate_by=["device"]))
+
+
+def many(first: int, last: int) -> list[Any]:
+    """Readings of three devices, one a second, in an order that is wrong by up to 20 s, some of them bad."""
+    order = sorted(range(first, last), key=lambda n: n + (n * 7919) % 20)
+    return [message(n, payload=b"bad") if n % 40 == 9 else reading(n, "abc"[n % 3], n, (n * 37) % 101 / 4) for n in order]
+
+
+def expected(readings: int, window: int) -> Any:
+    """What pandas makes of `many`, windows in seconds."""
+    good = [n for n in range(readings) if n % 40 != 9]
+    frame = pd.DataFrame({"device": ["abc"[n % 3] for n in good], "value": [(n * 37) % 101 / 4 for n in good],
+                          "time": [START + timedelta(seconds=n) for n in good]}).sort_values("time")
+    groups = frame.groupby([pd.Grouper(key="time", freq=f"{window}s", origin="epoch"), "device"])["value"]
+    return groups.agg(["count", "mean", "min", "max", "last"])
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+def test_aggregates_over_restarts_are_those_of_pandas(spark: SparkSession, tmp_path: Path, table_format: str) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    writer.append(0, many(0, 400))
+    settings = document(tmp_path, watermark="1 minute", max_offsets_per_trigger=250, table_format=table_format,
+                        aggregates={"minute": {"window": "1 minute", "group_by": ["device"]},
+                                    "ten": {"window": "10 minutes", "group_by": []}})
+    ingest(spark, settings)
+    writer.append(0, [*many(400, 1000), reading(1000, "a", 60, 1000.0)])
+    done = ingest(spark, settings)
+    assert done["t"].late == 0 and done["t.minute"].late == 1 and done["t.ten"].late == 1
+    table = rows(tmp_path / "out")
+    assert sorted(table["offset"]) == sorted(set(table["offset"])) and len(table) == 976
+    for name, window in (("minute", 60), ("ten", 600)):
+        found = rows(tmp_path / f"out.{name}").sort_values("window_start")
+        assert (found["window_end"] - found["window_start"] == timedelta(seconds=window)).all()
+        assert found["window_end"].max() <= START + timedelta(seconds=940)
+        if name == "minute":
+            wanted = expected(1000, window)
+            for row in found.itertuples():
+                one = wanted.loc[(row.window_start, row.device)]
+                assert found.loc[row.Index, "count"] == one["count"]
+                assert (row.value_mean, row.value_min, row.value_max, row.value_last) == \
+                    (pytest.approx(one["mean"]), one["min"], one["max"], one["last"])
+            closed = [key for key in wanted.index if key[0] + timedelta(seconds=window) <= found["window_end"].max()]
+            assert len(found) == len(closed) > 30
