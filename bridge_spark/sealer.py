@@ -55,7 +55,11 @@ class Sealer:
             status = process.wait()
             self.close()
             raise SealingFailed(f"the sealing process ended with status {status}")
-        failure = json.loads(answer)
+        try:
+            failure = json.loads(answer)
+        except ValueError:
+            self.close()
+            raise SealingFailed(f"the sealing process said {answer[:200]!r}") from None
         if failure:
             raise SealingFailed(failure["error"], failure["errno"])
 

@@ -26,6 +26,7 @@ from bridge_spark.stream_log import Key, StreamLogs
 
 FIRST_RETRY = 60.0  # seconds after a failure; each further one of the same segment doubles it
 LAST_RETRY = 3600.0
+FAILURES = 3  # so many segments in a row that cannot be sealed, and the others wait for the first to be tried again
 ROOM_BYTES = 64 * 1024 * 1024  # stays free beside a sealed file as large as its segment: the broker's own need goes before
 
 Job = Tuple[Key, Path, Segment]
@@ -66,11 +67,16 @@ class Sealing:
         while not self._stopping:
             more.wait(self._pause())
             more.clear()
-            try:
-                while not self._stopping and (job := self._next()) is not None:
-                    self._seal(*job)
-            finally:
-                self._sealer.close()
+            self._round()
+
+    def _round(self) -> None:
+        """Seal what can be sealed now."""
+        failures = 0
+        try:
+            while not self._stopping and failures < FAILURES and (job := self._next()) is not None:
+                failures = 0 if self._seal(*job) else failures + 1
+        finally:
+            self._sealer.close()
 
     def _pause(self) -> Optional[float]:
         """Seconds until something is tried again; None when nothing is."""
@@ -89,7 +95,8 @@ class Sealing:
         self._waits = {name: wait for name, wait in self._waits.items() if name in known}
         return None
 
-    def _seal(self, key: Key, directory: Path, part: Segment) -> None:
+    def _seal(self, key: Key, directory: Path, part: Segment) -> bool:
+        """False if it failed, and will be tried again."""
         name = (key, part.first_offset)
         unfinished = directory / f"{file_name(part.first_offset)}.{os.getpid()}{UNFINISHED}"
         try:
@@ -101,13 +108,15 @@ class Sealing:
                 unfinished.unlink()
             if not self._stopping and (directory / part.file).exists():
                 self._failed(name, directory / part.file, error)
-            else:
-                self._done[name] = float("inf")
-            return
+                return False
+            self._done[name] = float("inf")
+            self._waits.pop(name, None)
+            return True
         self._done[name] = float("inf")
         self._waits.pop(name, None)
         self._logs.put_sealed(key, sealed)
         logger.info("%s: sealed, %d bytes instead of %d", directory / sealed.file, sealed.size, part.size)
+        return True
 
     def _write(self, key: Key, directory: Path, part: Segment, target: Path) -> Segment:
         """The segment, written as `target` and on disk."""

@@ -151,15 +151,32 @@ def test_a_failure_is_one_line_and_is_tried_again_later(
     logs.close()
 
 
-def test_a_segment_that_retention_takes_meanwhile_is_no_failure(tmp_path: Path) -> None:
+def test_a_disk_without_room_is_not_told_of_for_each_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path)
+    logs = opened(tmp_path)
+    sealing = Sealing(logs)
+    monkeypatch.setattr(sealing_module, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(sealing_module, "FAILURES", 1)
+    sealing._round()
+    assert logs.sealing_failures == 1 < len(list(logs.unsealed())) and 0 < (sealing._pause() or 0) <= 60
+    logs.close()
+
+
+def test_a_segment_that_retention_takes_meanwhile_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make(tmp_path)
     logs = opened(tmp_path)
     sealing = Sealing(logs)
     job = sealing._next()
     assert job is not None
+    with monkeypatch.context() as full:
+        full.setattr(sealing_module, "ROOM_BYTES", 1 << 60)
+        sealing._seal(*job)
+    assert logs.sealing_failures == 1 and sealing._pause() is not None
     logs._partitions[KEY].drop(1)
     sealing._seal(*job)
-    assert logs.sealing_failures == 0 and not list(job[1].glob("*.sealing"))
+    assert logs.sealing_failures == 1 and sealing._pause() is None and not list(job[1].glob("*.sealing"))
     sealing._sealer.close()
     logs.close()
 
