@@ -32,16 +32,10 @@ class DeltaMissing(Exception):
 
 class DeltaBatchTable(BatchTable):
     """The batches in the Delta table ``directory``; one writer at a time.
+    Everything raises `DeltaMissing` where the package is not installed.
 
     Its marks tell the checkpoint and the batch only.
     """
-
-    def prepare(self) -> None:
-        try:
-            import deltalake  # noqa: F401
-        except ImportError:
-            raise DeltaMissing("table_format \"delta\" needs a package: pip install 'mqttbroker[delta]'") from None
-        super().prepare()
 
     def has_batches(self) -> bool:
         return self._open() is not None
@@ -97,8 +91,10 @@ class DeltaBatchTable(BatchTable):
         return merged
 
     def _open(self) -> Optional[DeltaTable]:
-        from deltalake import DeltaTable
-
+        try:
+            from deltalake import DeltaTable
+        except ImportError:
+            raise DeltaMissing("table_format \"delta\" needs a package: pip install 'mqttbroker[delta]'") from None
         place = str(self.directory)
         return DeltaTable(place) if DeltaTable.is_deltatable(place) else None
 

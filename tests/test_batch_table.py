@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from deltalake import DeltaTable
 
 from bridge_spark import batch_table, merge
 from bridge_spark.batch_table import BatchTable, ForeignBatch
-from bridge_spark.delta_table import DeltaBatchTable
+from bridge_spark.delta_table import DeltaBatchTable, DeltaMissing
 
 pytestmark = pytest.mark.one_build
 
@@ -164,6 +165,13 @@ def test_what_is_left_behind_is_removed(tmp_path: Path, monkeypatch: pytest.Monk
     stage(table, 3)
     table.clean()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
+
+
+def test_delta_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    for use in (DeltaBatchTable.has_batches, DeltaBatchTable.compact):
+        with pytest.raises(DeltaMissing, match=r"pip install 'mqttbroker\[delta\]'"):
+            use(DeltaBatchTable(tmp_path / "t"))
 
 
 # --- kills and readers at every step --------------------------------------------------------------------------------
