@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 from broker_process import BrokerProcess
+from hypothesis import HealthCheck, settings
 
 # Subprocesses start in directories of their own and must find the same modules as this process.
 if os.environ.get("PYTHONPATH"):
     os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
+
+# How fast a machine is decides nothing here.
+settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("timeless")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
