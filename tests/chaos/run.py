@@ -29,7 +29,7 @@ STREAM = "chaos"
 CONFIG: dict[str, Any] = {
     # Small, so that queues are paged and segments roll.
     "limits": {"max_queue_memory_messages": 50, "max_inflight": 100},
-    "streams": {STREAM: {"filters": list(STREAM_FILTERS), "partitions": 4, "segment_bytes": "256KiB"}},
+    "streams": {STREAM: {"filters": list(STREAM_FILTERS), "partitions": 4, "segment_bytes": "256KiB", "seal": False}},
     "http": {"port": "off"},
     "sys_interval": "0s",
 }
