@@ -28,6 +28,8 @@ from bridge_spark.stream_log import StreamConfig, StreamLogs
 from sessions.message import Message
 from topic_matcher.filters import matches
 
+pytestmark = pytest.mark.one_build
+
 __all__ = ["spark"]
 
 PROPERTIES = (

@@ -73,7 +73,7 @@ def publish_readings(port: int) -> int:
     return len(sent)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", PAGES)
 def test_python_runs(page: str, tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
     examples = blocks(page, "python")

@@ -258,7 +258,7 @@ def run_until_sigterm(root: Path, settings: dict[str, Any]) -> str:
         return lines[-1]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_kills_between_any_two_steps_neither_lose_nor_double(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data", partitions=2)
     for partition in (0, 1):
