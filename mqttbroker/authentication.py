@@ -64,7 +64,8 @@ class Conversation:
 def _step_back() -> None:
     """Let whoever else wants to compute go before this thread."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def new_nonce() -> str:
