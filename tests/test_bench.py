@@ -45,8 +45,9 @@ def test_tiny_loads_give_every_figure(tmp_path: Path, generator: runner.Generato
     (file,) = (tmp_path / "results").glob("*.json")
     found = json.loads(file.read_text(encoding="utf-8"))
     assert set(found["medians"]) == set(TINY.split())
+    # The CPU time of a few connections may be less than a tick of the system's clock.
     missing = [(scenario, title) for scenario, figures in found["medians"].items() for title, figure in figures.items()
-               if not (figure["mqttbroker"] or 0) > 0]  # fmt: skip
+               if not (figure["mqttbroker"] or title.startswith("CPU") and figure["mqttbroker"] == 0)]  # fmt: skip
     assert not missing
     assert "| features-q1" in done.stdout
 
