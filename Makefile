@@ -10,8 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= conf/mqttbroker.toml
 DATA ?=
-# Two processes, a file in one of them: most tests wait for disks, sockets and Spark rather than for a processor.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# Three processes, a file in one of them: most tests wait for disks, sockets and Spark rather than for a processor.
+PYTEST_ARGS ?= -n 3 --dist loadfile
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 CC_FOUND := $(shell command -v $${CC:-cc} || command -v gcc)
@@ -66,9 +66,9 @@ test:
 	$(MAKE) --no-print-directory interop
 	$(MAKE) --no-print-directory test-plain TESTED_BUILD=$(BUILD_KIND)
 
-# What make test leaves out because Spark starts for it again and again.
+# What make test leaves out because Spark starts for it again and again, or because it tests Spark.
 slow: $(VENV)/extras build
-	env -u PYTHONPATH SLOW_TESTS=1 $(BIN)/pytest tests/test_spark_connect.py
+	env -u PYTHONPATH SLOW_TESTS=1 $(BIN)/pytest tests/test_spark_connect.py tests/test_ingest.py
 
 # Clients of other hands: Python's from PyPI, MQTT.js from npm, mosquitto's commands and the Paho C library from Debian;
 # Node from PyPI where there is none.
