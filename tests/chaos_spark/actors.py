@@ -103,8 +103,23 @@ class PublisherLives(Actor):
         self.command = [sys.executable, "-P", *program, name, str(port), str(directory), str(version), str(rate)]
         self.process: Optional[subprocess.Popen[bytes]] = None
         self.last = 0
+        self._over = False
+        self._starting = threading.Lock()
 
     def launch(self) -> None:
+        with self._starting:
+            if not self._over:
+                self._launch()
+
+    def close(self) -> None:
+        """End it for good, whatever its thread is at."""
+        with self._starting:
+            self._over = True
+            if self.process is not None and self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+
+    def _launch(self) -> None:
         with (self.directory / f"{self.name}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()

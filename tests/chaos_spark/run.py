@@ -301,9 +301,7 @@ class Run:
         self.over.set()
         self.driver.close()
         for publisher in self.publishers:
-            if publisher.process is not None and publisher.process.poll() is None:
-                publisher.process.kill()
-                publisher.process.wait()
+            publisher.close()
         self.broker.close()
 
     def summary(self, seconds: float) -> str:
