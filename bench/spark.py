@@ -169,13 +169,12 @@ class Meter:
         before, began = self.read(), time.perf_counter()
         work()
         seconds, after = time.perf_counter() - began, self.read()
-        jvm, python, broker = (end - start for start, end in zip(before, after))
         millions = rows / 1e6
+        jvm, python, broker = (round(max(0.0, end - start) / millions, 2) for start, end in zip(before, after))
         return {
             "ok": True, "rows": rows, "seconds": round(seconds, 3), "rows_per_s": round(rows / seconds),
-            "cpu_s_per_m": (jvm + python + broker) / millions, "jvm_s_per_m": jvm / millions,
-            "python_s_per_m": python / millions, "broker_s_per_m": broker / millions,
-            "broker_cpu_pct": 100 * broker / seconds,
+            "cpu_s_per_m": round(jvm + python + broker, 2), "jvm_s_per_m": jvm, "python_s_per_m": python,
+            "broker_s_per_m": broker, "broker_cpu_pct": round(100 * broker * millions / seconds, 2),
         }  # fmt: skip
 
 
