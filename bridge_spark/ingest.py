@@ -16,14 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
-from bridge_spark.config_section import ConfigError
 from bridge_spark.aggregate_job import AggregateJob
 from bridge_spark.backfill import Edge, backfill, check_range, edge
-from bridge_spark.ingest_config import IngestConfig, load_config
+from bridge_spark.config_section import ConfigError
+from bridge_spark.ingest_config import PATIENCE, IngestConfig, load_config
 from bridge_spark.ingest_metrics import IngestMetrics
 from bridge_spark.ingest_progress import Report, TableProgress, Terminal
 from bridge_spark.ingest_session import IngestError, make_session
+from bridge_spark.options import parse_options
 from bridge_spark.query_job import QueryJob
+from bridge_spark.storage import StreamError, open_storage
 from bridge_spark.table_job import TableJob
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ def run(
     `IngestError`; the other tables are stopped in good order then.
     """
     stop = stop or threading.Event()
+    _look(config)
     spark = session or make_session(config)
     jobs: list[QueryJob] = []
     try:
@@ -77,6 +80,7 @@ def run_backfill(
     config: IngestConfig, begin: Edge, end: Edge, *, session: Optional[SparkSession] = None
 ) -> list[TableProgress]:
     """Read a range of each table's stream into its `backfill` directory; raises `IngestError`."""
+    _look(config)
     spark = session or make_session(config)
     try:
         return [backfill(table, spark, config.where, begin, end) for table in config.tables]
@@ -117,6 +121,18 @@ def main(argv: Sequence[str]) -> int:
             metrics.close()
     terminal.finish(tables)
     return 0
+
+
+def _look(config: IngestConfig) -> None:
+    """Find out what is wrong with a source before Spark starts, and without the patience of a running query."""
+    for table in config.tables:
+        storage = open_storage(parse_options({key: value for key, value in table.source.items() if key != PATIENCE}))
+        try:
+            storage.manifest()
+        except StreamError as error:
+            raise IngestError(f"{config.where}: tables.{table.name}: {error}") from None
+        finally:
+            storage.close()
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

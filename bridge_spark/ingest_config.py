@@ -16,7 +16,9 @@ from typing import Any, Optional
 from bridge_spark.config_section import ConfigError, Section
 from bridge_spark.table_config import TableConfig, check_directories, table_config
 
-
+PATIENCE = "fetch.numRetries"
+RETRIES = 9
+"""How often a running query asks a broker that is away: with waits that double from 0.1 s, about 50 s."""
 _SOURCE_OPTIONS = {"path": "path", "url": "url", "token": "token", "ca_file": "caFile"}
 
 
@@ -51,6 +53,11 @@ def parse_config(document: Mapping[str, Any], where: str = "ingest") -> IngestCo
     top = Section(where, "", document)
     source = Section(where, "source", top.table("source"))
     given = {option: source.text(key) for key, option in _SOURCE_OPTIONS.items() if key in source.values}
+    retries = source.number("retries")
+    if "url" in given:
+        given[PATIENCE] = str(retries or RETRIES)
+    elif retries is not None:
+        raise source.error("retries", "is for 'url' only")
     source.finish()
     spark = Section(where, "spark", top.table("spark"))
     master = spark.text("master") if "master" in spark.values else None

@@ -52,6 +52,7 @@ REFUSED = [
     ({"tables": {}}, "tables: there is none"),
     ({"sorce": {}}, "sorce: unknown key"),
     ({"source": {"path": "d", "port": 1}}, "source.port: unknown key"),
+    ({"source": {"path": "d", "retries": 3}}, "source.retries: is for 'url' only"),
     ({"source": {"path": "d", "ca_file": "x"}}, "tables.t: option 'caFile': is for 'url' only"),
     ({"tables": {"t": {"output": "o", "schema": "a int"}}}, "tables.t.stream: is missing"),
     ({"tables": {"t": {"stream": "s", "schema": "a int"}}}, "tables.t.output: is missing"),
@@ -97,6 +98,27 @@ def test_bad_settings_are_one_line(given: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(whole, "ingest.toml")
     assert f"ingest.toml: {reason}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("given", "retries"), [({}, "9"), ({"retries": 2}, "2")])
+def test_a_running_query_is_patient_with_a_broker_that_is_away(given: dict[str, int], retries: str) -> None:
+    whole = {"source": {"url": "http://127.0.0.1:1", **given}, "tables": document(Path("."))["tables"]}
+    assert parse_config(whole).tables[0].source["fetch.numRetries"] == retries
+
+
+def test_what_is_wrong_with_a_source_is_said_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr("bridge_spark.ingest.make_session", started.append)
+    (tmp_path / "data").mkdir()
+    with pytest.raises(IngestError, match="ingest: tables.t: mqtt source: option 'stream': no stream 'sensors'"):
+        run(parse_config(document(tmp_path)))
+    waits: list[float] = []
+    monkeypatch.setattr("time.sleep", waits.append)
+    with pytest.raises(IngestError, match="ingest: tables.t: mqtt source: .*127.0.0.1:1"):
+        run(parse_config({**document(tmp_path), "source": {"url": "http://127.0.0.1:1"}}))
+    assert started == [] and len(waits) == 5
 
 
 def test_the_example_is_complete() -> None:
