@@ -23,22 +23,10 @@ from typing import Optional
 
 import pauses
 import runner
+from py_load import framed, text
 
 BYSTANDERS = "--scenario p2p --publishers 50 --subscribers 50 --rate 20 --qos 1".split()
 USER = "slow"
-
-
-def framed(first: int, body: bytes) -> bytes:
-    size, length = len(body), bytearray()
-    while True:
-        length.append(size & 127 | (128 if size > 127 else 0))
-        size >>= 7
-        if not size:
-            return bytes((first,)) + bytes(length) + body
-
-
-def text(value: str) -> bytes:
-    return len(value).to_bytes(2, "big") + value.encode()
 
 
 def publish(topic: str, payload: bytes, qos: int = 0, retain: bool = False) -> bytes:
