@@ -14,6 +14,7 @@ import json
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Optional
@@ -42,7 +43,7 @@ def batch_table(sink: SinkConfig, directory: Path) -> BatchTable:
     return kind(directory, sink.merge_files)
 
 
-class QueryJob:
+class QueryJob(ABC):
     """A query over ``_stream()`` that hands each batch to ``_write_batch``.
 
     ``tables[0]`` is the one whose columns are watched; ``where`` begins each
@@ -69,11 +70,13 @@ class QueryJob:
             self._lock.close()
             raise IngestError(f"{where}: {error}") from None
 
+    @abstractmethod
     def _stream(self) -> DataFrame:
-        raise NotImplementedError
+        """The rows as the source gives them."""
 
+    @abstractmethod
     def _write_batch(self, messages: DataFrame, batch: int, checkpoint: str) -> None:
-        raise NotImplementedError
+        """Write a batch, or find it written; ``checkpoint`` is the checkpoint's id."""
 
     def start(self, interval: Optional[str]) -> None:
         """Start the query: every ``interval``, or once over what is there."""

@@ -11,6 +11,7 @@ the payloads were cut into batches nor on which way one of them took.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -46,7 +47,7 @@ class Parsed(NamedTuple):
     payloads: Optional[pa.Array]
 
 
-class RowParser:
+class RowParser(ABC):
     """One format and one type of rows (``type``, an Arrow type)."""
 
     type: pa.DataType
@@ -55,10 +56,10 @@ class RowParser:
         """One value of each payload, where all are good; raises `Refused`."""
         raise Refused
 
+    @abstractmethod
     def one(self, payload: bytes) -> list[Any]:
         """The rows of one payload as Python values of ``type``, at least one;
         raises `BadPayload`."""
-        raise NotImplementedError
 
     def parse(self, payloads: pa.Array) -> Parsed:
         """The rows of all ``payloads`` (binary, without NULL)."""
