@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shlex
 import shutil
@@ -80,10 +81,14 @@ def message(number: int) -> Message:
 
 
 def fill(data: Path, rows: int) -> None:
-    """A data directory with ``rows`` rows in one stream, written as the broker's writer thread does, without syncing."""
+    """A data directory with ``rows`` rows in one stream, written as the broker's writer thread does, without syncing.
+
+    The rows are old: a segment's age would close it after every commit.
+    """
     directory = data / "streams"
     directory.mkdir(parents=True)
-    logs = StreamLogs(directory, [StreamConfig(STREAM, ["bench/#"], PARTITIONS, segment_bytes=SEGMENT_BYTES)])
+    logs = StreamLogs(directory, [StreamConfig(STREAM, ["bench/#"], PARTITIONS, segment_bytes=SEGMENT_BYTES,
+                                                segment_age=math.inf)])
     logs.recover(None)
     places: dict[str, int] = {}
     for start in range(0, rows, AT_ONCE):
