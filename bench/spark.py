@@ -39,11 +39,11 @@ from runner import OURS, descendants, free_port
 from scenarios import PARQUET, SPARK_LATENCY, SPARK_READS, spark_scenarios
 
 from bridge_spark.ingest import run as ingest
-from bridge_spark.ingest_config import IngestConfig, parse_config
-from bridge_spark.ingest_session import make_session
-from bridge_spark.sealed import file_name
-from bridge_spark.sealed_writer import Source, seal
-from bridge_spark.stream_log import StreamConfig, StreamLogs, partition_of
+from bridge_spark.log.sealed import file_name
+from bridge_spark.log.sealed_writer import Source, seal
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs, partition_of
+from bridge_spark.tables.ingest_config import IngestConfig, parse_config
+from bridge_spark.tables.ingest_session import make_session
 from mqttbroker.packets import Connack, Connect, Puback, Publish, decode
 from sessions.message import Message
 

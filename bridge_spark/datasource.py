@@ -49,16 +49,16 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from bridge_spark import offsets, read_range
-from bridge_spark.admission import Admission
-from bridge_spark.columns import ColumnMaker
-from bridge_spark.offsets import Offsets
-from bridge_spark.options import OptionError, SourceOptions, check_for_batch, check_for_stream, parse_options
-from bridge_spark.payload_reader import PAYLOAD_COLUMNS, PayloadReader, PayloadSchemaError
-from bridge_spark.plan import Planner, Slice
-from bridge_spark.predicates import Wanted
-from bridge_spark.slice_reader import read_slices
-from bridge_spark.storage import Manifest, Storage, StreamError, open_storage
+from bridge_spark.log.columns import ColumnMaker
+from bridge_spark.log.predicates import Wanted
+from bridge_spark.source import offsets, read_range
+from bridge_spark.source.admission import Admission
+from bridge_spark.source.offsets import Offsets
+from bridge_spark.source.options import OptionError, SourceOptions, check_for_batch, check_for_stream, parse_options
+from bridge_spark.source.payload_reader import PAYLOAD_COLUMNS, PayloadReader, PayloadSchemaError
+from bridge_spark.source.plan import Planner, Slice
+from bridge_spark.source.slice_reader import read_slices
+from bridge_spark.source.storage import Manifest, Storage, StreamError, open_storage
 
 _COLUMNS = (
     ("topic", StringType()),

@@ -16,17 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
-from bridge_spark.aggregate_job import AggregateJob
-from bridge_spark.backfill import Edge, backfill, check_range, edge
-from bridge_spark.config_section import ConfigError
-from bridge_spark.ingest_config import PATIENCE, IngestConfig, load_config
-from bridge_spark.ingest_metrics import IngestMetrics
-from bridge_spark.ingest_progress import Report, TableProgress, Terminal
-from bridge_spark.ingest_session import IngestError, make_session
-from bridge_spark.options import parse_options
-from bridge_spark.query_job import QueryJob
-from bridge_spark.storage import StreamError, open_storage
-from bridge_spark.table_job import TableJob
+from bridge_spark.source.options import parse_options
+from bridge_spark.source.storage import StreamError, open_storage
+from bridge_spark.tables.aggregate_job import AggregateJob
+from bridge_spark.tables.backfill import Edge, backfill, check_range, edge
+from bridge_spark.tables.config_section import ConfigError
+from bridge_spark.tables.ingest_config import PATIENCE, IngestConfig, load_config
+from bridge_spark.tables.ingest_metrics import IngestMetrics
+from bridge_spark.tables.ingest_progress import Report, TableProgress, Terminal
+from bridge_spark.tables.ingest_session import IngestError, make_session
+from bridge_spark.tables.query_job import QueryJob
+from bridge_spark.tables.table_job import TableJob
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,9 +17,9 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from bridge_spark.log_backup import DamagedLog, copy_partition, hold
-from bridge_spark.log_check import partitions, seen_end
-from bridge_spark.segment import SegmentError
+from bridge_spark.log.log_backup import DamagedLog, copy_partition, hold
+from bridge_spark.log.log_check import partitions, seen_end
+from bridge_spark.log.segment import SegmentError
 from mqttbroker import __version__
 from mqttbroker.repair import DATABASE, STREAMS
 from sessions.database_copy import copy_database

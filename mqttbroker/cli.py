@@ -76,7 +76,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
         return ingest(given[1:])
     if given[:1] == ["compact"]:
-        from bridge_spark.compact import main as compact
+        from bridge_spark.tables.compact import main as compact
 
         return compact(given[1:])
     if given[:1] == ["java-home"]:

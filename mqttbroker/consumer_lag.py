@@ -1,7 +1,7 @@
 """Consumer lag: how far the readers of streams that say so have come, and whom retention will overtake.
 
 The rule kept here: what is known stands in the consumers' own reports
-(`bridge_spark.consumers`) and in the log, so nothing is lost with a restart
+(`bridge_spark.source.consumers`) and in the log, so nothing is lost with a restart
 and a reader of the directory is seen like one over HTTP; looking at it costs
 neither the event loop nor the writer anything.
 """
@@ -17,7 +17,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from bridge_spark.consumers import (
+from bridge_spark.log.segment import SegmentError, decode_index, scan, timestamps
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from bridge_spark.source.consumers import (
     DIRECTORY,
     MAX_REPORT_BYTES,
     SUFFIX,
@@ -26,8 +28,6 @@ from bridge_spark.consumers import (
     decode_report,
     write_report,
 )
-from bridge_spark.segment import SegmentError, decode_index, scan, timestamps
-from bridge_spark.stream_log import StreamConfig, StreamLogs
 from mqttbroker.settings import Consumers
 
 log = logging.getLogger("mqttbroker")

@@ -33,7 +33,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; raises ConfigError if the settings cannot be read."""
-    from bridge_spark.http_client import HttpClient, HttpError
+    from bridge_spark.source.http_client import HttpClient, HttpError
 
     http = load_settings(options.config, os.environ).http
     url = options.url

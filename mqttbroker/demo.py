@@ -34,9 +34,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from bridge_spark.ingest import run
-from bridge_spark.ingest_config import IngestConfig, parse_config
-from bridge_spark.ingest_progress import TableProgress
-from bridge_spark.ingest_session import IngestError, make_session
+from bridge_spark.tables.ingest_config import IngestConfig, parse_config
+from bridge_spark.tables.ingest_progress import TableProgress
+from bridge_spark.tables.ingest_session import IngestError, make_session
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession

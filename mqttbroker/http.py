@@ -36,8 +36,8 @@ from typing import Awaitable, BinaryIO, Callable, Dict, List, Optional, Tuple
 
 from aiohttp import web
 
-from bridge_spark.segment import SegmentError
-from bridge_spark.stream_log import StreamLogs
+from bridge_spark.log.segment import SegmentError
+from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
 from mqttbroker.connection import Stats
 from mqttbroker.consumer_lag import ConsumerLag

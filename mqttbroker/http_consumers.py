@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional
 
 from aiohttp import web
 
-from bridge_spark.consumers import ReportError
+from bridge_spark.source.consumers import ReportError
 from mqttbroker.consumer_lag import Consumer, ConsumerLag, TooManyConsumers
 
 

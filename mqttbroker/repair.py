@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import Optional
 
-from bridge_spark.log_check import check_description, check_partition, partitions, seen_end
-from bridge_spark.log_repair import repair_partition
-from bridge_spark.stream_log import StreamLogDamage
+from bridge_spark.log.log_check import check_description, check_partition, partitions, seen_end
+from bridge_spark.log.log_repair import repair_partition
+from bridge_spark.log.stream_log import StreamLogDamage
 from sessions.salvage import asides, salvage, set_stream_ends, settle
 from sessions.schema import CorruptStore
 from sessions.store import Recovered, Store, lock_directory

@@ -19,8 +19,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import uvloop
 
-from bridge_spark.sealing import Sealing
-from bridge_spark.stream_log import StreamConfig, StreamLogError, StreamLogs
+from bridge_spark.log.sealing import Sealing
+from bridge_spark.log.stream_log import StreamConfig, StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.broker import Broker

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional, TypeVar, Union, cast
 
-from bridge_spark.stream_config import can_seal
+from bridge_spark.log.stream_config import can_seal
 from mqttbroker.setting_kinds import (
     Anonymous,
     Automatic,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bridge_spark.log_check import segment_name, segment_offsets
-from bridge_spark.segment import Batch, decode_messages, iter_batches
-from bridge_spark.stream_log import StreamConfig, StreamLogs
+from bridge_spark.log.log_check import segment_name, segment_offsets
+from bridge_spark.log.segment import Batch, decode_messages, iter_batches
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from sessions.message import Message
 
 KEY = ("s", 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bridge_spark.sealed import SUFFIX, UNFINISHED, file_name
-from bridge_spark.sealed_writer import Source, seal
+from bridge_spark.log.sealed import SUFFIX, UNFINISHED, file_name
+from bridge_spark.log.sealed_writer import Source, seal
 
 
 def seal_segment(path: Path, end_offset: int, keep: bool = False) -> Path:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from damaged_log import make
 
-from bridge_spark import stream_log
-from bridge_spark.files import sync_directory
-from bridge_spark.sealing import Sealing
-from bridge_spark.stream_log import StreamConfig, StreamLogs
+from bridge_spark.log import stream_log
+from bridge_spark.log.files import sync_directory
+from bridge_spark.log.sealing import Sealing
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 
 
 def main(data_dir: Path, end: int) -> int:

@@ -110,7 +110,7 @@ def install_into(directory: Path) -> str:
     for package in PACKAGES:
         found = Path(str(package.__file__)).parent
         shutil.copytree(found, directory / found.name, ignore=shutil.ignore_patterns("__pycache__", "autoload"))
-    with (directory / "bridge_spark" / "slice_reader.py").open("a") as reader:
+    with (directory / "bridge_spark" / "source" / "slice_reader.py").open("a") as reader:
         reader.write(f"\nopen({str(directory / 'used')!r}, 'w').close()\n")
     return str(directory)
 

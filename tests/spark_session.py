@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import pytest
 
-from bridge_spark import segment
 from bridge_spark.java import use_java
-from bridge_spark.log_repair import lost_marks
+from bridge_spark.log import segment
+from bridge_spark.log.log_repair import lost_marks
 from sessions.message import Message
 
 if TYPE_CHECKING:

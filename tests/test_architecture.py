@@ -68,6 +68,13 @@ def test_imports_run_one_way(package: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("part, known", [("log", "log"), ("source", "log|source"), ("tables", r"log|source|tables|datasource|java")])
+def test_parts_of_the_bridge_import_one_way(part: str, known: str) -> None:
+    ours = [(name_of(path), name) for path in modules(f"bridge_spark/{part}")
+            for name in imports(parse(path)) if name.startswith("bridge_spark.")]
+    assert ours and not [pair for pair in ours if not re.match(rf"bridge_spark\.({known})\b", pair[1])]
+
+
 def test_topic_matcher_needs_only_the_standard_library() -> None:
     used = {name.partition(".")[0] for path in modules("topic_matcher") for name in imports(parse(path))}
     assert used <= set(sys.stdlib_module_names) | {"topic_matcher", "mypy_extensions"}

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 from spark_session import StreamWriter, message, spark
 
 from bridge_spark.ingest import run
-from bridge_spark.ingest_config import parse_config
-from bridge_spark.ingest_session import IngestError, one_line
+from bridge_spark.tables.ingest_config import parse_config
+from bridge_spark.tables.ingest_session import IngestError, one_line
 
 __all__ = ["spark"]
 

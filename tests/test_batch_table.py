@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from bridge_spark import batch_table, merge
-from bridge_spark.batch_table import BatchTable, ForeignBatch
-from bridge_spark.delta_table import DeltaBatchTable, DeltaMissing
+from bridge_spark.tables import batch_table, merge
+from bridge_spark.tables.batch_table import BatchTable, ForeignBatch
+from bridge_spark.tables.delta_table import DeltaBatchTable, DeltaMissing
 
 pytestmark = pytest.mark.one_build
 

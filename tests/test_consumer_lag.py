@@ -18,10 +18,10 @@ from broker_process import BrokerProcess
 from raw_client import RawClient
 from test_metrics import samples
 
-from bridge_spark.consumers import ReportError, encode_report, write_report
-from bridge_spark.http_storage import HttpStorage
-from bridge_spark.storage import DirectoryStorage, Storage
-from bridge_spark.stream_log import StreamConfig, StreamLogs
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from bridge_spark.source.consumers import ReportError, encode_report, write_report
+from bridge_spark.source.http_storage import HttpStorage
+from bridge_spark.source.storage import DirectoryStorage, Storage
 from mqttbroker.cli import main
 from mqttbroker.consumer_lag import ConsumerLag, Place, TooManyConsumers
 from mqttbroker.settings import Consumers

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge_spark import consumers
-from bridge_spark.consumers import (
+from bridge_spark.source import consumers
+from bridge_spark.source.consumers import (
     Reporter,
     ReportError,
     check_name,

@@ -12,10 +12,10 @@ from sealed_log import seal_segment
 from spark_session import StreamWriter, message
 from stream_reads import places, rows
 
-from bridge_spark import sealed_writer, segment
-from bridge_spark.damage import CorruptSegment
-from bridge_spark.sealed import inspect
-from bridge_spark.storage import DirectoryStorage
+from bridge_spark.log import sealed_writer, segment
+from bridge_spark.log.sealed import inspect
+from bridge_spark.source.damage import CorruptSegment
+from bridge_spark.source.storage import DirectoryStorage
 
 pytestmark = pytest.mark.one_build
 

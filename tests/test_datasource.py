@@ -19,12 +19,12 @@ from sealed_log import seal_closed
 from spark_session import StreamWriter, message, spark
 from stream_reads import batches, places, rows, source, stream_reader, stream_rows
 
-from bridge_spark import segment
-from bridge_spark.columns import PropertyError, decode_properties
-from bridge_spark.offsets import DataLoss
-from bridge_spark.options import OptionError
-from bridge_spark.storage import DirectoryStorage, StreamError, UnknownStream
-from bridge_spark.stream_log import StreamConfig, StreamLogs
+from bridge_spark.log import segment
+from bridge_spark.log.columns import PropertyError, decode_properties
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from bridge_spark.source.offsets import DataLoss
+from bridge_spark.source.options import OptionError
+from bridge_spark.source.storage import DirectoryStorage, StreamError, UnknownStream
 from sessions.message import Message
 from topic_matcher.filters import matches
 

@@ -21,7 +21,7 @@ import pytest
 from broker_process import BrokerProcess
 from spark_session import python_path
 
-from bridge_spark.ingest_config import parse_config
+from bridge_spark.tables.ingest_config import parse_config
 from mqttbroker.cli import main
 
 pytestmark = pytest.mark.one_build

@@ -11,8 +11,8 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
-from bridge_spark.segment import iter_batches
-from bridge_spark.stream_log import StreamConfig, StreamLogs
+from bridge_spark.log.segment import iter_batches
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from mqttbroker import __version__
 from mqttbroker import http as server_module
 from mqttbroker.http import HttpServer

@@ -17,10 +17,10 @@ from broker_process import BrokerProcess
 from raw_client import RawClient
 from test_tls import Files
 
-from bridge_spark import http_client
-from bridge_spark.http_client import HttpClient, HttpError, NotFound
-from bridge_spark.storage import DirectoryStorage, StreamError, parse_manifest
-from bridge_spark.stream_config import FORMAT_VERSION
+from bridge_spark.log.stream_config import FORMAT_VERSION
+from bridge_spark.source import http_client
+from bridge_spark.source.http_client import HttpClient, HttpError, NotFound
+from bridge_spark.source.storage import DirectoryStorage, StreamError, parse_manifest
 
 pytestmark = pytest.mark.one_build
 PATH = "/streams/s/0/00000000000000000000.seg"

@@ -11,10 +11,10 @@ from pyspark.sql import SparkSession
 from spark_session import START_US, message, spark
 from test_datasource import places, rows
 
-from bridge_spark import http_client, http_storage
 from bridge_spark.datasource import MqttDataSource
-from bridge_spark.storage import SegmentGone, StreamError, UnknownStream
-from bridge_spark.stream_log import StreamConfig, StreamLogs
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from bridge_spark.source import http_client, http_storage
+from bridge_spark.source.storage import SegmentGone, StreamError, UnknownStream
 from mqttbroker.consumer_lag import ConsumerLag
 from mqttbroker.http import HttpServer
 from mqttbroker.settings import Consumers

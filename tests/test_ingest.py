@@ -18,11 +18,11 @@ import pytest
 from pyspark.sql import SparkSession
 from spark_session import StreamWriter, message, python_path, spark
 
-from bridge_spark.config_section import ConfigError, Section
 from bridge_spark.ingest import main, run
-from bridge_spark.ingest_config import load_config, parse_config
-from bridge_spark.ingest_progress import TableProgress, Terminal
-from bridge_spark.ingest_session import IngestError
+from bridge_spark.tables.config_section import ConfigError, Section
+from bridge_spark.tables.ingest_config import load_config, parse_config
+from bridge_spark.tables.ingest_progress import TableProgress, Terminal
+from bridge_spark.tables.ingest_session import IngestError
 
 pytestmark = pytest.mark.one_build
 
@@ -227,8 +227,9 @@ def test_each_payload_becomes_a_row_or_a_dead_letter(spark: SparkSession, tmp_pa
 KILLED_DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
-from bridge_spark import batch_table, delta_table, ingest
-from bridge_spark.ingest_config import parse_config
+from bridge_spark.tables import batch_table, delta_table
+from bridge_spark import ingest
+from bridge_spark.tables.ingest_config import parse_config
 
 where, document = sys.argv[1], json.loads(sys.argv[2])
 

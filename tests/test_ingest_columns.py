@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 from spark_session import StreamWriter, message, spark
 
 from bridge_spark.ingest import run
-from bridge_spark.ingest_config import parse_config
-from bridge_spark.payload_config import FORMATS
-from bridge_spark.payload_options import PAYLOAD_FORMATS
+from bridge_spark.source.payload_options import PAYLOAD_FORMATS
+from bridge_spark.tables.ingest_config import parse_config
+from bridge_spark.tables.payload_config import FORMATS
 
 pytestmark = pytest.mark.one_build
 
@@ -69,7 +69,7 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
 
 def test_each_format_of_the_job_but_raw_is_one_of_the_source(spark: SparkSession) -> None:
     assert {*FORMATS} == {*PAYLOAD_FORMATS, "raw"}
-    from bridge_spark.payloads import SchemaError, source_schema, table_schema
+    from bridge_spark.tables.payloads import SchemaError, source_schema, table_schema
 
     def config(**keys: Any) -> Any:
         return parse_config({"source": {"path": "d"}, "tables": {"t": {"stream": "s", "output": "o", **keys}}}).tables[0].payload

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from test_batch_table import batches, plain, publish
 
-from bridge_spark.backfill import check_range, edge
-from bridge_spark.batch_table import BatchTable
-from bridge_spark.compact import main as compact
-from bridge_spark.ingest_metrics import IngestMetrics
-from bridge_spark.ingest_progress import TableProgress
-from bridge_spark.query_job import lock_checkpoint
+from bridge_spark.tables.backfill import check_range, edge
+from bridge_spark.tables.batch_table import BatchTable
+from bridge_spark.tables.compact import main as compact
+from bridge_spark.tables.ingest_metrics import IngestMetrics
+from bridge_spark.tables.ingest_progress import TableProgress
+from bridge_spark.tables.query_job import lock_checkpoint
 
 pytestmark = pytest.mark.one_build
 

@@ -20,9 +20,9 @@ from spark_session import START_US, StreamWriter, message, spark
 from test_ingest import FAST
 
 from bridge_spark.ingest import run
-from bridge_spark.ingest_config import parse_config
-from bridge_spark.ingest_progress import TableProgress
-from bridge_spark.ingest_session import IngestError
+from bridge_spark.tables.ingest_config import parse_config
+from bridge_spark.tables.ingest_progress import TableProgress
+from bridge_spark.tables.ingest_session import IngestError
 
 pytestmark = pytest.mark.one_build
 

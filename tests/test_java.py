@@ -12,9 +12,9 @@ import pytest
 from spark_process import QUICK_JVM, run_program
 from spark_session import StreamWriter, message, python_path
 
-from bridge_spark.ingest_config import IngestConfig
-from bridge_spark.ingest_session import IngestError, make_session
 from bridge_spark.java import JavaError, java_home, main, use_java
+from bridge_spark.tables.ingest_config import IngestConfig
+from bridge_spark.tables.ingest_session import IngestError, make_session
 
 pytestmark = pytest.mark.one_build
 
@@ -105,8 +105,8 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 
 JOB = """
 import sys
-from bridge_spark.ingest_session import make_session
-from bridge_spark.ingest_config import IngestConfig
+from bridge_spark.tables.ingest_session import make_session
+from bridge_spark.tables.ingest_config import IngestConfig
 
 spark = make_session(IngestConfig((), "job", "local[2]", {"spark.driver.extraJavaOptions": sys.argv[1]}))
 messages = spark.read.format("mqtt").options(path=sys.argv[2], stream="sensors").load()

@@ -1,4 +1,4 @@
-"""bridge_spark.log_backup: a copy holds what is kept up to one offset, whatever happens meanwhile."""
+"""bridge_spark.log.log_backup: a copy holds what is kept up to one offset, whatever happens meanwhile."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from damaged_log import BATCH, DAMAGES, END, EVERYTHING, KEY, batches, commit, make, open_log, records
 
-from bridge_spark import log_backup
-from bridge_spark.log_backup import DamagedLog, copy_partition
-from bridge_spark.log_check import check_partition, read_file, segment_name, segment_offsets
-from bridge_spark.segment import Watermark, encode_watermark
+from bridge_spark.log import log_backup
+from bridge_spark.log.log_backup import DamagedLog, copy_partition
+from bridge_spark.log.log_check import check_partition, read_file, segment_name, segment_offsets
+from bridge_spark.log.segment import Watermark, encode_watermark
 
 
 @pytest.fixture

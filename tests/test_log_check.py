@@ -1,4 +1,4 @@
-"""bridge_spark.log_check: damage is told with its file, place and offsets, and ends where good batches begin."""
+"""bridge_spark.log.log_check: damage is told with its file, place and offsets, and ends where good batches begin."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from damaged_log import BATCH, DAMAGES, END, batches, commit, make, open_log
 
-from bridge_spark import log_check
-from bridge_spark.log_check import (
+from bridge_spark.log import log_check
+from bridge_spark.log.log_check import (
     check_description,
     check_partition,
     partitions,
@@ -19,8 +19,8 @@ from bridge_spark.log_check import (
     segment_offsets,
     survey,
 )
-from bridge_spark.log_repair import lost_marks
-from bridge_spark.segment import encode_batches
+from bridge_spark.log.log_repair import lost_marks
+from bridge_spark.log.segment import encode_batches
 from sessions.message import Message
 
 

@@ -1,4 +1,4 @@
-"""bridge_spark.log_repair: what is good keeps its offset, what is lost is marked, what is damaged is kept."""
+"""bridge_spark.log.log_repair: what is good keeps its offset, what is lost is marked, what is damaged is kept."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 from damaged_log import BATCH, DAMAGES, END, EVERYTHING, KEY, batches, commit, make, open_log, records
 
-from bridge_spark.columns import ColumnMaker
-from bridge_spark.log_check import check_partition, read_watermark, segment_name, segment_offsets
-from bridge_spark.log_repair import lost_marks, repair_partition
-from bridge_spark.offsets import DataLoss
-from bridge_spark.plan import Planner
-from bridge_spark.segment import CorruptBatch, decode_columns, iter_batches, timestamps
-from bridge_spark.slice_reader import read_slices
-from bridge_spark.storage import DirectoryStorage
-from bridge_spark.stream_log import StreamLogDamage
+from bridge_spark.log.columns import ColumnMaker
+from bridge_spark.log.log_check import check_partition, read_watermark, segment_name, segment_offsets
+from bridge_spark.log.log_repair import lost_marks, repair_partition
+from bridge_spark.log.segment import CorruptBatch, decode_columns, iter_batches, timestamps
+from bridge_spark.log.stream_log import StreamLogDamage
+from bridge_spark.source.offsets import DataLoss
+from bridge_spark.source.plan import Planner
+from bridge_spark.source.slice_reader import read_slices
+from bridge_spark.source.storage import DirectoryStorage
 
 STAMP = "20260101T000000Z"
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_spark.json_payloads import JsonParser
-from bridge_spark.payload_options import PayloadOptionError, PayloadOptions, payload_options
-from bridge_spark.payload_reader import PayloadReader, PayloadSchemaError
-from bridge_spark.row_parser import BadPayload, Refused, RowParser
-from bridge_spark.sparkplug import FIELDS, SparkplugParser
-from bridge_spark.text_payloads import CsvParser, NumberParser
-from bridge_spark.topic_levels import PatternError, parse_pattern
+from bridge_spark.source.json_payloads import JsonParser
+from bridge_spark.source.payload_options import PayloadOptionError, PayloadOptions, payload_options
+from bridge_spark.source.payload_reader import PayloadReader, PayloadSchemaError
+from bridge_spark.source.row_parser import BadPayload, Refused, RowParser
+from bridge_spark.source.sparkplug import FIELDS, SparkplugParser
+from bridge_spark.source.text_payloads import CsvParser, NumberParser
+from bridge_spark.source.topic_levels import PatternError, parse_pattern
 
 pytestmark = pytest.mark.one_build
 

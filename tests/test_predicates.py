@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_spark.predicates import Bounds, Wanted
+from bridge_spark.log.predicates import Bounds, Wanted
 
 pytestmark = pytest.mark.one_build
 

@@ -29,14 +29,14 @@ from sealed_log import seal_closed
 from spark_session import START_US, StreamWriter, message
 from stream_reads import places, rows, source, stream_reader
 
-from bridge_spark import plan
-from bridge_spark.admission import Admission
 from bridge_spark.datasource import FilteringMqttReader, MqttReader, SliceTask
-from bridge_spark.offsets import limit_rows
-from bridge_spark.option_values import OptionError
-from bridge_spark.plan import Planner
-from bridge_spark.segment import IndexEntry
-from bridge_spark.storage import DirectoryStorage, Manifest, PartitionState, Segment
+from bridge_spark.log.segment import IndexEntry
+from bridge_spark.source import plan
+from bridge_spark.source.admission import Admission
+from bridge_spark.source.offsets import limit_rows
+from bridge_spark.source.option_values import OptionError
+from bridge_spark.source.plan import Planner
+from bridge_spark.source.storage import DirectoryStorage, Manifest, PartitionState, Segment
 
 pytestmark = pytest.mark.one_build
 

@@ -16,7 +16,7 @@ from damaged_log import DAMAGES, batches
 from full_store import CHANGES, overwrite, page_kinds
 from raw_client import RawClient
 
-from bridge_spark.log_check import segment_name
+from bridge_spark.log.log_check import segment_name
 from mqttbroker.packets import Puback, Publish
 from mqttbroker.properties import Properties
 from mqttbroker.repair import DATABASE, check, repair, set_aside

@@ -18,14 +18,15 @@ from sealed_log import seal_closed, seal_segment
 from spark_session import StreamWriter
 from stream_reads import batches, rows, source
 
-from bridge_spark import sealed_writer, slice_reader
-from bridge_spark.columns import SCHEMA_DDL
-from bridge_spark.predicates import Wanted
-from bridge_spark.sealed import inspect, search_sealed, verify
-from bridge_spark.sealed_reader import SealedFile
-from bridge_spark.sealed_writer import SCHEMA, Source, seal
-from bridge_spark.segment import SegmentError, encode_batch
-from bridge_spark.storage import DirectoryStorage, StreamError
+from bridge_spark.log import sealed_writer
+from bridge_spark.log.columns import SCHEMA_DDL
+from bridge_spark.log.predicates import Wanted
+from bridge_spark.log.sealed import inspect, search_sealed, verify
+from bridge_spark.log.sealed_reader import SealedFile
+from bridge_spark.log.sealed_writer import SCHEMA, Source, seal
+from bridge_spark.log.segment import SegmentError, encode_batch
+from bridge_spark.source import slice_reader
+from bridge_spark.source.storage import DirectoryStorage, StreamError
 from sessions.message import Message
 
 pytestmark = pytest.mark.one_build

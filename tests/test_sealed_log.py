@@ -12,17 +12,17 @@ from damaged_log import END, EVERYTHING, KEY, commit, make, open_log
 from sealed_log import seal_closed, seal_segment, sealed_files
 from stream_reads import rows as rows_of
 
-from bridge_spark import partition, stream_log
-from bridge_spark.damage import CorruptSegment
-from bridge_spark.log_backup import DamagedLog, copy_partition, hold
-from bridge_spark.log_check import check_partition, segment_offsets
-from bridge_spark.log_repair import repair_partition
-from bridge_spark.sealed import file_name
-from bridge_spark.segment import Watermark, encode_watermark
-from bridge_spark.segment_file import examine_sealed
-from bridge_spark.storage import DirectoryStorage
-from bridge_spark.stream_log import StreamConfig, StreamLogDamage, StreamLogs
-from bridge_spark.time_index import offsets_at
+from bridge_spark.log import partition, stream_log
+from bridge_spark.log.log_backup import DamagedLog, copy_partition, hold
+from bridge_spark.log.log_check import check_partition, segment_offsets
+from bridge_spark.log.log_repair import repair_partition
+from bridge_spark.log.sealed import file_name
+from bridge_spark.log.segment import Watermark, encode_watermark
+from bridge_spark.log.segment_file import examine_sealed
+from bridge_spark.log.stream_log import StreamConfig, StreamLogDamage, StreamLogs
+from bridge_spark.source.damage import CorruptSegment
+from bridge_spark.source.storage import DirectoryStorage
+from bridge_spark.source.time_index import offsets_at
 
 
 pytestmark = pytest.mark.one_build
@@ -237,7 +237,7 @@ def damage(path: Path, place: int) -> None:
 def test_damage_costs_the_row_groups_that_it_hit(
     directory: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge_spark.sealed_writer.GROUP_ROWS", 10)
+    monkeypatch.setattr("bridge_spark.log.sealed_writer.GROUP_ROWS", 10)
     sealed = seal_closed(directory)[number]
     damage(sealed, 200)
     state = check_partition(directory, END, False)

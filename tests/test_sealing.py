@@ -23,13 +23,13 @@ from disk.layer import RENAME, Layer, calls
 from raw_client import RawClient
 from stream_reads import rows as rows_of
 
-from bridge_spark import sealing as sealing_module
 from bridge_spark.datasource import MqttDataSource
-from bridge_spark.log_check import check_partition
-from bridge_spark.sealed import verify
-from bridge_spark.sealer import Sealer, SealingFailed
-from bridge_spark.sealing import Sealing
-from bridge_spark.stream_log import StreamConfig, StreamLogs
+from bridge_spark.log import sealing as sealing_module
+from bridge_spark.log.log_check import check_partition
+from bridge_spark.log.sealed import verify
+from bridge_spark.log.sealer import Sealer, SealingFailed
+from bridge_spark.log.sealing import Sealing
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from mqttbroker import settings as settings_module
 from mqttbroker.config import ConfigError, load_settings
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_spark import segment
-from bridge_spark.segment import (
+from bridge_spark.log import segment
+from bridge_spark.log.segment import (
     BatchTooLarge,
     CorruptBatch,
     IndexEntry,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge_spark.options import EARLIEST, LATEST, OptionError, check_for_batch, check_for_stream, parse_options
+from bridge_spark.source.options import EARLIEST, LATEST, OptionError, check_for_batch, check_for_stream, parse_options
 
 BASE = {"path": "data", "stream": "sensors"}
 

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_spark import segment
-from bridge_spark.segment import decode_messages, decode_watermark, iter_batches
-from bridge_spark.stream_log import StreamConfig, StreamLogError, StreamLogs, partition_of
+from bridge_spark.log import segment
+from bridge_spark.log.segment import decode_messages, decode_watermark, iter_batches
+from bridge_spark.log.stream_log import StreamConfig, StreamLogError, StreamLogs, partition_of
 from sessions.message import Message
 
 KEY = ("s", 0)
@@ -296,7 +296,7 @@ def test_recovery_brings_back_what_was_committed(data: st.DataObject) -> None:
 APPENDER = '''
 import os, sys
 from pathlib import Path
-from bridge_spark.stream_log import StreamConfig, StreamLogs
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from sessions.message import Message
 
 path, end, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

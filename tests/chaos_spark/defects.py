@@ -21,7 +21,7 @@ def append() -> None:
     """The files of all batches lie in one directory, where Spark's `mode("append")` puts them."""
     from pyspark.sql import DataFrameWriter
 
-    from bridge_spark.batch_table import BatchTable
+    from bridge_spark.tables.batch_table import BatchTable
 
     whole = DataFrameWriter.parquet
 
@@ -38,7 +38,7 @@ def append() -> None:
 
 def in_place() -> None:
     """A batch is written where readers look, instead of beside it."""
-    from bridge_spark.batch_table import BatchTable
+    from bridge_spark.tables.batch_table import BatchTable
 
     def stage(table: BatchTable, batch: int) -> Path:
         return table.directory / f"writing-{batch}-{os.getpid()}"
@@ -48,7 +48,7 @@ def in_place() -> None:
 
 def unmarked() -> None:
     """A batch that is repeated is not looked for: it gets a directory of its own."""
-    from bridge_spark.batch_table import BatchTable
+    from bridge_spark.tables.batch_table import BatchTable
 
     def publish(table: BatchTable, batch: int, staged: Path, mark: dict[str, Any]) -> None:
         os.rename(staged, table.directory / f"batch={batch}-{os.getpid()}")
@@ -59,7 +59,7 @@ def unmarked() -> None:
 
 def dead_letters_last() -> None:
     """A batch stands in the table, and so is done, before its dead letters are written."""
-    from bridge_spark.batch_table import BatchTable
+    from bridge_spark.tables.batch_table import BatchTable
 
     whole = BatchTable.publish
     waiting: list[tuple[BatchTable, int, Path, dict[str, Any]]] = []

@@ -20,8 +20,8 @@ from random import Random
 from typing import Any, NamedTuple, Optional
 
 from broker_process import BrokerProcess
-from bridge_spark.sealed import SUFFIX
-from bridge_spark.storage import DirectoryStorage, Manifest
+from bridge_spark.log.sealed import SUFFIX
+from bridge_spark.source.storage import DirectoryStorage, Manifest
 from chaos_spark.actors import BrokerLives, PublisherLives
 from chaos_spark.defects import DEFECTS
 from chaos_spark.driver import ALL, BETWEEN, END_SECONDS, INSIDE, PATIENCE, STARTING, Death, Driver, TableFiles, deaths, environment

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bridge_spark import sealed, segment
-from bridge_spark.stream_log import StreamConfig, StreamLogs
+from bridge_spark.log import sealed, segment
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from disk.workload import PARTITIONS, History, Ident, Publication, Wish, ident_of
 from mqttbroker.server import DATABASE
 from sessions.journal import AWAIT_PUBCOMP, AWAIT_PUBREC
@@ -195,7 +195,7 @@ def _payloads(path: Path, size: int, first_offset: int) -> Iterator[tuple[int, b
     """The records of a segment, sealed or not, as offset and payload."""
     with open(path, "rb") as file:
         if sealed.is_sealed(path.name):
-            from bridge_spark.sealed_reader import SealedFile
+            from bridge_spark.log.sealed_reader import SealedFile
 
             sealed.verify(path)
             opened = SealedFile(lambda position, length: os.pread(file.fileno(), length, position), size)

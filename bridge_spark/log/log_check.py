@@ -1,0 +1,298 @@
+"""What the files of a stream really hold: every batch read, every gap named.
+
+The rule kept here: a check reads and never writes, and may run beside a broker
+that appends, rolls and removes segments.  A damaged place ends where the next
+whole batch begins, so damage costs what it hit and nothing behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from itertools import chain
+from pathlib import Path
+from typing import Iterator, List, NamedTuple, Optional, Tuple
+
+from bridge_spark.log.sealed import file_name, first_of, verify
+from bridge_spark.log.segment import (
+    HEADER_BYTES,
+    LOST_MAGIC,
+    MAGIC,
+    Batch,
+    CorruptBatch,
+    SegmentError,
+    Watermark,
+    decode_watermark,
+    read_batch,
+    read_header,
+)
+
+BLOCK_BYTES = 4096
+READ_BYTES = 1 << 20
+
+_BATCH_START = re.compile(b"|".join((MAGIC, LOST_MAGIC)))
+
+
+class Span(NamedTuple):
+    """A part of a segment file: whole batches, or what stands where batches should.
+
+    ``reason`` says what is wrong with it, "" for whole batches; ``lost`` tells
+    offsets that an earlier repair gave up.
+    """
+
+    position: int
+    size: int
+    first_offset: int
+    end_offset: int
+    reason: str = ""
+    lost: bool = False
+
+
+class PartitionState(NamedTuple):
+    """What a check found; ``lost`` are ranges of offsets given up by repairs before."""
+
+    start: int
+    end: int
+    segments: int
+    lost: List[Tuple[int, int]]
+    problems: List[str]
+
+
+def segment_name(first_offset: int) -> str:
+    return f"{first_offset:020d}.seg"
+
+
+def segment_offsets(directory: Path) -> List[int]:
+    """The first offsets of the segments in a partition's directory, sealed or not, in order."""
+    return sorted({first for name in os.listdir(directory) if (first := first_of(name)) is not None})
+
+
+def partitions(directory: Path) -> List[Tuple[str, int]]:
+    """Every partition below the data directory's ``streams``: stream and number."""
+    found = []
+    for path in directory.glob("*/*"):
+        if path.is_dir() and path.name.isdigit():
+            found.append((path.parent.name, int(path.name)))
+    return sorted(found)
+
+
+def read_watermark(directory: Path) -> Watermark:
+    """The high watermark of a partition, zeros without one; raises `SegmentError` on a damaged one."""
+    for attempt in range(3):
+        try:
+            return decode_watermark((directory / "high_watermark").read_bytes())
+        except FileNotFoundError:
+            break
+        except SegmentError:
+            if attempt == 2:
+                raise
+    return Watermark(0, 0, 0, 0)
+
+
+def seen_end(directory: Path) -> int:
+    """The end that readers of a partition have been shown, 0 if that cannot be told."""
+    try:
+        return read_watermark(directory).high_watermark
+    except SegmentError:
+        return 0
+
+
+def read_file(path: Path) -> bytes:
+    """A file's bytes, with zeros where the disk does not give any."""
+    parts: List[bytes] = []
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        position = 0
+        step = READ_BYTES
+        while position < size:
+            wanted = min(step, size - position)
+            try:
+                data = os.pread(file.fileno(), wanted, position)
+            except OSError:
+                if step > BLOCK_BYTES:
+                    step = BLOCK_BYTES
+                    continue
+                data = bytes(wanted)
+            if not data:
+                break
+            parts.append(data)
+            position += len(data)
+            if position % READ_BYTES == 0:
+                step = READ_BYTES
+    return b"".join(parts)
+
+
+def survey(data: bytes, first_offset: int, limit: Optional[int]) -> List[Span]:
+    """The spans of a segment that begins with `first_offset`, up to the offset `limit`.
+
+    A damaged span at the end reaches up to `limit`, or holds no offsets when
+    that is None.
+    """
+    spans: List[Span] = []
+    position, expected = 0, first_offset
+    while position < len(data) and (limit is None or expected < limit):
+        try:
+            batch = _expect(data, position, expected, limit)
+            reason = ""
+        except SegmentError as error:
+            reason = error.reason
+            following = next_batch(data, position, expected, limit)
+            if following is None:
+                end = expected if limit is None else limit
+                spans.append(Span(position, len(data) - position, expected, end, reason))
+                break
+            batch = following
+            size = batch.position - position
+            spans.append(Span(position, size, expected, batch.first_offset, reason))
+        _add(spans, batch)
+        position, expected = batch.end, batch.end_offset
+    return spans
+
+
+def _expect(data: bytes, position: int, expected: int, limit: Optional[int]) -> Batch:
+    batch = read_batch(data, position)
+    if batch.first_offset != expected:
+        raise CorruptBatch(
+            position, f"batch of offset {batch.first_offset} where {expected} comes next"
+        )
+    if limit is not None and batch.end_offset > limit:
+        raise CorruptBatch(position, f"batch up to offset {batch.end_offset - 1} beyond {limit - 1}")
+    return batch
+
+
+def next_batch(data: bytes, position: int, expected: int, limit: Optional[int]) -> Optional[Batch]:
+    """The first whole batch from `position` on that may follow the offset `expected`.
+
+    Where the header of the damaged batch still leads to one, that is it; else what
+    looks like one is searched for, which a payload might.
+    """
+    places: Iterator[int] = (match.start() for match in _BATCH_START.finditer(data, position))
+    try:
+        damaged = read_header(data, position)
+        if damaged.first_offset == expected:
+            places = chain((damaged.end,), places)
+    except SegmentError:
+        pass
+    for place in places:
+        try:
+            batch = read_batch(data, place)
+        except SegmentError:
+            continue
+        if batch.first_offset >= expected and (limit is None or batch.end_offset <= limit):
+            return batch
+    return None
+
+
+def _add(spans: List[Span], batch: Batch) -> None:
+    size = HEADER_BYTES + batch.body_length
+    last = spans[-1] if spans else None
+    if last is not None and not last.reason and last.lost == batch.lost:
+        spans[-1] = last._replace(size=last.size + size, end_offset=batch.end_offset)
+    else:
+        found = Span(batch.position, size, batch.first_offset, batch.end_offset, "", batch.lost)
+        spans.append(found)
+
+
+def check_partition(directory: Path, end: Optional[int], live: bool) -> PartitionState:
+    """Read every batch of a partition up to `end`, which the database names.
+
+    None for an `end` that is not known: what there is counts.  ``live``: a broker
+    is at work on it, and was when `end` was read.  Problems begin with the
+    file's name.  Raises `OSError` if the directory cannot be read.
+    """
+    problems: List[str] = []
+    try:
+        watermark = read_watermark(directory)
+    except SegmentError as error:
+        problems.append(f"high_watermark: {error}")
+        watermark = Watermark(0, 0, 0, 0)
+    seen = watermark.high_watermark
+    if end is not None and seen > end and not live:
+        problems.append(
+            f"high_watermark: readers have been shown offsets up to {seen},"
+            f" but the database ends at {end}"
+        )
+    firsts = [
+        first
+        for first in segment_offsets(directory)
+        if first >= watermark.log_start_offset and (end is None or first < end)
+    ]
+    lost: List[Tuple[int, int]] = []
+    start = expected = firsts[0] if firsts else watermark.log_start_offset
+    for index, first in enumerate(firsts):
+        limit = firsts[index + 1] if index + 1 < len(firsts) else end
+        try:
+            name, spans = survey_segment(directory, first, limit, live, problems)
+        except FileNotFoundError:
+            if live:  # retention took it
+                start = expected = firsts[index + 1] if index + 1 < len(firsts) else end or expected
+                continue
+            raise
+        if first != expected:
+            problems.append(f"{name}: offsets {expected} to {first - 1} are missing before it")
+        expected = first
+        for span in spans:
+            if span.reason:
+                problems.append(describe(name, span))
+            elif span.lost:
+                lost.append((span.first_offset, span.end_offset))
+            expected = span.end_offset
+    if end is not None and expected < end:
+        last = segment_name(firsts[-1]) if firsts else "no segment"
+        problems.append(f"{last}: offsets {expected} to {end - 1} are missing after it")
+    return PartitionState(start, expected, len(firsts), lost, problems)
+
+
+def survey_segment(
+    directory: Path, first: int, limit: Optional[int], live: bool, problems: List[str]
+) -> Tuple[str, List[Span]]:
+    """The file of a segment and its spans; of one that is there twice, the sealed file's unless that is damaged.
+
+    Raises `FileNotFoundError` when there is neither.
+    """
+    name = file_name(first)
+    for look in range(2):  # it may be sealed between the two files
+        try:
+            part = verify(directory / name)
+        except FileNotFoundError:
+            pass
+        except SegmentError as error:
+            if not (directory / segment_name(first)).exists():
+                end = first if limit is None else limit
+                return name, [Span(0, (directory / name).stat().st_size, first, end, error.reason)]
+            problems.append(f"{name}: {error.reason}; {segment_name(first)} is there too")
+        else:
+            if limit is not None and part.end_offset > limit and not live:
+                problems.append(f"{name}: offsets {limit} to {part.end_offset - 1} are too many")
+            spans = [Span(0, part.size, *gap, "", True) for gap in part.lost]
+            end = part.end_offset if limit is None else min(part.end_offset, limit)
+            return name, [*spans, Span(0, part.size, first, end)]
+        try:
+            return segment_name(first), survey(read_file(directory / segment_name(first)), first, limit)
+        except FileNotFoundError:
+            if look:
+                raise
+    raise AssertionError("the second look returns or raises")
+
+
+def describe(name: str, span: Span) -> str:
+    """One line about a damaged span of the segment file `name`."""
+    where = f"{name}: bytes {span.position} to {span.position + span.size - 1}: {span.reason}"
+    if span.size == 0:
+        where = f"{name}: byte {span.position}: {span.reason}"
+    if span.end_offset == span.first_offset:
+        return where
+    return f"{where}; offsets {span.first_offset} to {span.end_offset - 1}"
+
+
+def check_description(directory: Path) -> Optional[str]:
+    """What is wrong with a stream's description, None if nothing is."""
+    path = directory / "stream.json"
+    try:
+        json.loads(path.read_bytes())["partitions"]
+    except FileNotFoundError:
+        return "stream.json: is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"stream.json: is damaged: {error!r}"
+    return None

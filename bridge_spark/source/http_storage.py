@@ -1,0 +1,117 @@
+"""A stream's files over the broker's HTTP interface.
+
+The rule kept here: it answers like a data directory does.  What `http_client`
+says of a connection becomes one line of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Optional
+from urllib.parse import quote
+
+from bridge_spark.log.sealed import is_sealed
+from bridge_spark.log.segment import IndexEntry
+from bridge_spark.source.consumers import REPORT_TIMEOUT_S, Reporter
+from bridge_spark.source.http_client import RETRIES, RETRY_INTERVAL_S, TIMEOUT_S, HttpClient, HttpError, NotFound
+from bridge_spark.source.storage import (
+    Manifest,
+    Segment,
+    SegmentGone,
+    StreamError,
+    UnknownStream,
+    index_file,
+    parse_manifest,
+    sealed_index,
+    usable_index,
+)
+
+
+class HttpStorage:
+    """Files of ``stream`` at ``url``; `HttpClient` says what the rest means.  Not thread safe."""
+
+    chunk_bytes = 8 * 1024 * 1024  # each request costs the broker
+
+    def __init__(
+        self,
+        url: str,
+        stream: str,
+        token: Optional[str] = None,
+        ca_file: Optional[str] = None,
+        retries: int = RETRIES,
+        retry_interval_s: float = RETRY_INTERVAL_S,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self._client = HttpClient(url, token, ca_file, retries, retry_interval_s, timeout_s)
+        self._stream = stream
+        self._path = f"/streams/{quote(stream, safe='')}"
+        self._reports = HttpClient(url, token, ca_file, 0, 0.0, min(timeout_s, REPORT_TIMEOUT_S))
+        self._reporter = Reporter(self._send_report)
+
+    def manifest(self) -> Manifest:
+        try:
+            return parse_manifest(self._client.get_json(self._path), self._client.url + self._path)
+        except NotFound:
+            raise UnknownStream(f"mqtt source: option 'stream': {self._client.url} has no stream {self._stream!r}"
+                                f"{self._names()}") from None
+        except HttpError as error:
+            raise _said(error) from None
+
+    def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
+        path = f"{self._path}/offsets?timestamp={timestamp}"
+        try:
+            answer = self._client.get_json(path)
+            return {int(entry["partition"]): int(entry["offset"]) for entry in answer["partitions"]}
+        except NotFound:
+            return None
+        except HttpError as error:
+            raise _said(error) from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise StreamError(f"mqtt source: {self._client.url}{path} did not answer with offsets "
+                              f"({error!r})") from None
+
+    def read(self, partition: int, file: str, position: int, length: int) -> bytes:
+        try:
+            return self._client.get(self._file_path(partition, file), position, length)
+        except NotFound:
+            raise SegmentGone(f"mqtt source: {self.describe(partition, file)} is gone") from None
+        except HttpError as error:
+            raise _said(error) from None
+
+    def index(self, partition: int, segment: Segment) -> list[IndexEntry]:
+        if is_sealed(segment.file):
+            return sealed_index(self, partition, segment)
+        try:
+            return usable_index(self._client.get(self._file_path(partition, index_file(segment.file))), segment)
+        except NotFound:
+            return []
+        except HttpError as error:
+            raise _said(error) from None
+
+    def report(self, consumer: str, offsets: Mapping[int, int]) -> None:
+        self._reporter.report(consumer, offsets)
+
+    def _send_report(self, consumer: str, report: bytes) -> None:
+        self._reports.send("PUT", f"{self._path}/consumers/{quote(consumer, safe='')}", report)
+
+    def describe(self, partition: int, file: str) -> str:
+        return self._client.url + self._file_path(partition, file)
+
+    def close(self) -> None:
+        self._client.close()
+        self._reports.close()
+
+    def _file_path(self, partition: int, file: str) -> str:
+        return f"{self._path}/{partition}/{quote(file)}"
+
+    def _names(self) -> str:
+        try:
+            document: Any = self._client.get_json("/streams")
+        except HttpError:
+            return ""
+        names = document.get("streams") if isinstance(document, dict) else document
+        return f" (there are: {', '.join(map(str, names))})" if isinstance(names, list) and names else ""
+
+
+def _said(error: HttpError) -> StreamError:
+    return StreamError(f"mqtt source: {error}")

@@ -1,0 +1,407 @@
+"""JSON payloads to rows.
+
+The rule kept here: `JsonParser.one` reads one payload and says what it is
+worth; `JsonParser.fast` reads many with Arrow and takes them only where that
+is sure to be the same.
+
+| payload | becomes |
+|---|---|
+| an object | a row: each field of the schema by its exact name |
+| a field that is missing or null | NULL; a dead letter where the field is NOT NULL (also in structs and arrays) |
+| a field that the schema does not have | nothing, or an entry of the extra fields; its value must be JSON all the same |
+| a field of the schema that stands twice in one object | a dead letter (unknown ones: the last one counts) |
+| a value of another type than the field's | a dead letter, but: number, flag, object and array fill a string as JSON text |
+| byte to long | a number without fraction and exponent that fits; not `1.0`, not `"1"` |
+| float, double | a finite number; not `1e999`, not `"1"` |
+| decimal | a number, or one in quotes, that fits without rounding |
+| boolean | true or false |
+| timestamp | ISO 8601 text as in `typed_text`, or numbers by `timestamps`: s, ms or us since the epoch |
+| date, binary | text as in `typed_text` |
+| struct, array, map | object, array, object; a map's key may not stand twice |
+| NaN, Infinity, comments, a lone surrogate | a dead letter, as not JSON |
+| blanks and newlines around and between, one byte order mark | are left out |
+| empty payload, not UTF-8, several values, deeper than 200 | a dead letter |
+| an array | a dead letter; with `explode` a row of each object in it, or none if one of them is bad or there is none |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Optional
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+import pyarrow.json as pj  # type: ignore[import-untyped]
+
+from bridge_spark.source import typed_text
+from bridge_spark.source.row_parser import BadPayload, Refused, RowParser
+
+MAX_DEPTH = 200
+EXTRA = "_extra"
+EXTRA_TYPE = pa.map_(pa.string(), pa.string())
+UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+"""Microseconds of each unit of numeric timestamps."""
+
+_BLANKS = " \t\n\r"
+_NOT_A_NUMBER = re.compile(rb"[^\w\"](?:NaN|Inf)")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_ROW = re.compile(r" in row (\d+)$")
+_TEXT = re.compile(r"couldn't parse:(.+)$|: (\S+) requires (?:scale|precision) \d+$")
+
+
+class _Number(str):
+    """A number as it is written."""
+
+    __slots__ = ()
+
+
+class _Object(list[tuple[str, Any]]):
+    """The members of an object, in order and with those that stand twice."""
+
+    __slots__ = ()
+
+
+def _refuse(word: str) -> Any:
+    raise BadPayload("not JSON")
+
+
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_Object, parse_int=_Number, parse_float=_Number, parse_constant=_refuse)
+
+
+class JsonParser(RowParser):
+    """Rows of ``type``, a struct; NOT NULL is said by its fields.
+
+    ``timestamps`` is None for texts, or one of `UNITS`.  ``extra`` adds the
+    field `EXTRA` at the end: the JSON text of each field that the schema does
+    not have.
+    """
+
+    def __init__(
+        self, type: pa.StructType, timestamps: Optional[str] = None, explode: bool = False, extra: bool = False
+    ) -> None:
+        self._fields = [type.field(number) for number in range(type.num_fields)]
+        self._unit = None if timestamps is None else UNITS[timestamps]
+        self._explode = explode
+        self._extra = extra
+        self.type = pa.struct([*self._fields, pa.field(EXTRA, EXTRA_TYPE)]) if extra else type
+        self._names = frozenset(field.name for field in self._fields)
+        self._read = pa.schema([pa.field(field.name, self._read_type(field.type)) for field in self._fields])
+        self._is_fast = not any(map(_has_map, self._fields))
+
+    def one(self, payload: bytes) -> list[Any]:
+        value = decode(payload)
+        if self._explode and type(value) is list:
+            if not value:
+                raise BadPayload("an array without rows")
+            return [self._row(item) for item in value]
+        return [self._row(value)]
+
+    def fast(self, payloads: pa.Array) -> pa.Array:
+        if not self._is_fast:
+            raise Refused
+        lines = _lines(payloads)
+        found = None
+        if self._extra:
+            try:
+                found = self._table(lines, len(payloads), "error")
+                extra = pa.array([[]], EXTRA_TYPE).take(pa.repeat(pa.scalar(0, pa.int8()), len(payloads)))
+            except Refused:
+                pass
+        if found is None:
+            found = self._table(lines, len(payloads), "ignore")
+            if self._extra:
+                extra = self._extra_column(payloads)
+        columns = [self._column(found.column(field.name).combine_chunks(), field) for field in self._fields]
+        if self._extra:
+            columns.append(extra)
+        return pa.StructArray.from_arrays(
+            [_one_chunk(column) for column in columns],
+            fields=[self.type.field(number) for number in range(self.type.num_fields)])
+
+    def _table(self, lines: pa.Buffer, count: int, unknown: str) -> pa.Table:
+        options = pj.ReadOptions(use_threads=False, block_size=max(lines.size, 1))
+        parsing = pj.ParseOptions(explicit_schema=self._read, unexpected_field_behavior=unknown)
+        try:
+            found = pj.read_json(pa.BufferReader(lines), options, parsing)
+        except pa.ArrowInvalid as error:
+            raise Refused(_stumbled(str(error), lines)) from None
+        # Each line begins with a brace and ends with one, so that no object goes from one line into the
+        # next: every line holds one or more, and with as many rows as lines each row is its line's.
+        if found.num_rows != count:
+            raise Refused
+        return found
+
+    def _column(self, values: pa.Array, field: pa.Field) -> pa.Array:
+        """What Arrow has read of a field as the field's type; raises `Refused`."""
+        kind, types = field.type, pa.types
+        if not field.nullable:
+            typed_text.check(values.is_valid())
+        if types.is_struct(kind) and values.null_count:
+            with _rows_unknown():
+                made = self._column(values.drop_null(), pa.field(field.name, kind))
+            return made.take(_places(values))
+        if types.is_struct(kind):
+            fields = [kind.field(number) for number in range(kind.num_fields)]
+            columns = [self._column(values.field(number), part) for number, part in enumerate(fields)]
+            return pa.StructArray.from_arrays(columns, fields=fields)
+        if types.is_list(kind):
+            with _rows_unknown():
+                items = self._column(values.values, kind.value_field)
+            return pa.ListArray.from_arrays(values.offsets, items, type=kind, mask=values.is_null())
+        if types.is_floating(kind):
+            return typed_text.finite_column(values, kind)
+        if types.is_decimal(kind):
+            return _decimals(values)
+        if types.is_timestamp(kind) and self._unit is not None and kind.tz is not None:
+            return _instants(values, kind, self._unit)
+        if types.is_timestamp(kind) or types.is_date(kind) or types.is_binary(kind):
+            return typed_text.column_of(values, kind)
+        return values
+
+    def _read_type(self, kind: pa.DataType) -> pa.DataType:
+        """What Arrow shall read of the JSON to make ``kind`` of it."""
+        types = pa.types
+        if types.is_struct(kind):
+            fields = [kind.field(number) for number in range(kind.num_fields)]
+            return pa.struct([pa.field(field.name, self._read_type(field.type)) for field in fields])
+        if types.is_list(kind):
+            return pa.list_(self._read_type(kind.value_type))
+        if types.is_floating(kind) or (types.is_timestamp(kind) and self._unit is not None and kind.tz is not None):
+            return pa.float64()
+        if types.is_timestamp(kind) or types.is_date(kind) or types.is_binary(kind):
+            return pa.string()
+        return kind
+
+    def _extra_column(self, payloads: pa.Array) -> pa.Array:
+        try:
+            return pa.array([self._extras(decode(payload)) for payload in payloads.to_pylist()], EXTRA_TYPE)
+        except BadPayload:
+            raise Refused from None
+
+    def _extras(self, members: _Object) -> list[tuple[str, str]]:
+        return list({name: text_of(value) for name, value in members if name not in self._names}.items())
+
+    def _row(self, value: Any) -> dict[str, Any]:
+        if type(value) is not _Object:
+            raise BadPayload("not a JSON object")
+        row = self._struct(value, self._fields, "")
+        if self._extra:
+            row[EXTRA] = self._extras(value)
+        return row
+
+    def _struct(self, members: _Object, fields: list[pa.Field], where: str) -> dict[str, Any]:
+        found: dict[str, Any] = {field.name: None for field in fields}
+        seen = set()
+        for name, value in members:
+            if name in found:
+                if name in seen:
+                    raise BadPayload(f"field '{where}{name}' stands twice")
+                seen.add(name)
+                found[name] = value
+        for field in fields:
+            found[field.name] = self._value(found[field.name], field, where + field.name)
+        return found
+
+    def _value(self, value: Any, field: pa.Field, where: str) -> Any:
+        kind, types = field.type, pa.types
+        if value is None:
+            if not field.nullable:
+                raise BadPayload(f"field '{where}' is missing")
+            return None
+        if types.is_struct(kind):
+            _expect(type(value) is _Object, where, "is not an object")
+            return self._struct(value, [kind.field(number) for number in range(kind.num_fields)], where + ".")
+        if types.is_list(kind):
+            _expect(type(value) is list, where, "is not an array")
+            return [self._value(item, kind.value_field, where + "[]") for item in value]
+        if types.is_map(kind):
+            _expect(type(value) is _Object, where, "is not an object")
+            _expect(len({name for name, _ in value}) == len(value), where, "has a key that stands twice")
+            return [(name, self._value(item, kind.item_field, where + "{}")) for name, item in value]
+        try:
+            return self._scalar(value, kind)
+        except BadPayload as bad:
+            raise BadPayload(f"field '{where}' {bad}") from None
+
+    def _scalar(self, value: Any, kind: pa.DataType) -> Any:
+        types = pa.types
+        if types.is_string(kind):
+            return value if type(value) is str else text_of(value)
+        if types.is_boolean(kind):
+            if type(value) is not bool:
+                raise BadPayload("is neither true nor false")
+            return value
+        if types.is_signed_integer(kind) or types.is_floating(kind):
+            if type(value) is not _Number:
+                raise BadPayload("is not a number")
+        elif types.is_timestamp(kind) and self._unit is not None and kind.tz is not None:
+            if type(value) is not _Number:
+                raise BadPayload("is not a number")
+            return _instant(float(value), self._unit)
+        elif type(value) is not str and not (types.is_decimal(kind) and type(value) is _Number):
+            raise BadPayload("is not a text")
+        return typed_text.value_of(value, kind)
+
+
+def is_supported(kind: pa.DataType) -> bool:
+    """Whether JSON can fill a field of this type."""
+    types = pa.types
+    if types.is_struct(kind):
+        return all(is_supported(kind.field(number).type) for number in range(kind.num_fields))
+    if types.is_list(kind):
+        return is_supported(kind.value_type)
+    if types.is_map(kind):
+        return bool(types.is_string(kind.key_type)) and is_supported(kind.item_type)
+    return typed_text.is_supported(kind)
+
+
+def decode(payload: bytes) -> Any:
+    """One JSON value, with `_Object` for objects and `_Number` for numbers;
+    raises `BadPayload`."""
+    if not payload:
+        raise BadPayload("empty payload")
+    try:
+        text = payload.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadPayload("not UTF-8") from None
+    text = text.removeprefix("\ufeff").strip(_BLANKS)
+    if not text:
+        raise BadPayload("empty payload")
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise BadPayload("nested too deeply")
+    try:
+        value, end = _DECODER.raw_decode(text)
+    except json.JSONDecodeError:
+        raise BadPayload("not JSON") from None
+    if end != len(text):
+        raise BadPayload("text after the JSON value")
+    if "\\u" in text and _has_surrogate(text_of(value)):
+        raise BadPayload("not JSON")
+    return value
+
+
+def text_of(value: Any) -> str:
+    """The JSON text of a decoded value, without blanks; numbers as they were written."""
+    if isinstance(value, _Number):
+        return str(value)
+    if isinstance(value, _Object):
+        return "{" + ",".join(f"{_quoted(name)}:{text_of(item)}" for name, item in value) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(text_of, value)) + "]"
+    return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _depth(text: str) -> int:
+    deepest = depth = 0
+    for character in _STRING.sub("", text):
+        if character in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]}":
+            depth -= 1
+    return deepest
+
+
+def _expect(true: bool, where: str, otherwise: str) -> None:
+    if not true:
+        raise BadPayload(f"field '{where}' {otherwise}")
+
+
+def _instant(number: float, unit: int) -> int:
+    scaled = number * unit
+    if not typed_text.FIRST_US <= scaled <= typed_text.LAST_US:
+        raise BadPayload("is not a timestamp")
+    return typed_text.in_range(round(scaled))
+
+
+def _instants(numbers: pa.Array, kind: pa.DataType, unit: int) -> pa.Array:
+    scaled = pc.multiply(numbers, float(unit))
+    typed_text.check(
+        pc.and_(pc.greater(scaled, float(typed_text.FIRST_US)), pc.less(scaled, float(typed_text.LAST_US))))
+    return pc.round(scaled, round_mode="half_to_even").cast(pa.int64()).cast(kind)
+
+
+def _decimals(values: pa.Array) -> pa.Array:
+    """What Arrow has read: it widens a number to the scale without a look at the precision."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        raise Refused from None
+    return values
+
+
+def _lines(payloads: pa.Array) -> pa.Buffer:
+    """The payloads, each an object by its looks, as lines of UTF-8 that
+    `JsonParser._table` may read; raises `Refused`."""
+    try:
+        texts = payloads.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise Refused from None
+    if not pc.all(_braced(texts), min_count=0).as_py():
+        texts = pc.utf8_trim(texts, _BLANKS)
+        typed_text.check(_braced(texts))
+    if pc.max(pc.binary_length(texts)).as_py() > 2 * MAX_DEPTH:
+        openers = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
+        typed_text.check(pc.less_equal(openers, MAX_DEPTH))
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), "\n")[0].as_buffer()
+    data = memoryview(joined).tobytes()
+    if b"\0" in data or ((b"NaN" in data or b"Inf" in data) and _NOT_A_NUMBER.search(data)):
+        raise Refused
+    return joined
+
+
+def _braced(texts: pa.Array) -> pa.Array:
+    return pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
+
+
+def _stumbled(error: str, lines: pa.Buffer) -> Optional[int]:
+    """The first row that Arrow's error may be about."""
+    row, text = _ROW.search(error), _TEXT.search(error)
+    if row is not None:
+        return int(row[1])
+    if text is None:
+        return None
+    data = memoryview(lines).tobytes()
+    token = re.search(rb"[^\w.+-]" + re.escape((text[1] or text[2]).encode()) + rb"[^\w.+-]", data)
+    return data.count(b"\n", 0, token.start()) if token is not None else None
+
+
+@contextmanager
+def _rows_unknown() -> Iterator[None]:
+    """What is refused in here is not counted by payloads."""
+    try:
+        yield
+    except Refused:
+        raise Refused from None
+
+
+def _places(values: pa.Array) -> pa.Array:
+    """Where each value that is not NULL stands among those that are not."""
+    there = values.is_valid()
+    places = pc.subtract(pc.cumulative_sum(there.cast(pa.int32())), 1)
+    return pc.if_else(there, places, pa.scalar(None, pa.int32()))
+
+
+def _one_chunk(column: Any) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _has_map(field: pa.Field) -> bool:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        return any(_has_map(kind.field(number)) for number in range(kind.num_fields))
+    if pa.types.is_list(kind):
+        return _has_map(kind.value_field)
+    return bool(pa.types.is_map(kind))

@@ -1,0 +1,210 @@
+"""The options of the Spark data source `mqtt`.
+
+The rule kept here: every option is checked when the source is loaded, before a
+byte of a stream is read, and a refusal is one line that names the option, the
+value and the reason.  Names are case-insensitive, as everywhere in Spark, and
+mean what they mean to Spark's Kafka source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Optional
+
+from bridge_spark.source import option_values as values
+from bridge_spark.source.option_values import EARLIEST, LATEST, OffsetSpec, OptionError
+from bridge_spark.source.payload_options import PAYLOAD_OPTION_NAMES, PayloadOptions, payload_options
+from bridge_spark.source.topic_levels import PatternError, TopicPattern, parse_pattern
+from topic_matcher.filters import is_valid_filter
+
+__all__ = ["EARLIEST", "LATEST", "OPTION_NAMES", "OffsetSpec", "OptionError", "SourceOptions",
+           "check_for_batch", "check_for_stream", "parse_options"]
+
+OPTION_NAMES = (
+    "path",
+    "url",
+    "stream",
+    "filter",
+    "token",
+    "caFile",
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "skipCorruptBatches",
+    "includeUserProperties",
+    "pushDownFilters",
+    "consumer",
+    "fetch.numRetries",
+    "fetch.retryIntervalMs",
+    "fetch.timeoutMs",
+    *PAYLOAD_OPTION_NAMES,
+)
+_URL_ONLY = ("token", "caFile", "fetch.numRetries", "fetch.retryIntervalMs", "fetch.timeoutMs")
+_BATCH_ONLY = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+_BY_LOWER_NAME = {name.lower(): name for name in OPTION_NAMES}
+_SPARK_INTERNAL = frozenset({"paths", "__paths__", "serialization.format", "provider"})
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """Checked options.
+
+    Exactly one of ``path`` and ``url`` is set.  ``starting_offsets`` is None
+    where the default of the kind of read applies (earliest for a batch, latest
+    for a stream).  Of the three ways to say where a read begins or ends, the
+    one timestamp for all partitions goes before the timestamps per partition,
+    and those before the offsets.  Timestamps are microseconds since the epoch.
+    """
+
+    path: Optional[str]
+    url: Optional[str]
+    stream: str
+    topic_filter: Optional[str] = None
+    token: Optional[str] = None
+    ca_file: Optional[str] = None
+    starting_offsets: Optional[OffsetSpec] = None
+    starting_timestamps: Optional[dict[int, int]] = None
+    starting_timestamp: Optional[int] = None
+    latest_if_no_offset: bool = False
+    ending_offsets: Optional[OffsetSpec] = None
+    ending_timestamps: Optional[dict[int, int]] = None
+    ending_timestamp: Optional[int] = None
+    max_offsets_per_trigger: Optional[int] = None
+    min_offsets_per_trigger: Optional[int] = None
+    max_trigger_delay_ms: int = 15 * 60_000
+    min_partitions: Optional[int] = None
+    max_records_per_partition: Optional[int] = None
+    fail_on_data_loss: bool = True
+    skip_corrupt_batches: bool = False
+    include_user_properties: bool = False
+    push_down_filters: bool = False
+    consumer: Optional[str] = None
+    fetch_retries: int = 5
+    fetch_retry_interval_ms: int = 100
+    request_timeout_ms: int = 30_000
+    payload: Optional[PayloadOptions] = None
+    topic_pattern: Optional[TopicPattern] = None
+
+
+def parse_options(options: Mapping[str, str]) -> SourceOptions:
+    """Check Spark's option map; raises `OptionError`."""
+    given = _known_options(options)
+    path, url = given.get("path"), values.url(given, "url")
+    if path is not None and url is not None:
+        raise OptionError("url", "cannot be given together with 'path'")
+    if path is None and url is None:
+        raise OptionError("path", "missing: give 'path' (data directory) or 'url' (the broker's HTTP address)")
+    if url is None:
+        for name in _URL_ONLY:
+            if name in given:
+                raise OptionError(name, "is for 'url' only")
+    most, least = values.positive(given, "maxOffsetsPerTrigger"), values.positive(given, "minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        raise OptionError("minOffsetsPerTrigger", f"{least} is more than 'maxOffsetsPerTrigger', {most}")
+    default = SourceOptions(path, url, _stream(given))
+    pattern = _topic_pattern(given)
+    return SourceOptions(
+        path=path,
+        url=url,
+        stream=default.stream,
+        topic_filter=_topic_filter(given) if pattern is None else pattern.filter,
+        token=values.token(given, "token"),
+        ca_file=_ca_file(given, url),
+        starting_offsets=values.offsets(given, "startingOffsets", starting=True),
+        starting_timestamps=values.timestamps(given, "startingOffsetsByTimestamp"),
+        starting_timestamp=values.timestamp(given, "startingTimestamp"),
+        latest_if_no_offset=values.one_of(given, "startingOffsetsByTimestampStrategy", ("error", "latest")) == "latest",
+        ending_offsets=values.offsets(given, "endingOffsets", starting=False),
+        ending_timestamps=values.timestamps(given, "endingOffsetsByTimestamp"),
+        ending_timestamp=values.timestamp(given, "endingTimestamp"),
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_trigger_delay_ms=values.duration_ms(given, "maxTriggerDelay", default.max_trigger_delay_ms),
+        min_partitions=values.positive(given, "minPartitions"),
+        max_records_per_partition=values.positive(given, "maxRecordsPerPartition"),
+        fail_on_data_loss=values.boolean(given, "failOnDataLoss", default.fail_on_data_loss),
+        skip_corrupt_batches=values.boolean(given, "skipCorruptBatches", default.skip_corrupt_batches),
+        include_user_properties=values.boolean(given, "includeUserProperties", default.include_user_properties),
+        push_down_filters=values.boolean(given, "pushDownFilters", default.push_down_filters),
+        consumer=values.consumer(given, "consumer"),
+        fetch_retries=values.count(given, "fetch.numRetries", default.fetch_retries),
+        fetch_retry_interval_ms=values.count(given, "fetch.retryIntervalMs", default.fetch_retry_interval_ms),
+        request_timeout_ms=values.positive(given, "fetch.timeoutMs") or default.request_timeout_ms,
+        payload=payload_options(given),
+        topic_pattern=pattern,
+    )
+
+
+def check_for_batch(options: SourceOptions) -> None:
+    """Refuse what has no meaning in a batch read; raises `OptionError`."""
+    spec = options.starting_offsets if options.starting_timestamp is None else None
+    if LATEST in spec.values() if isinstance(spec, dict) else spec == LATEST:
+        raise OptionError("startingOffsets", "'latest' (-1) reads nothing in a batch: it is for streams")
+
+
+def check_for_stream(options: SourceOptions) -> None:
+    """Refuse what has no meaning in a streaming read; raises `OptionError`."""
+    ends = (options.ending_offsets, options.ending_timestamps, options.ending_timestamp)
+    for name, end in zip(_BATCH_ONLY, ends):
+        if end is not None:
+            raise OptionError(name, "is for batch reads: a stream has no end")
+
+
+def _known_options(options: Mapping[str, str]) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for key, value in options.items():
+        lower = key.lower()
+        if lower in _SPARK_INTERNAL or lower.startswith("spark."):
+            continue
+        name = _BY_LOWER_NAME.get(lower)
+        if name is None:
+            raise OptionError(key, f"unknown; the options are {', '.join(OPTION_NAMES)}")
+        given[name] = value
+    return given
+
+
+def _stream(given: dict[str, str]) -> str:
+    stream = given.get("stream", "")
+    if not stream:
+        raise OptionError("stream", "missing: give the name of a stream")
+    if "/" in stream or stream in (".", ".."):
+        raise OptionError("stream", f"{stream!r} is not a stream name")
+    return stream
+
+
+def _topic_pattern(given: dict[str, str]) -> Optional[TopicPattern]:
+    if "topicPattern" not in given:
+        return None
+    if "filter" in given:
+        raise OptionError("filter", "cannot be given together with 'topicPattern', which is a filter")
+    try:
+        return parse_pattern(given["topicPattern"])
+    except PatternError as error:
+        raise OptionError("topicPattern", str(error)) from None
+
+
+def _topic_filter(given: dict[str, str]) -> Optional[str]:
+    topic_filter = given.get("filter")
+    if topic_filter is not None and not is_valid_filter(topic_filter):
+        raise OptionError("filter", f"{topic_filter!r} is not an MQTT topic filter")
+    if topic_filter is not None and topic_filter.startswith("$share/"):
+        raise OptionError("filter", "a shared subscription means nothing here: give the filter alone")
+    return topic_filter
+
+
+def _ca_file(given: dict[str, str], url: Optional[str]) -> Optional[str]:
+    ca_file = given.get("caFile")
+    if ca_file is not None and url is not None and not url.lower().startswith("https:"):
+        raise OptionError("caFile", f"is for an https 'url', not {url!r}")
+    return ca_file

@@ -1,0 +1,97 @@
+"""The options of the Spark source about what is in payloads and topics.
+
+The rule kept here: payloads are only looked into when `payloadFormat` says how.
+
+| option | default | |
+|---|---|---|
+| payloadFormat | | `json`, `csv`, `number` or `sparkplug`: fills the columns `value` and `reason` |
+| payloadTimestamps | iso | JSON timestamps: `iso` texts, or numbers since the epoch in `s`, `ms` or `us` |
+| payloadExplode | false | a JSON array of objects, or CSV of several lines, is one row of each |
+| payloadDelimiter | , | of CSV, one character |
+| payloadQuote | " | of CSV, one character |
+| payloadHeader | | names of the CSV fields by position, with commas between; default: the schema's |
+| topicPattern | | in place of `filter`: `sensors/{plant}/{machine}/#` fills columns `plant` and `machine` |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Optional
+
+from bridge_spark.source.option_values import OptionError
+
+PAYLOAD_OPTION_NAMES = (
+    "payloadFormat",
+    "payloadTimestamps",
+    "payloadExplode",
+    "payloadDelimiter",
+    "payloadQuote",
+    "payloadHeader",
+    "topicPattern",
+)
+PAYLOAD_FORMATS = ("json", "csv", "number", "sparkplug")
+TIMESTAMPS = ("iso", "s", "ms", "us")
+_OF_FORMAT = {
+    "payloadTimestamps": ("json",),
+    "payloadExplode": ("json", "csv"),
+    "payloadDelimiter": ("csv",),
+    "payloadQuote": ("csv",),
+    "payloadHeader": ("csv",),
+}
+
+
+class PayloadOptionError(OptionError):
+    """One of these options that cannot be used."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(name, reason)
+        self.name = name
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class PayloadOptions:
+    """Checked options; ``timestamps`` is None for texts, ``header`` for the
+    names of the schema."""
+
+    format: str
+    timestamps: Optional[str] = None
+    explode: bool = False
+    delimiter: str = ","
+    quote: str = '"'
+    header: Optional[tuple[str, ...]] = None
+
+
+def payload_options(given: Mapping[str, str]) -> Optional[PayloadOptions]:
+    """The options, None without `payloadFormat`; raises `PayloadOptionError`."""
+    kind = given.get("payloadFormat")
+    if kind is not None and kind.lower() not in PAYLOAD_FORMATS:
+        raise PayloadOptionError("payloadFormat", f"{kind!r} is none of {', '.join(PAYLOAD_FORMATS)}")
+    for name, formats in _OF_FORMAT.items():
+        if name in given and (kind is None or kind.lower() not in formats):
+            raise PayloadOptionError(name, f"is for 'payloadFormat' {' and '.join(formats)} only")
+    if kind is None:
+        return None
+    timestamps = given.get("payloadTimestamps", "iso").lower()
+    if timestamps not in TIMESTAMPS:
+        raise PayloadOptionError("payloadTimestamps", f"{timestamps!r} is none of {', '.join(TIMESTAMPS)}")
+    explode = given.get("payloadExplode", "false").lower()
+    if explode not in ("true", "false"):
+        raise PayloadOptionError("payloadExplode", f"{explode!r} is neither true nor false")
+    header = given.get("payloadHeader")
+    return PayloadOptions(
+        kind.lower(),
+        None if timestamps == "iso" else timestamps,
+        explode == "true",
+        _character(given, "payloadDelimiter", ","),
+        _character(given, "payloadQuote", '"'),
+        None if header is None else tuple(name.strip() for name in header.split(",")),
+    )
+
+
+def _character(given: Mapping[str, str], name: str, default: str) -> str:
+    value = given.get(name, default)
+    if len(value) != 1 or not value.isascii() or value in "\r\n\0":
+        raise PayloadOptionError(name, f"{value!r} is not one ASCII character")
+    return value

@@ -1,0 +1,172 @@
+"""The source's columns that are made of payloads and topics.
+
+The rule kept here: a message becomes rows whose `reason` is NULL, or one row
+whose `reason` says why it is not in `value`; a reader that did not ask for
+`reason` gets no rows that hide it.
+
+A user's schema asks for these beside the columns of the message:
+
+| column | type | |
+|---|---|---|
+| value | struct<...>, with `number` a number type | what the payload says; a field that is NOT NULL must be there |
+| reason | string | why the payload could not be read so, else NULL; must be asked for together with `value` |
+| rejected | binary | the payload, where there is a `reason`, else NULL |
+| extra | map<string,string> | JSON: the fields that `value` does not have, as JSON text |
+| item | int | number of the row within its payload, from 0 |
+| a level of `topicPattern` | string | |
+
+`(partition, offset, item)` names a row.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from bridge_spark.source import json_payloads, sparkplug, typed_text
+from bridge_spark.source.json_payloads import JsonParser
+from bridge_spark.source.payload_options import PayloadOptions
+from bridge_spark.source.row_parser import Parsed, RowParser
+from bridge_spark.source.sparkplug import SparkplugParser
+from bridge_spark.source.text_payloads import CsvParser, NumberParser
+from bridge_spark.source.topic_levels import TopicPattern
+
+_TYPES = {
+    "reason": pa.string(),
+    "rejected": pa.binary(),
+    "extra": json_payloads.EXTRA_TYPE,
+    "item": pa.int32(),
+}
+PAYLOAD_COLUMNS = ("value", *_TYPES)
+
+
+class PayloadSchemaError(ValueError):
+    """Columns that cannot be made, as a sentence."""
+
+
+class PayloadReader:
+    """Turns batches of a stream's messages into batches of ``schema``.
+
+    Raises `PayloadSchemaError`.
+    """
+
+    def __init__(self, schema: pa.Schema, options: Optional[PayloadOptions], pattern: Optional[TopicPattern]) -> None:
+        self._schema = schema
+        self._pattern = pattern
+        levels = pattern.names if pattern is not None else ()
+        asked = [field for field in schema if field.name in (*PAYLOAD_COLUMNS, *levels)]
+        self._made = {field.name for field in asked}
+        self._parser = None
+        if self._made & set(PAYLOAD_COLUMNS):
+            if options is None:
+                raise PayloadSchemaError(f"column {asked[0].name!r} needs the option 'payloadFormat'")
+            self._parser = _parser(schema, options)
+        elif options is not None:
+            raise PayloadSchemaError("the option 'payloadFormat' needs a schema with the columns 'value' and 'reason'")
+        for field in asked:
+            wanted = pa.string() if field.name in levels else _TYPES.get(field.name, field.type)
+            if field.type != wanted:
+                raise PayloadSchemaError(f"column {field.name!r} is {wanted}, not {field.type}")
+        fields = [field for field in schema if field.name not in self._made]
+        needed = ("payload",) * bool(self._parser) + ("topic",) * bool(self._made.intersection(levels))
+        kinds = {"payload": pa.binary(), "topic": pa.string()}
+        self.message_schema = pa.schema(
+            fields + [pa.field(name, kinds[name]) for name in needed if name not in schema.names])
+        """What must be read of the messages."""
+
+    def rows(self, messages: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of ``messages``, which come in `message_schema`."""
+        if not self._made:
+            return messages
+        made: dict[str, pa.Array] = {}
+        if self._parser is not None:
+            parsed = self._parser.parse(messages.column("payload"))
+            if parsed.payloads is not None:
+                messages = messages.take(parsed.payloads)
+            made = self._payload_columns(messages, parsed)
+        if self._pattern is not None and self._made.intersection(self._pattern.names):
+            made |= _level_columns(self._pattern, messages.column("topic"))
+        arrays = [made[field.name] if field.name in self._made else messages.column(field.name)
+                  for field in self._schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _payload_columns(self, messages: pa.RecordBatch, parsed: Parsed) -> dict[str, pa.Array]:
+        made = {"value": parsed.values, "reason": parsed.reasons}
+        if "extra" in self._made:
+            made["value"], made["extra"] = _without_extra(parsed.values, self._schema.field("value").type)
+        if "rejected" in self._made:
+            made["rejected"] = pc.if_else(
+                parsed.reasons.is_valid(), messages.column("payload"), pa.scalar(None, pa.binary()))
+        if "item" in self._made:
+            made["item"] = _items(parsed, len(messages))
+        return made
+
+
+def _parser(schema: pa.Schema, options: PayloadOptions) -> RowParser:
+    if "value" not in schema.names or "reason" not in schema.names:
+        raise PayloadSchemaError("the columns 'value' and 'reason' must be asked for together")
+    kind = schema.field("value").type
+    extra = "extra" in schema.names
+    if extra and options.format != "json":
+        raise PayloadSchemaError("the column 'extra' is for JSON only")
+    if options.format == "number":
+        return _number_parser(kind)
+    if not pa.types.is_struct(kind) or not kind.num_fields:
+        raise PayloadSchemaError(f"column 'value' must be a struct for {options.format.upper()}, not {kind}")
+    if options.format == "sparkplug":
+        return _sparkplug_parser(kind)
+    is_supported = json_payloads.is_supported if options.format == "json" else typed_text.is_supported
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    for field in fields:
+        if not is_supported(field.type):
+            raise PayloadSchemaError(f"field {field.name!r} of 'value' cannot be {field.type} in {options.format.upper()}")
+    if options.format == "json":
+        return JsonParser(kind, options.timestamps, options.explode, extra)
+    for field in fields:
+        if options.header is not None and options.header.count(field.name) != 1:
+            raise PayloadSchemaError(f"the option 'payloadHeader' names no field {field.name!r}, or names it twice")
+    return CsvParser(kind, options.delimiter, options.quote, options.header, options.explode)
+
+
+def _number_parser(kind: pa.DataType) -> NumberParser:
+    number = kind.field(0).type if pa.types.is_struct(kind) and kind.num_fields == 1 else kind
+    types = pa.types
+    if not (types.is_signed_integer(number) or types.is_floating(number) or types.is_decimal(number)):
+        raise PayloadSchemaError(f"column 'value' must be of a number type, not {kind}")
+    return NumberParser(kind)
+
+
+def _sparkplug_parser(kind: pa.StructType) -> SparkplugParser:
+    for number in range(kind.num_fields):
+        field = kind.field(number)
+        if sparkplug.FIELDS.get(field.name) != field.type:
+            known = ", ".join(f"{name} {type}" for name, type in sparkplug.FIELDS.items())
+            raise PayloadSchemaError(f"field {field.name!r} of 'value' is none of Sparkplug's {known}")
+    return SparkplugParser(kind)
+
+
+def _level_columns(pattern: TopicPattern, topics: pa.Array) -> dict[str, pa.Array]:
+    distinct = topics.dictionary_encode()
+    levels = list(zip(*map(pattern.split, distinct.dictionary.to_pylist()))) or [()] * len(pattern.names)
+    return {name: pa.array(values, pa.string()).take(distinct.indices) for name, values in zip(pattern.names, levels)}
+
+
+def _without_extra(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
+    """A column that has `EXTRA` as its last field, and that field apart."""
+    *fields, extra = values.flatten()
+    bare = pa.StructArray.from_arrays(
+        fields, fields=[kind.field(number) for number in range(kind.num_fields)], mask=values.is_null())
+    return bare, extra
+
+
+def _items(parsed: Parsed, count: int) -> pa.Array:
+    if parsed.payloads is None:
+        return pa.repeat(pa.scalar(0, pa.int32()), count)
+    numbers: list[int] = []
+    last = None
+    for payload in parsed.payloads.to_pylist():
+        numbers.append(numbers[-1] + 1 if payload == last else 0)
+        last = payload
+    return pa.array(numbers, pa.int32())

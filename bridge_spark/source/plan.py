@@ -1,0 +1,164 @@
+"""Which bytes a task reads.
+
+The rule kept here: as few tasks as keep all cores busy.  A small range is one
+task (each further one costs Spark about 26 ms), a large one is cut into pieces
+of similar work, at batches where that is near enough, and offsets stay in order
+within a task.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Optional
+
+from bridge_spark.log.predicates import Wanted
+from bridge_spark.log.segment import IndexEntry
+from bridge_spark.source.offsets import Offsets
+from bridge_spark.source.storage import Manifest, Segment, Storage, segment_times
+
+MIN_TASK_BYTES = 4 * 1024 * 1024
+MAX_TASK_BYTES = 64 * 1024 * 1024
+USUAL_TASKS = 8
+ROW_BYTES = 128
+"""What a row costs at least, as bytes of work: sealed segments hold rows in fewer."""
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The rows ``start_offset`` up to ``end_offset``, exclusive, of one segment
+    file of which ``file_size`` bytes are committed: they lie between the bytes
+    ``position`` and ``end_position``, which are boundaries of batches, or of the
+    row groups of a sealed one."""
+
+    partition: int
+    file: str
+    position: int
+    end_position: int
+    start_offset: int
+    end_offset: int
+    file_size: int
+
+
+class Planner:
+    """Plans reads of one stream.
+
+    Remembers where committed ends lay, so that a stream that reads along needs
+    no index.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._ends: dict[int, tuple[int, str, int]] = {}
+        self._indexes: dict[tuple[int, Segment], list[IndexEntry]] = {}
+
+    def plan(
+        self,
+        manifest: Manifest,
+        start: Offsets,
+        end: Offsets,
+        min_tasks: Optional[int] = None,
+        max_rows: Optional[int] = None,
+        wanted: Wanted = Wanted(),
+    ) -> list[list[Slice]]:
+        """The slices that hold the range, by task.
+
+        The range is kept in full by ``manifest``.  There are at least
+        ``min_tasks`` tasks where there are rows for them, none of more than
+        ``max_rows`` rows, and none for a segment that holds nothing wanted.
+        """
+        self._indexes.clear()
+        found = list(self._segments(manifest, start, end, wanted))
+        works = [_work(segment, last - first) for _, segment, first, last in found]
+        target = min(max(sum(works) / USUAL_TASKS, MIN_TASK_BYTES), MAX_TASK_BYTES)
+        room = target * 1.25
+        pieces = [max(1, round(work / target)) for work in works]
+        if min_tasks is not None and sum(works) < room * min_tasks:
+            works = [float(last - first) for _, _, first, last in found]
+            room = max(1.0, sum(works) / min_tasks)
+            pieces = [ceil(work / room) for work in works]
+        tasks: list[list[Slice]] = []
+        work_left = rows_left = 0.0
+        for (partition, segment, first, last), work, count in zip(found, works, pieces):
+            cuts = self._cuts(partition, segment, first, last, count, max_rows)
+            for begin, until in zip(cuts, cuts[1:]):
+                rows, share = until - begin, work * (until - begin) / (last - first)
+                if not tasks or share > work_left * 1.001 or (max_rows is not None and rows > rows_left):
+                    tasks.append([])
+                    work_left, rows_left = room, float(max_rows or 0)
+                tasks[-1].append(self._slice(partition, segment, begin, until))
+                work_left, rows_left = work_left - share, rows_left - rows
+        return tasks
+
+    def _segments(
+        self, manifest: Manifest, start: Offsets, end: Offsets, wanted: Wanted
+    ) -> Iterator[tuple[int, Segment, int, int]]:
+        """The segments of the range that may hold wanted rows, each with its
+        partition and the offsets to read of it."""
+        for partition in sorted(end):
+            for segment in manifest[partition].segments:
+                first, last = max(start[partition], segment.first_offset), min(end[partition], segment.end_offset)
+                if first >= last or not wanted.may_hold((first, last - 1)):
+                    continue
+                if not wanted.timestamp.everything:
+                    times = segment_times(self._storage, partition, segment)
+                    if not wanted.timestamp.may_hold(*times):
+                        continue
+                yield partition, segment, first, last
+
+    def _cuts(
+        self, partition: int, segment: Segment, first: int, last: int, pieces: int, max_rows: Optional[int]
+    ) -> list[int]:
+        """Offsets from ``first`` to ``last`` between which the pieces lie."""
+        rows = last - first
+        if max_rows is not None and rows > pieces * max_rows:
+            pieces = ceil(rows / max_rows)
+        cuts = [first]
+        for number in range(1, min(pieces, rows)):
+            cut = first + rows * number // pieces
+            if max_rows is None:
+                cut = self._near(partition, segment, cut, rows // (pieces * 4))
+            if cut > cuts[-1]:
+                cuts.append(cut)
+        return [*cuts, last]
+
+    def _near(self, partition: int, segment: Segment, offset: int, distance: int) -> int:
+        """Where a batch begins at most ``distance`` before ``offset``, else the offset."""
+        entries = self._index(partition, segment)
+        number = bisect_right(entries, offset, key=lambda entry: entry.first_offset)
+        begin = entries[number - 1].first_offset if number else 0
+        return begin if offset - begin <= distance else offset
+
+    def _slice(self, partition: int, segment: Segment, start: int, end: int) -> Slice:
+        return Slice(partition, segment.file, self._position(partition, segment, start),
+                     self._end_position(partition, segment, end), start, end, segment.size)
+
+    def _position(self, partition: int, segment: Segment, offset: int) -> int:
+        if offset == segment.first_offset:
+            return 0
+        if (known := self._ends.get(partition)) is not None and known[:2] == (offset, segment.file):
+            return known[2]
+        entries = self._index(partition, segment)
+        number = bisect_right(entries, offset, key=lambda entry: entry.first_offset)
+        return entries[number - 1].position if number else 0
+
+    def _end_position(self, partition: int, segment: Segment, offset: int) -> int:
+        if offset == segment.end_offset:
+            self._ends[partition] = (offset, segment.file, segment.size)
+            return segment.size
+        entries = self._index(partition, segment)
+        number = bisect_left(entries, offset, key=lambda entry: entry.first_offset)
+        return entries[number].position if number < len(entries) else segment.size
+
+    def _index(self, partition: int, segment: Segment) -> list[IndexEntry]:
+        key = (partition, segment)
+        if key not in self._indexes:
+            self._indexes[key] = self._storage.index(partition, segment)
+        return self._indexes[key]
+
+
+def _work(segment: Segment, rows: int) -> float:
+    """What reading so many rows of the segment costs, in bytes of work."""
+    return rows * max(segment.size / (segment.end_offset - segment.first_offset), ROW_BYTES)

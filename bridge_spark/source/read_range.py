@@ -1,0 +1,83 @@
+"""Where a read begins and where it ends, by what its options say.
+
+The rule kept here: it is decided once, before anything is read, by the rules of
+Spark's Kafka source: one timestamp for all partitions goes before timestamps
+per partition, those before offsets, and what names no partition is the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Optional
+
+from bridge_spark.log.predicates import Wanted
+from bridge_spark.source import offsets
+from bridge_spark.source.offsets import Offsets
+from bridge_spark.source.option_values import OptionError
+from bridge_spark.source.options import SourceOptions
+from bridge_spark.source.storage import Manifest, Storage
+from bridge_spark.source.time_index import offsets_at
+
+
+def check_partitions(options: SourceOptions, manifest: Manifest) -> None:
+    """Refuse partitions that the stream does not have; raises `OptionError`."""
+    for name, named in (
+        ("startingOffsets", options.starting_offsets),
+        ("startingOffsetsByTimestamp", options.starting_timestamps),
+        ("endingOffsets", options.ending_offsets),
+        ("endingOffsetsByTimestamp", options.ending_timestamps),
+    ):
+        for partition in named if isinstance(named, dict) else ():
+            if partition not in manifest:
+                raise OptionError(name, f"there is no partition {partition}, only 0 to {len(manifest) - 1}")
+
+
+def starting(options: SourceOptions, storage: Storage, manifest: Manifest, default: Offsets) -> Offsets:
+    """The first offset to read, by partition; raises `OptionError` for a time
+    after which nothing was received, unless the read may begin at the end."""
+    begin = offsets.resolve("startingOffsets", options.starting_offsets, default, manifest)
+    name, times = _times("starting", options.starting_timestamp, options.starting_timestamps, manifest)
+    for partition, offset in offsets_at(storage, manifest, times).items():
+        if offset == manifest[partition].high_watermark and not options.latest_if_no_offset:
+            raise OptionError(name, f"partition {partition} has received nothing since then "
+                                    f"(startingOffsetsByTimestampStrategy=latest begins at its end)")
+        begin[partition] = offset
+    return begin
+
+
+def ending(options: SourceOptions, storage: Storage, manifest: Manifest, begin: Offsets) -> Offsets:
+    """The offset after the last to read, by partition: the end where nothing
+    was received at or after a time; raises `OptionError` if it is before ``begin``."""
+    end = offsets.resolve("endingOffsets", options.ending_offsets, offsets.latest(manifest), manifest)
+    name, times = _times("ending", options.ending_timestamp, options.ending_timestamps, manifest)
+    end.update(offsets_at(storage, manifest, times))
+    for partition, offset in begin.items():
+        if end[partition] < offset and (partition in times or options.ending_offsets is not None):
+            raise OptionError(name if partition in times else "endingOffsets",
+                              f"partition {partition} would end at {end[partition]}, before it starts at {offset}")
+    return end
+
+
+def narrowed(storage: Storage, manifest: Manifest, wanted: Wanted, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+    """The part of the range outside of which no row is wanted."""
+    low, high = dict(begin), dict(end)
+    for partition in begin:
+        if wanted.partition.holds(partition):
+            low[partition], high[partition] = wanted.offsets(begin[partition], end[partition])
+        else:
+            low[partition] = high[partition]
+    since = wanted.timestamp.lowest
+    if since is not None:
+        times = {partition: since for partition in begin if low[partition] < high[partition]}
+        for partition, offset in offsets_at(storage, manifest, times).items():
+            low[partition] = min(max(low[partition], offset), high[partition])
+    return low, high
+
+
+def _times(
+    kind: str, timestamp: Optional[int], per_partition: Optional[Mapping[int, int]], manifest: Manifest
+) -> tuple[str, Mapping[int, int]]:
+    """The option that counts, and the time it gives to each partition."""
+    if timestamp is not None:
+        return f"{kind}Timestamp", {partition: timestamp for partition in manifest}
+    return f"{kind}OffsetsByTimestamp", per_partition or {}

@@ -1,0 +1,205 @@
+"""Reads the slices of a task as Arrow record batches.
+
+The rule kept here: the bytes stream through.  At most one chunk (or one batch
+of the log, if that is larger) is held per task, every batch is checked before
+a row of it is seen, and what leaves is large enough for Spark to be quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Optional
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from bridge_spark.log.columns import ColumnMaker, PropertyError
+from bridge_spark.log.sealed import Group, is_sealed
+from bridge_spark.log.sealed_reader import SealedFile
+from bridge_spark.log.segment import Batch, CorruptBatch, SegmentError, TornBatch, decode_columns, read_batch, read_header
+from bridge_spark.source.damage import CorruptSegment, past_damage
+from bridge_spark.source.offsets import DataLoss
+from bridge_spark.source.plan import Slice
+from bridge_spark.source.storage import SegmentGone, Storage, StreamError
+
+ROWS = 16_384
+ROWS_BYTES = 16 * 1024 * 1024
+LOOKS = 5  # for offsets whose file was gone; more often than a segment can change its file
+
+Part = tuple[int, int, Optional[pa.RecordBatch]]
+"""Rows of these offsets, the last exclusive; None for offsets that damage took."""
+
+
+def read_slices(
+    storage: Storage, slices: list[Slice], maker: ColumnMaker, fail_on_data_loss: bool, skip_corrupt: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the slices in order, in the maker's schema.
+
+    A file that is gone because it was sealed since the plan was made is looked
+    up by its offsets.  Raises `DataLoss` when retention has taken it, or a
+    repair had to give offsets up (or goes on without), `CorruptSegment` for
+    damaged bytes (or goes on behind them).
+    """
+
+    def rows_of(part: Slice) -> Iterator[pa.RecordBatch]:
+        return _stored_rows(storage, part, maker, fail_on_data_loss)
+
+    for part in slices:
+        try:
+            stored = past_damage(storage, part, rows_of) if skip_corrupt else rows_of(part)
+            for rows in _gathered(map(maker.select, _gathered(stored))):
+                yield maker.finish(rows, part.partition)
+        except SegmentGone:
+            if fail_on_data_loss:
+                raise DataLoss([f"partition {part.partition}: retention has removed offsets of the range "
+                                f"{part.start_offset} to {part.end_offset - 1}"]) from None
+        except PropertyError as error:
+            raise StreamError(f"mqtt source: {storage.describe(part.partition, part.file)}: {error}") from None
+
+
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of at least `ROWS` rows or `ROWS_BYTES`, but
+    for the last."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.get_total_buffer_size()
+        if rows >= ROWS or size >= ROWS_BYTES:
+            yield _joined(waiting)
+            waiting, rows, size = [], 0, 0
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.concat_batches(batches)
+
+
+def _stored_rows(
+    storage: Storage, part: Slice, maker: ColumnMaker, fail_on_data_loss: bool
+) -> Iterator[pa.RecordBatch]:
+    waiting = [part]
+    looks = 0
+    while waiting:
+        part = waiting.pop(0)
+        reached = part.start_offset
+        parts = _sealed_parts if is_sealed(part.file) else _log_parts
+        try:
+            for first, end, rows in parts(storage, part, maker):
+                if rows is not None:
+                    yield rows
+                elif fail_on_data_loss:
+                    raise DataLoss([f"partition {part.partition}: offsets {first} to {end - 1} were lost to damage"])
+                reached = end
+        except SegmentGone:
+            looks += 1
+            if looks > LOOKS:
+                raise
+            waiting[:0] = look_up(storage, replace(part, start_offset=max(reached, part.start_offset)))
+
+
+def look_up(storage: Storage, part: Slice) -> list[Slice]:
+    """Where the rows of a slice are now; raises `SegmentGone` if not all are kept."""
+    state = storage.manifest().get(part.partition)
+    found: list[Slice] = []
+    reached = part.start_offset
+    for segment in state.segments if state is not None else ():
+        if segment.first_offset <= reached < min(segment.end_offset, part.end_offset):
+            end = min(segment.end_offset, part.end_offset)
+            found.append(Slice(part.partition, segment.file, 0, segment.size, reached, end, segment.size))
+            reached = end
+    if reached < part.end_offset:
+        raise SegmentGone(f"mqtt source: {storage.describe(part.partition, part.file)} is gone")
+    return found
+
+
+def _log_parts(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator[Part]:
+    for data, batch in log_batches(storage, part):
+        if batch.lost:
+            yield batch.first_offset, batch.end_offset, None
+            continue
+        try:
+            columns = decode_columns(data, batch)
+        except SegmentError as error:
+            raise CorruptSegment(storage.describe(part.partition, part.file), part, batch.first_offset, error.reason,
+                                 part.position, batch.end_offset) from None
+        rows = maker.lay_over(pa.py_buffer(data), batch, columns, part.start_offset, part.end_offset)
+        yield batch.first_offset, batch.end_offset, rows
+
+
+def _sealed_parts(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator[Part]:
+    groups: Sequence[Group] = ()
+    try:
+        file = SealedFile(partial(storage.read, part.partition, part.file), part.file_size)
+        groups = file.sealed.groups
+        if part.start_offset < file.sealed.first_offset:
+            raise CorruptBatch(part.file_size, f"the segment begins with offset {file.sealed.first_offset}")
+        yield from file.rows(maker.stored, part.start_offset, part.end_offset, maker.wanted)
+        if file.sealed.end_offset < part.end_offset:
+            raise CorruptSegment(storage.describe(part.partition, part.file), part,
+                                 max(file.sealed.end_offset, part.start_offset), "the segment ends here",
+                                 part.file_size, part.end_offset)
+    except SegmentError as error:
+        first, after = next(((group.first_offset, group.end_offset) for group in groups
+                             if group.position == error.position), (part.start_offset, part.end_offset))
+        raise CorruptSegment(storage.describe(part.partition, part.file), part, max(first, part.start_offset),
+                             error.reason, error.position, after) from None
+
+
+def log_batches(storage: Storage, part: Slice) -> Iterator[tuple[bytes, Batch]]:
+    """The batches that hold the slice's rows, checked, each with the bytes it
+    was found in; raises `StreamError` and `SegmentGone`."""
+    data = b""
+    fetched = _checked_start(storage, part)
+    left = part.end_position - fetched
+    position = 0
+    expected: Optional[int] = None
+    while expected is None or expected < part.end_offset:
+        try:
+            batch = read_batch(data, position)
+            if expected not in (None, batch.first_offset):
+                raise CorruptBatch(position, f"offset {batch.first_offset} where {expected} comes next")
+        except TornBatch as error:
+            length = min(max(storage.chunk_bytes, _missing(data, position)), left)
+            if not length:
+                raise _corrupt(storage, part, expected, error.reason, fetched - len(data) + position) from None
+            data = data[position:] + storage.read(part.partition, part.file, fetched, length)
+            position, fetched, left = 0, fetched + length, left - length
+            continue
+        except SegmentError as error:
+            raise _corrupt(storage, part, expected, error.reason, fetched - len(data) + position) from None
+        if batch.end_offset > part.start_offset:
+            yield data, batch
+        position, expected = batch.end, batch.end_offset
+
+
+def _missing(data: bytes, position: int) -> int:
+    """How many more bytes the batch at ``position`` needs at least."""
+    try:
+        batch: Batch = read_header(data, position)
+    except TornBatch:
+        return 1
+    return batch.end - len(data)
+
+
+def _checked_start(storage: Storage, part: Slice) -> int:
+    """Where to begin: an index that a crash left stale sends us to byte 0."""
+    if part.position == 0:
+        return 0
+    try:
+        head = read_header(storage.read(part.partition, part.file, part.position, 32))
+    except SegmentError:
+        return 0
+    return part.position if head.first_offset <= part.start_offset else 0
+
+
+def _corrupt(storage: Storage, part: Slice, expected: Optional[int], reason: str, position: int) -> CorruptSegment:
+    offset = part.start_offset if expected is None else expected
+    return CorruptSegment(storage.describe(part.partition, part.file), part, offset, reason, position, expected or 0)

@@ -1,0 +1,76 @@
+"""From a time to offsets.
+
+The rule kept here: reading from a time misses nothing that was received at or
+after it.  Clocks may step back, so what counts is the first such record.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from functools import partial
+from typing import Optional
+
+from bridge_spark.log.sealed import first_at, is_sealed, read_sealed
+from bridge_spark.log.segment import SegmentError, timestamps
+from bridge_spark.source.offsets import Offsets
+from bridge_spark.source.plan import Slice
+from bridge_spark.source.slice_reader import LOOKS, log_batches
+from bridge_spark.source.storage import Manifest, PartitionState, Segment, SegmentGone, Storage, StreamError
+
+
+def offsets_at(storage: Storage, manifest: Manifest, times: Mapping[int, int]) -> Offsets:
+    """For each partition of ``times`` the first offset received at or after its
+    time (microseconds since the epoch), its end where there is none.
+
+    Of each segment that is older, only what follows its last index entry is read.
+    """
+    answers = {timestamp: storage.offsets_at(timestamp) for timestamp in set(times.values())}
+    found: Offsets = {}
+    for partition, timestamp in times.items():
+        state, known = manifest[partition], answers[timestamp]
+        if known is None:
+            # A second look may find what came after the manifest was taken.
+            found[partition] = min(_first_at(storage, partition, state, timestamp), state.high_watermark)
+        else:
+            found[partition] = min(known.get(partition, state.high_watermark), state.high_watermark)
+    return found
+
+
+def _first_at(storage: Storage, partition: int, state: PartitionState, timestamp: int) -> int:
+    for _ in range(LOOKS):
+        try:
+            return _search(storage, partition, state, timestamp)
+        except SegmentGone:  # sealed meanwhile, or taken by retention
+            state = storage.manifest()[partition]
+    return _search(storage, partition, state, timestamp)
+
+
+def _search(storage: Storage, partition: int, state: PartitionState, timestamp: int) -> int:
+    for segment in state.segments:
+        if is_sealed(segment.file):
+            found = _search_sealed(storage, partition, segment, timestamp)
+            if found is not None:
+                return found
+            continue
+        index = storage.index(partition, segment)
+        number = bisect_left(index, timestamp, key=lambda entry: entry.timestamp)
+        start = index[number - 1] if number else None
+        part = Slice(partition, segment.file, start.position if start else 0, segment.size,
+                     start.first_offset if start else segment.first_offset, segment.end_offset, segment.size)
+        for data, batch in log_batches(storage, part):
+            for offset, received in enumerate(timestamps(data, batch), batch.first_offset):
+                if received >= timestamp and offset >= state.log_start:
+                    return offset
+    return state.high_watermark
+
+
+def _search_sealed(storage: Storage, partition: int, segment: Segment, timestamp: int) -> Optional[int]:
+    read = partial(storage.read, partition, segment.file)
+    try:
+        part = read_sealed(read, segment.size)
+        found = first_at(read, part, timestamp)
+    except SegmentError as error:
+        where = storage.describe(partition, segment.file)
+        raise StreamError(f"mqtt source: {where} is corrupt: {error.reason}") from None
+    return found if found < part.end_offset else None

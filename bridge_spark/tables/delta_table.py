@@ -1,0 +1,112 @@
+"""A table in Delta's format, through the package `deltalake`.
+
+The rule kept here: a batch's rows and its id become visible in one commit of
+Delta's log (the id as transaction version, the checkpoint's id as application
+id), so a repeated batch is recognised and changes nothing.  Spark's executors
+write the Parquet files, and the driver only commits their names; files that a
+killed run left without a commit are seen by no reader, and compaction deletes
+them once they are seven days old.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+
+from bridge_spark.log.files import sync, sync_directory
+from bridge_spark.tables.batch_table import BatchTable, ForeignBatch
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_PREFIX = "ingest-"
+
+
+class DeltaMissing(Exception):
+    """The package is not installed."""
+
+
+class DeltaBatchTable(BatchTable):
+    """The batches in the Delta table ``directory``; one writer at a time.
+    Everything raises `DeltaMissing` where the package is not installed.
+
+    Its marks tell the checkpoint and the batch only.
+    """
+
+    def has_batches(self) -> bool:
+        return self._open() is not None
+
+    def done(self, batch: int, checkpoint: str) -> Optional[dict[str, Any]]:
+        table = self._open()
+        if table is None:
+            return None
+        version = table.transaction_version(checkpoint)
+        if version is not None and version >= batch:
+            return {"checkpoint": checkpoint, "batch": version}
+        if version is None and table.version() > 0 and batch > 0:
+            raise ForeignBatch(f"the rows in {self.directory} were made by another checkpoint")
+        return None
+
+    def publish(self, batch: int, staged: Path, mark: dict[str, Any]) -> None:
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+        from deltalake import CommitProperties, Transaction
+        from deltalake.transaction import AddAction, RemoveAction
+
+        actions: list[AddAction | RemoveAction] = []
+        schema = None
+        for number, path in enumerate(sorted(staged.glob("part-*.parquet"))):
+            metadata = pq.read_metadata(path)
+            schema = metadata.schema.to_arrow_schema().remove_metadata()
+            name = f"{_PREFIX}{batch:010d}-{number}-{time.time_ns():x}.parquet"
+            sync([path])
+            os.rename(path, self.directory / name)
+            actions.append(AddAction(
+                name, (self.directory / name).stat().st_size, {}, int(time.time() * 1000), True,
+                json.dumps({"numRecords": metadata.num_rows})))
+        sync_directory(self.directory)
+        table = self._with_columns(schema)
+        table.create_write_transaction(
+            actions, "append", table.schema(),
+            commit_properties=CommitProperties(app_transactions=[Transaction(mark["checkpoint"], batch)]))
+        shutil.rmtree(staged, ignore_errors=True)
+        if self._merge_files is not None and batch % self._merge_files == self._merge_files - 1:
+            self.compact()
+
+    def withdraw(self, batch: int, staged: Optional[Path] = None) -> None:
+        if staged is not None:
+            shutil.rmtree(staged, ignore_errors=True)
+
+    def compact(self) -> int:
+        """Merge small files by Delta's own means; files that no version of the
+        last seven days needs are deleted."""
+        table = self._open()
+        if table is None:
+            return 0
+        merged = int(table.optimize.compact()["numFilesRemoved"])
+        table.vacuum(dry_run=False, full=True)
+        return merged
+
+    def _open(self) -> Optional[DeltaTable]:
+        try:
+            from deltalake import DeltaTable
+        except ImportError:
+            raise DeltaMissing("table_format \"delta\" needs a package: pip install 'mqttbroker[delta]'") from None
+        place = str(self.directory)
+        return DeltaTable(place) if DeltaTable.is_deltatable(place) else None
+
+    def _with_columns(self, schema: Any) -> DeltaTable:
+        """The table, with every column of ``schema``."""
+        from deltalake import DeltaTable, Schema
+
+        table = self._open()
+        if table is None:
+            return DeltaTable.create(str(self.directory), schema)
+        known = {field.name for field in table.schema().fields}
+        new = [field for field in Schema.from_arrow(schema).fields if field.name not in known]
+        if new:
+            table.alter.add_columns(new)
+        return table

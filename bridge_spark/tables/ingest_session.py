@@ -1,0 +1,90 @@
+"""The Spark session of the ingest job, and how it fails.
+
+The rule kept here: what goes wrong reaches the user as one line, never as
+Java's or Python's stack alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge_spark.java import JavaError, use_java
+from bridge_spark.tables.ingest_config import IngestConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+class IngestError(Exception):
+    """Why the job cannot go on, in one line."""
+
+
+def make_session(config: IngestConfig) -> SparkSession:
+    """A Spark session for the job, or for anything that reads streams:
+    UTC, no web interface, quiet; ``config.spark`` overrides each setting.
+
+    Raises `IngestError` where there is no Java or no PySpark.
+    """
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    try:
+        if not submitted:
+            use_java()
+        from pyspark.sql import SparkSession
+    except JavaError as error:
+        raise IngestError(str(error)) from None
+    except ImportError:
+        raise IngestError("PySpark is not installed: pip install 'mqttbroker[spark]'") from None
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    _show_workers_this_package()
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "OFF",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+        "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINT_FILES,
+        "spark.sql.parquet.compression.codec": "zstd",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    }
+    builder = SparkSession.builder.appName("mqttbroker ingest")
+    if not submitted:
+        master = config.master or "local[*,4]"
+        builder = builder.master(master)
+        if master.startswith("local"):
+            settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    for key, value in (settings | config.spark).items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.getOrCreate()
+    if importlib.util.find_spec("pyspark_mqtt") is None:
+        from bridge_spark.datasource import MqttDataSource
+
+        session.dataSource.register(MqttDataSource)
+    return session
+
+
+def one_line(error: BaseException) -> str:
+    """The line of an error that says what happened, without Java's and Python's stacks."""
+    text = str(error)
+    own = re.findall(r"mqtt source: .*", text)
+    if own:
+        return str(own[-1]).strip()
+    cause = getattr(error, "_cause", None)
+    if isinstance(cause, BaseException) and "Exception thrown in awaitResult" in text.partition("\n")[0]:
+        return one_line(cause)
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith((" ", "\t", "Traceback"))]
+    return lines[0].strip() if lines else type(error).__name__
+
+
+def _show_workers_this_package() -> None:
+    """Python workers are new processes: a source tree that is not installed must be on their path."""
+    root = str(Path(__file__).resolve().parents[2])
+    there = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if "site-packages" not in root and root not in there:
+        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (root, *there) if part)

@@ -1,0 +1,169 @@
+"""Messages to the typed columns of a table, in Spark.
+
+The rule kept here: a message becomes rows of the table or a dead letter with
+the reason, never both, never neither, and never a row of silent NULLs for
+something that did not parse.  Who parses, the source or Spark, `PayloadConfig`
+says; what comes of it has the same columns either way.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    MapType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from bridge_spark.log.columns import SCHEMA_DDL
+from bridge_spark.tables.payload_config import PayloadConfig
+
+PARSED = "value"
+REASON = "reason"
+EXTRA = "_extra"
+"""The table's column of fields that the schema does not have."""
+ITEM = "item"
+"""The column that tells the rows of one message apart."""
+DEAD_LETTER_COLUMNS = ("topic", "payload", "qos", "retain", "partition", "offset", "timestamp", "client_id", "stream")
+_REJECTED = "rejected"
+_CORRUPT = "_corrupt_record"
+
+
+class SchemaError(ValueError):
+    """A table's schema that cannot be used, said in one line."""
+
+
+def table_schema(config: PayloadConfig) -> StructType:
+    """The fields that are read of a payload; needs a Spark session; raises
+    `SchemaError`."""
+    schema = StructType([]) if config.format == "raw" else _from_ddl(config.schema)
+    names = [name.lower() for name, _ in table_columns(config, schema)]
+    for name in names:
+        if names.count(name) > 1:
+            raise SchemaError(f"two columns are named {name!r}: rename the message's in 'columns' or the payload's "
+                              f"in 'fields' with \"... as NAME\", or leave it out")
+    if config.format == "number" and (len(schema) != 1 or not isinstance(schema[0].dataType, NumericType)):
+        raise SchemaError("format \"number\" fills one column of a number type")
+    return schema
+
+
+def table_columns(config: PayloadConfig, schema: StructType) -> list[tuple[str, Column]]:
+    """The table's columns in order, each as an expression on what `parsed`
+    returns; raises `SchemaError`."""
+    columns = [(alias, F.col(column)) for column, alias in config.columns]
+    columns += [(name, F.col(name)) for name in config.levels]
+    if config.several:
+        columns.append((ITEM, F.col(ITEM)))
+    fields = config.fields
+    if fields is None:
+        fields = tuple(((field.name,), field.name) for field in schema.fields)
+    for path, name in fields:
+        _check_path(schema, path)
+        columns.append((name, _field(*path)))
+    if config.extra_fields != "ignore":
+        columns.append((EXTRA, F.col("extra")))
+    return columns
+
+
+def source_schema(config: PayloadConfig, schema: StructType, payload: bool = False) -> StructType:
+    """What the source shall give: all that `parsed`, the table and its dead
+    letters need, and the receipt; ``payload``: that of good rows as well."""
+    wanted = {column for column, _ in config.columns} | {"topic", "timestamp"}
+    if config.format != "raw" or payload:
+        wanted |= {*DEAD_LETTER_COLUMNS} - ({"payload"} if config.parsed_by_source else set())
+    if payload:
+        wanted.add("payload")
+    ddl = StructType.fromDDL(SCHEMA_DDL)
+    assert isinstance(ddl, StructType)
+    fields = [field for field in ddl.fields if field.name in wanted]
+    fields += [StructField(name, StringType()) for name in config.levels]
+    if config.parsed_by_source:
+        fields += [StructField(PARSED, schema), StructField(REASON, StringType()), StructField(_REJECTED, BinaryType())]
+        if config.several:
+            fields.append(StructField(ITEM, IntegerType()))
+        if config.extra_fields != "ignore":
+            fields.append(StructField("extra", MapType(StringType(), StringType())))
+    return StructType(fields)
+
+
+def parsed(messages: DataFrame, config: PayloadConfig, schema: StructType) -> DataFrame:
+    """``messages`` of the source, with a struct `PARSED` and a text `REASON`,
+    which is NULL where the payload fits the schema."""
+    if config.parsed_by_source:
+        return messages
+    if config.format == "raw":
+        return messages.withColumn(REASON, F.lit(None).cast("string"))
+    text = F.col("payload").cast("string")
+    options = {**config.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    columns = StructType([*(StructField(field.name, field.dataType) for field in schema.fields),
+                          StructField(_CORRUPT, StringType())])
+    if config.format == "json":
+        options.setdefault("allowNonNumericNumbers", "false")
+        value = F.from_json(text, columns, options)
+    else:
+        value = F.from_csv(text, F.lit(columns.toDDL()), options)
+    found = messages.withColumn(PARSED, value)
+    reason = (
+        F.when(F.length("payload") == 0, F.lit("empty payload"))
+        .when(~F.is_valid_utf8(text), F.lit("not UTF-8"))
+        .when(F.col(PARSED).isNull(), F.lit(f"not a {config.format.upper()} record"))
+        .when(F.col(f"{PARSED}.{_CORRUPT}").isNotNull(), F.lit("does not fit the schema"))
+    )
+    for field in schema.fields:
+        if not field.nullable:
+            reason = reason.when(_field(field.name).isNull(), F.lit(f"field '{field.name}' is missing"))
+        unusable = _not_finite(_field(field.name), field.dataType)
+        if unusable is not None:
+            reason = reason.when(unusable, F.lit(f"field '{field.name}' is not a finite number"))
+    return found.withColumn(REASON, reason)
+
+
+def good_rows(found: DataFrame, config: PayloadConfig, schema: StructType) -> DataFrame:
+    """The table's rows."""
+    return found.where(F.col(REASON).isNull()).select(
+        *(column.alias(name) for name, column in table_columns(config, schema)))
+
+
+def dead_letters(found: DataFrame) -> DataFrame:
+    """What did not parse: the message as it came, and ``reason``."""
+    payload = F.col("payload" if "payload" in found.columns else _REJECTED).alias("payload")
+    return found.where(F.col(REASON).isNotNull()).select(
+        *(payload if name == "payload" else F.col(name) for name in DEAD_LETTER_COLUMNS), F.col(REASON).alias("reason"))
+
+
+def _from_ddl(ddl: str) -> StructType:
+    try:
+        schema = StructType.fromDDL(ddl)
+    except Exception as error:
+        raise SchemaError(f"{ddl!r} is not a DDL schema: {str(error).strip().splitlines()[0]}") from None
+    if not isinstance(schema, StructType) or not schema.fields:
+        raise SchemaError("names no column: give NAME TYPE, NAME TYPE ...")
+    return schema
+
+
+def _check_path(schema: StructType, path: tuple[str, ...]) -> None:
+    kind: DataType = schema
+    for name in path:
+        if not isinstance(kind, StructType) or name not in kind.fieldNames():
+            raise SchemaError(f"has no field {'.'.join(path)!r}, which 'fields' names")
+        kind = kind[name].dataType
+
+
+def _not_finite(value: Column, kind: DataType) -> Optional[Column]:
+    if not isinstance(kind, (DoubleType, FloatType)):
+        return None
+    return F.isnan(value) | F.abs(value).eqNullSafe(F.lit(float("inf")))
+
+
+def _field(*path: str) -> Column:
+    return F.col(".".join([PARSED, *("`" + name.replace("`", "``") + "`" for name in path)]))

@@ -1,0 +1,189 @@
+"""One streaming query of the ingest job: its checkpoint, its start and its end.
+
+The rule kept here: a batch of messages is in the tables before Spark's
+checkpoint says so, and a repeated batch changes nothing.  So the driver may be
+killed between any two steps, and neither Spark nor a plain reader of the files
+ever finds a row twice or misses one that the checkpoint has passed.  Spark's
+own Parquet sink does not promise that to plain readers.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Optional
+
+from bridge_spark.tables.batch_table import BatchTable, ForeignBatch
+from bridge_spark.tables.delta_table import DeltaBatchTable, DeltaMissing
+from bridge_spark.tables.ingest_progress import TableProgress
+from bridge_spark.tables.ingest_session import IngestError, one_line
+from bridge_spark.tables.sink_config import SinkConfig
+from bridge_spark.tables.table_columns import ColumnChange, TableColumns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+STOP_WAIT_S = 60.0
+START_WAIT_S = 20.0
+RESTARTS = 5
+"""Of a query whose Python worker took longer than the ten seconds that Spark gives it."""
+_NO_WORKER = "Python worker failed to connect back"
+
+
+def batch_table(sink: SinkConfig, directory: Path) -> BatchTable:
+    """The table in ``directory``, of the format that the settings ask for."""
+    kind = DeltaBatchTable if sink.table_format == "delta" else BatchTable
+    return kind(directory, sink.merge_files)
+
+
+class QueryJob(ABC):
+    """A query over ``_stream()`` that hands each batch to ``_write_batch``.
+
+    ``tables[0]`` is the one whose columns are watched; ``where`` begins each
+    error's line; ``state`` is what the query's state in the checkpoint depends on.
+    """
+
+    def __init__(
+        self, name: str, where: str, checkpoint: Path, tables: Sequence[BatchTable], state: dict[str, Any]
+    ) -> None:
+        self.progress = TableProgress(name)
+        self._where = where
+        self._checkpoint = checkpoint
+        self._tables = tables
+        self._query: Optional[StreamingQuery] = None
+        self._started = threading.Event()
+        self._in_batch = threading.Lock()
+        self._failure: Optional[str] = None
+        self._interval: Optional[str] = None
+        self._restarts = 0
+        self._lock = self._take_over()
+        try:
+            self._columns = TableColumns(checkpoint / "ingest.json", state)
+        except ColumnChange as error:
+            self._lock.close()
+            raise IngestError(f"{where}: {error}") from None
+
+    @abstractmethod
+    def _stream(self) -> DataFrame:
+        """The rows as the source gives them."""
+
+    @abstractmethod
+    def _write_batch(self, messages: DataFrame, batch: int, checkpoint: str) -> None:
+        """Write a batch, or find it written; ``checkpoint`` is the checkpoint's id."""
+
+    def start(self, interval: Optional[str]) -> None:
+        """Start the query: every ``interval``, or once over what is there."""
+        self._interval = interval
+        try:
+            writer = self._stream().writeStream.queryName(self.progress.name).foreachBatch(self._write) \
+                .option("checkpointLocation", self._checkpoint.as_uri())
+            writer = writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)
+            self._query = writer.start()
+        except IngestError:
+            raise
+        except Exception as error:
+            raise IngestError(f"{self._where}: {one_line(error)}") from None
+        finally:
+            self._started.set()
+
+    def wait_until_it_reads(self) -> None:
+        """Let the query start its Python workers before others start theirs:
+        Spark gives up on workers that a busy machine starts too slowly."""
+        until = time.monotonic() + START_WAIT_S
+        while self.is_active() and time.monotonic() < until:
+            assert self._query is not None
+            if not str(self._query.status["message"]).startswith(("Initializing", "Getting offsets")):
+                return
+            time.sleep(0.02)
+
+    def is_active(self) -> bool:
+        """Whether the query runs; raises `IngestError` once it has failed.
+        One that failed for want of a Python worker is started again."""
+        error = self._query.exception() if self._query is not None and not self._query.isActive else None
+        if error is not None and _NO_WORKER in one_line(error) and self._restarts < RESTARTS:
+            self._restarts += 1
+            self.start(self._interval)
+        self.check()
+        return self._query is not None and self._query.isActive
+
+    def check(self) -> None:
+        """Raise `IngestError` if the query has failed."""
+        if self._query is None or self._query.isActive:
+            return
+        error = self._query.exception()
+        if error is not None:
+            raise IngestError(f"{self._where}: {self._failure or one_line(error)}")
+
+    def stop(self) -> None:
+        """Stop between two batches, or in one that takes too long."""
+        if self._query is None or not self._query.isActive:
+            return
+        held = self._in_batch.acquire(timeout=STOP_WAIT_S)
+        try:
+            self._query.stop()
+        finally:
+            if held:
+                self._in_batch.release()
+
+    def close(self) -> None:
+        """Stop, whatever state the session is in, and let another run have the table."""
+        try:
+            self.stop()
+        except Exception as error:
+            print(f"{self._where}: not stopped in good order: {one_line(error)}", file=sys.stderr)
+        for table in self._tables:
+            table.clean()
+        self._lock.close()
+
+    def update_progress(self) -> None:
+        """Take over what Spark says of the batches since the last call."""
+        if self._query is not None:
+            self.progress.note([dict(json.loads(progress.json)) for progress in self._query.recentProgress])
+
+    def _take_over(self) -> IO[bytes]:
+        lock = lock_checkpoint(self._checkpoint, self._where)
+        try:
+            for table in self._tables:
+                if table.has_batches() and not (self._checkpoint / "metadata").exists():
+                    raise IngestError(f"{self._where}: {table.directory} holds batches but {self._checkpoint} is new: "
+                                      f"give back the checkpoint they came from, or another output")
+                table.prepare()
+        except DeltaMissing as error:
+            lock.close()
+            raise IngestError(f"{self._where}: {error}") from None
+        except IngestError:
+            lock.close()
+            raise
+        return lock
+
+    def _write(self, messages: DataFrame, batch: int) -> None:
+        self._started.wait()
+        with self._in_batch:
+            try:
+                self._write_batch(messages, batch, self._checkpoint_id())
+            except (ForeignBatch, ColumnChange, IngestError) as error:
+                self._failure = str(error)
+                raise
+        self.progress.batches += 1
+
+    def _checkpoint_id(self) -> str:
+        return str(json.loads((self._checkpoint / "metadata").read_text())["id"])
+
+
+def lock_checkpoint(checkpoint: Path, where: str) -> IO[bytes]:
+    """Keep other runs off a checkpoint while the returned file is open; raises `IngestError`."""
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    lock = open(checkpoint / "ingest.lock", "ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise IngestError(f"{where}: another ingest is running with {checkpoint}") from None
+    return lock

@@ -1,0 +1,90 @@
+"""The streaming query of one table of the ingest job.
+
+The rule kept here: each message is a row of the table, or a dead letter with
+the reason, or a duplicate that is counted.  Dead letters are published before
+the table, so a batch that is in the table is done.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Optional
+
+from bridge_spark.tables import late_rows
+from bridge_spark.tables.batch_table import BatchTable
+from bridge_spark.tables.ingest_session import IngestError
+from bridge_spark.tables.message_rows import MessageRows
+from bridge_spark.tables.query_job import QueryJob, batch_table
+from bridge_spark.tables.table_config import TableConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class TableJob(QueryJob):
+    """Rows of one table, and its dead letters."""
+
+    def __init__(self, table: TableConfig, spark: SparkSession, where: str) -> None:
+        self._config = table
+        self._rows = MessageRows(table, spark, f"{where}: tables.{table.name}")
+        self._good = batch_table(table.sink, table.output)
+        self._bad = BatchTable(table.dead_letters, table.sink.merge_files)
+        keys = list(table.sink.deduplicate_by)
+        super().__init__(table.name, f"{where}: tables.{table.name}", table.checkpoint, [self._good, self._bad],
+                         {"deduplicate_by": keys} if keys else {})
+
+    def _stream(self) -> DataFrame:
+        found = self._rows.parsed(self._rows.stream())
+        return self._rows.deduplicated(found) if self._config.sink.deduplicate_by else found
+
+    def _write_batch(self, messages: DataFrame, batch: int, checkpoint: str) -> None:
+        done = self._good.done(batch, checkpoint)
+        self._bad.done(batch, checkpoint)
+        if done is None:
+            done = self._fill(messages, batch, checkpoint)
+        self.progress.rows += done.get("rows", 0)
+        self.progress.bad += done.get("bad", 0)
+        self.progress.received(done.get("newest"))
+
+    def _fill(self, found: DataFrame, batch: int, checkpoint: str) -> dict[str, Any]:
+        deduplicates = bool(self._config.sink.deduplicate_by)
+        if deduplicates:
+            found.persist()
+        try:
+            good = self._rows.good(found)
+            self._columns.note(good.schema)
+            counts = self._rows.observed(found)
+            staged = self._good.stage(batch)
+            self._rows.good(counts.rows).write.parquet(staged.as_uri())
+            mark = {"checkpoint": checkpoint, **counts.result()}
+            late = self._late(batch) if deduplicates else None
+            if mark["bad"] or late is not None:
+                staged_bad = self._bad.stage(batch)
+                bad = self._rows.dead_letters(found)
+                (bad if late is None else bad.unionByName(late)).write.parquet(staged_bad.as_uri())
+                self._bad.publish(batch, staged_bad, mark)
+            else:
+                self._bad.withdraw(batch)
+        finally:
+            if deduplicates:
+                found.unpersist()
+        if mark["rows"]:
+            self._good.publish(batch, staged, mark)
+        else:
+            self._good.withdraw(batch, staged)
+        return mark
+
+    def _late(self, batch: int) -> Optional[DataFrame]:
+        """What the state left out of this batch because it came too late."""
+        assert self._query is not None
+        dropped = late_rows.dropped(self._query)
+        if not dropped:
+            return None
+        begin, before = late_rows.offsets_and_watermark(self._checkpoint, batch - 1)
+        end, _ = late_rows.offsets_and_watermark(self._checkpoint, batch)
+        late = self._rows.late(self._rows.batch(
+            {"startingOffsets": json.dumps(begin)}, {"endingOffsets": json.dumps(end)}), before)
+        if late.count() != dropped:
+            raise IngestError(f"batch {batch}: {dropped} messages came too late, but others are found between "
+                              f"{json.dumps(begin)} and {json.dumps(end)}")
+        return self._rows.dead_letters(late.dropDuplicates(["partition", "offset"]))
