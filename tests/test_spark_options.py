@@ -67,7 +67,12 @@ def test_url() -> None:
 
 
 REFUSED = [
-    (BASE | {"startOffset": "1"}, "startOffset", "unknown"),
+    (BASE | {"startOffset": "1"}, "startOffset", "unknown, did you mean 'startingOffsets'?"),
+    (BASE | {"includeUserProperty": "1"}, "includeUserProperty", "did you mean 'includeUserProperties'?"),
+    (BASE | {"hostname": "h"}, "hostname", "unknown; the options are path, url, stream"),
+    (BASE | {"includeHeaders": "true"}, "includeHeaders", "option of the Kafka source is 'includeUserProperties'"),
+    ({"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "is 'url'"),
+    (BASE | {"subscribe": "s"}, "subscribe", "is 'stream'"),
     (BASE | {"url": "http://h:1"}, "url", "together with 'path'"),
     ({"stream": "s"}, "path", "missing"),
     ({"path": "data"}, "stream", "missing"),
@@ -82,7 +87,8 @@ REFUSED = [
     (BASE | {"startingOffsets": "first"}, "startingOffsets", "'first' is neither"),
     (BASE | {"startingOffsets": "[1]"}, "startingOffsets", "nor JSON like"),
     (BASE | {"startingOffsets": "{}"}, "startingOffsets", "nor JSON like"),
-    (BASE | {"startingOffsets": '{"a": 1}'}, "startingOffsets", "'a' is not a partition number"),
+    (BASE | {"startingOffsets": '{"a": 1}'}, "startingOffsets", "'{\"a\": 1}': 'a' is not a partition number"),
+    (BASE | {"startingOffsets": '{"s": {"0": 1}}'}, "startingOffsets", "number: write {\"0\": 123}, without a name"),
     (BASE | {"startingOffsets": '{"0": -3}'}, "startingOffsets", "-3 is not an offset"),
     (BASE | {"startingOffsets": '{"0": true}'}, "startingOffsets", "True is not an offset"),
     (BASE | {"endingOffsets": "earliest"}, "endingOffsets", "not where it ends"),

@@ -71,7 +71,8 @@ def _per_partition(name: str, text: str, otherwise: str, lowest: int, limit: int
     found: dict[int, int] = {}
     for key, value in document.items():
         if not (key.isascii() and key.isdigit()):
-            raise OptionError(name, f"{key!r} is not a partition number")
+            shorter = ': write {"0": 123}, without a name around it' if isinstance(value, dict) else ""
+            raise OptionError(name, f"{text!r}: {key!r} is not a partition number{shorter}")
         if type(value) is not int or not lowest <= value < limit:
             raise OptionError(name, f"{value!r} is not {what} (partition {key})")
         found[int(key)] = value

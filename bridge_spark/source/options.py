@@ -8,6 +8,7 @@ mean what they mean to Spark's Kafka source.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
@@ -53,6 +54,18 @@ OPTION_NAMES = (
 _URL_ONLY = ("token", "caFile", "fetch.numRetries", "fetch.retryIntervalMs", "fetch.timeoutMs")
 _BATCH_ONLY = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _BY_LOWER_NAME = {name.lower(): name for name in OPTION_NAMES}
+_KAFKA_NAMES = {
+    "kafka.bootstrap.servers": "url",
+    "kafka.ssl.truststore.location": "caFile",
+    "kafka.group.id": "consumer",
+    "groupidprefix": "consumer",
+    "subscribe": "stream",
+    "subscribepattern": "filter",
+    "includeheaders": "includeUserProperties",
+    "fetchoffset.numretries": "fetch.numRetries",
+    "fetchoffset.retryintervalms": "fetch.retryIntervalMs",
+    "kafkaconsumer.polltimeoutms": "fetch.timeoutMs",
+}
 _SPARK_INTERNAL = frozenset({"paths", "__paths__", "serialization.format", "provider"})
 
 
@@ -169,9 +182,18 @@ def _known_options(options: Mapping[str, str]) -> dict[str, str]:
             continue
         name = _BY_LOWER_NAME.get(lower)
         if name is None:
-            raise OptionError(key, f"unknown; the options are {', '.join(OPTION_NAMES)}")
+            raise OptionError(key, _unknown(lower))
         given[name] = value
     return given
+
+
+def _unknown(lower: str) -> str:
+    if lower in _KAFKA_NAMES:
+        return f"unknown: what comes closest to this option of the Kafka source is '{_KAFKA_NAMES[lower]}'"
+    similar = difflib.get_close_matches(lower, _BY_LOWER_NAME, 1, 0.75)
+    if similar:
+        return f"unknown, did you mean '{_BY_LOWER_NAME[similar[0]]}'?"
+    return f"unknown; the options are {', '.join(OPTION_NAMES)}"
 
 
 def _stream(given: dict[str, str]) -> str:
