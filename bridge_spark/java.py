@@ -13,6 +13,7 @@ launcher in the user's cache directory, which leaves the request out.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib
 import os
@@ -78,9 +79,9 @@ def java_home() -> Path:
 
 def main(arguments: Sequence[str]) -> int:
     """`mqttbroker java-home`: print what ``JAVA_HOME`` should be; exit code 1 where there is no Java."""
-    if arguments:
-        print(f"mqttbroker java-home: takes no arguments, got {arguments[0]!r}", file=sys.stderr)
-        return 2
+    argparse.ArgumentParser(
+        prog="mqttbroker java-home", description="Print what JAVA_HOME should be for Spark: the Java that is installed, "
+        "else the one of mqttbroker[jdk].").parse_args(arguments)
     try:
         print(java_home())
     except JavaError as error:

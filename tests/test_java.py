@@ -94,6 +94,15 @@ def test_what_to_install_is_said_in_one_line(
     assert main([]) == 1 and capsys.readouterr().err == f"mqttbroker java-home: {line}\n"
 
 
+@pytest.mark.parametrize(("given", "status", "said"), [("--help", 0, "what JAVA_HOME should be"), ("x", 2, "arguments: x")])
+def test_java_home_says_how_it_is_called(
+    given: str, status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([given])
+    assert ended.value.code == status and said in " ".join(capsys.readouterr()).replace("\n", " ")
+
+
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(a_java(tmp_path / "small", modules="java.base")))
     (tmp_path / "cache").write_text("a file")
