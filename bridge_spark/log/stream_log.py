@@ -125,7 +125,8 @@ class StreamLogs:
                 raise StreamLogError(f"{path}: format {version}; this program's is {FORMAT_VERSION}")
             if partitions != config.partitions:
                 change = f"{partitions} partitions and cannot get {config.partitions}"
-                raise StreamLogError(f"stream {config.name!r} has {change}: keys would move")
+                raise StreamLogError(f"stream {config.name!r} has {change}, as keys would move: set partitions = "
+                                     f"{partitions}, or give the stream another name")
             if known == description:
                 return
         directory.mkdir(parents=True, exist_ok=True)
