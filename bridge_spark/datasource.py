@@ -129,7 +129,6 @@ class MqttDataSource(DataSource):
         return kind(self._parsed, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        check_for_stream(self._parsed)
         return MqttStreamReader(self._parsed, schema)
 
 
@@ -184,7 +183,12 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
-        self._payloads = _payload_reader(options, schema)
+        self._refusal: Optional[Exception] = None
+        try:
+            check_for_stream(options)
+            self._payloads = _payload_reader(options, schema)
+        except (OptionError, StreamError) as error:
+            self._refusal = error  # for the first call: an error raised here Spark hides behind its own
         self._admission = Admission(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
         self._storage: Optional[Storage] = None
         self._planner: Optional[Planner] = None
@@ -244,6 +248,8 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._storage.close()
 
     def _open(self) -> Storage:
+        if self._refusal is not None:
+            raise self._refusal
         if self._storage is None:
             self._storage = open_storage(self._options)
             self._planner = Planner(self._storage)

@@ -138,13 +138,21 @@ def test_a_read_fails(
     assert re.fullmatch("mqtt source: " + line, said(caught.value))
 
 
-def test_a_stream_that_should_end(places: dict[str, dict[str, str]], spark: SparkSession, tmp_path: Path) -> None:
-    """Spark asks a source whether it can stream only in the query's own thread."""
-    messages = spark.readStream.format("mqtt").options(stream="sensors", endingOffsets="latest", **places["directory"])
+@pytest.mark.parametrize(("options", "schema", "line"), [
+    ({"endingOffsets": "latest"}, "topic string", "option 'endingOffsets': is for batch reads: a stream has no end"),
+    ({}, "topic string, value long", "column 'value' needs the option 'payloadFormat'"),
+], ids=["end", "schema"])
+def test_what_a_stream_cannot_do(
+    options: dict[str, str], schema: str, line: str, places: dict[str, dict[str, str]], spark: SparkSession,
+    tmp_path: Path,
+) -> None:
+    """Spark asks a source whether it can stream only in the query's own thread, and then adds no error of its own."""
+    options = {"stream": "sensors", **places["directory"], **options}
     with pytest.raises(Exception) as caught:
-        messages.load().writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start() \
-            .awaitTermination()
-    assert said(caught.value) == "mqtt source: option 'endingOffsets': is for batch reads: a stream has no end"
+        spark.readStream.format("mqtt").options(**options).schema(schema).load().writeStream.format("noop") \
+            .option("checkpointLocation", str(tmp_path)).start().awaitTermination()
+    assert said(caught.value) == f"mqtt source: {line}"
+    assert "UnboundLocalError" not in str(caught.value)
 
 
 def test_the_ingest_job_says_the_line_alone(
