@@ -71,7 +71,7 @@ class Group:
         for member in self.members:
             session = member.session
             outlet = session.outlet
-            if outlet is not None and outlet.ready and len(session.in_flight) < session.send_maximum:
+            if outlet is not None and outlet.ready and session.under_way < session.send_maximum:
                 return True
         return False
 
@@ -99,7 +99,7 @@ class Strategy:
             outlet = session.outlet
             offset += 1
             if outlet is not None:
-                if outlet.ready and len(session.in_flight) < session.send_maximum:
+                if outlet.ready and session.under_way < session.send_maximum:
                     whole.turn = (turn + offset) % count
                     return member
                 if fallback is None or fallback.session.outlet is None:
@@ -172,7 +172,7 @@ def _candidates(group: Group) -> List[Member]:
         if outlet is None:
             if session.id != 0:
                 keeping.append(member)
-        elif outlet.ready and len(session.in_flight) < session.send_maximum:
+        elif outlet.ready and session.under_way < session.send_maximum:
             able.append(member)
         else:
             connected.append(member)

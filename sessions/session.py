@@ -81,6 +81,10 @@ class Session(Holding):
         # Unacknowledged deliveries by packet id; None for one that only passed through.
         # The keys are ints; as objects they are made once per packet, not once per look.
         self.in_flight: Dict[object, Optional[Delivery]] = {}
+        # Beside them what passed through under the ids from `passing` up to `passing_end`:
+        # clients acknowledge in order, so that counting does.
+        self.passing = 1
+        self.passing_end = 1
         self.received: Dict[int, bool] = {}  # QoS 2 ids from the client -> kept on disk
         self.received_on_disk = False  # ids of an earlier run, not yet read
         self.last_packet_id = 0
@@ -168,8 +172,13 @@ class Session(Holding):
             and self.stored_seq == 0
             and not self.paging
             and not self.queue
-            and len(self.in_flight) < self.send_maximum
+            and self.under_way < self.send_maximum
         )
+
+    @property
+    def under_way(self) -> int:
+        """How many packet ids are in use."""
+        return len(self.in_flight) + self.passing_end - self.passing
 
     def pass_through(self) -> int:
         """A packet id for a QoS 1 message that leaves at once and is nowhere kept, since this
@@ -177,13 +186,23 @@ class Session(Holding):
         message has to be offered."""
         if (
             self.id != 0
-            or len(self.in_flight) >= self.pass_maximum
+            or self.under_way >= self.pass_maximum
             or self.queue
             or self.queued_messages >= self.shelf.limits.max_queued_messages
         ):
             return 0
-        packet_id = self._next_packet_id(None)
         self.queued_messages += 1
+        packet_id: int = self.last_packet_id + 1
+        if self.passing == self.passing_end:
+            self.passing = self.passing_end = packet_id
+        if (
+            packet_id != self.passing_end
+            or packet_id > 65535
+            or (self.in_flight and packet_id in self.in_flight)
+        ):
+            return self._next_packet_id(None)
+        self.passing_end = packet_id + 1
+        self.last_packet_id = packet_id
         return packet_id
 
     def _add_late(self, entry: Delivery) -> None:
@@ -204,28 +223,46 @@ class Session(Holding):
 
     def acknowledge(self, packet_id: int) -> int:
         """PUBACK [MQTT-4.3.2-5]."""
-        key: object = packet_id
-        in_flight = self.in_flight
-        entry = in_flight.get(key)
-        if entry is None:
-            if key not in in_flight:
-                return UNKNOWN
-            del in_flight[key]
+        if packet_id == self.passing and packet_id != self.passing_end:
+            self.passing = packet_id + 1
             self.queued_messages -= 1
-        elif entry.phase == AWAIT_PUBACK:
-            del in_flight[key]
-            self.finish(entry)
         else:
-            return UNEXPECTED
+            key: object = packet_id
+            in_flight = self.in_flight
+            self._skip_passing(packet_id)
+            entry = in_flight.get(key)
+            if entry is None:
+                if key not in in_flight:
+                    return UNKNOWN
+                del in_flight[key]
+                self.queued_messages -= 1
+            elif entry.phase == AWAIT_PUBACK:
+                del in_flight[key]
+                self.finish(entry)
+            else:
+                return UNEXPECTED
         if self.queue or self.stored_seq != 0:
             self.pump()
         return ACCEPTED
+
+    def _skip_passing(self, packet_id: int) -> None:
+        """Part from the others an id that is acknowledged out of turn, if it is one that passed through."""
+        if self.passing < packet_id < self.passing_end:
+            while self.passing <= packet_id:
+                self.in_flight[self.passing] = None
+                self.passing += 1
+
+    def _unknown(self, packet_id: int) -> int:
+        """What an acknowledgement is that does not fit the delivery of that id, if there is one."""
+        if packet_id in self.in_flight or self.passing <= packet_id < self.passing_end:
+            return UNEXPECTED
+        return UNKNOWN
 
     def publish_received(self, packet_id: int) -> int:
         """PUBREC with success: from now on the PUBLISH is never sent again [MQTT-4.3.3-8]."""
         entry = self.in_flight.get(packet_id)
         if entry is None:
-            return UNEXPECTED if packet_id in self.in_flight else UNKNOWN
+            return self._unknown(packet_id)
         if entry.phase != AWAIT_PUBREC:
             if entry.phase == RELEASING:
                 return ACCEPTED
@@ -244,7 +281,7 @@ class Session(Holding):
         """PUBREC with a reason code of 0x80 or above ends the delivery [MQTT-4.3.3-4]."""
         entry = self.in_flight.get(packet_id)
         if entry is None or entry.phase != AWAIT_PUBREC:
-            return UNEXPECTED if packet_id in self.in_flight else UNKNOWN
+            return self._unknown(packet_id)
         del self.in_flight[packet_id]
         self.finish(entry)
         self.pump()
@@ -254,7 +291,7 @@ class Session(Holding):
         """PUBCOMP: the packet id is free again."""
         entry = self.in_flight.get(packet_id)
         if entry is None or entry.phase != AWAIT_PUBCOMP:
-            return UNEXPECTED if packet_id in self.in_flight else UNKNOWN
+            return self._unknown(packet_id)
         del self.in_flight[packet_id]
         self.finish(entry)
         if self.queue or self.stored_seq != 0:
@@ -291,7 +328,7 @@ class Session(Holding):
             return
         shelf = self.shelf
         journal = shelf.journal
-        while self.queue and len(self.in_flight) < self.send_maximum and outlet.ready:
+        while self.queue and self.under_way < self.send_maximum and outlet.ready:
             entry = self.dequeue()
             message = entry.message
             if entry.disk == GONE:
@@ -382,7 +419,7 @@ class Session(Holding):
             if packet_id > 65535:
                 packet_id = 1
             key: object = packet_id
-            if key not in in_flight:
+            if key not in in_flight and not self.passing <= packet_id < self.passing_end:
                 in_flight[key] = entry
                 self.last_packet_id = packet_id
                 return packet_id
@@ -440,6 +477,7 @@ class Session(Holding):
             self.stored_seq = max(self.stored_seq, self.late[len(self.late) - 1].seq)
         self._forget_late()
         self.in_flight.clear()
+        self.passing = self.passing_end
         self.forget_queue()
         self.loaded_seq = 0
         if self.paging:

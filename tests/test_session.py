@@ -165,6 +165,24 @@ def test_acknowledgements_of_ids_that_are_not_in_use_change_nothing(tmp_path: Pa
         assert session is not None and not session.in_flight and session.queued_messages == 0
 
 
+def test_what_passes_through_may_be_acknowledged_in_any_order(tmp_path: Path) -> None:
+    with Core(tmp_path, max_inflight=4, max_inflight_unkept=4) as core:
+        client = core.connect("sub")
+        client.subscribe("t/#", options=1)
+        session = core.broker.registry.get("sub")
+        assert session is not None
+        for first, order in [(1, (3, 1, 1, 2, 4)), (5, (8, 7, 6, 5)), (9, (9, 11, 10, 12))]:
+            publish(core, range(5))
+            assert [packet.packet_id for packet in client.arrived()] == [first, first + 1, first + 2, first + 3]
+            client.send(*map(Puback, order[:2]))
+            publish(core, range(1))
+            assert len(client.arrived()) == 2
+            client.send(*map(Puback, order[2:]))
+            client.send(*map(Puback, range(first + 4, first + 6)))
+            assert session.under_way == session.queued_messages == 0
+            session.last_packet_id = first + 3
+
+
 WRONG = [(1, [Pubrec(1)]), (1, [Pubcomp(1)]), (1, [Pubrec(1, 0x80)]), (2, [Puback(1)]), (2, [Pubcomp(1)]), (2, [Pubrec(1), Puback(1)])]
 
 
