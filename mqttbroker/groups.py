@@ -61,6 +61,7 @@ class Group:
         self.name = name
         self.topic_filter = topic_filter
         self.members: List[Member] = []
+        self.keepers = 0  # members whose sessions keep what they are given
         # Where this is only the part that may read a topic, the group itself; the turn is its.
         self.whole: Group = self
         self.turn = 0
@@ -74,6 +75,23 @@ class Group:
             if outlet is not None and outlet.ready and session.under_way < session.send_maximum:
                 return True
         return False
+
+    def add(self, member: Member) -> None:
+        """Take a member in, in the place of the one that its session had."""
+        old = self.member(member.session)
+        if old is not None:
+            self.members[self.members.index(old)] = member
+            return
+        self.members.append(member)
+        if member.session.id != 0:
+            self.keepers += 1
+
+    def remove(self, session: Session) -> None:
+        member = self.member(session)
+        if member is not None:
+            self.members.remove(member)
+            if session.id != 0:
+                self.keepers -= 1
 
     def member(self, session: Session) -> Optional[Member]:
         for member in self.members:

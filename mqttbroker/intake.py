@@ -102,18 +102,18 @@ class Intake(Connection):
         if qos and reusable:
             if route.remaining != end - body:
                 route.remember(end - body, data[start + 1 : topic_end])
-            if first == 0x32 and self._passes(route):
-                self._pass_on(data[rest:end], route, packet_id, payload - rest, found)
+            if first & 9 == 0 and self._passes(route, qos, packet_id):
+                self._pass_on(data[rest:end], route, first, packet_id, payload - rest, found)
                 return
-        message = self._message(route, data[payload:end], first, found)
-        outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
-        if qos == 0:
-            broker.publisher.publish(message, route, outgoing, self.session, None)
-            return
-        if reusable:
-            tail = message.payload if payload == rest else data[rest:end]
-            outgoing.reuse(self.version, route.middle, route.head, tail)
-        self._acknowledged_publish(message, route, outgoing, packet_id)
+        if qos and reusable:
+            outgoing = self._outgoing(route, data[rest:end], first, payload - rest, found)
+        else:
+            message = self._message(route, data[payload:end], first, found)
+            outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
+        if qos:
+            self._acknowledged_publish(outgoing.message, route, outgoing, packet_id)
+        else:
+            broker.publisher.publish(outgoing.message, route, outgoing, self.session, None)
 
     def _message(
         self, route: Route, payload: bytes, first: int, found: Optional[PublishProperties]
@@ -169,29 +169,44 @@ class Intake(Connection):
                 outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
             connection.send_at_most_once(outgoing, False, target.subscription_ids)
 
-    def _passes(self, route: Route) -> bool:
-        """Whether a QoS 1 message of this route goes to connected clients alone and is at once
+    def _passes(self, route: Route, qos: int, packet_id: int) -> bool:
+        """Whether a QoS 1 or 2 message of this route goes to connected clients alone and is at once
         acknowledged."""
-        if not route.direct or route.durable or self.acks.length or self.broker.refusing:
+        if not route.passing or self.acks.length or self.broker.refusing:
             return False
-        return not cast(Session, self.session).received
+        for group in route.groups:
+            if group.keepers:
+                return False
+        session = cast(Session, self.session)
+        received = session.received
+        if qos == 1:
+            return not received
+        return (
+            (len(received) < self.terms.receive_maximum or self.version < 5)
+            and packet_id not in received
+            and (session.id == 0 or self.broker.journal.gated)
+        )
 
     def _pass_on(
         self,
         tail: bytes,
         route: Route,
+        first: int,
         packet_id: int,
         payload: int,
         found: Optional[PublishProperties],
     ) -> None:
-        """QoS 1 that nobody keeps: what came in is what goes out, but for the packet id.
+        """QoS 1 or 2 that nobody keeps: what came in is what goes out, but for the packet id.
 
         ``tail`` is what follows that; in it the payload begins at ``payload``.
         """
         version: int = self.version
         size: int = len(route.head) + 2 + len(tail)
-        session = self.session
-        message: Optional[Message] = None
+        qos: int = first >> 1
+        qos &= 3
+        session = cast(Session, self.session)
+        if qos == 2:
+            session.received[packet_id] = False
         outgoing: Optional[Outgoing] = None
         for target in route.targets:
             receiver = target.session
@@ -207,19 +222,69 @@ class Intake(Connection):
                     connection.plain_version == version
                     and size <= connection.maximum_packet_size
                 ):
-                    number = receiver.pass_through()
+                    granted: int = target.qos if target.qos < qos else qos
+                    number = receiver.pass_through(granted)
                     if number:
-                        connection.send_numbered(route.head, number, tail, size)
+                        head = route.head if granted == 1 else route.head2
+                        connection.send_numbered(head, number, tail, size)
                         continue
-            if message is None or outgoing is None:
-                message = self._message(route, tail[payload:], 0x32, found)
-                outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
-                outgoing.reuse(version, route.middle, route.head, tail)
-            self.broker.publisher.deliver(target, message, outgoing, None)
-        if route.targets:
-            self.send_ack(PUBACK, packet_id)
+            if outgoing is None:
+                outgoing = self._outgoing(route, tail, first, payload, found)
+            self.broker.publisher.deliver(target, outgoing.message, outgoing, None)
+        if route.groups:
+            self._share(tail, route, first, payload, found)
+        kind = PUBACK if qos == 1 else PUBREC
+        if route.matched:
+            self.send_ack(kind, packet_id)
         else:
-            self.send(encode_ack(PUBACK, packet_id, NO_MATCHING_SUBSCRIBERS, version))
+            self.send(encode_ack(kind, packet_id, NO_MATCHING_SUBSCRIBERS, version))
+
+    def _share(
+        self,
+        tail: bytes,
+        route: Route,
+        first: int,
+        payload: int,
+        found: Optional[PublishProperties],
+    ) -> None:
+        """`_pass_on` to one member of each shared subscription."""
+        message = self._message(route, tail[payload:], first, found)
+        version: int = self.version
+        size: int = len(route.head) + 2 + len(tail)
+        for group in route.groups:
+            member = self.broker.router.strategy.choose(group, route.topic)
+            if member is None:
+                continue
+            session = member.session
+            if member.plain and member.qos and session.outlet is not None:
+                connection = cast(Connection, session.outlet)
+                if (
+                    connection.plain_version == version
+                    and size <= connection.maximum_packet_size
+                ):
+                    granted: int = min(member.qos, message.qos)
+                    number = session.lend(message, granted, group.whole)
+                    if number:
+                        head = route.head if granted == 1 else route.head2
+                        connection.send_numbered(head, number, tail, size)
+                        continue
+            outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
+            outgoing.reuse(version, route.middle, route.head, tail)
+            self.broker.publisher.deliver(member, message, outgoing, None, group.whole)
+
+    def _outgoing(
+        self,
+        route: Route,
+        tail: bytes,
+        first: int,
+        payload: int,
+        found: Optional[PublishProperties],
+    ) -> Outgoing:
+        """The message of a packet that ends in ``tail``, with the parts of it that may be used again."""
+        message = self._message(route, tail[payload:], first, found)
+        outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
+        outgoing.reuse(self.version, route.middle, route.head, tail)
+        return outgoing
 
     def _acknowledged_publish(
         self, message: Message, route: Route, outgoing: Outgoing, packet_id: int

@@ -299,9 +299,13 @@ class Protocol(Intake):
 
     def _release(self, session: Session, packet_id: int) -> None:
         """PUBREL: the id is free once that is on disk; then PUBCOMP [MQTT-4.3.3-11]."""
-        stored = session.received.get(packet_id)
+        key: object = packet_id
+        stored = session.received.get(key)
         if stored is not None:
-            del session.received[packet_id]
+            del session.received[key]
+            if not stored and self.acks.length == 0:
+                self.send_ack(PUBCOMP, packet_id)
+                return
         gate = self.gate(PUBCOMP, packet_id)
         journal = self.broker.journal
         if stored is None:

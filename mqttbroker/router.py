@@ -58,17 +58,20 @@ class Route:
         self.streams: List[StreamSink] = []
         self.direct = True  # nobody but `targets`
         self.durable = False  # somebody may keep the message on disk
+        self.passing = True  # nobody keeps it on disk but members of `groups`
         # Messages of one topic are often of one length; then these bytes are the same:
-        # Remaining Length and topic of the last QoS 1 or 2 PUBLISH, and the head at QoS 1.
+        # Remaining Length and topic of the last QoS 1 or 2 PUBLISH, and the heads at QoS 1 and 2.
         self.remaining = -1
         self.middle: bytes = b""
         self.head: bytes = b""
+        self.head2: bytes = b""
 
     def remember(self, remaining: int, middle: bytes) -> None:
         """The bytes between first byte and packet id of a PUBLISH of that Remaining Length."""
         self.remaining = remaining
         self.middle = middle
         self.head = b"\x32" + middle
+        self.head2 = b"\x34" + middle
 
     @property
     def matched(self) -> bool:
@@ -194,12 +197,7 @@ class Router:
             self.groups[key] = group
             self._trie.insert(topic_filter, group, group)
             self._forget(topic_filter)
-        member = Member(subscription)
-        old = group.member(subscription.session)
-        if old is None:
-            group.members.append(member)
-        else:
-            group.members[group.members.index(old)] = member
+        group.add(Member(subscription))
         if self.rules is not None:
             self._forget(topic_filter)
 
@@ -208,9 +206,7 @@ class Router:
         group = self.groups.get(key)
         if group is None:
             return
-        member = group.member(session)
-        if member is not None:
-            group.members.remove(member)
+        group.remove(session)
         if not group.members:
             del self.groups[key]
             self._trie.remove(topic_filter, group)
@@ -288,25 +284,22 @@ class Router:
                 partition = crc32(topic_bytes) % rule.partitions if rule.key == "topic" else -1
                 route.streams.append(StreamSink(rule, partition))
         route.direct = not route.groups and not route.streams
-        route.durable = not route.direct
+        route.passing = not route.streams
         for target in route.targets:
             if target.session.id != 0:
-                route.durable = True
+                route.passing = False
+        route.durable = not route.direct or not route.passing
         return route
 
 
 def _readers(group: Group, rules: Rules, topic: str) -> Group:
     """The group without the members that may not read this topic."""
-    members: List[Member] = []
-    for member in group.members:
-        if rules.may_read(member.session, topic):
-            members.append(member)
-    if len(members) == len(group.members):
-        return group
     readers = Group(group.name, group.topic_filter)
     readers.whole = group
-    readers.members = members
-    return readers
+    for member in group.members:
+        if rules.may_read(member.session, topic):
+            readers.add(member)
+    return group if len(readers.members) == len(group.members) else readers
 
 
 def _without_no_local(session: Session, matched: List[object]) -> Optional[Target]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Final, List, Optional, Tuple
 
-from sessions.delivery import Delivery, Outlet, read_back
+from sessions.delivery import Delivery, Outlet, Owner, read_back
 from sessions.holding import Holding
 from sessions.journal import (
     AWAIT_PUBACK,
@@ -58,6 +58,14 @@ class Subscription:
         self.qos = options & 3
 
 
+_NO_BYTES: Final = b""
+
+# QoS 2 messages that only pass through: what stands for them in flight, before and after PUBREC.
+_PASSED: Final = Delivery(Owner(), 0, Message("", b"", 2, False, b"", "", 0, 0), 2, False, b"")
+_PASSED.phase = AWAIT_PUBREC
+_RELEASED: Final = Delivery(Owner(), 0, _PASSED.message, 2, False, b"")
+_RELEASED.phase = AWAIT_PUBCOMP
+
 # Of a session that has seen all; a deque of its own takes six hundred bytes.
 _SEEN: Final[Deque[Subscription]] = deque(maxlen=0)
 
@@ -85,7 +93,7 @@ class Session(Holding):
         # clients acknowledge in order, so that counting does.
         self.passing = 1
         self.passing_end = 1
-        self.received: Dict[int, bool] = {}  # QoS 2 ids from the client -> kept on disk
+        self.received: Dict[object, bool] = {}  # QoS 2 ids from the client -> kept on disk
         self.received_on_disk = False  # ids of an earlier run, not yet read
         self.last_packet_id = 0
         # Live messages that came while a page was under way, unless there were too many.
@@ -180,8 +188,8 @@ class Session(Holding):
         """How many packet ids are in use."""
         return len(self.in_flight) + self.passing_end - self.passing
 
-    def pass_through(self) -> int:
-        """A packet id for a QoS 1 message that leaves at once and is nowhere kept, since this
+    def pass_through(self, qos: int) -> int:
+        """A packet id for a QoS 1 or 2 message that leaves at once and is nowhere kept, since this
         session ends with its connection and no other may have the message instead; 0 if the
         message has to be offered."""
         if (
@@ -192,6 +200,8 @@ class Session(Holding):
         ):
             return 0
         self.queued_messages += 1
+        if qos == 2:
+            return self._next_packet_id(_PASSED)
         packet_id: int = self.last_packet_id + 1
         if self.passing == self.passing_end:
             self.passing = self.passing_end = packet_id
@@ -203,6 +213,19 @@ class Session(Holding):
             return self._next_packet_id(None)
         self.passing_end = packet_id + 1
         self.last_packet_id = packet_id
+        return packet_id
+
+    def lend(self, message: Message, qos: int, group: object) -> int:
+        """`pass_through` for a message of a shared subscription: others may have it instead."""
+        if not self.open or self.id != 0 or self.full(message.size):
+            return 0
+        entry = Delivery(self, 0, message, qos, False, _NO_BYTES)
+        entry.group = group
+        entry.phase = AWAIT_PUBACK if qos == 1 else AWAIT_PUBREC
+        self.queued_messages += 1
+        self.queued_bytes += message.size
+        packet_id = self._next_packet_id(entry)
+        entry.packet_id = packet_id
         return packet_id
 
     def _add_late(self, entry: Delivery) -> None:
@@ -260,9 +283,14 @@ class Session(Holding):
 
     def publish_received(self, packet_id: int) -> int:
         """PUBREC with success: from now on the PUBLISH is never sent again [MQTT-4.3.3-8]."""
-        entry = self.in_flight.get(packet_id)
+        key: object = packet_id
+        entry = self.in_flight.get(key)
         if entry is None:
             return self._unknown(packet_id)
+        if entry is _PASSED:
+            self.in_flight[key] = _RELEASED
+            self._send_pubrel(packet_id)
+            return ACCEPTED
         if entry.phase != AWAIT_PUBREC:
             if entry.phase == RELEASING:
                 return ACCEPTED
@@ -283,17 +311,24 @@ class Session(Holding):
         if entry is None or entry.phase != AWAIT_PUBREC:
             return self._unknown(packet_id)
         del self.in_flight[packet_id]
-        self.finish(entry)
+        if entry is _PASSED:
+            self.queued_messages -= 1
+        else:
+            self.finish(entry)
         self.pump()
         return ACCEPTED
 
     def complete(self, packet_id: int) -> int:
         """PUBCOMP: the packet id is free again."""
-        entry = self.in_flight.get(packet_id)
+        key: object = packet_id
+        entry = self.in_flight.get(key)
         if entry is None or entry.phase != AWAIT_PUBCOMP:
             return self._unknown(packet_id)
-        del self.in_flight[packet_id]
-        self.finish(entry)
+        del self.in_flight[key]
+        if entry is _RELEASED:
+            self.queued_messages -= 1
+        else:
+            self.finish(entry)
         if self.queue or self.stored_seq != 0:
             self.pump()
         return ACCEPTED

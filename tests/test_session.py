@@ -183,6 +183,31 @@ def test_what_passes_through_may_be_acknowledged_in_any_order(tmp_path: Path) ->
             session.last_packet_id = first + 3
 
 
+@pytest.mark.parametrize("reason_code", [0, 0x80])
+def test_a_qos_2_message_that_nobody_keeps_is_delivered_once(tmp_path: Path, reason_code: int) -> None:
+    with Core(tmp_path, max_inflight=2, max_inflight_unkept=2) as core:
+        client = core.connect("sub")
+        client.subscribe("t/#", options=2)
+        publisher = core.connect("pub")
+        packet = Publish("t", b"0", 2, packet_id=7)
+        publisher.send(packet, Publish("t", b"0", 2, dup=True, packet_id=7))
+        assert [type(answer) for answer in publisher.arrived()] == [Pubrec, Pubrec]
+        publisher.send(Pubrel(7), Pubrel(7))
+        assert [answer.reason_code for answer in publisher.arrived()] == [0, 0x92]
+        publisher.send(packet, Publish("t", b"1", 2, packet_id=8))
+        assert [(packet.packet_id, packet.qos) for packet in client.arrived()] == [(1, 2), (2, 2)]
+        client.send(Pubrec(1, reason_code))
+        if reason_code == 0:
+            assert client.expect(Pubrel).packet_id == 1
+            client.expect_nothing()
+            client.send(Pubcomp(1))
+        assert [packet.packet_id for packet in client.arrived()] == [3]
+        client.send(Pubrec(2), Pubrec(3))
+        client.send(Pubcomp(2), Pubcomp(3))
+        session = core.broker.registry.get("sub")
+        assert session is not None and session.under_way == session.queued_messages == 0
+
+
 WRONG = [(1, [Pubrec(1)]), (1, [Pubcomp(1)]), (1, [Pubrec(1, 0x80)]), (2, [Puback(1)]), (2, [Pubcomp(1)]), (2, [Pubrec(1), Puback(1)])]
 
 
