@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pyarrow.parquet as pq
 import pytest
@@ -22,7 +22,7 @@ from bridge_spark.ingest import main, run
 from bridge_spark.tables.config_section import ConfigError, Section
 from bridge_spark.tables.ingest_config import load_config, parse_config
 from bridge_spark.tables.ingest_progress import TableProgress, Terminal
-from bridge_spark.tables.ingest_session import IngestError
+from bridge_spark.tables.ingest_session import IngestError, one_line
 
 pytestmark = pytest.mark.one_build
 
@@ -403,6 +403,38 @@ def test_failures_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(IngestError, match=r"tables\.t: mqtt source: .*\.seg is corrupt at offset 0") as caught:
         run(parse_config(document(tmp_path, checkpoint=str(tmp_path / "c2"))), once=True, session=spark)
     assert "\n" not in str(caught.value)
+
+
+class SparkError(Exception):
+    """What PySpark raises: a text, and Java's cause."""
+
+    def __init__(self, text: str, cause: Optional[Exception] = None) -> None:
+        super().__init__(text)
+        self._cause = cause
+
+
+STACK = "\n\tat org.apache.spark.A.b(A.scala:1)\n\t... 12 more\n"
+AWAITED = "Exception thrown in awaitResult: "
+CALLED = "An error occurred while calling o63.parquet.\n: org.apache.spark.SparkException: "
+PROXY = "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):\n  File \"a.py\"\n"
+PLAN = "\n\n=== Streaming Query ===\nIdentifier: [id = 1]\n"
+
+
+@pytest.mark.parametrize(("error", "line"), [
+    (SparkError(AWAITED + PLAN, SparkError("org.apache.spark.SparkException: " + AWAITED,
+                                           SparkError("org.apache.spark.E: [STATE] failed for batch 1.\nMore."))),
+     "[STATE] failed for batch 1."),
+    (SparkError(CALLED + "Job aborted: Lost task 0.0: java.io.IOException: Mkdirs failed" + STACK),
+     "Job aborted: Lost task 0.0: java.io.IOException: Mkdirs failed"),
+    (SparkError(CALLED + AWAITED + STACK + "Caused by: java.net.SocketException: reset" + STACK), "java.net.SocketException: reset"),
+    (SparkError(PROXY + "py4j.protocol.Py4JJavaError: " + CALLED + "no room" + STACK + PLAN), "no room"),
+    (SparkError("Job aborted" + STACK + PLAN), "Job aborted"),
+    (SparkError(AWAITED + PLAN), AWAITED.strip()),
+    (SparkError(PROXY + "ValueError: mqtt source: wrong token" + PLAN), "mqtt source: wrong token"),
+    (KeyError(), "KeyError"),
+], ids=range(8))  # fmt: skip
+def test_the_line_of_an_error_is_its_cause(error: Exception, line: str) -> None:
+    assert one_line(error) == line
 
 
 @pytest.mark.timeout(180)

@@ -12,8 +12,9 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 from bridge_spark.java import JavaError, use_java
 from bridge_spark.tables.ingest_config import IngestConfig
@@ -21,6 +22,11 @@ from bridge_spark.tables.ingest_config import IngestConfig
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_PREFIX = re.compile(r"^(?:: |Caused by: )?(?:(?:org\.apache\.spark|pyspark|py4j)\.[\w.$]+: )?")
+"""What stands before a message in a stack, a class of Spark's own too."""
+_WRAPPER = re.compile(r"Exception thrown in awaitResult|An error occurred while calling |JVM stacktrace:"
+                      r"|An exception was raised by the Python Proxy|.*Traceback \(most recent call last\):$")
+"""Messages that only say that there is a cause."""
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
@@ -77,15 +83,23 @@ def make_session(config: IngestConfig) -> SparkSession:
 
 def one_line(error: BaseException) -> str:
     """The line of an error that says what happened, without Java's and Python's stacks."""
-    text = str(error)
-    own = re.findall(r"mqtt source: .*", text)
-    if own:
-        return str(own[-1]).strip()
-    cause = getattr(error, "_cause", None)
-    if isinstance(cause, BaseException) and "Exception thrown in awaitResult" in text.partition("\n")[0]:
-        return one_line(cause)
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith((" ", "\t", "Traceback"))]
-    return lines[0].strip() if lines else type(error).__name__
+    texts = list(_texts(error))
+    for text in texts:
+        own = re.findall(r"mqtt source: .*", text)
+        if own:
+            return str(own[-1]).strip()
+    lines = [line for text in texts for line in text.splitlines() if line.strip() and not line.startswith((" ", "\t"))]
+    said = [_PREFIX.sub("", line).strip() for line in lines]
+    told = [line for line in said if not _WRAPPER.match(line)]
+    return next(iter(told or said), type(error).__name__)
+
+
+def _texts(error: Optional[BaseException]) -> Iterator[str]:
+    """What an error of Spark and its causes say, the outermost first, without the plan of the query."""
+    while error is not None:
+        yield str(error).partition("\n=== Streaming Query ===")[0]
+        cause = getattr(error, "_cause", None)
+        error = cause if isinstance(cause, BaseException) else None
 
 
 def _show_workers_this_package() -> None:

@@ -81,6 +81,7 @@ class QueryJob(ABC):
     def start(self, interval: Optional[str]) -> None:
         """Start the query: every ``interval``, or once over what is there."""
         self._interval = interval
+        self._failure = None
         try:
             writer = self._stream().writeStream.queryName(self.progress.name).foreachBatch(self._write) \
                 .option("checkpointLocation", self._checkpoint.as_uri())
@@ -107,7 +108,7 @@ class QueryJob(ABC):
         """Whether the query runs; raises `IngestError` once it has failed.
         One that failed for want of a Python worker is started again."""
         error = self._query.exception() if self._query is not None and not self._query.isActive else None
-        if error is not None and _NO_WORKER in one_line(error) and self._restarts < RESTARTS:
+        if error is not None and _NO_WORKER in (self._failure or one_line(error)) and self._restarts < RESTARTS:
             self._restarts += 1
             self.start(self._interval)
         self.check()
@@ -170,6 +171,9 @@ class QueryJob(ABC):
                 self._write_batch(messages, batch, self._checkpoint_id())
             except (ForeignBatch, ColumnChange, IngestError) as error:
                 self._failure = str(error)
+                raise
+            except Exception as error:
+                self._failure = one_line(error)
                 raise
         self.progress.batches += 1
 
