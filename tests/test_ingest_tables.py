@@ -40,6 +40,15 @@ def reading(number: int, device: str, second: Optional[float], value: float) -> 
     return message(at, f"sensors/{device}", body)
 
 
+def uncommit(checkpoint: Path, files: Path) -> None:
+    """Leave a checkpoint as a kill does after the last batch that is in the table, and before Spark says so."""
+    last = json.loads((max(files.glob("batches=*"), key=lambda path: int(path.name[8:])) / "_batches.json").read_text())
+    for directory, first in (("offsets", last["batch"] + 1), ("commits", last["batch"])):
+        for path in (checkpoint / directory).iterdir():
+            if int(path.name.strip(".").removesuffix(".crc")) >= first:
+                path.unlink()
+
+
 def document(root: Path, **table: Any) -> dict[str, Any]:
     given = {"stream": "sensors", "schema": SCHEMA, "output": str(root / "out"), "event_time": "ts", **table}
     return {"source": {"path": str(root / "data")}, "spark": {"master": "local[2]", "conf": FAST},
@@ -126,3 +135,41 @@ def test_aggregates_over_restarts_are_those_of_pandas(spark: SparkSession, tmp_p
                     (pytest.approx(one["mean"]), one["min"], one["max"], one["last"])
             closed = [key for key in wanted.index if key[0] + timedelta(seconds=window) <= found["window_end"].max()]
             assert len(found) == len(closed) > 30
+
+
+@pytest.mark.timeout(300)
+def test_tables_with_state_go_on_behind_a_batch_that_spark_did_not_commit(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    writer.append(0, many(0, 400))
+    settings = document(tmp_path, watermark="1 minute", deduplicate_by=["device", "ts"],
+                        aggregates={"minute": {"window": "1 minute", "group_by": ["device"]}})
+    ingest(spark, settings)
+    for name in ("out", "out.minute"):
+        uncommit(tmp_path / f"{name}.checkpoint", tmp_path / name)
+    writer.append(0, [*many(400, 600), reading(600, "a", 399, 1.0)])
+    ingest(spark, settings)
+    assert sorted(rows(tmp_path / "out")["offset"]) == [n for n in range(600) if n % 40 != 9]
+    found = rows(tmp_path / "out.minute").set_index(["window_start", "device"])
+    wanted = expected(600, 60)
+    wanted = wanted[[start + timedelta(seconds=60) <= found["window_end"].max() for start, _ in wanted.index]]
+    assert len(found) == len(wanted) > 20
+    assert found["count"].to_dict() == wanted["count"].to_dict()
+
+
+@pytest.mark.timeout(300)
+def test_retention_may_take_what_is_in_the_table_already(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    plain, state = document(tmp_path), document(tmp_path, watermark="1 minute", deduplicate_by=["device"],
+                                                output=str(tmp_path / "state"))
+    for first, last in ((0, 30), (30, 60)):
+        writer.append(0, many(first, last))
+        ingest(spark, {**plain, "tables": {"plain": plain["tables"]["t"], "state": state["tables"]["t"]}})
+    for name in ("out", "state"):
+        uncommit(tmp_path / f"{name}.checkpoint", tmp_path / name)
+    writer.roll(0)
+    writer.append(0, many(60, 90))
+    writer.remove_before(0, 60)
+    assert ingest(spark, plain)["t"].batches == 1
+    assert sorted(rows(tmp_path / "out")["offset"]) == [n for n in range(90) if n % 40 != 9]
+    with pytest.raises(IngestError, match="partition 0: retention has removed the offsets 30 to 59"):
+        ingest(spark, state)

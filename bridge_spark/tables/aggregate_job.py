@@ -8,7 +8,7 @@ in the table of the messages all the same.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Optional
 
 from bridge_spark.tables.ingest_session import IngestError
 from bridge_spark.tables.message_rows import EVENT_TIME, MessageRows
@@ -69,18 +69,19 @@ class AggregateJob(QueryJob):
         return [F.avg(value).alias(f"{name}_mean"), F.min(value).alias(f"{name}_min"),
                 F.max(value).alias(f"{name}_max"), F.max_by(value, order).alias(f"{name}_last")]
 
-    def _write_batch(self, messages: DataFrame, batch: int, checkpoint: str) -> None:
-        done = self._output.done(batch, checkpoint)
-        if done is None:
-            self._columns.note(messages.schema)
-            staged = self._output.stage(batch)
-            messages.write.parquet(staged.as_uri())
-            done = {"checkpoint": checkpoint, "rows": rows_in(staged)}
-            if done["rows"]:
-                self._output.publish(batch, staged, done)
-            else:
-                self._output.withdraw(batch, staged)
-        self.progress.rows += done.get("rows", 0)
+    def _done(self, batch: int, checkpoint: str) -> Optional[dict[str, Any]]:
+        return self._output.done(batch, checkpoint)
+
+    def _fill(self, messages: DataFrame, batch: int, checkpoint: str) -> dict[str, Any]:
+        self._columns.note(messages.schema)
+        staged = self._output.stage(batch)
+        messages.write.parquet(staged.as_uri())
+        mark = {"checkpoint": checkpoint, "rows": rows_in(staged)}
+        if mark["rows"]:
+            self._output.publish(batch, staged, mark)
+        else:
+            self._output.withdraw(batch, staged)
+        return mark
 
 
 def rows_in(staged: Path) -> int:

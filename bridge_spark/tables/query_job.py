@@ -5,6 +5,9 @@ checkpoint says so, and a repeated batch changes nothing.  So the driver may be
 killed between any two steps, and neither Spark nor a plain reader of the files
 ever finds a row twice or misses one that the checkpoint has passed.  Spark's
 own Parquet sink does not promise that to plain readers.
+
+A batch that is in the tables is not read again, as retention may have taken it
+since; only a query with state reads it, because its state is made of it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Optional
 
+from bridge_spark.log.files import replace_file
 from bridge_spark.tables.batch_table import BatchTable, ForeignBatch
 from bridge_spark.tables.delta_table import DeltaBatchTable, DeltaMissing
 from bridge_spark.tables.ingest_progress import TableProgress
@@ -35,6 +39,8 @@ START_WAIT_S = 20.0
 RESTARTS = 5
 """Of a query whose Python worker took longer than the ten seconds that Spark gives it."""
 _NO_WORKER = "Python worker failed to connect back"
+_COMMITTED = b'v1\n{"nextBatchWatermarkMs":0}'
+"""What Spark writes when a batch of a query without a watermark is done."""
 
 
 def batch_table(sink: SinkConfig, directory: Path) -> BatchTable:
@@ -44,10 +50,12 @@ def batch_table(sink: SinkConfig, directory: Path) -> BatchTable:
 
 
 class QueryJob(ABC):
-    """A query over ``_stream()`` that hands each batch to ``_write_batch``.
+    """A query over ``_stream()`` that hands each batch that is not ``_done`` to
+    ``_fill``; both return the batch's mark.
 
     ``tables[0]`` is the one whose columns are watched; ``where`` begins each
-    error's line; ``state`` is what the query's state in the checkpoint depends on.
+    error's line; ``state`` is what the query's state in the checkpoint depends
+    on, empty for a query that keeps none.
     """
 
     def __init__(
@@ -63,6 +71,7 @@ class QueryJob(ABC):
         self._failure: Optional[str] = None
         self._interval: Optional[str] = None
         self._restarts = 0
+        self._keeps_state = bool(state)
         self._lock = self._take_over()
         try:
             self._columns = TableColumns(checkpoint / "ingest.json", state)
@@ -75,13 +84,18 @@ class QueryJob(ABC):
         """The rows as the source gives them."""
 
     @abstractmethod
-    def _write_batch(self, messages: DataFrame, batch: int, checkpoint: str) -> None:
-        """Write a batch, or find it written; ``checkpoint`` is the checkpoint's id."""
+    def _done(self, batch: int, checkpoint: str) -> Optional[dict[str, Any]]:
+        """The mark of a batch that is in the tables; ``checkpoint`` is the checkpoint's id."""
+
+    @abstractmethod
+    def _fill(self, messages: DataFrame, batch: int, checkpoint: str) -> dict[str, Any]:
+        """Write a batch that is not done; its mark."""
 
     def start(self, interval: Optional[str]) -> None:
         """Start the query: every ``interval``, or once over what is there."""
         self._interval = interval
         self._failure = None
+        self._settle()
         try:
             writer = self._stream().writeStream.queryName(self.progress.name).foreachBatch(self._write) \
                 .option("checkpointLocation", self._checkpoint.as_uri())
@@ -168,17 +182,45 @@ class QueryJob(ABC):
         self._started.wait()
         with self._in_batch:
             try:
-                self._write_batch(messages, batch, self._checkpoint_id())
+                checkpoint = self._checkpoint_id()
+                mark = self._done(batch, checkpoint)
+                if mark is None:
+                    mark = self._fill(messages, batch, checkpoint)
+                elif self._keeps_state:
+                    messages.write.format("noop").mode("overwrite").save()
             except (ForeignBatch, ColumnChange, IngestError) as error:
                 self._failure = str(error)
                 raise
             except Exception as error:
                 self._failure = one_line(error)
                 raise
+        self.progress.rows += mark.get("rows", 0)
+        self.progress.bad += mark.get("bad", 0)
+        self.progress.received(mark.get("newest"))
         self.progress.batches += 1
+
+    def _settle(self) -> None:
+        """Let Spark hold its last batch to be done if that is in the table: the
+        driver was killed after it had published the batch."""
+        batch = _last(self._checkpoint / "offsets")
+        if self._keeps_state or batch <= _last(self._checkpoint / "commits"):
+            return
+        try:
+            done = self._done(batch, self._checkpoint_id())
+        except ForeignBatch as error:
+            raise IngestError(f"{self._where}: {error}") from None
+        if done is not None:
+            (self._checkpoint / "commits").mkdir(exist_ok=True)
+            replace_file(self._checkpoint / "commits" / str(batch), _COMMITTED)
 
     def _checkpoint_id(self) -> str:
         return str(json.loads((self._checkpoint / "metadata").read_text())["id"])
+
+
+def _last(directory: Path) -> int:
+    """The last batch that a directory of the checkpoint knows of, -1 if there is none."""
+    numbers = (int(path.name) for path in directory.glob("*") if path.name.isdigit())
+    return max(numbers, default=-1)
 
 
 def lock_checkpoint(checkpoint: Path, where: str) -> IO[bytes]:

@@ -37,14 +37,9 @@ class TableJob(QueryJob):
         found = self._rows.parsed(self._rows.stream())
         return self._rows.deduplicated(found) if self._config.sink.deduplicate_by else found
 
-    def _write_batch(self, messages: DataFrame, batch: int, checkpoint: str) -> None:
-        done = self._good.done(batch, checkpoint)
+    def _done(self, batch: int, checkpoint: str) -> Optional[dict[str, Any]]:
         self._bad.done(batch, checkpoint)
-        if done is None:
-            done = self._fill(messages, batch, checkpoint)
-        self.progress.rows += done.get("rows", 0)
-        self.progress.bad += done.get("bad", 0)
-        self.progress.received(done.get("newest"))
+        return self._good.done(batch, checkpoint)
 
     def _fill(self, found: DataFrame, batch: int, checkpoint: str) -> dict[str, Any]:
         deduplicates = bool(self._config.sink.deduplicate_by)
