@@ -106,9 +106,10 @@ chaos: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
 # Publishers, the broker and Spark's driver killed while readings go to a table, and each reading counted there; about
-# ten minutes per mode: plain, retention (segments are removed meanwhile, and the reader is overtaken), sealing.
+# ten minutes per mode: plain, retention (segments are removed meanwhile, and the reader is overtaken), sealing; state and
+# state-delta kill the driver alone, with duplicates left out and windows aggregated, in Parquet and in Delta.
 CHAOS_SPARK_KILLS ?= 20
-CHAOS_SPARK_MODES ?= plain,retention,sealing
+CHAOS_SPARK_MODES ?= plain,retention,sealing,state,state-delta
 CHAOS_SPARK_ARGS ?=
 chaos-spark: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos_spark.run --kills $(CHAOS_SPARK_KILLS) --seed $(CHAOS_SEED) \

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
+import pandas
+import pyarrow
+import pyarrow.parquet
 import pytest
 from chaos_spark.driver import INSIDE, deaths
 from chaos_spark.outbox import PACKET_IDS, Outbox, Reading, reading_of
 from chaos_spark.run import Plan, chaos
-from chaos_spark.verdict import GLIMPSES, LOST, MISSING, ORDER, PLACES, REFUSED, TWICE, WRONG, Findings, Ranges, Row, judge
+from chaos_spark.state import START, WINDOW, StateRun
+from chaos_spark.verdict import (
+    GLIMPSES,
+    LOST,
+    MISSING,
+    ORDER,
+    PLACES,
+    REFUSED,
+    TWICE,
+    WINDOWS,
+    WRONG,
+    Findings,
+    Ranges,
+    Row,
+    judge,
+)
 
 pytestmark = pytest.mark.one_build
 
@@ -18,7 +38,7 @@ def test_each_reading_is_in_the_table_once_whoever_is_killed() -> None:
     run, summary = chaos(Plan("short", "sealing", "both", 2, 3, 400.0, 3.0, 5.0))
     assert not run.findings.text(), f"{summary}\n{run.findings.text()}"
     unused = [row for row, count in run.findings.faults.items() if not run.findings.checked[row]]
-    assert not set(unused) - {LOST, REFUSED}, f"nothing was checked of: {unused}"
+    assert not set(unused) - {LOST, REFUSED, WINDOWS}, f"nothing was checked of: {unused}"
     assert sum(run.counts[moment] for moment in INSIDE) == run.counts["kills"] == 2
     assert run.broker_lives.counts["kills"] >= 2 and all(actor.counts["kills"] for actor in run.publishers)
 
@@ -86,3 +106,42 @@ def test_what_the_verdict_finds(what: str, rows: list[Row], lost: Ranges, expect
     judge(findings, rows, [], {"s": 6}, {0: 6}, lost)
     assert sorted(name for name, texts in findings.faults.items() if texts) == sorted(expected), findings.text()
     assert all(name in findings.text() for name in expected) and GLIMPSES in findings.table()
+
+
+# --- the verdict on tables with state -------------------------------------------------------------------------------
+
+
+def complete(directory: Path) -> tuple[StateRun, dict[str, Any]]:
+    """A run, and its tables as they ought to be."""
+    run = StateRun("1", "state", 2, directory, ())
+    offsets = {"out": [offsets[0] for offsets in run.log.good.values()], "out.rejected": [*run.log.bad, *run.log.late]}
+    windows = [{"window_start": begin, "window_end": begin + timedelta(seconds=WINDOW), "device": device, "count": one[0],
+                "value_mean": one[1], "value_min": one[2], "value_max": one[3]}
+               for (begin, device), one in run.log.windows().items()]  # fmt: skip
+    return run, {**{name: pandas.DataFrame({"offset": places}) for name, places in offsets.items()},
+                 "out.minute": pandas.DataFrame(windows)}
+
+
+STATES: list[tuple[str, str, Any, list[str]]] = [
+    ("nothing", "out", lambda rows: rows, []),
+    ("a loss", "out", lambda rows: rows[1:], [MISSING]),
+    ("a repetition", "out", lambda rows: pandas.concat([rows, rows[5:6]]), [TWICE, GLIMPSES]),
+    ("a duplicate", "out", lambda rows: pandas.concat([rows, rows[5:6] * 0 + 39]), [WRONG]),
+    ("a lost dead letter", "out.rejected", lambda rows: rows[:-1], [MISSING]),
+    ("no dead letter", "out.rejected", lambda rows: pandas.concat([rows, rows[:1] * 0]), [WRONG]),
+    ("a lost window", "out.minute", lambda rows: rows[3:], [WINDOWS]),
+    ("another count", "out.minute", lambda rows: rows.assign(count=rows["count"] + (rows.index == 7)), [WINDOWS]),
+    ("a window twice", "out.minute", lambda rows: pandas.concat([rows, rows[:1]]), [WINDOWS, GLIMPSES]),
+    ("too few windows", "out.minute", lambda rows: rows[rows["window_start"] < START + timedelta(minutes=5)], [WINDOWS]),
+]
+
+
+@pytest.mark.parametrize(("what", "table", "change", "expected"), STATES, ids=[case[0] for case in STATES])
+def test_what_the_verdict_on_state_finds(what: str, table: str, change: Any, expected: list[str], tmp_path: Path) -> None:
+    run, tables = complete(tmp_path)
+    for name, rows in tables.items():
+        (tmp_path / name).mkdir()
+        rows = change(rows) if name == table else rows
+        pyarrow.parquet.write_table(pyarrow.Table.from_pandas(rows, preserve_index=False), tmp_path / name / "a.parquet")
+    run._judge()
+    assert sorted(row for row, texts in run.findings.faults.items() if texts) == sorted(expected), run.findings.text()

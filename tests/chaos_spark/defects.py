@@ -1,6 +1,6 @@
 """What `make chaos-spark` must find: defects put into one of the three programs, to show that a run can fail.
 
-    python -m chaos_spark.run --modes plain --defect NAME
+    make chaos-spark CHAOS_SPARK_MODES=plain CHAOS_SPARK_ARGS="--defect NAME"        (`stateless`: of mode state)
 
 Rule: a defect is what somebody could write who does not know why the code is as it is, and nothing else is changed.
 `unreceived` needs the sources as they are: compiled code is not to be replaced.
@@ -55,6 +55,29 @@ def unmarked() -> None:
 
     setattr(BatchTable, "done", lambda *_: None)
     setattr(BatchTable, "publish", publish)
+
+
+def committed_first() -> None:
+    """Spark's checkpoint says that a batch is done before its rows stand in the table."""
+    from bridge_spark.tables.query_job import _COMMITTED, QueryJob
+
+    whole = QueryJob._write
+
+    def write(job: QueryJob, messages: Any, batch: int) -> None:
+        commits = job._checkpoint / "commits"
+        commits.mkdir(exist_ok=True)
+        (commits / str(batch)).write_bytes(_COMMITTED)
+        whole(job, messages, batch)
+        (commits / str(batch)).unlink()
+
+    setattr(QueryJob, "_write", write)
+
+
+def stateless() -> None:
+    """A batch that is in a table with state is not read again."""
+    from pyspark.sql import DataFrameWriter
+
+    setattr(DataFrameWriter, "save", lambda *_: None)
 
 
 def dead_letters_last() -> None:
@@ -129,6 +152,8 @@ DEFECTS: dict[str, tuple[str, Callable[[], None]]] = {
     "append": (DRIVER, append),
     "in-place": (DRIVER, in_place),
     "unmarked": (DRIVER, unmarked),
+    "committed-first": (DRIVER, committed_first),
+    "stateless": (DRIVER, stateless),
     "dead-letters-last": (DRIVER, dead_letters_last),
     "forgetful": (PUBLISHER, forgetful),
     "new-packet-ids": (PUBLISHER, new_packet_ids),

@@ -132,8 +132,8 @@ class Driver:
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._left: dict[int, str] = {}
 
-    def start(self, config: Path) -> None:
-        command = [sys.executable, "-P", *self.program, "ingest", str(config), "--trigger", "100ms"]
+    def start(self, config: Path, *how: str) -> None:
+        command = [sys.executable, "-P", *self.program, "ingest", str(config), *(how or ("--trigger", "100ms"))]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment()

@@ -27,9 +27,10 @@ LOST = "lost offsets, each of one missing reading"
 READERS = "rows that pyarrow, DuckDB and pandas see differently"
 GLIMPSES = "rows that a reader saw after a kill, later changed or gone"
 REFUSED = "drivers that stopped and named the offsets that retention took"
+WINDOWS = "windows of aggregates that are not as pandas makes them"
 PUBLISHERS = "packets and sessions of publishers"
 PROCESSES = "processes that do not start, end or go on as they must"
-ROWS = (MISSING, TWICE, WRONG, ORDER, PLACES, LOST, READERS, GLIMPSES, REFUSED, PUBLISHERS, PROCESSES)
+ROWS = (MISSING, TWICE, WRONG, ORDER, PLACES, LOST, READERS, GLIMPSES, REFUSED, WINDOWS, PUBLISHERS, PROCESSES)
 
 NAMED = 10  # findings of a row that are printed
 

@@ -1,0 +1,243 @@
+"""The tables with state under kills: duplicates left out, windows aggregated, in Parquet and in Delta.
+
+Rule: the log is written before and never changes, so what must stand in each table follows from it by pandas alone,
+whoever was killed when; the verdict reads the files as one without Spark does.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from random import Random
+from typing import Any, Optional
+
+import pandas  # type: ignore[import-untyped]
+import pyarrow.dataset  # type: ignore[import-untyped]
+from deltalake import DeltaTable
+
+from chaos_spark.driver import BETWEEN, INSIDE, PATIENCE, STARTING, Death, Driver, TableFiles, deaths
+from chaos_spark.verdict import GLIMPSES, MISSING, PROCESSES, TWICE, WINDOWS, WRONG, Findings
+from sessions.message import Message
+from spark_session import START_US, StreamWriter, message
+
+FORMATS = {"state": "parquet", "state-delta": "delta"}
+BATCH = 100  # messages
+BATCHES_OF_A_LIFE = 5  # on average, of which some are left in the end
+BAD, AGAIN, LATE = 40, 10, 97  # of so many messages one does not parse, comes twice, comes hours too late
+WINDOW = 60  # seconds
+SCHEMA = "device string not null, ts timestamp not null, value double not null"
+FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+START = datetime.fromtimestamp(START_US / 1e6, timezone.utc)
+
+
+class Log:
+    """Messages of three devices, one a second, and of a fourth that is always too late."""
+
+    def __init__(self, seed: str, count: int) -> None:
+        self.messages: list[Message] = []
+        self.good: dict[tuple[str, float], list[int]] = {}  # offsets of a reading by device and second
+        self.values: dict[tuple[str, float], float] = {}
+        self.bad: set[int] = set()
+        self.late: set[int] = set()
+        random = Random(f"{seed}:log")
+        for offset in range(count):
+            second = float(offset + random.randint(-15, 15))
+            device = "abc"[offset % 3]
+            if offset % BAD == BAD - 1:
+                self.bad.add(offset)
+                self.messages.append(message(offset, payload=b"bad"))
+            elif offset % LATE == LATE - 1 and offset > 4 * BATCH:
+                self.late.add(offset)
+                self._add(offset, "late", -1000.0 - offset, 0.0)
+            elif offset % AGAIN == AGAIN - 1 and self.good:
+                key = random.choice(list(self.good)[-15:])
+                self.good[key].append(offset)
+                self._add(offset, *key, self.values[key])
+            else:
+                key = (device, second)
+                self.good.setdefault(key, []).append(offset)
+                self.values.setdefault(key, random.randint(0, 400) / 4)
+                self._add(offset, *key, self.values[key])
+
+    def _add(self, offset: int, device: str, second: float, value: float) -> None:
+        ts = (START + timedelta(seconds=second)).isoformat()
+        body = json.dumps({"device": device, "ts": ts, "value": value}).encode()
+        self.messages.append(message(offset * 1000 + 20_000, f"sensors/{device}", body))
+
+    def windows(self) -> dict[tuple[datetime, str], tuple[int, float, float, float]]:
+        """Count, mean, minimum and maximum by the window's begin and the device."""
+        frame = pandas.DataFrame([(START + timedelta(seconds=second), device, value)
+                                  for (device, second), value in self.values.items()], columns=["time", "device", "value"])
+        groups = frame.groupby([pandas.Grouper(key="time", freq=f"{WINDOW}s", origin="epoch"), "device"])["value"]
+        made = groups.agg(["count", "mean", "min", "max"])
+        return {(begin.to_pydatetime(), device): tuple(made.loc[(begin, device)]) for begin, device in made.index}
+
+
+class DeltaFiles(TableFiles):
+    """The files of a Delta table, which say by its log what is published."""
+
+    def published(self, batch: int) -> bool:
+        checkpoint = self.checkpoint / "metadata"
+        if not DeltaTable.is_deltatable(str(self.output)) or not checkpoint.exists():
+            return False
+        version = DeltaTable(self.output).transaction_version(json.loads(checkpoint.read_text())["id"])
+        return version is not None and version >= batch
+
+    def visible(self) -> int:
+        return sum(1 for _ in (self.output / "_delta_log").glob("*.json"))
+
+
+def rows(directory: Path) -> Any:
+    """A table's rows as pandas finds them; none where there is no table yet."""
+    if DeltaTable.is_deltatable(str(directory)):
+        return DeltaTable(directory).to_pandas()
+    if not any(directory.rglob("*.parquet")):
+        return pandas.DataFrame({"offset": [], "window_start": [], "device": [], "count": []})
+    return pyarrow.dataset.dataset(directory, format="parquet").to_table().to_pandas()
+
+
+class StateRun:
+    """One run below ``directory``; ``kills`` of the driver, a table at a time being watched for the moment."""
+
+    def __init__(self, seed: str, mode: str, kills: int, directory: Path, program: tuple[str, ...]) -> None:
+        self.mode, self.seed, self.kills, self.directory = mode, seed, kills, directory
+        self.findings = Findings()
+        self.counts: Counter[str] = Counter()
+        self.random = Random(f"{seed}:state")
+        kind = DeltaFiles if FORMATS[mode] == "delta" else TableFiles
+        self.tables = [kind(directory / "out"), kind(directory / "out.minute")]
+        self.drivers = [Driver(files, directory / "driver.log", program) for files in self.tables]
+        self.log = Log(seed, kills * BATCHES_OF_A_LIFE * BATCH)
+        self.seen: dict[str, set[Any]] = {"out": set(), "out.minute": set()}
+
+    def go(self) -> None:
+        writer = StreamWriter(self.directory / "data")
+        for first in range(0, len(self.log.messages), BATCH):
+            writer.append(0, self.log.messages[first : first + BATCH])
+        config = self._config(BATCH)
+        for death in deaths(f"{self.seed}:state", self.kills):
+            if not self._live(self.random.choice(self.drivers), death, config):
+                return
+        driver = self.drivers[0]
+        driver.start(self._config(100 * BATCH), "--once")
+        self.findings.checked[PROCESSES] += 1
+        if (status := driver.wait(PATIENCE)) != 0:
+            self.findings.fault(PROCESSES, f"the last driver ended with {status}: {driver.last_words()}")
+        self._judge()
+
+    def _config(self, limit: int) -> Path:
+        config = self.directory / "ingest.toml"
+        config.write_text(
+            f"[source]\npath = {json.dumps(str(self.directory / 'data'))}\n[spark]\nmaster = 'local[2,4]'\n"
+            f"[spark.conf]\n'spark.driver.extraJavaOptions' = '{FAST_JVM}'\n'spark.sql.shuffle.partitions' = '2'\n"
+            f"[tables.t]\nstream = 'sensors'\nschema = '{SCHEMA}'\nevent_time = 'ts'\nwatermark = '1 minute'\n"
+            f"deduplicate_by = ['device', 'ts']\nmax_offsets_per_trigger = {limit}\n"
+            f"table_format = '{FORMATS[self.mode]}'\noutput = {json.dumps(str(self.directory / 'out'))}\n"
+            f"[tables.t.aggregates.minute]\nwindow = '{WINDOW} seconds'\ngroup_by = ['device']\n"
+        )
+        return config
+
+    def _live(self, driver: Driver, death: Death, config: Path) -> bool:
+        """One life of the driver; false if it ended by itself."""
+        driver.start(config)
+        self.findings.checked[PROCESSES] += 1
+        if not driver.wait_for(death):
+            if driver.ended is not None:
+                self.findings.fault(PROCESSES, f"the driver ended by itself with {driver.ended}: {driver.last_words()}")
+                return False
+            self.counts["late"] += 1
+        state = driver.files.state()
+        driver.kill(death.victim)
+        self.counts["kills"] += 1
+        self.counts[STARTING if death.moment == STARTING else state] += 1
+        self._glimpse()
+        return True
+
+    def _glimpse(self) -> None:
+        """What a reader has seen once stays, and is there once."""
+        for name, columns in (("out", ["offset"]), ("out.minute", ["window_start", "device", "count"])):
+            found = [tuple(row) for row in rows(self.directory / name)[columns].itertuples(index=False)]
+            self.findings.checked[GLIMPSES] += len(found)
+            if len(set(found)) != len(found):
+                self.findings.fault(GLIMPSES, f"{name}: {len(found) - len(set(found))} rows are there twice")
+            if gone := self.seen[name] - set(found):
+                self.findings.fault(GLIMPSES, f"{name}: {len(gone)} rows are gone, one of them {min(gone)}")
+            self.seen[name] |= set(found)
+
+    # --- the verdict ----------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        self._glimpse()
+        self._judge_rows(Counter(int(offset) for offset in rows(self.directory / "out")["offset"]))
+        rejected = rows(self.directory / "out.rejected")
+        self._judge_rejected(Counter(int(offset) for offset in rejected["offset"]))
+        self._judge_windows(rows(self.directory / "out.minute"))
+        self.counts["batches"] = self.tables[0].committed() + self.tables[1].committed() + 2
+
+    def _judge_rows(self, found: Counter[int]) -> None:
+        for key, offsets in self.log.good.items():
+            count = sum(found.pop(offset, 0) for offset in offsets)
+            self.findings.checked[MISSING] += 1
+            self.findings.checked[TWICE] += 1
+            if count != 1:
+                self.findings.fault(MISSING if count < 1 else TWICE, f"reading {key} of offsets {offsets}: {count} times")
+        self.findings.checked[WRONG] += 1
+        if found:
+            self.findings.fault(WRONG, f"{len(found)} rows that belong to the dead letters, one of them {min(found)}")
+
+    def _judge_rejected(self, found: Counter[int]) -> None:
+        for offset in self.log.bad | self.log.late:
+            self.findings.checked[MISSING] += 1
+            if (count := found.pop(offset, 0)) != 1:
+                self.findings.fault(MISSING if count < 1 else TWICE, f"dead letter {offset}: {count} times")
+        if found:
+            self.findings.fault(WRONG, f"{len(found)} dead letters that are none, one of them {min(found)}")
+
+    def _judge_windows(self, found: Any) -> None:
+        wanted = self.log.windows()
+        end: Optional[Any] = found["window_end"].max() if len(found) else None
+        closed = {key: one for key, one in wanted.items() if end and key[0] + timedelta(seconds=WINDOW) <= end}
+        self.findings.checked[WINDOWS] += len(closed)
+        for row in found.itertuples():
+            one = closed.pop((row.window_start.to_pydatetime(), row.device), None)
+            values = (row[found.columns.get_loc("count") + 1], row.value_mean, row.value_min, row.value_max)
+            if one is None or any(abs(a - b) > 1e-9 for a, b in zip(one, values)):
+                self.findings.fault(WINDOWS, f"{row.window_start} of {row.device} has {values}, not {one}")
+        for key in closed:
+            self.findings.fault(WINDOWS, f"{key} is missing")
+        if len(wanted) - self.findings.checked[WINDOWS] > 12:
+            self.findings.fault(WINDOWS, f"only {self.findings.checked[WINDOWS]} of {len(wanted)} are closed")
+
+    def close(self) -> None:
+        for driver in self.drivers:
+            driver.close()
+
+    def summary(self, seconds: float) -> str:
+        counts = self.counts
+        inside = sum(counts[moment] for moment in INSIDE)
+        moments = ", ".join(f"{counts[moment]} {moment}" for moment in (*INSIDE, BETWEEN, STARTING))
+        return (
+            f"chaos-spark: seed {self.seed}, {self.mode}, {seconds:.0f} s\n"
+            f"  driver: {counts['kills']} kills, {inside} of them inside a batch ({moments}); "
+            f"{counts['late']} whose moment did not come\n"
+            f"  messages: {len(self.log.messages):,} in {counts['batches']} batches of two queries\n\n"
+            f"{self.findings.table()}"
+        )
+
+
+def chaos_state(seed: str, mode: str, kills: int, program: tuple[str, ...]) -> tuple[StateRun, str]:
+    """A run to its end, judged, and its summary."""
+    directory = Path(tempfile.mkdtemp(prefix="chaos-spark-"))
+    begin = time.monotonic()
+    run = StateRun(seed, mode, kills, directory, program)
+    try:
+        run.go()
+    finally:
+        run.close()
+        shutil.rmtree(directory, ignore_errors=True)
+    return run, run.summary(time.monotonic() - begin)
