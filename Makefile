@@ -35,9 +35,14 @@ $(VENV)/base: pyproject.toml | $(VENV)/created
 	$(BIN)/python -m pip install --quiet -r $@.txt
 	touch $@
 
-$(VENV)/extras: pyproject.toml | $(VENV)/base
-	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
-	print(*sum(p['project']['optional-dependencies'].values(), []), sep='\n')" > $@.txt
+# The demo needs a fraction of what everything else does, and whoever sees it first waits for no more.
+EXTRAS :=
+$(VENV)/demo: EXTRAS := spark jdk demo
+$(VENV)/bench: EXTRAS := bench
+$(VENV)/extras $(VENV)/demo $(VENV)/bench: pyproject.toml | $(VENV)/base
+	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
+	print(*sum((p[extra] for extra in '$(EXTRAS)'.split() or p), []), sep='\n')" > $@.txt
+	@echo "installing packages, which may take some minutes"
 	$(BIN)/python -m pip install --quiet -r $@.txt
 	touch $@
 
@@ -45,7 +50,7 @@ $(VENV)/extras: pyproject.toml | $(VENV)/base
 $(VENV)/built: $(SOURCES) setup.py pyproject.toml | $(VENV)/base
 	@hash="$(BUILD_KIND) $$(sha256sum $(sort $(SOURCES)) setup.py pyproject.toml | sha256sum)"; \
 	if [ "$$hash" = "$$(cat $@ 2>/dev/null)" ]; then touch $@; exit 0; fi; \
-	echo "building mqttbroker ($(BUILD_KIND)) into $(VENV)"; \
+	echo "building mqttbroker ($(BUILD_KIND)) into $(VENV), which may take some minutes"; \
 	rm -rf build/lib build/lib.* build/bdist.*; \
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps --no-build-isolation . && echo "$$hash" > $@
 	@$(BIN)/mqttbroker --version
@@ -123,7 +128,7 @@ power-loss: $(VENV)/extras build
 check: $(VENV)/extras
 	$(BIN)/mypy
 
-demo: $(VENV)/extras build
+demo: $(VENV)/demo build
 	$(BIN)/python -P -m mqttbroker.demo $(if $(DATA),--data "$(DATA)")
 
 # The pictures of the docs, drawn by the notebook from DATA=DIR, else from a simulated plant.
@@ -134,12 +139,6 @@ pictures: $(VENV)/extras build
 # This broker beside others, in 15 minutes or less: SCENARIOS="p2p-q0-64 kept", SCENARIOS=spark,
 # PEERS="name=start-script ...",
 # BENCH_ARGS="--rounds 1 --details" (docs/performance.md).
-$(VENV)/bench: pyproject.toml | $(VENV)/base
-	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
-	print(*p['project']['optional-dependencies']['bench'], sep='\n')" > $@.txt
-	$(BIN)/python -m pip install --quiet -r $@.txt
-	touch $@
-
 bench-tools: $(VENV)/bench $(if $(findstring spark,$(SCENARIOS)),$(VENV)/extras) build
 	@packages=""; \
 	PATH=$$PATH:/usr/sbin command -v mosquitto >/dev/null || packages="$$packages mosquitto"; \
