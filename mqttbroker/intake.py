@@ -30,6 +30,7 @@ from mqttbroker.reason_codes import (
     MQTTError,
 )
 from mqttbroker.router import Route
+from sessions.delivery import Loan
 from sessions.message import Message
 from sessions.session import Session
 
@@ -127,8 +128,7 @@ class Intake(Connection):
         expires_at: int = 0
         if found is not None:
             properties = found.forward
-            if found.message_expiry >= 0:
-                expires_at = now + found.message_expiry * 1_000_000
+            expires_at = _expiry(found, now)
         return Message(
             route.topic,
             payload,
@@ -248,29 +248,36 @@ class Intake(Connection):
         found: Optional[PublishProperties],
     ) -> None:
         """`_pass_on` to one member of each shared subscription."""
-        message = self._message(route, tail[payload:], first, found)
         version: int = self.version
         size: int = len(route.head) + 2 + len(tail)
+        outgoing: Optional[Outgoing] = None
         for group in route.groups:
             member = self.broker.router.strategy.choose(group, route.topic)
             if member is None:
                 continue
             session = member.session
-            if member.plain and member.qos and session.outlet is not None:
+            if first == 0x32 and member.plain and member.qos and session.lends(size):
                 connection = cast(Connection, session.outlet)
                 if (
                     connection.plain_version == version
                     and size <= connection.maximum_packet_size
                 ):
-                    granted: int = min(member.qos, message.qos)
-                    number = session.lend(message, granted, group.whole)
-                    if number:
-                        head = route.head if granted == 1 else route.head2
-                        connection.send_numbered(head, number, tail, size)
-                        continue
-            outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
-            outgoing.reuse(version, route.middle, route.head, tail)
-            self.broker.publisher.deliver(member, message, outgoing, None, group.whole)
+                    number = session.lend(self._loan(route, tail[payload:], found, group.whole))
+                    connection.send_numbered(route.head, number, tail, size)
+                    continue
+            if outgoing is None:
+                outgoing = self._outgoing(route, tail, first, payload, found)
+            self.broker.publisher.deliver(member, outgoing.message, outgoing, None, group.whole)
+
+    def _loan(
+        self, route: Route, payload: bytes, found: Optional[PublishProperties], group: object
+    ) -> Loan:
+        now: int = self.outbound.clock.now
+        if found is None:
+            return Loan(route.topic, payload, NO_BYTES, self.client_id, now, 0, group)
+        return Loan(
+            route.topic, payload, found.forward, self.client_id, now, _expiry(found, now), group
+        )
 
     def _outgoing(
         self,
@@ -429,3 +436,8 @@ def _check_text(payload: bytes) -> None:
         payload.decode("utf-8")
     except UnicodeDecodeError:
         raise MQTTError(PAYLOAD_FORMAT_INVALID, "payload is not the UTF-8 it says it is")
+
+
+def _expiry(found: PublishProperties, now: int) -> int:
+    """When a message expires, 0 for never; both in µs since the Unix epoch."""
+    return now + found.message_expiry * 1_000_000 if found.message_expiry >= 0 else 0

@@ -82,6 +82,25 @@ class Delivery(Entry):
         self.session.entry_refused(self)
 
 
+@mypyc_attr(acyclic=True)
+class Loan(Message):
+    """A QoS 1 message that passed through to one member of a shared subscription, ``group``, and is
+    kept in case that another has to have it."""
+
+    def __init__(
+        self,
+        topic: str,
+        payload: bytes,
+        properties: bytes,
+        publisher: str,
+        timestamp: int,
+        expires_at: int,
+        group: object,
+    ) -> None:
+        super().__init__(topic, payload, 1, False, properties, publisher, timestamp, expires_at)
+        self.group = group
+
+
 def read_back(session: Owner, session_id: int, row: Tuple[object, ...]) -> Delivery:
     """A page's row (`sessions.write_set.Page`) as the delivery it was."""
     (

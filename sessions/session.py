@@ -12,9 +12,9 @@ in from the store as the window opens.
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Dict, Final, List, Optional, Tuple
+from typing import Deque, Dict, Final, List, Optional, Tuple, Union
 
-from sessions.delivery import Delivery, Outlet, Owner, read_back
+from sessions.delivery import Delivery, Loan, Outlet, Owner, read_back
 from sessions.holding import Holding
 from sessions.journal import (
     AWAIT_PUBACK,
@@ -86,9 +86,9 @@ class Session(Holding):
         self.unseen: Deque[Subscription] = _SEEN
         self.send_maximum = shelf.limits.max_inflight
         self.pass_maximum = shelf.limits.max_inflight_unkept
-        # Unacknowledged deliveries by packet id; None for one that only passed through.
+        # Unacknowledged deliveries and loans by packet id; None for what only passed through.
         # The keys are ints; as objects they are made once per packet, not once per look.
-        self.in_flight: Dict[object, Optional[Delivery]] = {}
+        self.in_flight: Dict[object, Union[Delivery, Loan, None]] = {}
         # Beside them what passed through under the ids from `passing` up to `passing_end`:
         # clients acknowledge in order, so that counting does.
         self.passing = 1
@@ -215,18 +215,14 @@ class Session(Holding):
         self.last_packet_id = packet_id
         return packet_id
 
-    def lend(self, message: Message, qos: int, group: object) -> int:
-        """`pass_through` for a message of a shared subscription: others may have it instead."""
-        if not self.open or self.id != 0 or self.full(message.size):
-            return 0
-        entry = Delivery(self, 0, message, qos, False, _NO_BYTES)
-        entry.group = group
-        entry.phase = AWAIT_PUBACK if qos == 1 else AWAIT_PUBREC
+    def lends(self, size: int) -> bool:
+        """Whether a QoS 1 message of a shared subscription may pass through."""
+        return self.open and self.id == 0 and not self.full(size)
+
+    def lend(self, loan: Loan) -> int:
+        """The packet id of a message that passes through, where it `lends`."""
         self.queued_messages += 1
-        self.queued_bytes += message.size
-        packet_id = self._next_packet_id(entry)
-        entry.packet_id = packet_id
-        return packet_id
+        return self._next_packet_id(loan)
 
     def _add_late(self, entry: Delivery) -> None:
         """Keep a live message at hand until the page is in, if memory allows."""
@@ -254,16 +250,16 @@ class Session(Holding):
             in_flight = self.in_flight
             self._skip_passing(packet_id)
             entry = in_flight.get(key)
-            if entry is None:
-                if key not in in_flight:
-                    return UNKNOWN
-                del in_flight[key]
-                self.queued_messages -= 1
-            elif entry.phase == AWAIT_PUBACK:
+            if isinstance(entry, Delivery):
+                if entry.phase != AWAIT_PUBACK:
+                    return UNEXPECTED
                 del in_flight[key]
                 self.finish(entry)
+            elif entry is None and key not in in_flight:
+                return UNKNOWN
             else:
-                return UNEXPECTED
+                del in_flight[key]
+                self.queued_messages -= 1
         if self.queue or self.stored_seq != 0:
             self.pump()
         return ACCEPTED
@@ -285,7 +281,7 @@ class Session(Holding):
         """PUBREC with success: from now on the PUBLISH is never sent again [MQTT-4.3.3-8]."""
         key: object = packet_id
         entry = self.in_flight.get(key)
-        if entry is None:
+        if not isinstance(entry, Delivery):
             return self._unknown(packet_id)
         if entry is _PASSED:
             self.in_flight[key] = _RELEASED
@@ -308,7 +304,7 @@ class Session(Holding):
     def publish_refused(self, packet_id: int) -> int:
         """PUBREC with a reason code of 0x80 or above ends the delivery [MQTT-4.3.3-4]."""
         entry = self.in_flight.get(packet_id)
-        if entry is None or entry.phase != AWAIT_PUBREC:
+        if not isinstance(entry, Delivery) or entry.phase != AWAIT_PUBREC:
             return self._unknown(packet_id)
         del self.in_flight[packet_id]
         if entry is _PASSED:
@@ -322,7 +318,7 @@ class Session(Holding):
         """PUBCOMP: the packet id is free again."""
         key: object = packet_id
         entry = self.in_flight.get(key)
-        if entry is None or entry.phase != AWAIT_PUBCOMP:
+        if not isinstance(entry, Delivery) or entry.phase != AWAIT_PUBCOMP:
             return self._unknown(packet_id)
         del self.in_flight[key]
         if entry is _RELEASED:
@@ -337,13 +333,25 @@ class Session(Holding):
         """What came by a shared subscription and another member may have instead: all but the
         QoS 2 messages that were sent [MQTT-4.8.2-4] [MQTT-4.8.2-5]."""
         entries: List[Delivery] = []
-        for entry in self.in_flight.values():
+        for key, entry in self.in_flight.items():
+            if isinstance(entry, Loan):
+                entry = self._entry_of(entry, key)
+                self.in_flight[key] = entry
             if entry is not None and entry.group is not None and entry.phase == AWAIT_PUBACK:
                 entries.append(entry)
         for entry in self.queue:
             if entry.group is not None and entry.disk != GONE:
                 entries.append(entry)
         return entries
+
+    def _entry_of(self, loan: Loan, key: object) -> Delivery:
+        entry = Delivery(self, 0, loan, 1, False, _NO_BYTES)
+        assert isinstance(key, int)
+        entry.packet_id = key
+        entry.phase = AWAIT_PUBACK
+        entry.group = loan.group
+        self.queued_bytes += loan.size
+        return entry
 
     def withdraw(self, entry: Delivery) -> None:
         """The entry is not for this session any more."""
@@ -444,7 +452,7 @@ class Session(Holding):
         """The id that an entry would have had: those of the others stay what they were when it came."""
         self.last_packet_id = self.last_packet_id % 65535 + 1
 
-    def _next_packet_id(self, entry: Optional[Delivery]) -> int:
+    def _next_packet_id(self, entry: Union[Delivery, Loan, None]) -> int:
         """Put `entry` in flight under the next unused non-zero id, counting 1, 2, 3 …
         [MQTT-2.2.1-4]."""
         in_flight = self.in_flight
@@ -571,6 +579,6 @@ class Session(Holding):
         if outlet is None:
             return
         for entry in list(self.in_flight.values()):
-            if entry is not None and entry.phase == AWAIT_PUBCOMP:
+            if isinstance(entry, Delivery) and entry.phase == AWAIT_PUBCOMP:
                 outlet.send_pubrel(entry.packet_id)
         self.pump()

@@ -175,6 +175,25 @@ def test_what_a_leaving_member_has_not_acknowledged_goes_to_another(tmp_path: Pa
             assert back.connack.session_present and back.arrived() == []
 
 
+def test_what_goes_to_another_member_keeps_its_properties_and_its_time(tmp_path: Path) -> None:
+    properties = Properties()
+    properties.message_expiry_interval = 100
+    properties.user_properties = [("unit", "bar")]
+    with Core(tmp_path) as core:
+        first = core.connect("first")
+        first.subscribe("$share/g/t", options=1)
+        core.connect("p").send(Publish("t", b"1", 1, packet_id=9, properties=properties))
+        assert first.expect(Publish).properties.message_expiry_interval == 100
+        second = core.connect("second")
+        second.subscribe("$share/g/t", options=1)
+        core.advance(30)
+        first.close()
+        again = second.expect(Publish)
+        assert (again.topic, again.payload, again.qos) == ("t", b"1", 1)
+        assert again.properties.message_expiry_interval == 70
+        assert again.properties.user_properties == [("unit", "bar")]
+
+
 def test_what_another_member_has_no_room_for_stays(tmp_path: Path) -> None:
     keeps = Properties()
     keeps.session_expiry_interval = 3600
