@@ -74,7 +74,7 @@ REFUSED = [
         ({"topic": "a/+"}, "topic: 'a/+' names no level"), ({"topic": "a/{b}", "filter": "a/+"}, "topic: is a filter itself"),
         ({"timestamps": "h"}, "timestamps: 'h' is none of iso, s, ms, us"), ({"delimiter": ";"}, "delimiter: is for format csv only"),
         ({"explode": True, "options": {"a": "b"}}, "explode: has no meaning"), ({"fields": []}, "fields: names none"),
-        ({"fields": ["a..b"]}, "fields: 'a..b' is not"), ({"extra_fields": "keep"}, "extra_fields: 'keep' is none of ignore, map"),
+        ({"fields": ["a..b"]}, "fields: 'a..b' is not"), ({"extra_fields": "keep"}, "extra_fields: 'keep' is none of ignore, map, add"),
         ({"extra_fields": "map", "format": "csv"}, "extra_fields: is for format"),
         ({"format": "number", "options": {"a": "b"}, "schema": "a int"}, "options: are those of Spark's parsers"),
     )),

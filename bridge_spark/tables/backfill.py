@@ -26,6 +26,7 @@ from bridge_spark.tables.ingest_progress import TableProgress
 from bridge_spark.tables.ingest_session import IngestError, one_line
 from bridge_spark.tables.message_rows import MessageRows
 from bridge_spark.tables.query_job import lock_checkpoint
+from bridge_spark.tables.table_columns import COLUMNS_FILE, added_columns
 from bridge_spark.tables.table_config import TableConfig
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def backfill(table: TableConfig, spark: SparkSession, where: str, begin: Edge, e
             places = [staging / f"{kind}-{os.getpid()}" for kind in ("good", "bad")]
             for place in places:
                 shutil.rmtree(place, ignore_errors=True)
-            rows.good(counts.rows).write.parquet(places[0].as_uri())
+            added = added_columns(table.checkpoint / COLUMNS_FILE)
+            rows.good(counts.rows, added).write.parquet(places[0].as_uri())
             rows.dead_letters(found).write.parquet(places[1].as_uri())
             found.unpersist()
         except Exception as error:

@@ -6,11 +6,14 @@ they are read again; a dead letter is never taken for a duplicate or for late.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Optional
 
+from bridge_spark.tables.added_fields import new_fields, seen_fields, with_columns
 from bridge_spark.tables.ingest_session import IngestError
+from bridge_spark.tables.table_columns import TableColumns
 from bridge_spark.tables.table_config import TableConfig
 
 if TYPE_CHECKING:
@@ -31,10 +34,11 @@ class Counted:
     _observation: Observation
 
     def result(self) -> dict[str, Any]:
-        """Rows of the table, dead letters, and the newest receipt in microseconds."""
+        """Rows of the table, dead letters, the newest receipt in microseconds, and what `seen_fields` saw."""
         found = self._observation.get
         return {"rows": int(found["all"]) - int(found["bad"]), "bad": int(found["bad"]),
-                **({} if found["newest"] is None else {"newest": int(found["newest"])})}
+                **({} if found["newest"] is None else {"newest": int(found["newest"])}),
+                **({"fields": list(found["fields"])} if "fields" in found else {})}
 
 
 class MessageRows:
@@ -119,11 +123,26 @@ class MessageRows:
         place = F.when(unique, F.concat_ws(":", *self.place))
         return {**{f"{_KEY}{number}": key for number, key in enumerate(self._keys)}, _PLACE: place}
 
-    def good(self, found: DataFrame) -> DataFrame:
-        """The table's rows."""
-        from bridge_spark.tables.payloads import good_rows
+    @property
+    def adds(self) -> bool:
+        """Whether a field that the schema does not have becomes a column."""
+        return self._payload.extra_fields == "add"
 
-        return good_rows(found, self._payload, self._schema)
+    def good(self, found: DataFrame, added: Mapping[str, str]) -> DataFrame:
+        """The table's rows, with columns for the fields that were ``added``."""
+        from bridge_spark.tables.payloads import EXTRA, good_rows
+
+        rows = good_rows(found, self._payload, self._schema)
+        if not self.adds:
+            return rows
+        own = {name.lower() for name, _ in self._columns}
+        return with_columns(rows, EXTRA, {name: kind for name, kind in added.items() if name.lower() not in own})
+
+    def new_fields(self, counts: Mapping[str, Any], table: TableColumns) -> dict[str, str]:
+        """Columns that a batch so counted adds to those of the table."""
+        if not self.adds:
+            return {}
+        return new_fields(counts["fields"], [name for name, _ in self._columns], table.added, table.types)
 
     def dead_letters(self, found: DataFrame) -> DataFrame:
         """What did not parse, with the reason."""
@@ -153,7 +172,8 @@ class MessageRows:
         counts = Observation()
         rows = found.observe(
             counts, F.count(F.lit(1)).alias("all"), F.count(F.col(REASON)).alias("bad"),
-            F.unix_micros(F.max("timestamp")).alias("newest"))
+            F.unix_micros(F.max("timestamp")).alias("newest"),
+            *([seen_fields(F.col("extra")).alias("fields")] if self.adds else []))
         return Counted(rows, counts)
 
     def column(self, name: str, key: str) -> Column:

@@ -18,7 +18,7 @@ from bridge_spark.source.topic_levels import PatternError, parse_pattern
 from bridge_spark.tables.config_section import Section
 
 FORMATS = ("json", "csv", "number", "sparkplug", "raw")
-EXTRA_FIELDS = ("ignore", "map")
+EXTRA_FIELDS = ("ignore", "map", "add")
 MESSAGE_COLUMNS = (
     "topic", "payload", "qos", "retain", "partition", "offset", "timestamp", "client_id", "content_type",
     "response_topic", "correlation_data", "user_properties", "stream",

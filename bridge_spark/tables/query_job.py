@@ -28,7 +28,7 @@ from bridge_spark.tables.delta_table import DeltaBatchTable, DeltaMissing
 from bridge_spark.tables.ingest_progress import TableProgress
 from bridge_spark.tables.ingest_session import IngestError, one_line
 from bridge_spark.tables.sink_config import SinkConfig
-from bridge_spark.tables.table_columns import ColumnChange, TableColumns
+from bridge_spark.tables.table_columns import COLUMNS_FILE, ColumnChange, TableColumns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -74,7 +74,7 @@ class QueryJob(ABC):
         self._keeps_state = bool(state)
         self._lock = self._take_over()
         try:
-            self._columns = TableColumns(checkpoint / "ingest.json", state)
+            self._columns = TableColumns(checkpoint / COLUMNS_FILE, state)
         except ColumnChange as error:
             self._lock.close()
             raise IngestError(f"{where}: {error}") from None

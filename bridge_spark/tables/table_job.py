@@ -8,6 +8,8 @@ the table, so a batch that is in the table is done.
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from bridge_spark.tables import late_rows
@@ -46,12 +48,8 @@ class TableJob(QueryJob):
         if deduplicates:
             found.persist()
         try:
-            good = self._rows.good(found)
-            self._columns.note(good.schema)
-            counts = self._rows.observed(found)
-            staged = self._good.stage(batch)
-            self._rows.good(counts.rows).write.parquet(staged.as_uri())
-            mark = {"checkpoint": checkpoint, **counts.result()}
+            staged, counts = self._stage(found, batch)
+            mark = {"checkpoint": checkpoint, **counts}
             late = self._late(batch) if deduplicates else None
             if mark["bad"] or late is not None:
                 staged_bad = self._bad.stage(batch)
@@ -68,6 +66,24 @@ class TableJob(QueryJob):
         else:
             self._good.withdraw(batch, staged)
         return mark
+
+    def _stage(self, found: DataFrame, batch: int) -> tuple[Path, dict[str, Any]]:
+        """Write the table's rows, a second time where they have a field that gets a column now."""
+        counted = self._rows.observed(found)
+        staged = self._good.stage(batch)
+        rows = self._rows.good(counted.rows, self._columns.added)
+        self._columns.check(rows.schema)
+        rows.write.parquet(staged.as_uri())
+        counts = counted.result()
+        new = self._rows.new_fields(counts, self._columns)
+        if new:
+            shutil.rmtree(staged)
+            rows = self._rows.good(found, {**self._columns.added, **new})
+            staged = self._good.stage(batch)
+            rows.write.parquet(staged.as_uri())
+        self._columns.note(rows.schema, new)
+        counts.pop("fields", None)
+        return staged, counts
 
     def _late(self, batch: int) -> Optional[DataFrame]:
         """What the state left out of this batch because it came too late."""
