@@ -173,3 +173,14 @@ def test_retention_may_take_what_is_in_the_table_already(spark: SparkSession, tm
     assert sorted(rows(tmp_path / "out")["offset"]) == [n for n in range(90) if n % 40 != 9]
     with pytest.raises(IngestError, match="partition 0: retention has removed the offsets 30 to 59"):
         ingest(spark, state)
+
+
+@pytest.mark.timeout(180)
+def test_a_job_that_begins_at_the_end_does_so_once(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    settings = document(tmp_path, starting_offsets="latest")
+    for first, last in ((0, 9), (9, 19), (19, 29)):
+        writer.append(0, many(first, last))
+        ingest(spark, settings)
+    found = [*rows(tmp_path / "out")["offset"], *rows(tmp_path / "out.rejected")["offset"]]
+    assert sorted(found) == list(range(9, 29))

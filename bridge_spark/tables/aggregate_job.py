@@ -42,7 +42,7 @@ class AggregateJob(QueryJob):
         from bridge_spark.tables.payloads import REASON
 
         sink = self._table.sink
-        found = self._rows.parsed(self._rows.stream(f".{self._aggregate.name}"))
+        found = self._rows.parsed(self._rows.stream(self._checkpoint, f".{self._aggregate.name}"))
         if sink.deduplicate_by:
             timed = self._rows.deduplicated(found).where(F.col(REASON).isNull())
         else:

@@ -36,7 +36,7 @@ class TableJob(QueryJob):
                          {"deduplicate_by": keys} if keys else {})
 
     def _stream(self) -> DataFrame:
-        found = self._rows.parsed(self._rows.stream())
+        found = self._rows.parsed(self._rows.stream(self._checkpoint))
         return self._rows.deduplicated(found) if self._config.sink.deduplicate_by else found
 
     def _done(self, batch: int, checkpoint: str) -> Optional[dict[str, Any]]:
