@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 STOP_WAIT_S = 60.0
 START_WAIT_S = 20.0
 RESTARTS = 5
-"""Of a query whose Python worker took longer than the ten seconds that Spark gives it."""
+"""One after the other, of a query whose Python worker took longer than the ten seconds that Spark gives it."""
 _NO_WORKER = "Python worker failed to connect back"
 _COMMITTED = b'v1\n{"nextBatchWatermarkMs":0}'
 """What Spark writes when a batch of a query without a watermark is done."""
@@ -198,6 +198,7 @@ class QueryJob(ABC):
         self.progress.bad += mark.get("bad", 0)
         self.progress.received(mark.get("newest"))
         self.progress.batches += 1
+        self._restarts = 0
 
     def _settle(self) -> None:
         """Let Spark hold its last batch to be done if that is in the table: the
