@@ -48,10 +48,15 @@ class JavaError(Exception):
 def use_java() -> Path:
     """Make ``JAVA_HOME`` of this process, and of those it starts, a Java that Spark works with, and return it.
 
-    To be called before the session is made.  Raises `JavaError`.
+    Spark asks the `python3` of the PATH for data sources; where that is not the Python that runs, as in an environment
+    that is not activated, ``PYSPARK_PYTHON`` becomes this one, unless it is set.  To be called before the session is
+    made.  Raises `JavaError`.
     """
     home = java_home()
     os.environ["JAVA_HOME"] = str(home)
+    asked = shutil.which("python3")
+    if asked is None or Path(asked).parent != Path(sys.executable).parent:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return home
 
 

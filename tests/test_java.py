@@ -94,6 +94,24 @@ def test_what_to_install_is_said_in_one_line(
     assert main([]) == 1 and capsys.readouterr().err == f"mqttbroker java-home: {line}\n"
 
 
+def test_the_python_that_runs_finds_data_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether or not its environment is activated, which puts it first on the PATH."""
+    monkeypatch.setenv("JAVA_HOME", str(a_java(tmp_path / "given")))
+    active = tmp_path / "environment" / "python"
+    monkeypatch.setattr(sys, "executable", str(active))
+    for directory in (active.parent, tmp_path / "system"):
+        directory.mkdir()
+        (directory / "python3").write_text("#!/bin/sh\n")
+        (directory / "python3").chmod(0o755)
+    for path, given, python in (("environment", None, None), ("system", None, str(active)), ("system", "mine", "mine")):
+        monkeypatch.setenv("PATH", str(tmp_path / path))
+        monkeypatch.setenv("PYSPARK_PYTHON", given or "")
+        if given is None:
+            monkeypatch.delenv("PYSPARK_PYTHON")
+        use_java()
+        assert os.environ.get("PYSPARK_PYTHON") == python
+
+
 @pytest.mark.parametrize(("given", "status", "said"), [("--help", 0, "what JAVA_HOME should be"), ("x", 2, "arguments: x")])
 def test_java_home_says_how_it_is_called(
     given: str, status: int, said: str, capsys: pytest.CaptureFixture[str]
