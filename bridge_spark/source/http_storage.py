@@ -30,7 +30,7 @@ from bridge_spark.source.storage import (
 class HttpStorage:
     """Files of ``stream`` at ``url``; `HttpClient` says what the rest means.  Not thread safe."""
 
-    chunk_bytes = 8 * 1024 * 1024  # each request costs the broker
+    chunk_bytes = 16 * 1024 * 1024  # requests of half the size cost the broker a quarter more
 
     def __init__(
         self,
