@@ -62,7 +62,7 @@ def run(
         for job in jobs:
             job.start(None if once else interval(trigger))
             job.wait_until_it_reads()
-        while any(job.is_active() for job in jobs) and not stop.wait(POLL_S):
+        while any([job.is_active() for job in jobs]) and not stop.wait(POLL_S):
             _report(jobs, report)
         for job in jobs:
             job.stop()

@@ -386,6 +386,23 @@ def test_it_runs_until_it_is_stopped_and_reports(spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.timeout(180)
+def test_a_table_that_fails_ends_the_job_while_others_go_on(spark: SparkSession, tmp_path: Path) -> None:
+    StreamWriter(tmp_path / "data").append(0, [message(0)])
+    other = StreamWriter(tmp_path / "data", "other")
+    other.append(0, [message(0)])
+    settings = document(tmp_path)
+    settings["tables"]["u"] = {"stream": "other", "schema": "n long not null", "output": str(tmp_path / "u")}
+    lost: list[int] = []
+
+    def report(tables: list[TableProgress]) -> None:
+        if tables[1].rows and not lost:
+            lost.append(other.lose(0, 5))
+
+    with pytest.raises(IngestError, match=r"tables\.u: mqtt source: partition 0: offsets 1 to 5 were lost to damage"):
+        run(parse_config(settings), trigger="200ms", report=report, session=spark)
+
+
+@pytest.mark.timeout(180)
 def test_failures_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(n) for n in range(10)])
