@@ -361,4 +361,4 @@ class Partition:
         for part in dropped:
             self._remove(part.first_offset)
         first, last = dropped[0].first_offset, dropped[-1].end_offset - 1
-        logger.info("%s: retention removed offsets %d to %d", self.directory, first, last)
+        logger.info("event=retention_removed partition=%s first_offset=%d last_offset=%d", self.directory, first, last)

@@ -115,7 +115,7 @@ class Sealing:
         self._done[name] = float("inf")
         self._waits.pop(name, None)
         self._logs.put_sealed(key, sealed)
-        logger.info("%s: sealed, %d bytes instead of %d", directory / sealed.file, sealed.size, part.size)
+        logger.info("event=segment_sealed file=%s bytes=%d before=%d", directory / sealed.file, sealed.size, part.size)
         return True
 
     def _write(self, key: Key, directory: Path, part: Segment, target: Path) -> Segment:
