@@ -57,6 +57,8 @@ REFUSED = [
     ({"tables": {"t": {"output": "o", "schema": "a int"}}}, "tables.t.stream: is missing"),
     ({"tables": {"t": {"stream": "s", "schema": "a int"}}}, "tables.t.output: is missing"),
     ({"tables": {"t": {"stream": "s", "output": "o"}}}, "tables.t.schema: is missing"),
+    ({"tables": {"t": {"stream": "s", "output": "o", "schem": "a int"}}},
+     "tables.t.schema: is missing, and 'schem' is unknown: did you mean schema?"),
     ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "format": "xml"}}},
      "tables.t.format: 'xml' is none of json, csv, number, sparkplug, raw"),
     ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "filter": "a#"}}},

@@ -6,6 +6,7 @@ for, is refused by one line that names the file, the key and the reason.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any, Optional
 
@@ -39,7 +40,9 @@ class Section:
     def text(self, key: str, default: Optional[str] = None) -> str:
         value = self.values.pop(key, default)
         if value is None:
-            raise self.error(key, "is missing")
+            near = difflib.get_close_matches(key, self.values, 1)
+            slip = f", and {near[0]!r} is unknown: did you mean {key}?" if near else ""
+            raise self.error(key, f"is missing{slip}")
         if not isinstance(value, str):
             raise self.error(key, f"{value!r} is not a text")
         return value
