@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from bridge_spark.tables.ingest_session import IngestError
+from bridge_spark.tables.ingest_session import IngestError, spark_path
 from bridge_spark.tables.message_rows import EVENT_TIME, MessageRows
 from bridge_spark.tables.query_job import QueryJob, batch_table
 from bridge_spark.tables.sink_config import AggregateConfig
@@ -75,7 +75,7 @@ class AggregateJob(QueryJob):
     def _fill(self, messages: DataFrame, batch: int, checkpoint: str) -> dict[str, Any]:
         self._columns.note(messages.schema)
         staged = self._output.stage(batch)
-        messages.write.parquet(staged.as_uri())
+        messages.write.parquet(spark_path(staged))
         mark = {"checkpoint": checkpoint, "rows": rows_in(staged)}
         if mark["rows"]:
             self._output.publish(batch, staged, mark)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Optional, Union
 from bridge_spark.log.files import sync, sync_directory
 from bridge_spark.tables.exchange import exchange
 from bridge_spark.tables.ingest_progress import TableProgress
-from bridge_spark.tables.ingest_session import IngestError, one_line
+from bridge_spark.tables.ingest_session import IngestError, one_line, spark_path
 from bridge_spark.tables.message_rows import MessageRows
 from bridge_spark.tables.query_job import lock_checkpoint
 from bridge_spark.tables.table_columns import COLUMNS_FILE, added_columns
@@ -92,8 +92,8 @@ def backfill(table: TableConfig, spark: SparkSession, where: str, begin: Edge, e
             for place in places:
                 shutil.rmtree(place, ignore_errors=True)
             added = added_columns(table.checkpoint / COLUMNS_FILE)
-            rows.good(counts.rows, added).write.parquet(places[0].as_uri())
-            rows.dead_letters(found).write.parquet(places[1].as_uri())
+            rows.good(counts.rows, added).write.parquet(spark_path(places[0]))
+            rows.dead_letters(found).write.parquet(spark_path(places[1]))
             found.unpersist()
         except Exception as error:
             raise IngestError(f"{where}: {one_line(error)}") from None

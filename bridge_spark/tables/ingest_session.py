@@ -82,6 +82,11 @@ def make_session(config: IngestConfig) -> SparkSession:
     return session
 
 
+def spark_path(path: Path) -> str:
+    """A place of this machine as Spark takes it: not as a URI, of whose escapes it would make another place."""
+    return f"file://{path}"
+
+
 def one_line(error: BaseException) -> str:
     """The line of an error that says what happened, without Java's and Python's stacks."""
     texts = list(_texts(error))

@@ -26,7 +26,7 @@ from bridge_spark.log.files import replace_file
 from bridge_spark.tables.batch_table import BatchTable, ForeignBatch
 from bridge_spark.tables.delta_table import DeltaBatchTable, DeltaMissing
 from bridge_spark.tables.ingest_progress import TableProgress
-from bridge_spark.tables.ingest_session import IngestError, one_line
+from bridge_spark.tables.ingest_session import IngestError, one_line, spark_path
 from bridge_spark.tables.sink_config import SinkConfig
 from bridge_spark.tables.table_columns import COLUMNS_FILE, ColumnChange, TableColumns
 
@@ -98,7 +98,7 @@ class QueryJob(ABC):
         self._settle()
         try:
             writer = self._stream().writeStream.queryName(self.progress.name).foreachBatch(self._write) \
-                .option("checkpointLocation", self._checkpoint.as_uri())
+                .option("checkpointLocation", spark_path(self._checkpoint))
             writer = writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)
             self._query = writer.start()
         except IngestError:
