@@ -156,6 +156,19 @@ def test_tables_with_state_go_on_behind_a_batch_that_spark_did_not_commit(spark:
     assert found["count"].to_dict() == wanted["count"].to_dict()
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("start", ["earliest", '{"0": 1}'])
+def test_what_is_late_in_the_first_batch_is_a_dead_letter(spark: SparkSession, tmp_path: Path, start: str) -> None:
+    """Spark's first watermark is 1970, and so says a clock that nobody has set."""
+    unset = (START - datetime(1970, 1, 1, tzinfo=timezone.utc)).total_seconds()
+    StreamWriter(tmp_path / "data").append(0, [reading(n, "a", -unset if n < 3 else n, float(n)) for n in range(5)])
+    settings = document(tmp_path, watermark="1 minute", deduplicate_by=["ts"], starting_offsets=start)
+    assert ingest(spark, settings)["t"].late == len(rows(tmp_path / "out.rejected"))
+    assert sorted(rows(tmp_path / "out.rejected")["offset"]) == list(range(0 if start == "earliest" else 1, 3))
+    assert set(rows(tmp_path / "out.rejected")["reason"]) == {"too late: the watermark was 1970-01-01T00:00:00.000+00:00"}
+    assert sorted(rows(tmp_path / "out")["offset"]) == [3, 4]
+
+
 @pytest.mark.timeout(300)
 def test_retention_may_take_what_is_in_the_table_already(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")

@@ -68,10 +68,15 @@ class MessageRows:
     def stream(self, checkpoint: Path, part: str = "") -> DataFrame:
         """The messages as they come; ``part`` is added to the name that the broker knows this reader by."""
         needs_all = self._payload.format == "raw" and self._table.sink.watermark is not None
-        options = self._options(part)
-        if options["startingOffsets"] != "earliest":
-            options["startingOffsets"] = _beginning(options, checkpoint / "beginning.json")
+        options = {**self._options(part), "startingOffsets": self.beginning(checkpoint)}
         return self._spark.readStream.format("mqtt").schema(self._source_schema(needs_all)).options(**options).load()
+
+    def beginning(self, checkpoint: Path) -> str:
+        """Where the query of the checkpoint begins, as an option of the source."""
+        options = self._options()
+        if options["startingOffsets"] == "earliest":
+            return "earliest"
+        return _beginning(options, checkpoint / "beginning.json")
 
     def batch(self, begin: dict[str, str], end: dict[str, str]) -> DataFrame:
         """The messages of a range, whose ends are options of the source."""

@@ -91,11 +91,14 @@ class TableJob(QueryJob):
         dropped = late_rows.dropped(self._query)
         if not dropped:
             return None
-        begin, before = late_rows.offsets_and_watermark(self._checkpoint, batch - 1)
+        begin, before = self._rows.beginning(self._checkpoint), 0
+        if batch:
+            offsets, before = late_rows.offsets_and_watermark(self._checkpoint, batch - 1)
+            begin = json.dumps(offsets)
         end, _ = late_rows.offsets_and_watermark(self._checkpoint, batch)
         late = self._rows.late(self._rows.batch(
-            {"startingOffsets": json.dumps(begin)}, {"endingOffsets": json.dumps(end)}), before)
+            {"startingOffsets": begin}, {"endingOffsets": json.dumps(end)}), before)
         if late.count() != dropped:
             raise IngestError(f"batch {batch}: {dropped} messages came too late, but others are found between "
-                              f"{json.dumps(begin)} and {json.dumps(end)}")
+                              f"{begin} and {json.dumps(end)}")
         return self._rows.dead_letters(late.dropDuplicates(["partition", "offset"]))
