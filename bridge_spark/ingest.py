@@ -146,7 +146,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--once", action="store_true", help="read what is there and end")
     parser.add_argument("--backfill", nargs=2, metavar=("FROM", "TO"),
                         help="read a range into directories of its own and end: times of receipt like "
-                             "2026-01-31T12:00:00Z, or offsets like '{\"0\": 123}'; TO is not part of it")
+                             "2026-01-31T12:00:00Z, or offsets of partitions like '{\"0\": 123}'; TO is not part of it")
     parser.add_argument("--trigger", default="1s", metavar="TIME",
                         help="start a batch every TIME, like 500ms, 1s, 5m (default 1s)")
     parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics there")

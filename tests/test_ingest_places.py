@@ -14,6 +14,7 @@ from test_ingest import document, plain
 
 from bridge_spark.ingest import run, run_backfill
 from bridge_spark.tables.ingest_config import parse_config
+from bridge_spark.tables.ingest_session import IngestError
 
 pytestmark = pytest.mark.one_build
 
@@ -30,3 +31,19 @@ def test_a_directory_may_have_any_name(spark: SparkSession, tmp_path: Path) -> N
     for place in ("out", "out.backfill"):
         assert [[row["offset"] for row in plain(root / name)] for name in (place, f"{place}.rejected")] == [[0], [1]]
     assert [path.name for path in tmp_path.iterdir()] == [root.name]
+
+
+@pytest.mark.timeout(180)
+def test_a_backfill_by_offsets_reads_the_partitions_that_it_names(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data", partitions=3)
+    for partition in range(3):
+        writer.append(partition, [message(n) for n in range(6)])
+    writer.roll(1)
+    writer.append(1, [message(6)])
+    writer.remove_before(1, 6)
+    config = parse_config(document(tmp_path))
+    run_backfill(config, {0: 1}, {0: 3}, session=spark)
+    run_backfill(config, {0: 3, 2: 0}, {0: 3, 2: 1}, session=spark)
+    assert [(row["partition"], row["offset"]) for row in plain(tmp_path / "out.backfill")] == [(0, 1), (0, 2), (2, 0)]
+    with pytest.raises(IngestError, match="there is no partition 3, only 0 to 2"):
+        run_backfill(config, {3: 0}, {3: 1}, session=spark)

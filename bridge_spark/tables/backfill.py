@@ -5,7 +5,7 @@ or is replaced in one step; so to repeat it changes nothing, and two ranges
 that overlap are refused.  It is not written into the job's own table, where
 those messages may stand already.
 
-A range is half open.  Times are those of the broker's receipt, in the past, so
+A range is half open, and of partitions that its offsets do not name nothing.  Times are those of the broker's receipt, in the past, so
 that the same range always is the same messages.
 """
 
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Optional, Union
 
 from bridge_spark.log.files import sync, sync_directory
+from bridge_spark.source.options import parse_options
+from bridge_spark.source.storage import open_storage
 from bridge_spark.tables.exchange import exchange
 from bridge_spark.tables.ingest_progress import TableProgress
 from bridge_spark.tables.ingest_session import IngestError, one_line, spark_path
@@ -83,7 +85,7 @@ def backfill(table: TableConfig, spark: SparkSession, where: str, begin: Edge, e
             directory.mkdir(parents=True, exist_ok=True)
             _check_overlap(directory, name, begin, end, where)
         try:
-            found = rows.parsed(rows.batch(*_options(begin, end)))
+            found = rows.parsed(rows.batch(*_options(table, begin, end)))
             if table.sink.deduplicate_by:
                 found = rows.first_of_each(found)
             found.persist()
@@ -155,9 +157,14 @@ def _overlap(begin: Edge, end: Edge, first: Optional[Edge], last: Optional[Edge]
                for partition in begin.keys() & first.keys())
 
 
-def _options(begin: Edge, end: Edge) -> tuple[dict[str, str], dict[str, str]]:
+def _options(table: TableConfig, begin: Edge, end: Edge) -> tuple[dict[str, str], dict[str, str]]:
     if isinstance(begin, datetime) and isinstance(end, datetime):
         return ({"startingTimestamp": begin.isoformat(), "startingOffsetsByTimestampStrategy": "latest"},
                 {"endingTimestamp": end.isoformat()})
     assert isinstance(begin, Mapping) and isinstance(end, Mapping)
-    return {"startingOffsets": json.dumps(begin)}, {"endingOffsets": json.dumps(end)}
+    storage = open_storage(parse_options(table.source))
+    try:
+        others = dict.fromkeys(storage.manifest().keys() - begin.keys(), 0)
+    finally:
+        storage.close()
+    return {"startingOffsets": json.dumps({**begin, **others})}, {"endingOffsets": json.dumps({**end, **others})}
