@@ -31,7 +31,7 @@ Row = dict[str, Any]
     (["1a", "-a"], {"a": "double"}), (["ta", "fa", "na"], {"a": "boolean"}), (['"a', "[b", "{c"], dict.fromkeys("abc", "string")),
     (["1a", '"a'], {"a": "string"}), (["na"], {}), (["1b", "1a"], {"a": "double", "b": "double"}), (["1A", "1a"], {"A": "double"}),
     (["1value"], {}), (["1VALUE"], {}), (["1old"], {"old": "string"}), (["1Old"], {}), (["1gone"], {}), (["1before"], {}),
-    (["1_x", "1a b", "1é", "1a.b", "1"], {}),
+    (["1range", "1Batches"], {}), (["1_x", "1a b", "1é", "1a.b", "1"], {}),
 ])  # fmt: skip
 def test_what_becomes_a_column(seen: list[str], expected: dict[str, str]) -> None:
     types = {"value": "double", "old": "string", "gone": "int", "before": "double"}

@@ -411,6 +411,7 @@ def test_failures_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
     for table, reason in (
         ({"stream": "meters"}, "ingest: tables.t: mqtt source: option 'stream': no stream 'meters'"),
         ({"schema": "n lng"}, "ingest: tables.t.schema: 'n lng' is not a DDL schema"),
+        ({"schema": "Range double"}, "ingest: tables.t.schema: no column can be named 'range', as directories of tables are"),
         ({"schema": "topic string"}, "ingest: tables.t.schema: two columns are named 'topic'"),
     ):
         with pytest.raises(IngestError) as caught:

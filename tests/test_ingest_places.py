@@ -47,3 +47,16 @@ def test_a_backfill_by_offsets_reads_the_partitions_that_it_names(spark: SparkSe
     assert [(row["partition"], row["offset"]) for row in plain(tmp_path / "out.backfill")] == [(0, 1), (0, 2), (2, 0)]
     with pytest.raises(IngestError, match="there is no partition 3, only 0 to 2"):
         run_backfill(config, {3: 0}, {3: 1}, session=spark)
+
+
+@pytest.mark.timeout(180)
+def test_readers_find_the_values_of_fields_that_are_called_like_directories(spark: SparkSession, tmp_path: Path) -> None:
+    StreamWriter(tmp_path / "data").append(0, [message(0, payload=b'{"range": 7.5, "batches": 8.5}')])
+    config = parse_config(document(tmp_path, schema="range double, batches double",
+                                   fields=["range as distance", "batches as lots"]))
+    run(config, once=True, session=spark)
+    run_backfill(config, {0: 0}, {0: 1}, session=spark)
+    for place in ("out", "out.backfill"):
+        [row] = plain(tmp_path / place)
+        assert (row["distance"], row["lots"]) == (7.5, 8.5)
+        assert spark.read.parquet(str(tmp_path / place)).select("distance", "lots").collect() == [(7.5, 8.5)]

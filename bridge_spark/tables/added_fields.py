@@ -12,8 +12,8 @@ made of what that batch has:
 
 The map `EXTRA` keeps what has no column: a value that is not of its column's
 type, or a number too large for it, a name that is not made of ASCII letters, digits and '_'
-beginning with a letter, one that differs from a column's name only in case,
-and all that is new once there are `MAX_ADDED` columns.  A field that is null
+beginning with a letter, one that differs from a column's name only in case
+or is one of `DIRECTORY_NAMES`, and all that is new once there are `MAX_ADDED` columns.  A field that is null
 adds no column.
 """
 
@@ -22,6 +22,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
+
+from bridge_spark.tables.table_columns import DIRECTORY_NAMES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -45,7 +47,7 @@ def new_fields(
     kinds: dict[str, set[str]] = {}
     for entry in seen:
         kinds.setdefault(entry[1:], set()).add(_KINDS.get(entry[0], "double"))
-    taken = {name.lower() for name in (*columns, *added)}
+    taken = {name.lower() for name in (*columns, *added, *DIRECTORY_NAMES)}
     spelled = {name.lower(): name for name in types}
     found: dict[str, str] = {}
     for name in sorted(kinds):

@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 
 from bridge_spark.log.columns import SCHEMA_DDL
 from bridge_spark.tables.payload_config import PayloadConfig
+from bridge_spark.tables.table_columns import DIRECTORY_NAMES
 
 PARSED = "value"
 REASON = "reason"
@@ -49,6 +50,9 @@ def table_schema(config: PayloadConfig) -> StructType:
     schema = StructType([]) if config.format == "raw" else _from_ddl(config.schema)
     names = [name.lower() for name, _ in table_columns(config, schema)]
     for name in names:
+        if name in DIRECTORY_NAMES:
+            raise SchemaError(f"no column can be named {name!r}, as directories of tables are: rename a field in "
+                              f"'fields' with \"{name} as NAME\"")
         if names.count(name) > 1:
             raise SchemaError(f"two columns are named {name!r}: rename the message's in 'columns' or the payload's "
                               f"in 'fields' with \"... as NAME\", or leave it out")

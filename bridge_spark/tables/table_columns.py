@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 COLUMNS_FILE = "ingest.json"
 """In the checkpoint of the table's query."""
 
+DIRECTORY_NAMES = ("batches", "range")
+"""What directories of tables are called, as in `batches=0/`: readers make columns of them that hide those of the files."""
+
 
 class ColumnChange(Exception):
     """Settings that do not fit the table that is there, in one line."""
