@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any, Optional
@@ -85,6 +86,15 @@ def test_new_fields_get_columns(spark: SparkSession, tmp_path: Path) -> None:
     wanted[2]["_extra"] = {"Offset": "1"}  # "far", which was null there, has a column by now
     for table in FORMATS:
         assert rows(tmp_path / f"{table}.backfill") == wanted
+
+
+@pytest.mark.timeout(180)
+def test_columns_of_the_schema_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    payload = {"a.b": 1, "c`d e": 2, "*": 3, "new": 4}
+    StreamWriter(tmp_path / "data").append(0, [message(0, "t", json.dumps(payload).encode())])
+    settings = config(tmp_path, "`a.b` int, `c``d e` int, `*` int")
+    run(dataclasses.replace(settings, tables=settings.tables[:1]), once=True, session=spark)
+    assert rows(tmp_path / "parquet") == [{"offset": 0, **payload}]
 
 
 @pytest.mark.timeout(180)

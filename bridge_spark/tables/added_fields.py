@@ -75,7 +75,8 @@ def with_columns(rows: DataFrame, extra: str, added: Mapping[str, str]) -> DataF
 
     columns = {name: _value(F.col(extra).getItem(name), kind) for name, kind in added.items()}
     left = F.map_filter(extra, lambda key, value: ~_taken(key, value, added))
-    return rows.select(*(name for name in rows.columns if name != extra),
+    own = ("`" + name.replace("`", "``") + "`" for name in rows.columns if name != extra)
+    return rows.select(*own,
                        *(column.alias(name) for name, column in columns.items()), left.alias(extra))
 
 
