@@ -89,6 +89,16 @@ def test_new_fields_get_columns(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
+def test_a_text_that_spark_cannot_take_out_of_json_is_not_lost(spark: SparkSession, tmp_path: Path) -> None:
+    payloads = [json.dumps({"n": 1, "t": text}).encode() for text in ("short", "x" * 21_000_000)]
+    StreamWriter(tmp_path / "data").append(0, [message(number, "t", payload) for number, payload in enumerate(payloads)])
+    settings = config(tmp_path)
+    run(dataclasses.replace(settings, tables=settings.tables[:1]), once=True, session=spark)
+    short, long = rows(tmp_path / "parquet")
+    assert short["t"] == "short" and "t" not in long and len(long["_extra"]["t"]) == 21_000_002
+
+
+@pytest.mark.timeout(180)
 def test_columns_of_the_schema_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
     payload = {"a.b": 1, "c`d e": 2, "*": 3, "new": 4}
     StreamWriter(tmp_path / "data").append(0, [message(0, "t", json.dumps(payload).encode())])

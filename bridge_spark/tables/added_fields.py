@@ -11,7 +11,7 @@ made of what that batch has:
 | anything else, or of several kinds | string: a text, or the JSON of the value |
 
 The map `EXTRA` keeps what has no column: a value that is not of its column's
-type, or a number too large for it, a name that is not made of ASCII letters, digits and '_'
+type, or a number or text too large for it, a name that is not made of ASCII letters, digits and '_'
 beginning with a letter, one that differs from a column's name only in case
 or is one of `DIRECTORY_NAMES`, and all that is new once there are `MAX_ADDED` columns.  A field that is null
 adds no column.
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MAX_ADDED = 200
 """Columns; a sender that makes field names of its values shall not make a table nobody can read."""
+MAX_TEXT = 10_000_000
+"""Characters of a JSON text; Spark's parser gives up at twice as many."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _COLUMNS = ("double", "boolean", "string")
@@ -85,7 +87,7 @@ def _value(text: Column, kind: str) -> Column:
 
     if kind == "string":
         plain = F.get_json_object(F.concat(F.lit("["), text, F.lit("]")), "$[0]")
-        return F.when(text.startswith('"'), plain).when(text != "null", text)
+        return F.when(text.startswith('"'), F.when(_fits(text, kind), plain)).when(text != "null", text)
     return F.when(_fits(text, kind), text.try_cast(kind))
 
 
@@ -108,4 +110,6 @@ def _fits(text: Column, kind: str) -> Column:
         number = text.try_cast("double")
         exact = F.when(text.rlike("[.eE]"), F.lit(float("inf"))).otherwise(F.lit(float(2**53 + 1)))
         return text.rlike("^[-0-9]") & F.coalesce(F.abs(number) < exact, F.lit(False))
-    return text.isin("true", "false") if kind == "boolean" else F.lit(True)
+    if kind == "boolean":
+        return text.isin("true", "false")
+    return ~text.startswith('"') | (F.length(text) < MAX_TEXT)
