@@ -5,6 +5,8 @@ The rule kept here: what a table holds is told by readers that know nothing of S
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,11 @@ from spark_session import StreamWriter, message, spark
 from test_ingest import document, plain
 
 from bridge_spark.ingest import run, run_backfill
+from bridge_spark.tables import backfill
+from bridge_spark.tables.compact import main as compact
 from bridge_spark.tables.ingest_config import parse_config
 from bridge_spark.tables.ingest_session import IngestError
+from bridge_spark.tables.message_rows import MessageRows
 
 pytestmark = pytest.mark.one_build
 
@@ -60,3 +65,35 @@ def test_readers_find_the_values_of_fields_that_are_called_like_directories(spar
         [row] = plain(tmp_path / place)
         assert (row["distance"], row["lots"]) == (7.5, 8.5)
         assert spark.read.parquet(str(tmp_path / place)).select("distance", "lots").collect() == [(7.5, 8.5)]
+
+
+def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    StreamWriter(tmp_path / "data").append(0, [message(0)])
+    (tmp_path / "file").touch()
+    config = tmp_path / "ingest.toml"
+    config.write_text(f"[source]\npath = '{tmp_path}/data'\n[tables.t]\nstream = 'sensors'\nschema = 'n long'\n"
+                      f"output = '{tmp_path}/file/out'\n")
+    assert compact([str(config)]) == 1
+    assert re.fullmatch(rf"mqttbroker compact: {config}: tables\.t: .*'{tmp_path}/file/out\.checkpoint'\n",
+                        capsys.readouterr().err)
+
+
+@pytest.mark.timeout(180)
+def test_an_output_or_a_backfill_that_cannot_be_written_is_one_line(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    StreamWriter(tmp_path / "data").append(0, [message(0)])
+    (tmp_path / "file").touch()
+    config = parse_config(document(tmp_path, dead_letters=str(tmp_path / "file" / "bad")))
+    with pytest.raises(IngestError, match=r"tables\.t: .*file/bad'"):
+        run(config, once=True, session=spark)
+    config = parse_config(document(tmp_path, deduplicate_by=["n"], watermark="1 minute"))
+    monkeypatch.setattr(backfill, "sync_directory", lambda _: os.stat(tmp_path / "away"))
+    with pytest.raises(IngestError, match=r"tables\.t: .*/away'"):
+        run_backfill(config, {0: 0}, {0: 1}, session=spark)
+    monkeypatch.setattr(MessageRows, "dead_letters", lambda *_: os.stat(tmp_path / "gone"))
+    StreamWriter(tmp_path / "data", "bad").append(0, [message(0, payload=b"bad")])
+    config = parse_config(document(tmp_path, stream="bad", deduplicate_by=["n"], watermark="1 minute"))
+    with pytest.raises(IngestError, match=r"tables\.t: .*/gone'"):
+        run_backfill(config, {0: 0}, {0: 1}, session=spark)
+    assert not list(tmp_path.glob(".*.backfill.staging")) and spark._jsparkSession.sharedState().cacheManager().isEmpty()

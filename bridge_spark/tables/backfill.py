@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from bridge_spark.log.files import sync, sync_directory
 from bridge_spark.source.options import parse_options
@@ -77,37 +77,48 @@ def backfill(table: TableConfig, spark: SparkSession, where: str, begin: Edge, e
     where = f"{where}: tables.{table.name}"
     progress = TableProgress(table.name)
     rows = MessageRows(table, spark, where)
-    good, bad = table.backfill, table.backfill.with_name(table.backfill.name + ".rejected")
+    bad = table.backfill.with_name(table.backfill.name + ".rejected")
     name = f"range={_name(begin)}_{_name(end)}"
-    staging = good.parent / f".{good.name}.staging"
+    staging = table.backfill.parent / f".{table.backfill.name}.staging"
     with lock_checkpoint(staging, where):
-        for directory in (good, bad):
-            directory.mkdir(parents=True, exist_ok=True)
+        for directory in (table.backfill, bad):
             _check_overlap(directory, name, begin, end, where)
         try:
-            found = rows.parsed(rows.batch(*_options(table, begin, end)))
-            if table.sink.deduplicate_by:
-                found = rows.first_of_each(found)
-            found.persist()
-            counts = rows.observed(found)
-            places = [staging / f"{kind}-{os.getpid()}" for kind in ("good", "bad")]
-            for place in places:
-                shutil.rmtree(place, ignore_errors=True)
-            added = added_columns(table.checkpoint / COLUMNS_FILE)
-            rows.good(counts.rows, added).write.parquet(spark_path(places[0]))
-            rows.dead_letters(found).write.parquet(spark_path(places[1]))
-            found.unpersist()
+            result = _fill(table, rows, _options(table, begin, end), staging, table.backfill / name, bad / name)
         except Exception as error:
             raise IngestError(f"{where}: {one_line(error)}") from None
-        result = counts.result()
-        if result["bad"]:
-            _publish(places[1], bad / name)
-        elif (bad / name).exists():
-            os.rename(bad / name, staging / "gone")
-        _publish(places[0], good / name)
-        shutil.rmtree(staging, ignore_errors=True)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
     progress.rows, progress.bad, progress.batches = result["rows"], result["bad"], 1
     return progress
+
+
+def _fill(
+    table: TableConfig, rows: MessageRows, ends: tuple[dict[str, str], dict[str, str]], staging: Path, good: Path, bad: Path
+) -> dict[str, Any]:
+    """Read the range into the directories ``good`` and ``bad``; how many rows went where."""
+    staged_good, staged_bad, gone = (staging / f"{kind}-{os.getpid()}" for kind in ("good", "bad", "gone"))
+    for place in (staged_good, staged_bad, gone):
+        shutil.rmtree(place, ignore_errors=True)
+    for place in (good, bad):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    found = rows.parsed(rows.batch(*ends))
+    if table.sink.deduplicate_by:
+        found = rows.first_of_each(found).persist()
+    try:
+        counts = rows.observed(found)
+        rows.good(counts.rows, added_columns(table.checkpoint / COLUMNS_FILE)).write.parquet(spark_path(staged_good))
+        result = counts.result()
+        if result["bad"]:
+            rows.dead_letters(found).write.parquet(spark_path(staged_bad))
+    finally:
+        found.unpersist()
+    if result["bad"]:
+        _publish(staged_bad, bad)
+    elif bad.exists():
+        os.rename(bad, gone)
+    _publish(staged_good, good)
+    return result
 
 
 def _publish(staged: Path, place: Path) -> None:

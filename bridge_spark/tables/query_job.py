@@ -170,7 +170,7 @@ class QueryJob(ABC):
                     raise IngestError(f"{self._where}: {table.directory} holds batches but {self._checkpoint} is new: "
                                       f"give back the checkpoint they came from, or another output")
                 table.prepare()
-        except DeltaMissing as error:
+        except (DeltaMissing, OSError) as error:
             lock.close()
             raise IngestError(f"{self._where}: {error}") from None
         except IngestError:
@@ -226,8 +226,11 @@ def _last(directory: Path) -> int:
 
 def lock_checkpoint(checkpoint: Path, where: str) -> IO[bytes]:
     """Keep other runs off a checkpoint while the returned file is open; raises `IngestError`."""
-    checkpoint.mkdir(parents=True, exist_ok=True)
-    lock = open(checkpoint / "ingest.lock", "ab")
+    try:
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        lock = open(checkpoint / "ingest.lock", "ab")
+    except OSError as error:
+        raise IngestError(f"{where}: {one_line(error)}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
