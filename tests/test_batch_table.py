@@ -174,6 +174,23 @@ def test_delta_without_its_package_says_what_to_install(tmp_path: Path, monkeypa
             use(DeltaBatchTable(tmp_path / "t"))
 
 
+def test_a_batch_in_delta_and_what_was_merged_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+
+    def note(fd: int, call: Callable[[int], None] = os.fsync) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        call(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    table = DeltaBatchTable(tmp_path / "t", merge_files=4)
+    table.prepare()
+    log = table.directory / "_delta_log"
+    for batch in range(6):
+        publish(table, batch, **{f"column{batch}": 1})
+        needed = {*log.glob("*.json"), *table.directory.glob("*.parquet"), log, table.directory}
+        assert not {path.name for path in needed if path.stat().st_ino not in synced}, f"after batch {batch}"
+
+
 # --- kills and readers at every step --------------------------------------------------------------------------------
 
 STEPS: list[tuple[Any, str]] = [

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -16,6 +18,7 @@ from test_ingest import document, plain
 
 from bridge_spark.ingest import run, run_backfill
 from bridge_spark.tables import backfill
+from bridge_spark.tables.batch_table import BatchTable
 from bridge_spark.tables.compact import main as compact
 from bridge_spark.tables.ingest_config import parse_config
 from bridge_spark.tables.ingest_session import IngestError
@@ -97,3 +100,28 @@ def test_an_output_or_a_backfill_that_cannot_be_written_is_one_line(
     with pytest.raises(IngestError, match=r"tables\.t: .*/gone'"):
         run_backfill(config, {0: 0}, {0: 1}, session=spark)
     assert not list(tmp_path.glob(".*.backfill.staging")) and spark._jsparkSession.sharedState().cacheManager().isEmpty()
+
+
+@pytest.mark.timeout(180)
+def test_what_a_batch_reads_is_on_disk_before_the_batch(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    StreamWriter(tmp_path / "data").append(0, [message(n) for n in range(20)])
+    synced: set[int] = set()
+    published: list[int] = []
+
+    def note(fd: int, call: Callable[[int], None] = os.fsync) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        call(fd)
+
+    def publish(table: BatchTable, batch: int, *given: Any, call: Callable[..., None] = BatchTable.publish) -> None:
+        checkpoint = tmp_path / "out.checkpoint"
+        needed = [checkpoint / "metadata", checkpoint / "offsets" / str(batch), checkpoint / "offsets", checkpoint]
+        assert {path.stat().st_ino for path in needed} <= synced
+        published.append(batch)
+        call(table, batch, *given)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(BatchTable, "publish", publish)
+    run(parse_config(document(tmp_path, max_offsets_per_trigger=10)), once=True, session=spark)
+    assert published == [0, 1]

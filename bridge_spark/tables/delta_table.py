@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import time
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -72,6 +73,7 @@ class DeltaBatchTable(BatchTable):
         table.create_write_transaction(
             actions, "append", table.schema(),
             commit_properties=CommitProperties(app_transactions=[Transaction(mark["checkpoint"], batch)]))
+        self._sync_log(table.version() - 1)
         shutil.rmtree(staged, ignore_errors=True)
         if self._merge_files is not None and batch % self._merge_files == self._merge_files - 1:
             self.compact()
@@ -88,7 +90,15 @@ class DeltaBatchTable(BatchTable):
             return 0
         merged = int(table.optimize.compact()["numFilesRemoved"])
         table.vacuum(dry_run=False, full=True)
+        sync(path for path in self.directory.glob("*.parquet") if not path.name.startswith(_PREFIX))
+        self._sync_log(table.version())
         return merged
+
+    def _sync_log(self, since: int) -> None:
+        """Put on disk the commits from the version ``since`` on: the package does not."""
+        log = self.directory / "_delta_log"
+        commits = (log / f"{version:020d}.json" for version in count(max(since, 0)))
+        sync([*takewhile(Path.exists, commits), log, self.directory])
 
     def _open(self) -> Optional[DeltaTable]:
         try:

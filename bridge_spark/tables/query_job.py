@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Optional
 
-from bridge_spark.log.files import replace_file
+from bridge_spark.log.files import replace_file, sync
 from bridge_spark.tables.batch_table import BatchTable, ForeignBatch
 from bridge_spark.tables.delta_table import DeltaBatchTable, DeltaMissing
 from bridge_spark.tables.ingest_progress import TableProgress
@@ -185,6 +185,7 @@ class QueryJob(ABC):
                 checkpoint = self._checkpoint_id()
                 mark = self._done(batch, checkpoint)
                 if mark is None:
+                    self._sync_offsets(batch)
                     mark = self._fill(messages, batch, checkpoint)
                 elif self._keeps_state:
                     messages.write.format("noop").mode("overwrite").save()
@@ -199,6 +200,12 @@ class QueryJob(ABC):
         self.progress.received(mark.get("newest"))
         self.progress.batches += 1
         self._restarts = 0
+
+    def _sync_offsets(self, batch: int) -> None:
+        """Put on disk what the batch reads, which Spark does not: after a power
+        loss the batch in the tables must be the one that Spark repeats."""
+        offsets = self._checkpoint / "offsets"
+        sync([self._checkpoint / "metadata", offsets / str(batch), offsets, self._checkpoint])
 
     def _settle(self) -> None:
         """Let Spark hold its last batch to be done if that is in the table: the
