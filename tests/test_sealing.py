@@ -240,7 +240,7 @@ def test_a_broker_seals_and_serves_what_it_sealed(start_broker: StartBroker, tmp
         client.connect("dev")
         for count in range(100):
             assert client.publish("sensors/1", b"%d" % count, 1) == 0
-        broker.wait_for_log("sealed, ", 40)
+        broker.wait_for_log("event=segment_sealed ", 40)
         count = 100
         manifest = json.loads(broker.get("/streams/s"))
         while not manifest["partitions"][0]["segments"][0]["sealed"]:
