@@ -82,20 +82,18 @@ def stateless() -> None:
 
 def dead_letters_last() -> None:
     """A batch stands in the table, and so is done, before its dead letters are written."""
-    from bridge_spark.tables.batch_table import BatchTable
+    from bridge_spark.tables.table_job import TableJob
 
-    whole = BatchTable.publish
-    waiting: list[tuple[BatchTable, int, Path, dict[str, Any]]] = []
+    def fill(job: TableJob, found: Any, batch: int, checkpoint: str) -> dict[str, Any]:
+        staged, counts = job._stage(found, batch)
+        staged_bad = job._bad.stage(batch)
+        mark = {"checkpoint": checkpoint, **counts}
+        job._good.publish(batch, staged, mark)
+        job._rows.dead_letters(found).write.parquet(staged_bad.as_uri())
+        job._bad.publish(batch, staged_bad, mark)
+        return mark
 
-    def publish(table: BatchTable, batch: int, staged: Path, mark: dict[str, Any]) -> None:
-        if table.directory.name.endswith(".rejected"):
-            waiting.append((table, batch, staged, mark))
-            return
-        whole(table, batch, staged, mark)
-        while waiting:
-            whole(*waiting.pop())
-
-    setattr(BatchTable, "publish", publish)
+    setattr(TableJob, "_fill", fill)
 
 
 def forgetful() -> None:
