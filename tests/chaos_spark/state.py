@@ -20,7 +20,7 @@ import pandas  # type: ignore[import-untyped]
 import pyarrow.dataset  # type: ignore[import-untyped]
 from deltalake import DeltaTable
 
-from chaos_spark.driver import BETWEEN, INSIDE, PATIENCE, STARTING, Death, Driver, TableFiles, deaths
+from chaos_spark.driver import BETWEEN, INSIDE, STARTING, Death, Driver, TableFiles, deaths
 from chaos_spark.verdict import GLIMPSES, MISSING, PROCESSES, TWICE, WINDOWS, WRONG, Findings
 from sessions.message import Message
 from spark_session import START_US, StreamWriter, message
@@ -30,6 +30,7 @@ BATCH = 100  # messages
 BATCHES_OF_A_LIFE = 5  # on average, of which some are left in the end
 BAD, AGAIN, LATE = 40, 10, 97  # of so many messages one does not parse, comes twice, comes hours too late
 WINDOW = 60  # seconds
+LAST_SECONDS = 1800.0  # in which the driver that nobody kills reads what is left
 SCHEMA = "device string not null, ts timestamp not null, value double not null"
 FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 START = datetime.fromtimestamp(START_US / 1e6, timezone.utc)
@@ -126,8 +127,9 @@ class StateRun:
         driver = self.drivers[0]
         driver.start(self._config(100 * BATCH), "--once")
         self.findings.checked[PROCESSES] += 1
-        if (status := driver.wait(PATIENCE)) != 0:
+        if (status := driver.wait(LAST_SECONDS)) != 0:
             self.findings.fault(PROCESSES, f"the last driver ended with {status}: {driver.last_words()}")
+            return
         self._judge()
 
     def _config(self, limit: int) -> Path:
