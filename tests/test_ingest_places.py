@@ -1,4 +1,4 @@
-"""The ingest job's directories: names of every kind, disks that cannot be used, ranges of a backfill.
+"""The ingest job's directories: names of every kind, disks that cannot be used or lack files, ranges of a backfill.
 
 The rule kept here: what a table holds is told by readers that know nothing of Spark.
 """
@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameWriter, SparkSession
 from spark_session import StreamWriter, message, spark
 from test_ingest import document, plain
 
@@ -125,3 +126,31 @@ def test_what_a_batch_reads_is_on_disk_before_the_batch(
     monkeypatch.setattr(BatchTable, "publish", publish)
     run(parse_config(document(tmp_path, max_offsets_per_trigger=10)), once=True, session=spark)
     assert published == [0, 1]
+
+
+@pytest.mark.timeout(180)
+def test_rows_that_executors_wrote_elsewhere_are_missed(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    StreamWriter(tmp_path / "data").append(0, [message(0), message(60_000), message(1, payload=b"bad")])
+    settings = document(tmp_path, watermark="1 second",
+                        aggregates={"minute": {"window": "1 minute", "values": ["n"]}})
+    elsewhere = ""
+
+    def write(frames: Any, place: str, call: Callable[..., None] = DataFrameWriter.parquet) -> None:
+        call(frames, place)
+        if elsewhere in place:
+            for path in Path(place.removeprefix("file://")).glob("*.parquet"):
+                path.unlink()
+
+    monkeypatch.setattr(DataFrameWriter, "parquet", write)
+    for elsewhere in (".out.staging", ".out.rejected.staging", ".out.minute.staging"):
+        with pytest.raises(IngestError, match=rf"of \d rows that were written 0 are in .*{elsewhere}.* share the disk"):
+            run(parse_config(settings), once=True, session=spark)
+    with pytest.raises(IngestError, match="of 2 rows that were written 0 are in"):
+        elsewhere = ".out.backfill.staging"
+        run_backfill(parse_config(settings), {0: 0}, {0: 3}, session=spark)
+    elsewhere = "none"
+    run(parse_config(settings), once=True, session=spark)
+    assert [row["offset"] for row in plain(tmp_path / "out")] == [0, 1] and len(plain(tmp_path / "out.rejected")) == 1
+    assert pq.read_table(tmp_path / "out.minute")["count"].to_pylist() == [1]

@@ -7,12 +7,11 @@ in the table of the messages all the same.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from bridge_spark.tables.ingest_session import IngestError, spark_path
+from bridge_spark.tables.ingest_session import IngestError
 from bridge_spark.tables.message_rows import EVENT_TIME, MessageRows
-from bridge_spark.tables.query_job import QueryJob, batch_table
+from bridge_spark.tables.query_job import QueryJob, batch_table, write
 from bridge_spark.tables.sink_config import AggregateConfig
 from bridge_spark.tables.table_config import TableConfig
 
@@ -75,17 +74,9 @@ class AggregateJob(QueryJob):
     def _fill(self, messages: DataFrame, batch: int, checkpoint: str) -> dict[str, Any]:
         self._columns.note(messages.schema)
         staged = self._output.stage(batch)
-        messages.write.parquet(spark_path(staged))
-        mark = {"checkpoint": checkpoint, "rows": rows_in(staged)}
+        mark = {"checkpoint": checkpoint, "rows": write(messages, staged)}
         if mark["rows"]:
             self._output.publish(batch, staged, mark)
         else:
             self._output.withdraw(batch, staged)
         return mark
-
-
-def rows_in(staged: Path) -> int:
-    """How many rows Spark has written there."""
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    return sum(pq.read_metadata(path).num_rows for path in staged.glob("*.parquet"))

@@ -27,7 +27,7 @@ from bridge_spark.tables.exchange import exchange
 from bridge_spark.tables.ingest_progress import TableProgress
 from bridge_spark.tables.ingest_session import IngestError, one_line, spark_path
 from bridge_spark.tables.message_rows import MessageRows
-from bridge_spark.tables.query_job import lock_checkpoint
+from bridge_spark.tables.query_job import check_written, lock_checkpoint, write
 from bridge_spark.tables.table_columns import COLUMNS_FILE, added_columns
 from bridge_spark.tables.table_config import TableConfig
 
@@ -109,8 +109,9 @@ def _fill(
         counts = rows.observed(found)
         rows.good(counts.rows, added_columns(table.checkpoint / COLUMNS_FILE)).write.parquet(spark_path(staged_good))
         result = counts.result()
+        check_written(staged_good, result["rows"])
         if result["bad"]:
-            rows.dead_letters(found).write.parquet(spark_path(staged_bad))
+            write(rows.dead_letters(found), staged_bad)
     finally:
         found.unpersist()
     if result["bad"]:

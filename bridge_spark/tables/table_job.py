@@ -16,7 +16,7 @@ from bridge_spark.tables import late_rows
 from bridge_spark.tables.batch_table import BatchTable
 from bridge_spark.tables.ingest_session import IngestError, spark_path
 from bridge_spark.tables.message_rows import MessageRows
-from bridge_spark.tables.query_job import QueryJob, batch_table
+from bridge_spark.tables.query_job import QueryJob, batch_table, check_written, write
 from bridge_spark.tables.table_config import TableConfig
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TableJob(QueryJob):
             if mark["bad"] or late is not None:
                 staged_bad = self._bad.stage(batch)
                 bad = self._rows.dead_letters(found)
-                (bad if late is None else bad.unionByName(late)).write.parquet(spark_path(staged_bad))
+                write(bad if late is None else bad.unionByName(late), staged_bad)
                 self._bad.publish(batch, staged_bad, mark)
             else:
                 self._bad.withdraw(batch)
@@ -75,12 +75,13 @@ class TableJob(QueryJob):
         self._columns.check(rows.schema)
         rows.write.parquet(spark_path(staged))
         counts = counted.result()
+        check_written(staged, counts["rows"])
         new = self._rows.new_fields(counts, self._columns)
         if new:
             shutil.rmtree(staged)
             rows = self._rows.good(found, {**self._columns.added, **new})
             staged = self._good.stage(batch)
-            rows.write.parquet(spark_path(staged))
+            write(rows, staged)
         self._columns.note(rows.schema, new)
         counts.pop("fields", None)
         return staged, counts
