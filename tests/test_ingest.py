@@ -23,6 +23,7 @@ from bridge_spark.tables.config_section import ConfigError, Section
 from bridge_spark.tables.ingest_config import load_config, parse_config
 from bridge_spark.tables.ingest_progress import TableProgress, Terminal
 from bridge_spark.tables.ingest_session import IngestError, one_line
+from bridge_spark.tables.table_job import TableJob
 
 pytestmark = pytest.mark.one_build
 
@@ -113,6 +114,7 @@ def test_what_is_wrong_with_a_source_is_said_before_spark_starts(
 ) -> None:
     started: list[object] = []
     monkeypatch.setattr("bridge_spark.ingest.make_session", started.append)
+    monkeypatch.setattr("bridge_spark.ingest.require_spark", lambda: None)
     (tmp_path / "data").mkdir()
     with pytest.raises(IngestError, match="ingest: tables.t: mqtt source: option 'stream': no stream 'sensors'"):
         run(parse_config(document(tmp_path)))
@@ -222,6 +224,46 @@ def test_each_payload_becomes_a_row_or_a_dead_letter(spark: SparkSession, tmp_pa
         found.update({row["offset"]: row["reason"] for row in bad})
         assert all(row["payload"] == PAYLOADS[row["offset"]][1] for row in bad)
     assert found == {number: result for number, (_, _, result) in enumerate(PAYLOADS)}
+
+
+class StopFirst(threading.Event):
+    """Lets a batch begin as soon as somebody who stops its query holds the lock of batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.begun = threading.Event()
+        self.held = threading.Event()
+
+    def wait(self, timeout: Optional[float] = None) -> bool:
+        self.begun.set()
+        return self.held.wait(timeout)
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        taken = self.lock.acquire(blocking, timeout)
+        self.held.set()
+        return taken
+
+    def release(self) -> None:
+        self.lock.release()
+
+
+@pytest.mark.timeout(180)
+def test_a_batch_that_begins_while_its_query_is_stopped_is_left_for_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
+    StreamWriter(tmp_path / "data").append(0, [message(n) for n in range(5)])
+    settings = parse_config(document(tmp_path))
+    job = TableJob(settings.tables[0], spark, "here")
+    gate = StopFirst()
+    monkeypatched: Any = job
+    monkeypatched._started = monkeypatched._in_batch = gate
+    job.start(None)
+    assert gate.begun.wait(120)
+    job.stop()
+    job.check()
+    job.close()
+    assert not list((tmp_path / "out").glob("batches=*"))
+    run(settings, once=True, session=spark)
+    assert len(plain(tmp_path / "out")) == 5
 
 
 # --- kills ----------------------------------------------------------------------------------------------------------

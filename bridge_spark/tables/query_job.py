@@ -68,6 +68,7 @@ class QueryJob(ABC):
         self._query: Optional[StreamingQuery] = None
         self._started = threading.Event()
         self._in_batch = threading.Lock()
+        self._refused = False
         self._failure: Optional[str] = None
         self._interval: Optional[str] = None
         self._restarts = 0
@@ -130,7 +131,7 @@ class QueryJob(ABC):
 
     def check(self) -> None:
         """Raise `IngestError` if the query has failed."""
-        if self._query is None or self._query.isActive:
+        if self._query is None or self._query.isActive or self._refused:
             return
         error = self._query.exception()
         if error is not None:
@@ -180,21 +181,26 @@ class QueryJob(ABC):
 
     def _write(self, messages: DataFrame, batch: int) -> None:
         self._started.wait()
-        with self._in_batch:
-            try:
-                checkpoint = self._checkpoint_id()
-                mark = self._done(batch, checkpoint)
-                if mark is None:
-                    self._sync_offsets(batch)
-                    mark = self._fill(messages, batch, checkpoint)
-                elif self._keeps_state:
-                    messages.write.format("noop").mode("overwrite").save()
-            except (ForeignBatch, ColumnChange, IngestError) as error:
-                self._failure = str(error)
-                raise
-            except Exception as error:
-                self._failure = one_line(error)
-                raise
+        # Whoever stops the query waits until this returns: to wait for them here would be for ever.
+        if not self._in_batch.acquire(blocking=False):
+            self._refused = True
+            raise IngestError(f"{self._where}: the query is being stopped")
+        try:
+            checkpoint = self._checkpoint_id()
+            mark = self._done(batch, checkpoint)
+            if mark is None:
+                self._sync_offsets(batch)
+                mark = self._fill(messages, batch, checkpoint)
+            elif self._keeps_state:
+                messages.write.format("noop").mode("overwrite").save()
+        except (ForeignBatch, ColumnChange, IngestError) as error:
+            self._failure = str(error)
+            raise
+        except Exception as error:
+            self._failure = one_line(error)
+            raise
+        finally:
+            self._in_batch.release()
         self.progress.rows += mark.get("rows", 0)
         self.progress.bad += mark.get("bad", 0)
         self.progress.received(mark.get("newest"))
