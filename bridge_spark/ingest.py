@@ -24,7 +24,7 @@ from bridge_spark.tables.config_section import ConfigError
 from bridge_spark.tables.ingest_config import PATIENCE, IngestConfig, load_config
 from bridge_spark.tables.ingest_metrics import IngestMetrics
 from bridge_spark.tables.ingest_progress import Report, TableProgress, Terminal
-from bridge_spark.tables.ingest_session import IngestError, make_session
+from bridge_spark.tables.ingest_session import IngestError, make_session, require_spark
 from bridge_spark.tables.query_job import QueryJob
 from bridge_spark.tables.table_job import TableJob
 
@@ -51,6 +51,8 @@ def run(
     `IngestError`; the other tables are stopped in good order then.
     """
     stop = stop or threading.Event()
+    if session is None:
+        require_spark()
     _look(config)
     spark = session or make_session(config)
     jobs: list[QueryJob] = []
@@ -80,6 +82,8 @@ def run_backfill(
     config: IngestConfig, begin: Edge, end: Edge, *, session: Optional[SparkSession] = None
 ) -> list[TableProgress]:
     """Read a range of each table's stream into its `backfill` directory; raises `IngestError`."""
+    if session is None:
+        require_spark()
     _look(config)
     spark = session or make_session(config)
     try:

@@ -34,22 +34,29 @@ class IngestError(Exception):
     """Why the job cannot go on, in one line."""
 
 
+def require_spark() -> None:
+    """Raise `IngestError` where there is no Java or no PySpark."""
+    try:
+        if "PYSPARK_GATEWAY_PORT" not in os.environ:
+            use_java()
+        import pyspark  # noqa: F401
+    except JavaError as error:
+        raise IngestError(str(error)) from None
+    except ImportError:
+        raise IngestError("PySpark is not installed: pip install 'mqttbroker[spark]'") from None
+
+
 def make_session(config: IngestConfig) -> SparkSession:
     """A Spark session for the job, or for anything that reads streams:
     UTC, no web interface, quiet; ``config.spark`` overrides each setting.
     A handler that the program has for SIGINT stays.
 
-    Raises `IngestError` where there is no Java or no PySpark.
+    Raises `IngestError` as `require_spark` does.
     """
+    require_spark()
+    from pyspark.sql import SparkSession
+
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    try:
-        if not submitted:
-            use_java()
-        from pyspark.sql import SparkSession
-    except JavaError as error:
-        raise IngestError(str(error)) from None
-    except ImportError:
-        raise IngestError("PySpark is not installed: pip install 'mqttbroker[spark]'") from None
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _show_workers_this_package()
     settings = {
