@@ -22,7 +22,7 @@ from mqttbroker.properties import Properties
 from mqttbroker.repair import DATABASE, check
 from sessions.schema import StoreError
 
-STREAM = {"streams": {"s": {"filters": ["s/#"], "partitions": 1, "segment_bytes": "64KiB"}}}
+STREAM = {"streams": {"s": {"filters": ["s/#"], "partitions": 1, "segment_bytes": "64KiB", "seal": False}}}
 WINDOW = 100
 
 Start = Callable[..., BrokerProcess]
