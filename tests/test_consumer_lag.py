@@ -255,7 +255,7 @@ def test_readers_of_a_broker(
     broker = start_broker(config={
         "sys_interval": "100ms", "http": {"token": "t"},
         "consumers": {"interval": "100ms", "max_consumers": 2, "retention_warning_percent": 50},
-        "streams": {"s": {"filters": ["r/#"], "partitions": 1, "segment_bytes": "4KiB", "retention_bytes": "20KiB"}},
+        "streams": {"s": {"filters": ["r/#"], "partitions": 1, "segment_bytes": "4KiB", "seal": False, "retention_bytes": "20KiB"}},
     })  # fmt: skip
     publish(broker, 10)
     over_http: Storage = HttpStorage(broker.url, "s", "t")

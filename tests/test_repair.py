@@ -23,7 +23,7 @@ from mqttbroker.repair import DATABASE, check, repair, set_aside
 from sessions.pages import PageFile
 from sessions.schema import StoreError
 
-STREAM = {"streams": {"s": {"filters": ["s/#"], "partitions": 1, "segment_bytes": "4KiB"}}}
+STREAM = {"streams": {"s": {"filters": ["s/#"], "partitions": 1, "segment_bytes": "4KiB", "seal": False}}}
 COUNT = 400
 
 Start = Callable[..., BrokerProcess]
