@@ -7,6 +7,7 @@ there by pandas from the same messages.
 from __future__ import annotations
 
 import json
+import os
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Optional
@@ -25,6 +26,7 @@ from bridge_spark.tables.ingest_progress import TableProgress
 from bridge_spark.tables.ingest_session import IngestError
 
 pytestmark = pytest.mark.one_build
+SLOW = pytest.mark.skipif("SLOW_TESTS" not in os.environ, reason="the same with Parquet runs: make slow runs it")
 
 __all__ = ["spark"]
 
@@ -109,7 +111,7 @@ def expected(readings: int, window: int) -> Any:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("table_format", ["parquet", "delta"])
+@pytest.mark.parametrize("table_format", ["parquet", pytest.param("delta", marks=SLOW)])
 def test_aggregates_over_restarts_are_those_of_pandas(spark: SparkSession, tmp_path: Path, table_format: str) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, many(0, 400))

