@@ -111,6 +111,7 @@ def test_an_unknown_scenario_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     assert "nonsense" in capsys.readouterr().err
 
 
+@pytest.mark.skipif("SLOW_TESTS" not in os.environ, reason="loads brokers one after the other: make slow runs it")
 @pytest.mark.timeout(180)
 def test_the_stand_alone_scripts_give_their_figures(tmp_path: Path, generator: runner.Generator) -> None:
     small = {
