@@ -10,10 +10,10 @@ from test_batch_table import batches, plain, publish
 
 from bridge_spark.tables.backfill import check_range, edge
 from bridge_spark.tables.batch_table import BatchTable
+from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.compact import main as compact
 from bridge_spark.tables.ingest_metrics import IngestMetrics
 from bridge_spark.tables.ingest_progress import TableProgress
-from bridge_spark.tables.query_job import lock_checkpoint
 
 pytestmark = pytest.mark.one_build
 
@@ -58,7 +58,7 @@ def test_the_command_merges_while_the_job_is_not_running(tmp_path: Path, capsys:
     table.prepare()
     for batch in range(4):
         publish(table, batch)
-    with lock_checkpoint(tmp_path / "t.checkpoint", "x"):
+    with Checkpoint(tmp_path / "t.checkpoint").lock("x"):
         assert compact([str(config)]) == 1
     assert compact([str(config)]) == 0
     told = capsys.readouterr()

@@ -10,8 +10,8 @@ the payloads were cut into batches nor on which way one of them took.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]

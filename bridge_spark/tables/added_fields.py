@@ -11,10 +11,10 @@ made of what that batch has:
 | anything else, or of several kinds | string: a text, or the JSON of the value |
 
 The map `EXTRA` keeps what has no column: a value that is not of its column's
-type, or a number or text too large for it, a name that is not made of ASCII letters, digits and '_'
-beginning with a letter, one that differs from a column's name only in case
-or is one of `DIRECTORY_NAMES`, and all that is new once there are `MAX_ADDED` columns.  A field that is null
-adds no column.
+type, or a number or text too large for it, a name that is not made of ASCII
+letters, digits and '_' beginning with a letter, one that differs from a
+column's name only in case or is one of `DIRECTORY_NAMES`, and all that is new
+once there are `MAX_ADDED` columns. A field that is null adds no column.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from bridge_spark.tables.ingest_session import IngestError
 from bridge_spark.tables.message_rows import EVENT_TIME, MessageRows
-from bridge_spark.tables.query_job import QueryJob, batch_table, write
+from bridge_spark.tables.query_job import QueryJob, batch_table
 from bridge_spark.tables.sink_config import AggregateConfig
+from bridge_spark.tables.staged_rows import write
 from bridge_spark.tables.table_config import TableConfig
 
 if TYPE_CHECKING:

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 from bridge_spark.log.files import sync, sync_directory
 from bridge_spark.source.options import parse_options
 from bridge_spark.source.storage import open_storage
+from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.exchange import exchange
 from bridge_spark.tables.ingest_progress import TableProgress
 from bridge_spark.tables.ingest_session import IngestError, one_line, spark_path
 from bridge_spark.tables.message_rows import MessageRows
-from bridge_spark.tables.query_job import check_written, lock_checkpoint, write
+from bridge_spark.tables.staged_rows import check_written, write
 from bridge_spark.tables.table_columns import COLUMNS_FILE, added_columns
 from bridge_spark.tables.table_config import TableConfig
 
@@ -80,7 +81,7 @@ def backfill(table: TableConfig, spark: SparkSession, where: str, begin: Edge, e
     bad = table.backfill.with_name(table.backfill.name + ".rejected")
     name = f"range={_name(begin)}_{_name(end)}"
     staging = table.backfill.parent / f".{table.backfill.name}.staging"
-    with lock_checkpoint(staging, where):
+    with Checkpoint(staging).lock(where):
         for directory in (table.backfill, bad):
             _check_overlap(directory, name, begin, end, where)
         try:

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bridge_spark.tables.batch_table import BatchTable
+from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.config_section import ConfigError
 from bridge_spark.tables.delta_table import DeltaMissing
 from bridge_spark.tables.ingest_config import IngestConfig, load_config
 from bridge_spark.tables.ingest_session import IngestError
-from bridge_spark.tables.query_job import batch_table, lock_checkpoint
+from bridge_spark.tables.query_job import batch_table
 
 
 def compact(config: IngestConfig) -> dict[Path, int]:
@@ -23,12 +24,12 @@ def compact(config: IngestConfig) -> dict[Path, int]:
     merged: dict[Path, int] = {}
     for table in config.tables:
         where = f"{config.where}: tables.{table.name}"
-        with lock_checkpoint(table.checkpoint, where):
+        with Checkpoint(table.checkpoint).lock(where):
             _compact(batch_table(table.sink, table.output), where, merged)
             _compact(BatchTable(table.dead_letters), where, merged)
         for aggregate in table.sink.aggregates:
             own = f"{where}.aggregates.{aggregate.name}"
-            with lock_checkpoint(aggregate.checkpoint, own):
+            with Checkpoint(aggregate.checkpoint).lock(own):
                 _compact(batch_table(table.sink, aggregate.output), own, merged)
     return merged
 

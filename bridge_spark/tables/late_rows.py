@@ -7,8 +7,6 @@ must agree.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -19,12 +17,6 @@ def dropped(query: StreamingQuery) -> int:
     """How many rows the batch that is being written has lost to the watermark."""
     execution = query._jsq.streamingQuery().lastExecution()
     return _dropped_below(execution.executedPlan())
-
-
-def offsets_and_watermark(checkpoint: Path, batch: int) -> tuple[dict[str, int], int]:
-    """Up to which offsets a batch read, and its watermark in milliseconds."""
-    _, metadata, source = (checkpoint / "offsets" / str(batch)).read_text().splitlines()[:3]
-    return json.loads(source), int(json.loads(metadata)["batchWatermarkMs"])
 
 
 def _dropped_below(plan: Any) -> int:

@@ -6,15 +6,13 @@ they are read again; a dead letter is never taken for a duplicate or for late.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from bridge_spark.log.files import replace_file
 from bridge_spark.tables.added_fields import new_fields, seen_fields, with_columns
+from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.ingest_session import IngestError
 from bridge_spark.tables.table_columns import TableColumns
 from bridge_spark.tables.table_config import TableConfig
@@ -65,18 +63,15 @@ class MessageRows:
         self._keys = [self.column(key, "deduplicate_by") for key in sink.deduplicate_by]
         self._event_time = None if sink.event_time is None else self.column(sink.event_time, "event_time")
 
-    def stream(self, checkpoint: Path, part: str = "") -> DataFrame:
+    def stream(self, checkpoint: Checkpoint, part: str = "") -> DataFrame:
         """The messages as they come; ``part`` is added to the name that the broker knows this reader by."""
         needs_all = self._payload.format == "raw" and self._table.sink.watermark is not None
         options = {**self._options(part), "startingOffsets": self.beginning(checkpoint)}
         return self._spark.readStream.format("mqtt").schema(self._source_schema(needs_all)).options(**options).load()
 
-    def beginning(self, checkpoint: Path) -> str:
+    def beginning(self, checkpoint: Checkpoint) -> str:
         """Where the query of the checkpoint begins, as an option of the source."""
-        options = self._options()
-        if options["startingOffsets"] == "earliest":
-            return "earliest"
-        return _beginning(options, checkpoint / "beginning.json")
+        return checkpoint.beginning(self._options())
 
     def batch(self, begin: dict[str, str], end: dict[str, str]) -> DataFrame:
         """The messages of a range, whose ends are options of the source."""
@@ -202,22 +197,3 @@ class MessageRows:
         from bridge_spark.tables.payloads import source_schema
 
         return source_schema(self._payload, self._schema, payload)
-
-
-def _beginning(options: dict[str, str], path: Path) -> str:
-    """The offsets that a query began with, as an option.  Spark knows them only
-    once the first batch is done, and the end of the stream moves until then."""
-    from bridge_spark.source import offsets, read_range
-    from bridge_spark.source.options import parse_options
-    from bridge_spark.source.storage import open_storage
-
-    if not path.exists():
-        parsed = parse_options(options)
-        storage = open_storage(parsed)
-        try:
-            manifest = storage.manifest()
-            begin = read_range.starting(parsed, storage, manifest, offsets.latest(manifest))
-        finally:
-            storage.close()
-        replace_file(path, json.dumps(offsets.to_json(begin)).encode())
-    return path.read_text()

@@ -12,7 +12,6 @@ since; only a query with state reads it, because its state is made of it.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import sys
 import threading
@@ -22,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Optional
 
-from bridge_spark.log.files import replace_file, sync
 from bridge_spark.tables.batch_table import BatchTable, ForeignBatch
+from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.delta_table import DeltaBatchTable, DeltaMissing
 from bridge_spark.tables.ingest_progress import TableProgress
 from bridge_spark.tables.ingest_session import IngestError, one_line, spark_path
@@ -39,8 +38,6 @@ START_WAIT_S = 20.0
 RESTARTS = 5
 """One after the other, of a query whose Python worker took longer than the ten seconds that Spark gives it."""
 _NO_WORKER = "Python worker failed to connect back"
-_COMMITTED = b'v1\n{"nextBatchWatermarkMs":0}'
-"""What Spark writes when a batch of a query without a watermark is done."""
 
 
 def batch_table(sink: SinkConfig, directory: Path) -> BatchTable:
@@ -63,7 +60,7 @@ class QueryJob(ABC):
     ) -> None:
         self.progress = TableProgress(name)
         self._where = where
-        self._checkpoint = checkpoint
+        self._checkpoint = Checkpoint(checkpoint)
         self._tables = tables
         self._query: Optional[StreamingQuery] = None
         self._started = threading.Event()
@@ -99,7 +96,7 @@ class QueryJob(ABC):
         self._settle()
         try:
             writer = self._stream().writeStream.queryName(self.progress.name).foreachBatch(self._write) \
-                .option("checkpointLocation", spark_path(self._checkpoint))
+                .option("checkpointLocation", spark_path(self._checkpoint.path))
             writer = writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)
             self._query = writer.start()
         except IngestError:
@@ -164,11 +161,11 @@ class QueryJob(ABC):
             self.progress.note([dict(json.loads(progress.json)) for progress in self._query.recentProgress])
 
     def _take_over(self) -> IO[bytes]:
-        lock = lock_checkpoint(self._checkpoint, self._where)
+        lock = self._checkpoint.lock(self._where)
         try:
             for table in self._tables:
-                if table.has_batches() and not (self._checkpoint / "metadata").exists():
-                    raise IngestError(f"{self._where}: {table.directory} holds batches but {self._checkpoint} is new: "
+                if table.has_batches() and self._checkpoint.is_new():
+                    raise IngestError(f"{self._where}: {table.directory} holds batches but {self._checkpoint.path} is new: "
                                       f"give back the checkpoint they came from, or another output")
                 table.prepare()
         except (DeltaMissing, OSError) as error:
@@ -186,10 +183,10 @@ class QueryJob(ABC):
             self._refused = True
             raise IngestError(f"{self._where}: the query is being stopped")
         try:
-            checkpoint = self._checkpoint_id()
+            checkpoint = self._checkpoint.id()
             mark = self._done(batch, checkpoint)
             if mark is None:
-                self._sync_offsets(batch)
+                self._checkpoint.sync_offsets(batch)
                 mark = self._fill(messages, batch, checkpoint)
             elif self._keeps_state:
                 messages.write.format("noop").mode("overwrite").save()
@@ -207,67 +204,15 @@ class QueryJob(ABC):
         self.progress.batches += 1
         self._restarts = 0
 
-    def _sync_offsets(self, batch: int) -> None:
-        """Put on disk what the batch reads, which Spark does not: after a power
-        loss the batch in the tables must be the one that Spark repeats."""
-        offsets = self._checkpoint / "offsets"
-        sync([self._checkpoint / "metadata", offsets / str(batch), offsets, self._checkpoint])
-
     def _settle(self) -> None:
         """Let Spark hold its last batch to be done if that is in the table: the
         driver was killed after it had published the batch."""
-        batch = _last(self._checkpoint / "offsets")
-        if self._keeps_state or batch <= _last(self._checkpoint / "commits"):
+        batch = self._checkpoint.open_batch()
+        if self._keeps_state or batch is None:
             return
         try:
-            done = self._done(batch, self._checkpoint_id())
+            done = self._done(batch, self._checkpoint.id())
         except ForeignBatch as error:
             raise IngestError(f"{self._where}: {error}") from None
         if done is not None:
-            (self._checkpoint / "commits").mkdir(exist_ok=True)
-            replace_file(self._checkpoint / "commits" / str(batch), _COMMITTED)
-
-    def _checkpoint_id(self) -> str:
-        return str(json.loads((self._checkpoint / "metadata").read_text())["id"])
-
-
-def write(rows: DataFrame, staged: Path) -> int:
-    """Let Spark write the rows there, and count them; raises as `check_written`."""
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as F
-
-    counts = Observation()
-    rows.observe(counts, F.count(F.lit(1)).alias("rows")).write.parquet(spark_path(staged))
-    check_written(staged, int(counts.get["rows"]))
-    return int(counts.get["rows"])
-
-
-def check_written(staged: Path, rows: int) -> None:
-    """Raise `IngestError` unless all that Spark has written is there: executors may write to disks of their own."""
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
-
-    found = sum(pq.read_metadata(path).num_rows for path in staged.glob("*.parquet"))
-    if found != rows:
-        raise IngestError(f"of {rows:,} rows that were written {found:,} are in {staged}: "
-                          f"the driver and all executors must share the disk of the tables")
-
-
-def _last(directory: Path) -> int:
-    """The last batch that a directory of the checkpoint knows of, -1 if there is none."""
-    numbers = (int(path.name) for path in directory.glob("*") if path.name.isdigit())
-    return max(numbers, default=-1)
-
-
-def lock_checkpoint(checkpoint: Path, where: str) -> IO[bytes]:
-    """Keep other runs off a checkpoint while the returned file is open; raises `IngestError`."""
-    try:
-        checkpoint.mkdir(parents=True, exist_ok=True)
-        lock = open(checkpoint / "ingest.lock", "ab")
-    except OSError as error:
-        raise IngestError(f"{where}: {one_line(error)}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise IngestError(f"{where}: another ingest is running with {checkpoint}") from None
-    return lock
+            self._checkpoint.commit(batch)

@@ -16,7 +16,8 @@ from bridge_spark.tables import late_rows
 from bridge_spark.tables.batch_table import BatchTable
 from bridge_spark.tables.ingest_session import IngestError, spark_path
 from bridge_spark.tables.message_rows import MessageRows
-from bridge_spark.tables.query_job import QueryJob, batch_table, check_written, write
+from bridge_spark.tables.query_job import QueryJob, batch_table
+from bridge_spark.tables.staged_rows import check_written, write
 from bridge_spark.tables.table_config import TableConfig
 
 if TYPE_CHECKING:
@@ -94,9 +95,9 @@ class TableJob(QueryJob):
             return None
         begin, before = self._rows.beginning(self._checkpoint), 0
         if batch:
-            offsets, before = late_rows.offsets_and_watermark(self._checkpoint, batch - 1)
+            offsets, before = self._checkpoint.offsets_and_watermark(batch - 1)
             begin = json.dumps(offsets)
-        end, _ = late_rows.offsets_and_watermark(self._checkpoint, batch)
+        end, _ = self._checkpoint.offsets_and_watermark(batch)
         late = self._rows.late(self._rows.batch(
             {"startingOffsets": begin}, {"endingOffsets": json.dumps(end)}), before)
         if late.count() != dropped:

@@ -59,16 +59,14 @@ def unmarked() -> None:
 
 def committed_first() -> None:
     """Spark's checkpoint says that a batch is done before its rows stand in the table."""
-    from bridge_spark.tables.query_job import _COMMITTED, QueryJob
+    from bridge_spark.tables.query_job import QueryJob
 
     whole = QueryJob._write
 
     def write(job: QueryJob, messages: Any, batch: int) -> None:
-        commits = job._checkpoint / "commits"
-        commits.mkdir(exist_ok=True)
-        (commits / str(batch)).write_bytes(_COMMITTED)
+        job._checkpoint.commit(batch)
         whole(job, messages, batch)
-        (commits / str(batch)).unlink()
+        (job._checkpoint.path / "commits" / str(batch)).unlink()
 
     setattr(QueryJob, "_write", write)
 
