@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow.parquet
 import pytest
 from chaos_spark.driver import INSIDE, deaths
 from chaos_spark.outbox import PACKET_IDS, Outbox, Reading, reading_of
-from chaos_spark.run import Plan, chaos
+from chaos_spark.run import Plan, Run, chaos
 from chaos_spark.state import START, WINDOW, StateRun
 from chaos_spark.verdict import (
     GLIMPSES,
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.one_build
 
 @pytest.mark.timeout(600)
 def test_each_reading_is_in_the_table_once_whoever_is_killed() -> None:
-    run, summary = chaos(Plan("short", "sealing", "both", 2, 3, 400.0, 3.0, 5.0))
+    run, summary = chaos(partial(Run, Plan("short", "sealing", "both", 2, 3, 400.0, 3.0, 5.0)))
     assert not run.findings.text(), f"{summary}\n{run.findings.text()}"
     unused = [row for row, count in run.findings.faults.items() if not run.findings.checked[row]]
     assert not set(unused) - {LOST, REFUSED, WINDOWS}, f"nothing was checked of: {unused}"

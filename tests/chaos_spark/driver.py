@@ -56,6 +56,14 @@ def deaths(seed: str, count: int) -> list[Death]:
     return found
 
 
+def told(counts: Mapping[str, int]) -> str:
+    """How drivers died, in a line for the summary."""
+    inside = sum(counts[moment] for moment in INSIDE)
+    moments = ", ".join(f"{counts[moment]} {moment}" for moment in (*INSIDE, BETWEEN, STARTING))
+    return (f"driver: {counts['kills']} kills, {inside} of them inside a batch ({moments}); "
+            f"{counts['late']} whose moment did not come")
+
+
 class TableFiles:
     """The files of one table: ``output``, and what lies beside it by default."""
 

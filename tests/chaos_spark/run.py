@@ -15,18 +15,20 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypeVar
 
 from broker_process import BrokerProcess
 from bridge_spark.log.sealed import SUFFIX
 from bridge_spark.source.storage import DirectoryStorage, Manifest
 from chaos_spark.actors import BrokerLives, PublisherLives
 from chaos_spark.defects import DEFECTS
-from chaos_spark.driver import ALL, BETWEEN, END_SECONDS, INSIDE, PATIENCE, STARTING, Death, Driver, TableFiles, deaths, environment
+from chaos_spark.driver import ALL, END_SECONDS, PATIENCE, STARTING, Death, Driver, TableFiles, deaths, environment, told
 from chaos_spark.outbox import SCHEMA
-from chaos_spark.state import FORMATS, StateRun, chaos_state
+from chaos_spark.state import FORMATS, StateRun
 from chaos_spark.verdict import (
     PROCESSES,
     REFUSED,
@@ -309,13 +311,9 @@ class Run:
     def summary(self, seconds: float) -> str:
         counts, plan = self.counts, self.plan
         publishers: Counter[str] = sum((actor.counts for actor in self.publishers), Counter())
-        inside = sum(counts[moment] for moment in INSIDE)
-        moments = ", ".join(f"{counts[moment]} {moment}" for moment in (*INSIDE, BETWEEN, STARTING))
         return (
             f"chaos-spark: seed {plan.seed}, {plan.mode}, {build_kind()} build, {seconds:.0f} s\n"
-            f"  driver: {counts['kills']} kills, {inside} of them inside a batch ({moments}); "
-            f"{counts['of Python']} of Python alone, {counts['of JVM']} of the JVM alone; "
-            f"{counts['late']} whose moment did not come; "
+            f"  {told(counts)}; {counts['of Python']} of Python alone, {counts['of JVM']} of the JVM alone; "
             f"{counts['gave up']} times it gave up on a broker that was away; "
             f"{counts['path']} starts by path, {counts['url']} by url\n"
             f"  broker: {self.broker_lives.counts['kills']} kills, {self.broker_lives.counts['stillborn']} more while it "
@@ -329,11 +327,14 @@ class Run:
         )
 
 
-def chaos(plan: Plan, programs: Programs = Programs()) -> tuple[Run, str]:
-    """A run to its end, judged, and its summary."""
+Kind = TypeVar("Kind", Run, StateRun)
+
+
+def chaos(make: Callable[[Path], Kind]) -> tuple[Kind, str]:
+    """A run below a directory of its own to its end, judged, and its summary."""
     directory = Path(tempfile.mkdtemp(prefix="chaos-spark-"))
     begin = time.monotonic()
-    run = Run(plan, directory, programs)
+    run = make(directory)
     try:
         run.go()
     finally:
@@ -358,11 +359,11 @@ def main() -> int:
     for mode in options.modes.split(","):
         run: Run | StateRun
         if mode in FORMATS:
-            run, summary = chaos_state(options.seed, mode, options.kills, programs.driver)
+            run, summary = chaos(partial(StateRun, options.seed, mode, options.kills, program=programs.driver))
         else:
             overtaken = OVERTAKINGS if mode == "retention" else 0
             plan = Plan(options.seed, mode, options.source, options.kills, 4, options.rate, 5.0, 8.0, overtaken)
-            run, summary = chaos(plan, programs)
+            run, summary = chaos(partial(Run, plan, programs=programs))
         text = run.findings.text()
         found = found or bool(text)
         print(f"{summary}\n\n{text or 'nothing found'}\n", flush=True)

@@ -7,9 +7,6 @@ whoever was killed when; the verdict reads the files as one without Spark does.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -20,7 +17,7 @@ import pandas  # type: ignore[import-untyped]
 import pyarrow.dataset  # type: ignore[import-untyped]
 from deltalake import DeltaTable
 
-from chaos_spark.driver import BETWEEN, INSIDE, STARTING, Death, Driver, TableFiles, deaths
+from chaos_spark.driver import STARTING, Death, Driver, TableFiles, deaths, told
 from chaos_spark.verdict import GLIMPSES, MISSING, PROCESSES, TWICE, WINDOWS, WRONG, Findings
 from sessions.message import Message
 from spark_session import START_US, StreamWriter, message
@@ -221,25 +218,9 @@ class StateRun:
 
     def summary(self, seconds: float) -> str:
         counts = self.counts
-        inside = sum(counts[moment] for moment in INSIDE)
-        moments = ", ".join(f"{counts[moment]} {moment}" for moment in (*INSIDE, BETWEEN, STARTING))
         return (
             f"chaos-spark: seed {self.seed}, {self.mode}, {seconds:.0f} s\n"
-            f"  driver: {counts['kills']} kills, {inside} of them inside a batch ({moments}); "
-            f"{counts['late']} whose moment did not come\n"
+            f"  {told(counts)}\n"
             f"  messages: {len(self.log.messages):,} in {counts['batches']} batches of two queries\n\n"
             f"{self.findings.table()}"
         )
-
-
-def chaos_state(seed: str, mode: str, kills: int, program: tuple[str, ...]) -> tuple[StateRun, str]:
-    """A run to its end, judged, and its summary."""
-    directory = Path(tempfile.mkdtemp(prefix="chaos-spark-"))
-    begin = time.monotonic()
-    run = StateRun(seed, mode, kills, directory, program)
-    try:
-        run.go()
-    finally:
-        run.close()
-        shutil.rmtree(directory, ignore_errors=True)
-    return run, run.summary(time.monotonic() - begin)
