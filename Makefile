@@ -10,8 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= conf/mqttbroker.toml
 DATA ?=
-# Three processes, a file in one of them: most tests wait for disks, sockets and Spark rather than for a processor.
-PYTEST_ARGS ?= -n 3 --dist loadfile
+# Four processes, a file in one of them: most tests wait for disks, sockets and Spark rather than for a processor.
+PYTEST_ARGS ?= -n 4 --dist loadfile
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 CC_FOUND := $(shell command -v $${CC:-cc} || command -v gcc)

@@ -30,13 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/spark.md")
 ADDRESS = "http://127.0.0.1:18083"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FAST = '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false" pyspark-shell'
+FAST = '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false" --conf spark.sql.shuffle.partitions=2 pyspark-shell'
 RUN = """
 import json, sys
 names = {}
-for line, code in json.load(sys.stdin):
-    print(f"--- line {line}", flush=True)
-    exec(compile("\\n" * line + code, sys.argv[1], "exec"), names)
+for page, line, code in json.load(sys.stdin):
+    print(f"--- {page} {line}", flush=True)
+    exec(compile("\\n" * line + code, page, "exec"), names.setdefault(page, {}))
 """
 
 
@@ -74,24 +74,25 @@ def publish_readings(port: int) -> int:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("page", PAGES)
-def test_python_runs(page: str, tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
-    examples = blocks(page, "python")
-    assert examples
+def test_python_runs(tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
     broker = start_broker(config={"streams": {"sensors": {"filters": ["sensors/#"], "partitions": 2}}})
     publish_readings(broker.port)
     program = []
-    for block in examples:
-        code = block.code.replace(ADDRESS, broker.url)
-        code = code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()")
-        program.append((block.line, code))
+    for page in PAGES:
+        examples = blocks(page, "python")
+        assert examples
+        for block in examples:
+            code = block.code.replace(ADDRESS, broker.url)
+            code = code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()")
+            program.append((page, block.line, code))
     environment = {
         **os.environ, "PYTHONPATH": python_path(), "PYSPARK_PYTHON": sys.executable, "PYSPARK_SUBMIT_ARGS": FAST,
     }
-    done = subprocess.run([sys.executable, "-c", RUN, page], input=json.dumps(program), cwd=tmp_path, env=environment,
+    done = subprocess.run([sys.executable, "-c", RUN], input=json.dumps(program), cwd=tmp_path, env=environment,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:]
-    assert "sensors/plant" in done.stdout
+    for page in PAGES:
+        assert "sensors/plant" in done.stdout.split(f"--- {page}", 1)[1]
 
 
 @pytest.mark.parametrize("page", PAGES)

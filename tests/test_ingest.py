@@ -29,6 +29,7 @@ pytestmark = pytest.mark.one_build
 
 __all__ = ["spark"]
 
+SLOW = pytest.mark.skipif("SLOW_TESTS" not in os.environ, reason="starts a Spark of its own: make slow runs it")
 FAST = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
@@ -305,43 +306,23 @@ def killed(code: str, *arguments: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
 
 
-def run_until_sigterm(root: Path, settings: dict[str, Any]) -> str:
-    """The command, asked to stop once it has caught up; its last line."""
-    table = "\n".join(f"{key} = {json.dumps(value)}" for key, value in settings["tables"]["t"].items())
-    spark_conf = "\n".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in FAST.items())
-    config = root / "ingest.toml"
-    config.write_text(f"[source]\npath = {json.dumps(settings['source']['path'])}\n[spark]\nmaster = 'local[2]'\n"
-                      f"[spark.conf]\n{spark_conf}\n[tables.t]\n{table}\n")
-    command = [sys.executable, "-P", "-m", "bridge_spark.ingest", str(config), "--trigger", "200ms"]
-    environment = os.environ | {"PYTHONPATH": python_path()}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as job:
-        assert job.stdout is not None
-        lines = []
-        for line in job.stdout:
-            lines.append(line)
-            if "lag 0 offsets" in line:
-                job.send_signal(signal.SIGTERM)
-        assert job.wait() == 0, lines
-        return lines[-1]
-
-
 @pytest.mark.timeout(600)
-def test_kills_between_any_two_steps_neither_lose_nor_double(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("where", "published"), [pytest.param("written", 0, marks=SLOW), ("published", 1)])
+def test_a_kill_between_two_steps_neither_loses_nor_doubles(
+    spark: SparkSession, tmp_path: Path, where: str, published: int
+) -> None:
     writer = StreamWriter(tmp_path / "data", partitions=2)
     for partition in (0, 1):
         writer.append(partition, [message(n, payload=b"bad" if n % 50 == 7 else None) for n in range(300)])
     settings = document(tmp_path, max_offsets_per_trigger=200)
     output, rejected = tmp_path / "out", tmp_path / "out.rejected"
-    known: list[dict[str, Any]] = []
-    for where, batches_after, rejected_after in (("written", 0, 1), ("published", 1, 1)):
-        killed(KILLED_DRIVER, where, json.dumps(settings))
-        assert len(list(output.glob("batches=*"))) == batches_after
-        assert len(list(rejected.glob("batches=*"))) == rejected_after
-        rows = plain(output)
-        assert [row for row in known if row not in rows] == []
-        known = rows
-    kept = {path.stat().st_ino for path in output.rglob("*.parquet")}
-    assert run_until_sigterm(tmp_path, settings).startswith("t: 392 rows, 8 bad, 2 batches in ")
+    killed(KILLED_DRIVER, where, json.dumps(settings))
+    assert len(list(output.glob("batches=*"))) == published
+    assert len(list(rejected.glob("batches=*"))) == 1
+    known, kept = plain(output), {path.stat().st_ino for path in output.rglob("*.parquet")}
+    (told,) = run(parse_config(settings), once=True, session=spark)
+    assert (told.rows, told.bad, told.batches) == ((588, 12, 3), (392, 8, 2))[published]
+    assert [row for row in known if row not in plain(output)] == []
     assert kept <= {path.stat().st_ino for path in output.rglob("*.parquet")}
     everything = {(partition, offset) for partition in (0, 1) for offset in range(300)}
     bad = {place for place in everything if place[1] % 50 == 7}
@@ -382,7 +363,7 @@ messages.writeStream.format("parquet").option("path", out + "/table").option(
 """
 
 
-@pytest.mark.skipif("SLOW_TESTS" not in os.environ, reason="shows what Spark does, not what we do: make slow runs it")
+@SLOW
 @pytest.mark.timeout(300)
 def test_sparks_own_sink_doubles_rows_for_plain_readers(spark: SparkSession, tmp_path: Path) -> None:
     """Why the job has its own tables: the files of a task that ended before the kill stay in the directory."""
