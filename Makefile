@@ -26,25 +26,26 @@ build: $(VENV)/built
 $(VENV)/created:
 	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or newer with the venv module (PYTHON=... names one)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	touch $@
+	@touch $@
 
 # Requirements come from pyproject.toml, so that a change of the code alone installs no dependency again.
 $(VENV)/base: pyproject.toml | $(VENV)/created
-	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
+	@$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
 	print(*p['build-system']['requires'], *p['project']['dependencies'], sep='\n')" > $@.txt
-	$(BIN)/python -m pip install --quiet -r $@.txt
-	touch $@
+	@echo "installing packages, which may take some minutes"
+	@$(BIN)/python -m pip install --quiet -r $@.txt
+	@touch $@
 
 # The demo needs a fraction of what everything else does, and whoever sees it first waits for no more.
 EXTRAS :=
 $(VENV)/demo: EXTRAS := spark jdk demo
 $(VENV)/bench: EXTRAS := bench
 $(VENV)/extras $(VENV)/demo $(VENV)/bench: pyproject.toml | $(VENV)/base
-	$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
+	@$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
 	print(*sum((p[extra] for extra in '$(EXTRAS)'.split() or p), []), sep='\n')" > $@.txt
-	@echo "installing packages, which may take some minutes"
-	$(BIN)/python -m pip install --quiet -r $@.txt
-	touch $@
+	@echo "installing more packages, which may take some minutes"
+	@$(BIN)/python -m pip install --quiet -r $@.txt
+	@touch $@
 
 # The stamp holds the hash of all sources: touching files or switching branches forth and back builds nothing.
 $(VENV)/built: $(SOURCES) setup.py pyproject.toml | $(VENV)/base
