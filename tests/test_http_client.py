@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Optional
 
 import pytest
 from broker_process import BrokerProcess
@@ -57,7 +58,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         first, last = map(int, asked.removeprefix("bytes=").split("-"))
         fault, _, number = (self.server.faults.pop(0) if self.server.faults else "").partition(" ")
         if fault == "status":
-            self._answer(int(number), b"", "")
+            status, _, after = number.partition(" ")
+            self._answer(int(status), b"", "", after=after)
         elif fault == "whole":
             self._answer(200, content, "")
         elif fault == "shifted":
@@ -72,8 +74,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._answer(206, content[first:last + 1], f"bytes {first}-{last}/{len(content)}", fault, number)
 
-    def _answer(self, status: int, body: bytes, place: str, fault: str = "", number: str = "") -> None:
-        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n"
+    def _answer(self, status: int, body: bytes, place: str, fault: str = "", number: str = "", after: str = "") -> None:
+        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n" + (f"Retry-After: {after}\r\n" if after else "")
         answer = (head + (f"Content-Range: {place}\r\n" if place else "") + "\r\n").encode() + body
         if fault:
             self.close_connection = True
@@ -147,6 +149,31 @@ def test_what_stays_wrong_is_one_line(server: Server, fault: str, reason: str) -
     assert len(server.ranges) == (3 if "3 tries" in reason else 1)
     server.faults = []
     assert client.get(PATH, 0, 100) == server.content[:100]
+    client.close()
+
+
+@pytest.mark.parametrize(("faults", "waits"), [
+    (["status 503 3"], [3.0]),
+    (["status 429 2", "status 503", "status 503 1"], [2.0, None, 1.0]),
+    (["status 503 3600"], [10.0]),
+    (["status 503 0", "status 503 Fri, 31 Dec 2027 23:59:59 GMT", "status 503 -1"], [None, None, None]),
+    (["status 404 3"], []),
+])
+def test_a_server_says_how_long_it_wants_to_be_left_alone(
+    server: Server, monkeypatch: pytest.MonkeyPatch, faults: list[str], waits: list[Optional[float]]
+) -> None:
+    """None is the client's own wait, which grows from a millisecond and is not the one asked for before."""
+    monkeypatch.setattr(http_client, "MAX_WAIT_S", 10.0)
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    client = HttpClient(server.url, retry_interval_s=0.001)
+    server.faults = faults.copy()
+    if waits:
+        assert client.get(PATH, 0, 100) == server.content[:100]
+    else:
+        with pytest.raises(HttpError, match="404"):
+            client.get(PATH, 0, 100)
+    assert [None if 0 < wait < 0.1 else wait for wait in waited] == waits
     client.close()
 
 
