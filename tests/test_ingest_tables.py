@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Optional
@@ -95,48 +96,48 @@ def test_duplicates_are_left_out_and_nothing_else(spark: SparkSession, tmp_path:
         ingest(spark, document(tmp_path, watermark="1 minute", deduplicate_by=["device"]))
 
 
-def many(first: int, last: int) -> list[Any]:
-    """Readings of three devices, one a second, in an order that is wrong by up to 20 s, some of them bad."""
+def many(first: int, last: int, every: int = 1) -> list[Any]:
+    """Readings of three devices, one in ``every`` seconds, in an order that is wrong by up to 20 readings, some of them bad."""
     order = sorted(range(first, last), key=lambda n: n + (n * 7919) % 20)
-    return [message(n, payload=b"bad") if n % 40 == 9 else reading(n, "abc"[n % 3], n, (n * 37) % 101 / 4) for n in order]
+    return [message(n * every, payload=b"bad") if n % 40 == 9 else
+            reading(n, "abc"[n % 3], n * every, (n * 37) % 101 / 4) for n in order]
 
 
-def expected(readings: int, window: int) -> Any:
+def expected(readings: int, window: int, every: int = 1, group_by: Sequence[str] = ("device",)) -> Any:
     """What pandas makes of `many`, windows in seconds."""
     good = [n for n in range(readings) if n % 40 != 9]
     frame = pd.DataFrame({"device": ["abc"[n % 3] for n in good], "value": [(n * 37) % 101 / 4 for n in good],
-                          "time": [START + timedelta(seconds=n) for n in good]}).sort_values("time")
-    groups = frame.groupby([pd.Grouper(key="time", freq=f"{window}s", origin="epoch"), "device"])["value"]
+                          "time": [START + timedelta(seconds=n * every) for n in good]}).sort_values("time")
+    groups = frame.groupby([pd.Grouper(key="time", freq=f"{window}s", origin="epoch"), *group_by])["value"]
     return groups.agg(["count", "mean", "min", "max", "last"])
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("table_format", ["parquet", pytest.param("delta", marks=SLOW)])
 def test_aggregates_over_restarts_are_those_of_pandas(spark: SparkSession, tmp_path: Path, table_format: str) -> None:
+    """Two hours and some of readings, so that windows of an hour are closed as those of a minute are."""
     writer = StreamWriter(tmp_path / "data")
-    writer.append(0, many(0, 400))
-    settings = document(tmp_path, watermark="1 minute", max_offsets_per_trigger=250, table_format=table_format,
-                        aggregates={"minute": {"window": "1 minute", "group_by": ["device"]},
-                                    "ten": {"window": "10 minutes", "group_by": []}})
+    writer.append(0, many(0, 400, every=8))
+    groups = {"minute": ("1 minute", ["device"]), "hour": ("1 hour", [])}
+    settings = document(tmp_path, watermark="3 minutes", max_offsets_per_trigger=250, table_format=table_format, aggregates={
+        name: {"window": window, "group_by": group_by} for name, (window, group_by) in groups.items()})
     ingest(spark, settings)
-    writer.append(0, [*many(400, 1000), reading(1000, "a", 60, 1000.0)])
+    writer.append(0, [*many(400, 1000, every=8), reading(1000, "a", 60, 1000.0)])
     done = ingest(spark, settings)
-    assert done["t"].late == 0 and done["t.minute"].late == 1 and done["t.ten"].late == 1
+    assert {name: table.late for name, table in done.items()} == {"t": 0, "t.minute": 1, "t.hour": 1}
     table = rows(tmp_path / "out")
     assert sorted(table["offset"]) == sorted(set(table["offset"])) and len(table) == 976
-    for name, window in (("minute", 60), ("ten", 600)):
-        found = rows(tmp_path / f"out.{name}").sort_values("window_start")
-        assert (found["window_end"] - found["window_start"] == timedelta(seconds=window)).all()
-        assert found["window_end"].max() <= START + timedelta(seconds=940)
-        if name == "minute":
-            wanted = expected(1000, window)
-            for row in found.itertuples():
-                one = wanted.loc[(row.window_start, row.device)]
-                assert found.loc[row.Index, "count"] == one["count"]
-                assert (row.value_mean, row.value_min, row.value_max, row.value_last) == \
-                    (pytest.approx(one["mean"]), one["min"], one["max"], one["last"])
-            closed = [key for key in wanted.index if key[0] + timedelta(seconds=window) <= found["window_end"].max()]
-            assert len(found) == len(closed) > 30
+    for name, (length, group_by) in groups.items():
+        found = rows(tmp_path / f"out.{name}")
+        window = timedelta(minutes=1) if length == "1 minute" else timedelta(hours=1)
+        assert (found["window_end"] - found["window_start"] == window).all()
+        wanted = expected(1000, int(window.total_seconds()), 8, group_by).reset_index()
+        wanted = wanted[wanted["time"] + window <= START + timedelta(seconds=999 * 8 - 180)]
+        assert len(wanted) == {"minute": 390, "hour": 2}[name]
+        columns = ["window_start", *group_by, "count", "value_mean", "value_min", "value_max", "value_last"]
+        pd.testing.assert_frame_equal(
+            found[columns].sort_values(columns[:2]).reset_index(drop=True), wanted.set_axis(columns, axis=1).reset_index(drop=True),
+            check_dtype=False)
 
 
 @pytest.mark.timeout(300)
