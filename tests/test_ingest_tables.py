@@ -96,16 +96,20 @@ def test_duplicates_are_left_out_and_nothing_else(spark: SparkSession, tmp_path:
         ingest(spark, document(tmp_path, watermark="1 minute", deduplicate_by=["device"]))
 
 
+def number(offset: int) -> int:
+    """The reading that has this offset in `many`: of every ten only some are in their place."""
+    return offset - offset % 10 + offset * 7 % 10
+
+
 def many(first: int, last: int, every: int = 1) -> list[Any]:
-    """Readings of three devices, one in ``every`` seconds, in an order that is wrong by up to 20 readings, some of them bad."""
-    order = sorted(range(first, last), key=lambda n: n + (n * 7919) % 20)
-    return [message(n * every, payload=b"bad") if n % 40 == 9 else
-            reading(n, "abc"[n % 3], n * every, (n * 37) % 101 / 4) for n in order]
+    """The messages with these offsets: readings of three devices, one in ``every`` seconds, in a wrong order, some of them bad."""
+    return [message(offset * every, payload=b"bad") if offset % 40 == 9 else
+            reading(n, "abc"[n % 3], n * every, (n * 37) % 101 / 4) for offset in range(first, last) for n in [number(offset)]]
 
 
 def expected(readings: int, window: int, every: int = 1, group_by: Sequence[str] = ("device",)) -> Any:
     """What pandas makes of `many`, windows in seconds."""
-    good = [n for n in range(readings) if n % 40 != 9]
+    good = [number(offset) for offset in range(readings) if offset % 40 != 9]
     frame = pd.DataFrame({"device": ["abc"[n % 3] for n in good], "value": [(n * 37) % 101 / 4 for n in good],
                           "time": [START + timedelta(seconds=n * every) for n in good]}).sort_values("time")
     groups = frame.groupby([pd.Grouper(key="time", freq=f"{window}s", origin="epoch"), *group_by])["value"]
