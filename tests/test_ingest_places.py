@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from broker_process import to_toml
 from pyspark.sql import DataFrameWriter, SparkSession
-from spark_session import StreamWriter, message, spark
+from sealed_log import seal_segment
+from spark_session import START_US, StreamWriter, message, spark
 from test_ingest import document, plain
 
-from bridge_spark.ingest import run, run_backfill
+from bridge_spark.ingest import main, run, run_backfill
 from bridge_spark.tables import backfill
 from bridge_spark.tables.batch_table import BatchTable
 from bridge_spark.tables.compact import main as compact
@@ -56,6 +60,64 @@ def test_a_backfill_by_offsets_reads_the_partitions_that_it_names(spark: SparkSe
     assert [(row["partition"], row["offset"]) for row in plain(tmp_path / "out.backfill")] == [(0, 1), (0, 2), (2, 0)]
     with pytest.raises(IngestError, match="there is no partition 3, only 0 to 2"):
         run_backfill(config, {3: 0}, {3: 1}, session=spark)
+
+
+def at(milliseconds: float) -> str:
+    """When message ``milliseconds`` was received, as the command takes it."""
+    return str(datetime.fromtimestamp(START_US / 1e6, timezone.utc) + timedelta(milliseconds=milliseconds))
+
+
+def write_segments(data: Path) -> None:
+    """Messages 0 to 199, the even ones in partition 0, in segments of 40 with an index entry for every 16; some bad."""
+    writer = StreamWriter(data, partitions=2)
+    for partition in (0, 1):
+        for first in range(0, 100, 4):
+            writer.append(partition, [message(n, payload=b"bad" if n % 60 == 50 else b'{"n": %d, "more": "%s"}' % (n, b"x" * 4000))
+                                      for n in range(first * 2 + partition, first * 2 + 8, 2)])
+            if first % 40 == 36:
+                writer.roll(partition)
+    seal_segment(writer.segments(0)[0], 40)
+
+
+def everything(directory: Path) -> list[int]:
+    """The messages in a table and in its dead letters."""
+    places = [(row["partition"], row["offset"]) for part in (directory, Path(f"{directory}.rejected")) for row in plain(part)]
+    return sorted(2 * offset + partition for partition, offset in places)
+
+
+IN_TIME = [(at(36.001), at(140.001), range(37, 141)), (at(140.001), at(146), range(141, 146)), (at(-9), at(30), range(30))]
+IN_OFFSETS: list[tuple[str, str, Sequence[int]]] = [
+    ('{"0": 5, "1": 95}', '{"0": 77, "1": 99}', [*range(10, 154, 2), *range(191, 199, 2)]),
+    ('{"0": 77}', '{"0": 79}', [154, 156]), ('{"1": 0}', '{"1": 1}', [1])]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(("ranges", "overlaps"), [
+    (IN_TIME, [(at(140), at(141)), (at(0), at(36.002)), (at(-9), at(200)), ('{"0": 99}', '{"0": 100}')]),
+    (IN_OFFSETS, [('{"0": 76}', '{"0": 77}'), ('{"0": 99, "1": 0}', '{"0": 99, "1": 96}'), (at(199), at(200))]),
+], ids=["time", "offsets"])
+def test_backfills_are_exact_to_the_message(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    ranges: list[tuple[str, str, Sequence[int]]], overlaps: list[tuple[str, str]],
+) -> None:
+    """Ranges end in the middle of segments and record batches; the first is read twice."""
+    write_segments(tmp_path / "data")
+    config = tmp_path / "ingest.toml"
+    config.write_text(to_toml(document(tmp_path)))
+    monkeypatch.setattr("bridge_spark.ingest.run_backfill", partial(run_backfill, session=spark))
+    wanted: set[int] = set()
+    for begin, end, messages in (ranges[0], *ranges):
+        assert main([str(config), "--backfill", begin, end]) == 0
+        bad = len([n for n in messages if n % 60 == 50])
+        assert capsys.readouterr().out.startswith(f"t: {len(messages) - bad} rows, {bad} bad, 1 batches in ")
+        wanted |= {*messages}
+        assert everything(tmp_path / "out.backfill") == sorted(wanted)
+        assert {row["n"] for row in plain(tmp_path / "out.backfill")} == {n for n in wanted if n % 60 != 50}
+    for begin, end in overlaps:
+        assert main([str(config), "--backfill", begin, end]) == 1
+        assert re.fullmatch(rf"mqttbroker ingest: {config}: tables\.t: the range overlaps {tmp_path}/out\.backfill\S*/range=\S+, "
+                            r"whose rows would be there twice: .*\n", capsys.readouterr().err)
+    assert everything(tmp_path / "out.backfill") == sorted(wanted) and not (tmp_path / "out").exists()
 
 
 @pytest.mark.timeout(180)
