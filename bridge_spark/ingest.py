@@ -153,7 +153,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                              "2026-01-31T12:00:00Z, or offsets of partitions like '{\"0\": 123}'; TO is not part of it")
     parser.add_argument("--trigger", default="1s", metavar="TIME",
                         help="start a batch every TIME, like 500ms, 1s, 5m (default 1s)")
-    parser.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics there")
+    parser.add_argument("--metrics-port", type=int, metavar="PORT",
+                        help="serve Prometheus metrics there; 0 takes a free port and says which")
     return parser.parse_args(argv)
 
 
@@ -171,9 +172,11 @@ def _metrics(config: IngestConfig, port: Optional[int]) -> Optional[IngestMetric
     if chosen is None:
         return None
     try:
-        return IngestMetrics(config.metrics_host, chosen)
+        metrics = IngestMetrics(config.metrics_host, chosen)
     except (OSError, OverflowError) as error:
         raise IngestError(f"metrics on {config.metrics_host}:{chosen}: {error}") from None
+    print(f"metrics on {config.metrics_host}:{metrics.port}", flush=True)
+    return metrics
 
 
 def _both(terminal: Terminal, metrics: IngestMetrics) -> Report:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import urllib.request
 from pathlib import Path
 
 import pytest
 from test_batch_table import batches, plain, publish
 
+from bridge_spark.ingest import main as ingest
 from bridge_spark.tables.backfill import check_range, edge
 from bridge_spark.tables.batch_table import BatchTable
 from bridge_spark.tables.checkpoint import Checkpoint
@@ -49,6 +51,13 @@ def test_metrics_are_those_of_the_tables() -> None:
         metrics.close()
     assert {'mqtt_ingest_rows_total{table="readings"} 12.0', 'mqtt_ingest_bad_total{table="readings"} 3.0',
             'mqtt_ingest_lag_offsets{table="readings"} 4.0'} <= set(lines)
+
+
+def test_the_command_says_where_it_serves_metrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("bridge_spark.ingest.run", lambda *_, **__: [])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert ingest([str(Path(__file__).parent.parent / "conf" / "ingest.toml"), "--metrics-port", "0"]) == 0
+    assert re.fullmatch(r"metrics on 127\.0\.0\.1:[1-9]\d+\n", capsys.readouterr().out)
 
 
 def test_the_command_merges_while_the_job_is_not_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
