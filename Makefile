@@ -74,7 +74,7 @@ test:
 
 # What make test leaves out because it takes long, or because it tests Spark.
 slow: $(VENV)/extras build
-	env -u PYTHONPATH SLOW_TESTS=1 $(BIN)/pytest tests/test_spark_connect.py tests/test_ingest.py tests/test_ingest_tables.py tests/test_java.py tests/test_bench.py
+	env -u PYTHONPATH SLOW_TESTS=1 $(BIN)/pytest tests/test_spark_connect.py tests/test_ingest.py tests/test_ingest_tables.py tests/test_ingest_runs.py tests/test_java.py tests/test_bench.py
 
 # Clients of other hands: Python's from PyPI, MQTT.js from npm, mosquitto's commands and the Paho C library from Debian;
 # Node from PyPI where there is none.

@@ -42,12 +42,13 @@ AT_ONCE = 20
 
 
 class SparkProcess:
-    """``spark-class`` with ``arguments``, in ``directory``; use it with ``with``."""
+    """``program`` of Spark with ``arguments``, in ``directory``; use it with ``with``."""
 
-    def __init__(self, directory: Path, arguments: Sequence[str], env: Optional[Mapping[str, str]] = None) -> None:
+    def __init__(self, directory: Path, arguments: Sequence[str], env: Optional[Mapping[str, str]] = None,
+                 program: str = "spark-class") -> None:
         self.directory = directory
         self.log = directory / "log"
-        self._command = [str(Path(pyspark.__file__).parent / "bin" / "spark-class"), *arguments]
+        self._command = [spark_program(program), *arguments]
         self._env = spark_environment() | dict(env or {})
         self._process: Optional[subprocess.Popen[bytes]] = None
 
@@ -63,6 +64,12 @@ class SparkProcess:
                 return match
             assert not ended and time.monotonic() < deadline, f"the log has no {pattern!r}:\n{said[-3000:]}"
             time.sleep(0.05)
+
+    def terminate(self) -> int:
+        """SIGTERM and wait; the exit status."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(STOP_SECONDS)
 
     def __enter__(self) -> SparkProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -83,6 +90,11 @@ class SparkProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def spark_program(name: str) -> str:
+    """One of those in PySpark's package."""
+    return str(Path(pyspark.__file__).parent / "bin" / name)
 
 
 def run_program(command: Sequence[object], env: Mapping[str, str], directory: Path) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from bridge_spark.java import JavaError, use_java
 from bridge_spark.tables.ingest_config import IngestConfig
@@ -51,7 +51,8 @@ def require_spark() -> None:
 def make_session(config: IngestConfig) -> SparkSession:
     """A Spark session for the job, or for anything that reads streams:
     UTC, no web interface, quiet; ``config.spark`` overrides each setting.
-    A handler that the program has for SIGINT stays.
+    The handlers that the program has for SIGINT and SIGTERM stay, and hear of
+    signals that reach ``spark-submit``.
 
     Raises `IngestError` as `require_spark` does.
     """
@@ -83,9 +84,14 @@ def make_session(config: IngestConfig) -> SparkSession:
     for key, value in (settings | config.spark).items():
         builder = builder.config(key, value)
     interrupt = signal.getsignal(signal.SIGINT)
+    heard = [number for number in (signal.SIGINT, signal.SIGTERM)
+             if callable(signal.getsignal(number)) and signal.getsignal(number) is not signal.default_int_handler]
     session: SparkSession = builder.getOrCreate()
     if threading.current_thread() is threading.main_thread() and interrupt not in (None, signal.default_int_handler):
         signal.signal(signal.SIGINT, interrupt)  # Spark's own cancels all jobs and raises KeyboardInterrupt
+    if submitted:
+        for number in heard:
+            _pass_on(number, session)
     if importlib.util.find_spec("pyspark_mqtt") is None:
         from bridge_spark.datasource import MqttDataSource
 
@@ -117,6 +123,26 @@ def _texts(error: Optional[BaseException]) -> Iterator[str]:
         yield str(error).partition("\n=== Streaming Query ===")[0]
         cause = getattr(error, "_cause", None)
         error = cause if isinstance(cause, BaseException) else None
+
+
+class _ToThisProcess:
+    """Java's handler of a signal, which hands it on."""
+
+    def handle(self, number: Any) -> None:
+        os.kill(os.getpid(), number.getNumber())
+
+    class Java:
+        implements = ["sun.misc.SignalHandler"]
+
+
+def _pass_on(number: signal.Signals, session: SparkSession) -> None:
+    """``spark-submit`` is a JVM, and this process its child: a signal would end that at once, and this with it."""
+    from pyspark import java_gateway
+
+    gateway: Any = java_gateway
+    gateway.ensure_callback_server_started(session.sparkContext._gateway)
+    java: Any = session.sparkContext._jvm
+    java.sun.misc.Signal.handle(java.sun.misc.Signal(number.name.removeprefix("SIG")), _ToThisProcess())
 
 
 def _show_workers_this_package() -> None:
