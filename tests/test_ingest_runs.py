@@ -14,6 +14,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from broker_process import to_toml
 from raw_client import RawClient
@@ -63,7 +64,8 @@ def last_word(text: str) -> str:
 def test_a_submitted_job_shows_its_numbers_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
     write_stream(tmp_path / "data")
     config = write_config(tmp_path, max_offsets_per_trigger=100)
-    submit = ["--master", "local[2]", "--driver-java-options", QUICK_JVM, ingest.__file__, str(config)]
+    submit = ["--master", "local[2]", "--driver-java-options", QUICK_JVM, "--conf", "spark.sql.parquet.compression.codec=gzip",
+              ingest.__file__, str(config)]
     running = [*submit, "--trigger", ONE_BATCH_ONLY, "--metrics-port", "0"]
     with SparkProcess(tmp_path / "job", running, program="spark-submit") as job:
         port = job.wait_for(r"metrics on 127\.0\.0\.1:(\d+)\n")[1]
@@ -82,6 +84,8 @@ def test_a_submitted_job_shows_its_numbers_and_ends_when_it_is_told_to(tmp_path:
     for directory, bad in (("out", False), ("out.rejected", True)):
         assert [(row["partition"], row["offset"]) for row in plain(tmp_path / directory)] == \
             [(partition, n) for partition in (0, 1) for n in range(150) if (n % 50 == 7) == bad]
+    file = next((tmp_path / "out").rglob("*.parquet"))
+    assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == "GZIP", "the command line says so"
 
 
 CHECKS = """

@@ -50,13 +50,15 @@ def require_spark() -> None:
 
 def make_session(config: IngestConfig) -> SparkSession:
     """A Spark session for the job, or for anything that reads streams:
-    UTC, no web interface, quiet; ``config.spark`` overrides each setting.
-    The handlers that the program has for SIGINT and SIGTERM stay, and hear of
+    UTC, no web interface, quiet; ``config.spark`` overrides each setting, and
+    so does, where ``spark-submit`` runs the program, its command line.  The
+    handlers that the program has for SIGINT and SIGTERM stay, and hear of
     signals that reach ``spark-submit``.
 
     Raises `IngestError` as `require_spark` does.
     """
     require_spark()
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -76,7 +78,9 @@ def make_session(config: IngestConfig) -> SparkSession:
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     }
     builder = SparkSession.builder.appName("mqttbroker ingest")
-    if not submitted:
+    if submitted:
+        settings = {key: value for key, value in settings.items() if SparkContext.getSystemProperty(key) is None}
+    else:
         master = config.master or "local[*,4]"
         builder = builder.master(master)
         if master.startswith("local"):
