@@ -5,7 +5,8 @@ acknowledge [MQTT-4.6.0-2], each after the commit of what it stands for; a
 client that does not read costs at most its own backlog, past which QoS 0 is
 dropped and counted; nothing is sent after a DISCONNECT [MQTT-3.14.4-1].
 
-No socket here: whoever owns one calls `take` and writes what it gets.
+No socket here: whoever owns one calls `take`, or `take_parts` where that is
+`bulky`, and writes what it gets.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ CONNECTING: Final = 1  # CONNECT came; its answer waits for the authenticator or
 CONNECTED: Final = 2
 CLOSED: Final = 3
 AUTHENTICATING: Final = 4  # an AUTH of the client is awaited
+
+BULKY: Final = 65_536  # bytes of a part, on average, from which on it is not joined with others
 
 
 class Stats:
@@ -191,6 +194,21 @@ class Connection(Outlet):
         self.backlog = 0
         self.replies = 0
         return data
+
+    @property
+    def bulky(self) -> bool:
+        """Whether joining what waits would cost more than writing its parts."""
+        return self.backlog > BULKY * len(self.outbox)
+
+    def take_parts(self) -> List[bytes]:
+        """The bytes to write now, in the parts in which they lie there."""
+        parts = self.outbox
+        self.outbox = []
+        for part in parts:
+            self.outbound.stats.bytes_sent += len(part)
+        self.backlog = 0
+        self.replies = 0
+        return parts
 
     def relieved(self) -> None:
         """The socket takes more: what waited for that goes on."""

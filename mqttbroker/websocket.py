@@ -113,6 +113,10 @@ class WebSocket:
         if self._library.state is State.OPEN:
             self._transport.writelines((binary_header(len(data)), data))
 
+    def writelines(self, parts: List[bytes]) -> None:
+        if self._library.state is State.OPEN:
+            self._transport.writelines((binary_header(sum(map(len, parts))), *parts))
+
     def can_write_eof(self) -> bool:
         """WebSocket has a closing handshake instead."""
         return False

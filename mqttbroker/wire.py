@@ -101,7 +101,10 @@ def _flush(connection: Connection) -> None:
         wire.close()
         return
     if connection.outbox and not connection.congested:
-        transport.write(connection.take())
+        if connection.bulky:
+            transport.writelines(connection.take_parts())
+        else:
+            transport.write(connection.take())
         if not connection.congested:
             connection.relieved()
     if wire.paused:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from core import Core
+from mqttbroker.connection import BULKY
 from mqttbroker.entrance import Entrance
-from mqttbroker.packets import Connect, Disconnect, Publish, Subscribe, Subscription
+from mqttbroker.packets import Connect, Disconnect, Puback, Publish, Subscribe, Subscription, decode
 from mqttbroker.security import Security
 from mqttbroker.wire import SLICE, Turn, Wire
 
@@ -48,12 +49,17 @@ class Transport:
     def __init__(self) -> None:
         self.reading = True
         self.written = b""
+        self.parts: list[bytes] = []
 
     def get_extra_info(self, name: str) -> Any:
         return ("127.0.0.1", 1) if name == "peername" else None
 
     def write(self, data: bytes) -> None:
         self.written += data
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.parts += parts
+        self.written += b"".join(parts)
 
     def pause_reading(self) -> None:
         assert self.reading
@@ -126,6 +132,31 @@ def test_what_was_not_taken_in_yet_is_taken_before_what_comes_later(core: Core) 
     while loop.soon:
         loop.turn()
     assert wire.transport.written == sent
+
+
+def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
+    loop = Loop()
+    turn = Turn(core.broker, loop, lambda _: None, True)
+    wire = join(core, loop, turn, "one")
+    wire.data_received(Subscribe(2, [Subscription("a/+", 1)]).encode(5))
+    loop.turn()
+    stats = core.broker.outbound.stats
+    wire.transport.written, before = b"", stats.bytes_sent
+    bulky = Publish("a/1", bytes(10 * BULKY), 1, False, False, 1)
+    for packet in (Publish("a/0", b"before", 0), bulky, Publish("a/2", b"after", 0)):
+        wire.data_received(packet.encode(5))
+    loop.turn()
+    assert max(map(len, wire.transport.parts)) > 10 * BULKY
+    assert stats.bytes_sent - before == len(wire.transport.written)
+    payloads, position = [], 0
+    while position < len(wire.transport.written):
+        packet, position = decode(wire.transport.written, 5, position)
+        payloads.append(packet.payload if isinstance(packet, Publish) else type(packet))
+    assert payloads == [b"before", bulky.payload, Puback, b"after"]
+    parts = len(wire.transport.parts)
+    wire.data_received(Publish("a/1", b"small", 1, False, False, 2).encode(5))
+    loop.turn()
+    assert b"small" in wire.transport.written and len(wire.transport.parts) == parts
 
 
 @pytest.mark.parametrize("polite", [True, False])
