@@ -88,7 +88,7 @@ class Handshakes:
             )
         except OSError as error:
             self._stats.tls_failures += 1
-            log.info("event=refused client=%s address=%s reason=TLS handshake: %s", "", peer, reason_of(error))
+            log.info("event=refused client=%s address=%s reason=%s", "", peer, f"TLS handshake: {reason_of(error)}")
 
 
 def reason_of(error: OSError) -> str:

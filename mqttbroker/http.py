@@ -246,12 +246,12 @@ class HttpServer:
             reason = f"{error.reason}: {request.method} {request.path}"
             return _error(error.status, reason, {"Allow": allow} if allow else None)
         except SegmentError as error:
-            logger.error("%s: %s", request.path, error)
+            logger.error("event=damaged_segment path=%s reason=%s", request.path, error)
             return _error(500, f"damaged segment: {error}")
         except (OSError, RuntimeError) as error:
             if isinstance(error, ConnectionError):
                 raise
-            logger.exception("%s", request.path)
+            logger.exception("event=defect in=http path=%s", request.path)
             return _error(500, f"{type(error).__name__}: {error}")
 
     def _stream(self, request: web.Request) -> Optional[StreamLogs]:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import Optional
+
+_NUMBER = re.compile(r"%d|%\.\d+f")
 
 
 class _Formatter(logging.Formatter):
@@ -43,12 +46,18 @@ class _Json(_Formatter):
         if all("=" in part for part in template):
             for part in template:
                 key, _, value = part.partition("=")
-                fields[key] = value % values.pop(0) if "%" in value else value
+                fields[key] = _filled_in(value, values.pop(0)) if "%" in value else value
         else:
             fields["message"] = record.getMessage()
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+        return json.dumps(fields)
+
+
+def _filled_in(template: str, value: object) -> object:
+    """The text, or the number where nothing but one stands there."""
+    text = template % value
+    return json.loads(text) if _NUMBER.fullmatch(template) else text
 
 
 def set_level(level: str) -> None:

@@ -303,4 +303,4 @@ def read_listing(connection: sqlite3.Connection, listing: Listing) -> None:
             listing.next_expiry = first or 0
         listing.rows = sorted(json.loads(found))
     except sqlite3.Error:
-        logger.exception("store: queued messages cannot be listed")
+        logger.exception("event=defect in=listing")

@@ -263,7 +263,7 @@ class Store:
             # It syncs the write-ahead log before it needs any room.
             if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
                 raise
-            logger.warning("%s: %s; the write-ahead log stays as it is", self._path, error)
+            logger.warning("event=write_ahead_log_kept file=%s reason=%s", self._path, error)
 
     def _confirm(self, connection: sqlite3.Connection) -> None:
         """Look at every page, since somebody met a damaged one."""
@@ -280,7 +280,7 @@ class Store:
         try:
             self._suspicion.write_text(f"{error}\n")
         except OSError as failure:
-            logger.error("%s: %s", self._suspicion, failure.strerror)
+            logger.error("event=damage_not_noted file=%s reason=%s", self._suspicion, failure.strerror)
 
     @staticmethod
     def _stream_ends(connection: sqlite3.Connection) -> dict[tuple[str, int], int]:
@@ -386,7 +386,7 @@ class Store:
             try:
                 done(write_set, pages, failure)
             except Exception:
-                logger.exception("store: the report of a commit failed")
+                logger.exception("event=defect in=store_report")
             self._tidy(connection, idle=False)
 
     def _next(self, connection: sqlite3.Connection) -> Optional[WriteSet]:
@@ -484,10 +484,10 @@ class Store:
     def _complain(self, what: str, error: Exception) -> None:
         """Say what a disk in trouble keeps from happening, once until a commit goes through."""
         if not isinstance(error, (OSError, sqlite3.Error)):
-            logger.error("store: %s", what, exc_info=error)
+            logger.error("event=store_trouble what=%s", what, exc_info=error)
         elif what not in self._complaints:
             self._complaints.add(what)
-            logger.warning("store: %s: %s", what, error)
+            logger.warning("event=store_trouble what=%s reason=%s", what, error)
 
     def _apply(
         self, connection: sqlite3.Connection, write_set: WriteSet, ending: dict[int, int]
@@ -569,7 +569,7 @@ class Store:
         busy = connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0]
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").fetchone()
         if busy:
-            logger.warning("store: a reader keeps the write-ahead log at %d pages", pages)
+            logger.warning("event=write_ahead_log_long pages=%d reason=%s", pages, "another process reads the database")
 
 
 def _write_first_page(connection: sqlite3.Connection) -> None:

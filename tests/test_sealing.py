@@ -134,12 +134,12 @@ def test_a_failure_is_one_line_and_is_tried_again_later(
         while (job := sealing._next()) is not None:
             sealing._seal(*job)
     assert logs.sealing_failures == waiting == len(caplog.messages) == 2
-    assert "not sealed: less than" in caplog.messages[0] and "tried again in 60 s" in caplog.messages[0]
+    assert "event=not_sealed " in caplog.messages[0] and " retry_s=60 reason=less than" in caplog.messages[0]
     assert 0 < (sealing._pause() or 0) <= 60
     for name in sealing._done:
         sealing._done[name] = 0.0
     sealing._seal(*list(logs.unsealed())[0])
-    assert "tried again in 120 s" in caplog.messages[-1]
+    assert " retry_s=120 " in caplog.messages[-1]
     monkeypatch.undo()
     for name in sealing._done:
         sealing._done[name] = 0.0

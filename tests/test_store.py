@@ -388,7 +388,7 @@ def test_a_reader_delays_the_wal_but_not_the_writer(
     for number in range(2, 32):
         writer.commit(queued(1, [number], b"x" * 40_000))
     assert reader.execute("SELECT count(*) FROM messages").fetchone() == (1,)
-    assert any("keeps the write-ahead log" in record.message for record in caplog.records)
+    assert any("event=write_ahead_log_long " in record.message for record in caplog.records)
     reader.close()
     size = path.with_name("broker.db-wal").stat().st_size
     for number in range(32, 132):

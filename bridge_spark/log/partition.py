@@ -98,7 +98,7 @@ class Partition:
             ends = f"the log ends at offset {found} but the database at {end}: {missing}"
             raise StreamLogDamage(self._where(ends))
         if found < seen:
-            logger.warning("%s", self._where(f"offsets {found} to {seen - 1} are lost"))
+            logger.warning("event=offsets_lost partition=%s first_offset=%d last_offset=%d", self.directory, found, seen - 1)
         self._open(parts, found)
 
     def _open(self, parts: List[Segment], end: int) -> None:
@@ -124,7 +124,7 @@ class Partition:
         except FileNotFoundError:
             pass
         except SegmentError as error:
-            logger.warning("%s: %s", self._watermark_path, error)
+            logger.warning("event=watermark_unreadable file=%s reason=%s", self._watermark_path, error)
         return Watermark(0, 0, 0, 0)
 
     def _remove(self, first_offset: int) -> None:
@@ -159,7 +159,7 @@ class Partition:
             found = segment_file.examine(unsealed, first, limit, True) if unsealed.exists() else None
             if found is None or found.end_offset != limit:
                 raise StreamLogDamage(self._where(f"{path.name}: {error}")) from None
-            logger.warning("%s: %s; removed, the segment is there unsealed too", path, error)
+            logger.warning("event=sealed_again file=%s reason=%s", path, error)
             path.unlink()
             return found
         if limit is not None and part.end_offset > limit:
@@ -278,7 +278,7 @@ class Partition:
                     place = (part.index_entries - 1) * segment.INDEX_ENTRY.size
                     write_all(fd, segment.INDEX_ENTRY.pack(*entry), place)
             except OSError as error:
-                logger.warning("%s.idx: %s", self.directory / part.stem, error)
+                logger.warning("event=index_behind file=%s.idx reason=%s", self.directory / part.stem, error)
         self._pending_entries.clear()
 
     def _publish(self) -> None:
@@ -289,7 +289,7 @@ class Partition:
         try:
             self._write_watermark(self._log_start)
         except OSError as error:
-            logger.warning("%s: %s", self._watermark_path, error)
+            logger.warning("event=watermark_behind file=%s reason=%s", self._watermark_path, error)
 
     def _write_watermark(self, log_start: int) -> None:
         end, position, stem = self.end()

@@ -143,4 +143,4 @@ class Sealing:
         self._logs.sealing_failures += 1
         wait = self._waits[name] = min(2 * self._waits.get(name, FIRST_RETRY / 2), LAST_RETRY)
         self._done[name] = time.monotonic() + wait
-        logger.warning("%s: not sealed: %s; tried again in %.0f s", path, error, wait)
+        logger.warning("event=not_sealed file=%s retry_s=%.0f reason=%s", path, wait, error)

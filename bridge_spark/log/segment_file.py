@@ -147,7 +147,7 @@ def examine(path: Path, first_offset: int, end_offset: Optional[int], thorough: 
                 if batch.end_offset == end_offset:
                     break
         except SegmentError as error:
-            logger.warning("%s: %s", path, error)
+            logger.warning("event=segment_cut file=%s reason=%s", path, error)
     if part.size == resumed_at > 0:
         return examine(path, first_offset, end_offset, True)
     after = b"".join(INDEX_ENTRY.pack(*entry) for entry in entries)

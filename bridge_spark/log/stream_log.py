@@ -200,13 +200,13 @@ class StreamLogs:
             try:
                 self._adopt(now)
             except OSError as error:
-                logger.warning("sealing: %s", error)
+                logger.warning("event=sealing_failed reason=%s", error)
         if rolled or not 0 < self._next_retention - now <= RETENTION_INTERVAL:
             self._next_retention = now + RETENTION_INTERVAL
             try:
                 self._retain(now)
             except OSError as error:
-                logger.warning("retention: %s", error)
+                logger.warning("event=retention_failed reason=%s", error)
         if rolled:
             self.closed_more.set()
 
