@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from broker_process import BrokerProcess
@@ -320,3 +321,63 @@ def test_all_fifteen_types_at_their_longest(connect: Callable[..., RawClient]) -
     publisher.wait_for(Pubrec)
     publisher.send(Pubrel(9, 0, properties))
     assert publisher.expect(Pubcomp).reason_code == 0
+
+
+# --- long messages --------------------------------------------------------------------------------------------------
+
+LONG = bytes(range(256)) * 8192  # 2 MiB
+
+
+def properties_of(**given: object) -> Properties:
+    properties = Properties()
+    for name, value in given.items():
+        setattr(properties, name, value)
+    return properties
+
+
+LONG_PACKETS: dict[str, tuple[int, tuple[Packet | bytes, ...]]] = {
+    "QoS 0": (1, (Publish("long/a", LONG, 0),)),
+    "QoS 1": (1, (Publish("long/a", LONG, 1, packet_id=7),)),
+    "QoS 2": (1, (Publish("long/a", LONG, 2, packet_id=7), Pubrel(7))),
+    "again": (1, (Publish("long/a", LONG, 2, packet_id=7), Publish("long/a", LONG, 2, False, True, 7), Pubrel(7))),
+    "retained": (1, (Publish("long/a", LONG, 1, True, False, 7),)),
+    "two lengths": (2, (Publish("long/a", LONG, 1, packet_id=7), Publish("long/a", LONG[1:], 1, packet_id=8))),
+    "properties": (1, (Publish("long/a", LONG, 1, packet_id=7, properties=properties_of(content_type="x")),)),
+    "alias": (2, (Publish("long/a", LONG, 1, packet_id=7, properties=properties_of(topic_alias=3)),
+                  Publish("", LONG[1:], 2, packet_id=8, properties=properties_of(topic_alias=3)), Pubrel(8))),
+    "for nobody": (0, (Publish("none", LONG, 1, packet_id=7),)),
+    "wildcard": (0, (Publish("long/#", LONG, 1, packet_id=7),)),
+    "packet id 0": (0, (b"\x32\x80\x80\x40\0\6long/a\0\0" + bytes((1 << 20) - 10),)),
+    "QoS 3": (0, (b"\x36\x80\x80\x40\0\6long/a\0\7" + bytes((1 << 20) - 10),)),
+    "half a property": (0, (b"\x32\x80\x80\x40\0\6long/a\0\7\xff\xff\xff\x7f\x26" + bytes((1 << 20) - 15),)),
+}
+
+
+@pytest.mark.parametrize("case", LONG_PACKETS)
+@pytest.mark.parametrize("piece", [70_001, 1_000_000])
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_long_message_in_pieces_is_the_one_that_came_whole(tmp_path: Path, case: str, piece: int, version: int) -> None:
+    """The last piece brings what comes after the message too."""
+    delivered, packets = LONG_PACKETS[case]
+    if version == 4 and case in ("alias", "half a property"):
+        return
+    found = []
+    for pieces in (piece, 1 << 24):
+        with Core(tmp_path / str(pieces)) as core:
+            clients = [core.connect("five", 5), core.connect("four", 4), core.connect("kept", 5, clean_start=False)]
+            for client in clients:
+                client.subscribe("long/+")
+            publisher = core.connect("p", version)
+            sent = b"".join(given if isinstance(given, bytes) else given.encode(version) for given in packets) + b"\xc0\0"
+            for start in range(0, len(sent), pieces):
+                publisher.send(sent[start : start + pieces])
+            clients += [publisher, core.connect("late", 5)]
+            clients[-1].subscribe("long/+")
+            stats = core.broker.outbound.stats
+            found.append((
+                [[(type(packet).__name__, crc32(packet.encode(client.version))) for packet in client.arrived()]
+                 for client in clients],
+                [stats.publish_received, stats.publish_bytes_received, stats.messages_received],
+            ))
+    assert found[0] == found[1]
+    assert [len(arrived) for arrived in found[0][0][:3]] == [delivered] * 3
