@@ -1,7 +1,7 @@
 """Logs: one event per line, ``event=NAME key=value …`` or the same as JSON.
 
 The rule kept here: a line holds no line break, whatever a client put into its
-id, and never a payload or a secret.
+id, and never a payload or a secret.  The stack of a defect follows its line, indented.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ class _Formatter(logging.Formatter):
 
 class _Text(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        message = record.getMessage()
-        printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
-        line = f"{self.formatTime(record)} {record.levelname.lower()} {printable}"
+        line = f"{self.formatTime(record)} {record.levelname.lower()} {_printable(record.getMessage())}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            stack = self.formatException(record.exc_info).split("\n")
+            line += "".join(f"\n    {_printable(part)}" for part in stack)
         return line
 
 
@@ -56,8 +55,14 @@ class _Json(_Formatter):
 
 def _filled_in(template: str, value: object) -> object:
     """The text, or the number where nothing but one stands there."""
+    if template == "%s" and type(value) is int:
+        return value
     text = template % value
-    return json.loads(text) if _NUMBER.fullmatch(template) else text
+    return json.loads(text) if _NUMBER.fullmatch(template) and text[-1].isdigit() else text
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def set_level(level: str) -> None:

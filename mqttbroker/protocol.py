@@ -167,8 +167,9 @@ class Protocol(Intake):
                 return position
             partial = self._partial
             self._partial = bytearray()
-            if len(partial) < LONG or not self._take_long_publish(partial):
+            if len(partial) < LONG or len(partial) > self._needed or not self._take_long_publish(partial):
                 packet = bytes(partial)
+                del partial
                 self._walk(packet, 0, len(packet))
         return position
 

@@ -295,7 +295,7 @@ class Server:
             return
         set_level(settings.log.level)
         self.broker.terms.redirect = redirect = redirect_of(settings)
-        log.info("event=log_level level=%s", settings.log.level)
+        log.info("event=log_level to=%s", settings.log.level)
         if redirect is not None:
             log.info("event=redirecting server_reference=%s rate=%d", redirect.server_reference, redirect.rate)
 

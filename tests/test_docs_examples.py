@@ -92,7 +92,7 @@ def test_python_runs(tmp_path: Path, start_broker: Callable[..., BrokerProcess])
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:]
     for page in PAGES:
-        assert "sensors/plant" in done.stdout.split(f"--- {page}", 1)[1]
+        assert "sensors/plant" in "".join(re.findall(rf"^--- {re.escape(page)} .*?(?=^--- |\Z)", done.stdout, re.M | re.S))
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -322,7 +322,8 @@ def test_a_kill_between_two_steps_neither_loses_nor_doubles(
     known, kept = plain(output), {path.stat().st_ino for path in output.rglob("*.parquet")}
     (told,) = run(parse_config(settings), once=True, session=spark)
     assert (told.rows, told.bad, told.batches) == ((588, 12, 3), (392, 8, 2))[published]
-    assert [row for row in known if row not in plain(output)] == []
+    after = plain(output)
+    assert [row for row in known if row not in after] == []
     assert kept <= {path.stat().st_ino for path in output.rglob("*.parquet")}
     everything = {(partition, offset) for partition in (0, 1) for offset in range(300)}
     bad = {place for place in everything if place[1] % 50 == 7}

@@ -9,6 +9,7 @@ from zlib import crc32
 import pytest
 from broker_process import BrokerProcess
 from core import Core
+from mqttbroker.connection import CONNECTED, CONNECTING
 from mqttbroker.packets import Disconnect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from mqttbroker.properties import Properties
 from raw_client import RawClient
@@ -381,3 +382,18 @@ def test_a_long_message_in_pieces_is_the_one_that_came_whole(tmp_path: Path, cas
             ))
     assert found[0] == found[1]
     assert [len(arrived) for arrived in found[0][0][:3]] == [delivered] * 3
+
+
+def test_a_long_message_may_share_its_buffer_with_one_before_it(tmp_path: Path) -> None:
+    """As when both came while the answer to CONNECT waited."""
+    with Core(tmp_path) as core:
+        subscriber, publisher = core.connect("s"), core.connect("p")
+        subscriber.subscribe("+")
+        packets = [Publish("a", b"first", 1, packet_id=1), Publish("b", LONG, 1, packet_id=2)]
+        sent = b"".join(packet.encode(5) for packet in packets)
+        publisher.protocol.state = CONNECTING
+        publisher.send(sent[:100])
+        publisher.protocol.state = CONNECTED
+        publisher.send(sent[100:])
+        assert [publisher.expect(Puback).packet_id for _ in packets] == [1, 2]
+        assert [subscriber.take().payload for _ in packets] == [b"first", LONG]

@@ -159,7 +159,7 @@ class Partition:
             found = segment_file.examine(unsealed, first, limit, True) if unsealed.exists() else None
             if found is None or found.end_offset != limit:
                 raise StreamLogDamage(self._where(f"{path.name}: {error}")) from None
-            logger.warning("event=sealed_again file=%s reason=%s", path, error)
+            logger.warning("event=sealed_copy_removed file=%s reason=%s", path, error)
             path.unlink()
             return found
         if limit is not None and part.end_offset > limit:

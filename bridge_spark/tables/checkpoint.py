@@ -21,7 +21,7 @@ _COMMITTED = b'v1\n{"nextBatchWatermarkMs":0}'
 
 
 class Checkpoint:
-    """The checkpoint in the directory ``path``, which need not be there yet."""
+    """The checkpoint in the directory ``path``, which `lock` makes where there is none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
