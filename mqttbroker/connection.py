@@ -31,6 +31,10 @@ CONNECTED: Final = 2
 CLOSED: Final = 3
 AUTHENTICATING: Final = 4  # an AUTH of the client is awaited
 
+# Of a client that has none yet; most never have, and a dictionary of its own takes eighty bytes.
+_NO_DECISIONS: Final[Dict[str, bool]] = {}
+_NO_ALIASES: Final[Dict[bytes, int]] = {}
+
 BULKY: Final = 65_536  # bytes of a part, on average, from which on it is not joined with others
 
 
@@ -93,7 +97,7 @@ class Connection(Outlet):
         self.method: Optional[str] = None  # of enhanced authentication, from CONNECT
         self.authenticator: Any = None  # what judges it
         self.challenge: Optional[Challenge] = None  # while it is going on
-        self.may_publish: Dict[str, bool] = {}  # decisions by topic, bounded
+        self.may_publish = _NO_DECISIONS  # by topic, bounded
         self.keep_alive = 0.0  # seconds; 0 = off
         self.accepted = 0.0  # monotonic seconds
         self.last_received = 0.0
@@ -102,7 +106,7 @@ class Connection(Outlet):
         # The version whose packets may be passed on to this client as they came; 0 for none.
         self.plain_version = 0
         self.topic_alias_maximum = 0
-        self.topic_aliases: Dict[bytes, int] = {}
+        self.topic_aliases = _NO_ALIASES
         self.outbox: List[bytes] = []
         self.dirty = False
         self.congested = False  # the socket took no more at the last flush
@@ -323,6 +327,8 @@ class Connection(Outlet):
             return False
         # The client learns the alias from the packet that sets it, so that one must leave.
         if self.send_publish(packet, qos == 0) and alias and not known:
+            if alias == 1:
+                self.topic_aliases = {}
             self.topic_aliases[topic] = alias
         return True
 

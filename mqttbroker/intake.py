@@ -38,6 +38,7 @@ from sessions.session import Session
 _MAX_DECISIONS: Final = 1000
 _LONG_TOPIC: Final = 256  # characters; longer ones are judged each time
 _LONG_SECTION: Final = 512  # bytes of properties; more are understood each time
+_NO_ALIASES_SET: Final[Dict[int, bytes]] = {}  # by a client that has set none yet
 
 
 class Intake(Connection):
@@ -47,7 +48,7 @@ class Intake(Connection):
         super().__init__(broker.outbound, peer, terms)
         self.broker = broker
         self.restricted = broker.rules.of(terms.rules).restrictive
-        self.aliases: Dict[int, bytes] = {}
+        self.aliases = _NO_ALIASES_SET
         # The last properties of a PUBLISH, as they came and as understood: the next ones are often the same.
         self.section: bytes = NO_BYTES
         self.found: Optional[PublishProperties] = None
@@ -390,6 +391,8 @@ class Intake(Connection):
             raise MQTTError(TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the maximum")
         if topic:
             self.broker.router.route(topic)
+            if not self.aliases:
+                self.aliases = {}
             self.aliases[alias] = topic
             return topic
         known = self.aliases.get(alias)
@@ -404,8 +407,8 @@ class Intake(Connection):
             authorizer = self.broker.rules.of(self.terms.rules)
             decision = authorizer.may_publish(self.client_id, self.username, topic)
             if len(topic) <= _LONG_TOPIC:
-                if len(decisions) >= _MAX_DECISIONS:
-                    decisions.clear()
+                if not decisions or len(decisions) >= _MAX_DECISIONS:
+                    decisions = self.may_publish = {}
                 decisions[topic] = decision
         return decision
 

@@ -66,8 +66,9 @@ _PASSED.phase = AWAIT_PUBREC
 _RELEASED: Final = Delivery(Owner(), 0, _PASSED.message, 2, False, b"")
 _RELEASED.phase = AWAIT_PUBCOMP
 
-# Of a session that has seen all; a deque of its own takes six hundred bytes.
+# Of a session that has seen all, and that had none come late; a deque of its own takes six hundred bytes.
 _SEEN: Final[Deque[Subscription]] = deque(maxlen=0)
+_NONE_LATE: Final[List[Delivery]] = []
 
 
 class Session(Holding):
@@ -97,7 +98,7 @@ class Session(Holding):
         self.received_on_disk = False  # ids of an earlier run, not yet read
         self.last_packet_id = 0
         # Live messages that came while a page was under way, unless there were too many.
-        self.late: List[Delivery] = []
+        self.late = _NONE_LATE
         self.late_bytes = 0
         self.too_late = False
         self.abandoned_pages = 0  # asked for by an earlier connection and still to come
@@ -238,6 +239,8 @@ class Session(Holding):
             self.late.clear()
             self.stored_seq = entry.seq
         else:
+            if not self.late:
+                self.late = []
             self.late.append(entry)
 
     def acknowledge(self, packet_id: int) -> int:
