@@ -29,7 +29,7 @@ _WRAPPER = re.compile(r"Exception thrown in awaitResult|An error occurred while 
 """Messages that only say that there is a cause."""
 _NO_CHECKS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Rows from Python are taken out of Arrow without bounds checks, and without a second look for NULL where Spark has had
-one, as it has for columns that may hold it: a fifth less CPU of the JVM."""
+one, as it has for columns that may hold it: up to a fifth less CPU of the JVM."""
 _CHECKPOINT_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
