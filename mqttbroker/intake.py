@@ -59,32 +59,24 @@ class Intake(Connection):
         self.aliases.clear()
         self.last_route = None
 
-    def take_publish(self, data: bytes, start: int, body: int, end: int, first: int, head: bytes) -> None:
-        """A PUBLISH at ``data[start:end]`` whose variable header begins at ``body``.
-
-        With ``head`` it comes in two, so that no long payload is copied twice: up to its packet id
-        there, and the rest as ``data``; positions are those in both together.
-        """
-        header: bytes = head if head else data
+    def take_publish(self, data: bytes, start: int, body: int, end: int, first: int) -> None:
+        """A PUBLISH at ``data[start:end]`` whose variable header begins at ``body``."""
         qos: int = (first >> 1) & 3
         if end - body < 2 or qos == 3 or (qos == 0 and first & 8):
             # [MQTT-3.3.1-2] [MQTT-3.3.1-4]
             raise MQTTError(MALFORMED_PACKET, "malformed PUBLISH header")
-        topic_end: int = body + 2 + ((header[body] << 8) | header[body + 1])
+        topic_end: int = body + 2 + ((data[body] << 8) | data[body + 1])
         rest: int = topic_end
         packet_id: int = 0
         if qos:
             rest += 2
             if rest <= end:
-                packet_id = (header[topic_end] << 8) | header[topic_end + 1]
+                packet_id = (data[topic_end] << 8) | data[topic_end + 1]
                 if packet_id == 0:  # [MQTT-2.2.1-3]
                     raise MQTTError(PROTOCOL_ERROR, "PUBLISH with packet id 0")
         if rest > end:
             raise MQTTError(MALFORMED_PACKET, "PUBLISH ends inside its topic or packet id")
-        topic: bytes = header[body + 2 : topic_end]
-        lead: int = start + 1
-        if head:
-            start, body, end, rest = start - rest, body - rest, end - rest, 0
+        topic: bytes = data[body + 2 : topic_end]
         payload: int = rest
         found: Optional[PublishProperties] = None
         if self.version >= 5:
@@ -96,6 +88,7 @@ class Intake(Connection):
                 topic = self._apply(found, topic, data, end)
             if not topic:
                 raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")  # [MQTT-3.3.2-8]
+        broker = self.broker
         route = self._route(topic)
         stats = self.outbound.stats
         stats.publish_received += 1
@@ -110,21 +103,19 @@ class Intake(Connection):
             return
         if qos and reusable:
             if route.remaining != end - body:
-                route.remember(end - body, header[lead:topic_end])
+                route.remember(end - body, data[start + 1 : topic_end])
             if first & 9 == 0 and self._passes(route, qos, packet_id):
                 self._pass_on(data[rest:end], route, first, packet_id, payload - rest, found)
                 return
-            self._publish(self._outgoing(route, data[rest:end], first, payload - rest, found), route, packet_id)
-            return
-        message = self._message(route, data[payload:end], first, found)
-        self._publish(Outgoing(route.topic_bytes, message, message.timestamp), route, packet_id)
-
-    def _publish(self, outgoing: Outgoing, route: Route, packet_id: int) -> None:
-        message = outgoing.message
-        if message.qos:
-            self._acknowledged_publish(message, route, outgoing, packet_id)
+        if qos and reusable:
+            outgoing = self._outgoing(route, data[rest:end], first, payload - rest, found)
         else:
-            self.broker.publisher.publish(message, route, outgoing, self.session, None)
+            message = self._message(route, data[payload:end], first, found)
+            outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
+        if qos:
+            self._acknowledged_publish(outgoing.message, route, outgoing, packet_id)
+        else:
+            broker.publisher.publish(outgoing.message, route, outgoing, self.session, None)
 
     def _message(
         self, route: Route, payload: bytes, first: int, found: Optional[PublishProperties]

@@ -22,7 +22,6 @@ from mqttbroker.connection import (
     CONNECTING,
 )
 from mqttbroker.intake import Intake
-from mqttbroker.outgoing import NO_BYTES
 from mqttbroker.packets import (
     Auth,
     Connack,
@@ -75,8 +74,6 @@ _LEGAL: Final[List[List[bool]]] = [
     # AUTHENTICATING: AUTH or DISCONNECT [MQTT-3.1.2-30]
     [False] * 14 + [True, True],
 ]  # fmt: skip
-
-LONG: Final = 1 << 20  # bytes of a PUBLISH that came in pieces, from which on a copy of it is spared
 
 # First bytes of the four acknowledgements, which need no decoding in their short form.
 _SHORT_ACKS: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
@@ -165,31 +162,10 @@ class Protocol(Intake):
             position = end
             if len(self._partial) < self._needed or self.state == CONNECTING:
                 return position
-            partial = self._partial
+            packet = bytes(self._partial)
             self._partial = bytearray()
-            if len(partial) < LONG or len(partial) > self._needed or not self._take_long_publish(partial):
-                packet = bytes(partial)
-                del partial
-                self._walk(packet, 0, len(packet))
+            self._walk(packet, 0, len(packet))
         return position
-
-    def _take_long_publish(self, packet: bytearray) -> bool:
-        """Handle a PUBLISH whose payload is copied once this way; false if it is none, or none that is well-formed."""
-        first: int = packet[0]
-        if first >> 4 != PUBLISH or self.state != CONNECTED or not 0 < (first >> 1) & 3 < 3:
-            return False
-        body: int = 2
-        while packet[body - 1] >= 128:
-            body += 1
-        rest: int = body + 4 + ((packet[body] << 8) | packet[body + 1])
-        size: int = len(packet)
-        if rest > size:
-            return False
-        self._needed = 2
-        tail = bytes(memoryview(packet)[rest:])
-        self.take_publish(tail, 0, body, size, first, bytes(packet[:rest]))
-        self.outbound.stats.messages_received += 1
-        return True
 
     def _walk(self, data: bytes, position: int, stop: int) -> int:
         """Handle the complete packets that begin before ``stop``; keep one that is incomplete.  Gives where it ended."""
@@ -231,7 +207,7 @@ class Protocol(Intake):
             count += 1
             kind: int = first >> 4
             if kind == PUBLISH and self.state == CONNECTED:
-                self.take_publish(data, position, body, end, first, NO_BYTES)
+                self.take_publish(data, position, body, end, first)
             elif remaining == 2 and _SHORT_ACKS[first] and self.state == CONNECTED:
                 packet_id: int = (data[body] << 8) | data[body + 1]
                 if packet_id == 0:  # [MQTT-2.2.1-3]
