@@ -66,7 +66,7 @@ _PASSED.phase = AWAIT_PUBREC
 _RELEASED: Final = Delivery(Owner(), 0, _PASSED.message, 2, False, b"")
 _RELEASED.phase = AWAIT_PUBCOMP
 
-# Of a session that has seen all, and that had none come late; a deque of its own takes six hundred bytes.
+# Of a session that has seen all, and that had none come late; never filled. A deque takes six hundred bytes.
 _SEEN: Final[Deque[Subscription]] = deque(maxlen=0)
 _NONE_LATE: Final[List[Delivery]] = []
 
