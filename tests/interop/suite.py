@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import queue
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,14 +26,15 @@ def qos_of(message: Message) -> int:
     return message.qos
 
 
-class Suite:
+class Suite(ABC):
     """QoS 0, 1 and 2 both ways, retained messages, wills and resumed sessions in 3.1.1 and 5.0; properties in 5.0."""
 
     USER: tuple[tuple[str, str], ...] = (("b", "1"), ("a", "Grüße"), ("b", "2"))
     """User properties in an order that the client keeps."""
 
+    @abstractmethod
     def connect(self, connection: Connection) -> Client:
-        raise NotImplementedError
+        """A client of the library under test, connected like this."""
 
     def port(self, broker: BrokerProcess) -> int:
         return broker.port
