@@ -251,6 +251,14 @@ def test_denials_need_not_say_why(tmp_path: Path) -> None:
         assert core.as_user("alice", "old", 4).subscribe("a/secret").reason_codes == [0x80]
 
 
+def test_what_one_may_publish_nobody_else_may_for_that(core: Ruled) -> None:
+    bob, alice = core.as_user("bob", "writer"), core.as_user("alice", "other")
+    for _ in range(2):
+        assert bob.publish("a/1", b"", 1) == NO_MATCHING_SUBSCRIBERS
+        assert alice.publish("a/1", b"", 1) == NOT_AUTHORIZED
+    assert not core.as_user("bob", "new").protocol.may_publish
+
+
 def test_decisions_are_remembered_within_bounds(core: Ruled) -> None:
     bob = core.as_user("bob", "writer")
     for number in range(2500):

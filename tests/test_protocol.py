@@ -474,6 +474,21 @@ def test_topic_aliases_of_a_publisher(tmp_path: Path) -> None:
         client.wait_for(Disconnect)
 
 
+def test_each_subscriber_learns_aliases_of_its_own(tmp_path: Path) -> None:
+    properties = Properties()
+    properties.topic_alias_maximum = 2
+    with Core(tmp_path) as core:
+        subscribers = [core.connect(name, properties=properties) for name in ("s1", "s2")]
+        publisher = core.connect("p")
+        for subscriber in subscribers:
+            subscriber.subscribe("#", options=0)
+            for topic in ("a", "b", "c", "a"):
+                publisher.publish(topic, b"x")
+        first, second = ([(got.topic, got.properties.topic_alias) for got in subscriber.arrived()] for subscriber in subscribers)
+        assert first == [("a", 1), ("b", 2), ("c", -1), ("", 1), ("", 1), ("", 2), ("c", -1), ("", 1)]
+        assert second == [("a", 1), ("b", 2), ("c", -1), ("", 1)]
+
+
 def test_properties_that_come_again_and_again_are_those_of_their_packet(tmp_path: Path) -> None:
     def told(text: str, expiry: int = -1) -> Properties:
         properties = Properties()
