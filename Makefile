@@ -11,7 +11,8 @@ BIN := $(VENV)/bin
 CONFIG ?= conf/mqttbroker.toml
 DATA ?=
 # Four processes, a file in one of them: most tests wait for disks, sockets and Spark rather than for a processor.
-PYTEST_ARGS ?= -n 4 --dist loadfile
+# Files in the order of tests/conftest.py, the long ones first.
+PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 CC_FOUND := $(shell command -v $${CC:-cc} || command -v gcc)
@@ -66,11 +67,16 @@ test-compiled: interop-tools
 test-plain: interop-tools
 	PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload EXPECT_BUILD=plain $(BIN)/pytest $(PYTEST_ARGS)
 
-test:
-	$(MAKE) --no-print-directory check
+test: $(VENV)/extras
+	$(MAKE) --no-print-directory --jobs 3 --output-sync=target check interop-tools $(VENV)/spark-classes.jsa
 	$(MAKE) --no-print-directory test-compiled
 	$(MAKE) --no-print-directory interop
 	$(MAKE) --no-print-directory test-plain TESTED_BUILD=$(BUILD_KIND)
+
+# Half a minute that saves each Java of the tests ten seconds; without it they are the same tests.
+$(VENV)/spark-classes.jsa: tests/class_archive.py | $(VENV)/extras
+	@PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload $(BIN)/python tests/class_archive.py >$@.log 2>&1 || \
+	  { rm -f $@; echo "make test: goes on without an archive of Spark's classes ($@.log)" >&2; }
 
 # What make test leaves out because it takes long, or because it tests Spark.
 slow: $(VENV)/extras build

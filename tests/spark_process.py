@@ -22,6 +22,7 @@ from typing import Optional
 import pyspark
 import pyspark_mqtt
 from broker_process import BrokerProcess
+from class_archive import QUICK_JVM
 from raw_client import RawClient
 from spark_session import python_path
 
@@ -31,7 +32,6 @@ import topic_matcher
 from bridge_spark.java import use_java
 from mqttbroker.packets import Puback, Publish
 
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 PACKAGES = (bridge_spark, pyspark_mqtt, sessions, topic_matcher)
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0

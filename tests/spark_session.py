@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 import pytest
+from class_archive import QUICK_JVM
 
 from bridge_spark.java import use_java
 from bridge_spark.log import segment
@@ -36,7 +37,7 @@ def python_path() -> str:
     return os.pathsep.join(dict.fromkeys([*given.split(os.pathsep), str(AUTOLOAD)]))
 
 
-def start_session(warehouse: Path) -> SparkSession:
+def start_session(warehouse: Path, java_options: str = QUICK_JVM) -> SparkSession:
     """A session as the measurements recommend it for tests."""
     if python_path():
         os.environ["PYTHONPATH"] = python_path()
@@ -55,7 +56,7 @@ def start_session(warehouse: Path) -> SparkSession:
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": java_options,
     }
     builder = SparkSession.builder.master("local[2]").appName("tests")
     for key, value in settings.items():

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import paho.mqtt.client as paho
 import pytest
 from broker_process import BrokerProcess
+from class_archive import QUICK_JVM
 from spark_session import python_path
 
 from bridge_spark.tables.ingest_config import parse_config
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/spark.md")
 ADDRESS = "http://127.0.0.1:18083"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FAST = '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dspark.ui.enabled=false" --conf spark.sql.shuffle.partitions=2 pyspark-shell'
+FAST = f'--driver-java-options "{QUICK_JVM} -Dspark.ui.enabled=false" --conf spark.sql.shuffle.partitions=2 pyspark-shell'
 RUN = """
 import json, sys
 names = {}

@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 import pyarrow.parquet as pq
 import pytest
+from class_archive import QUICK_JVM
 from pyspark.sql import SparkSession
 from spark_session import StreamWriter, message, python_path, spark
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.one_build
 __all__ = ["spark"]
 
 SLOW = pytest.mark.skipif("SLOW_TESTS" not in os.environ, reason="starts a Spark of its own: make slow runs it")
-FAST = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+FAST = {"spark.driver.extraJavaOptions": QUICK_JVM}
 
 
 def document(root: Path, **table: Any) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from broker_process import to_toml
+from class_archive import QUICK_JVM
 from raw_client import RawClient
 from spark_process import (
-    QUICK_JVM,
     READINGS,
     TOKEN,
     SparkProcess,

@@ -9,7 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from spark_process import QUICK_JVM, run_program
+from class_archive import QUICK_JVM
+from spark_process import run_program
 from spark_session import StreamWriter, message, python_path
 
 from bridge_spark.java import JavaError, java_home, main, use_java

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from spark_process import QUICK_JVM
+from class_archive import QUICK_JVM
 from spark_session import python_path
 
 nbclient = pytest.importorskip("nbclient", reason="pip install 'mqttbroker[notebook]'")

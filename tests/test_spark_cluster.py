@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from class_archive import QUICK_JVM
 from spark_process import (
-    QUICK_JVM,
     READINGS,
     TOKEN,
     SparkProcess,

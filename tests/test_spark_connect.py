@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 from broker_process import BrokerProcess
+from class_archive import QUICK_JVM
 from raw_client import RawClient
 from spark_process import (
-    QUICK_JVM,
     READINGS,
     SENSORS,
     TOKEN,

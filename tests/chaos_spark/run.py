@@ -40,6 +40,7 @@ from chaos_spark.verdict import (
     read_dead_letters,
     read_table,
 )
+from class_archive import QUICK_JVM
 from mqttbroker import build_kind
 
 STREAM = "chaos"
@@ -57,7 +58,6 @@ SEGMENTS: dict[str, dict[str, Any]] = {
     "sealing": {"segment_bytes": "128KiB", "seal": True},
 }
 HELD_BACK = {"plain": 200_000, "retention": 5_000, "sealing": 200_000}  # offsets behind, until publishers wait
-FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Plan(NamedTuple):
@@ -140,7 +140,7 @@ class Run:
         config = self.directory / "ingest.toml"
         config.write_text(
             f"[source]\n{source} = {json.dumps(where)}\n[spark]\nmaster = 'local[2,4]'\n"
-            f"[spark.conf]\n'spark.driver.extraJavaOptions' = '{FAST_JVM}'\n"
+            f"[spark.conf]\n'spark.driver.extraJavaOptions' = '{QUICK_JVM}'\n"
             f"[tables.readings]\nstream = '{STREAM}'\nschema = '{SCHEMA}'\noutput = {json.dumps(str(self.files.output))}\n"
             f"columns = ['topic', 'partition', 'offset']\nmax_offsets_per_trigger = 3000\n"
             f"fail_on_data_loss = {json.dumps(strict)}\n"

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 
 from chaos_spark.driver import STARTING, Death, Driver, TableFiles, deaths, told
 from chaos_spark.verdict import GLIMPSES, MISSING, PROCESSES, TWICE, WINDOWS, WRONG, Findings
+from class_archive import QUICK_JVM
 from sessions.message import Message
 from spark_session import START_US, StreamWriter, message
 
@@ -29,7 +30,6 @@ BAD, AGAIN, LATE = 40, 10, 97  # of so many messages one does not parse, comes t
 WINDOW = 60  # seconds
 LAST_SECONDS = 1800.0  # in which the driver that nobody kills reads what is left
 SCHEMA = "device string not null, ts timestamp not null, value double not null"
-FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 START = datetime.fromtimestamp(START_US / 1e6, timezone.utc)
 
 
@@ -133,7 +133,7 @@ class StateRun:
         config = self.directory / "ingest.toml"
         config.write_text(
             f"[source]\npath = {json.dumps(str(self.directory / 'data'))}\n[spark]\nmaster = 'local[2,4]'\n"
-            f"[spark.conf]\n'spark.driver.extraJavaOptions' = '{FAST_JVM}'\n'spark.sql.shuffle.partitions' = '2'\n"
+            f"[spark.conf]\n'spark.driver.extraJavaOptions' = '{QUICK_JVM}'\n'spark.sql.shuffle.partitions' = '2'\n"
             f"[tables.t]\nstream = 'sensors'\nschema = '{SCHEMA}'\nevent_time = 'ts'\nwatermark = '1 minute'\n"
             f"deduplicate_by = ['device', 'ts']\nmax_offsets_per_trigger = {limit}\n"
             f"table_format = '{FORMATS[self.mode]}'\noutput = {json.dumps(str(self.directory / 'out'))}\n"
