@@ -148,7 +148,10 @@ class Scan:
                 return
             entry = child
             depth += 1
-        self._note(entry)
+        if depth < len(levels) and levels[depth] == "#" and entry.topic[0] != "$":
+            self._found.append((entry.topic, entry.value))  # what follows does not matter
+        else:
+            self._note(entry)
 
     def _note(self, entry: _Leaf) -> None:
         if matches(self._filter, entry.topic):
