@@ -35,6 +35,7 @@ AUTHENTICATING: Final = 4  # an AUTH of the client is awaited
 _NO_DECISIONS: Final[Dict[str, bool]] = {}
 _NO_ALIASES: Final[Dict[bytes, int]] = {}
 
+PUBLISH_OVERHEAD: Final = 24  # bytes of a PUBLISH, at most, beside topic, payload and properties
 BULKY: Final = 65_536  # bytes of a part, on average, from which on it is not joined with others
 
 
@@ -261,6 +262,23 @@ class Connection(Outlet):
             self.outbound.stats.publish_dropped_too_large += 1
             return
         self.send_publish(packet, True)
+
+    def send_passing(self, outgoing: Outgoing, qos: int, retain: bool, own: bytes) -> bool:
+        """A QoS 1 or 2 delivery that nobody keeps; false if it has to be offered to the session."""
+        session = self.session
+        message = outgoing.message
+        size: int = len(outgoing.topic) + len(message.payload) + len(message.properties) + len(own)
+        if (
+            session is None
+            or self.topic_alias_maximum
+            or size + PUBLISH_OVERHEAD > self.maximum_packet_size
+        ):
+            return False
+        packet_id = session.pass_through(qos)
+        if packet_id == 0:
+            return False
+        packet = outgoing.encode(self.version, qos, retain, False, packet_id, own)
+        return self.send_publish(packet, False)
 
     def send_delivery(self, entry: Delivery, outgoing: Outgoing, duplicate: bool) -> None:
         """The PUBLISH of a QoS 1 or 2 delivery."""

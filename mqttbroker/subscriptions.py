@@ -271,6 +271,13 @@ class Replay:
         own = NO_BYTES
         if subscription.identifier:
             own = b"\x0b" + encode_varint(subscription.identifier)
+        qos = min(message.qos, subscription.qos)
+        outgoing = Outgoing(message.topic.encode("utf-8"), message, connection.outbound.clock.now)
+        if qos == 0:
+            connection.send_at_most_once(outgoing, True, own)
+            return
+        if connection.send_passing(outgoing, qos, True, own):
+            return
         # The store counts the queue entries of a message, so this delivery gets its own.
         copy = Message(
             message.topic,
@@ -282,11 +289,6 @@ class Replay:
             message.timestamp,
             message.expires_at,
         )
-        qos = min(message.qos, subscription.qos)
-        outgoing = Outgoing(message.topic.encode("utf-8"), copy, connection.outbound.clock.now)
-        if qos == 0:
-            connection.send_at_most_once(outgoing, True, own)
-            return
         entry = session.offer(copy, qos, True, own, None)
         if entry is not None:
             connection.send_delivery(entry, outgoing, False)

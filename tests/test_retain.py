@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from core import Core
-from mqttbroker.packets import Puback, Publish, Suback, Subscribe, Subscription, Unsuback, Unsubscribe
+from mqttbroker.packets import Puback, Pubcomp, Publish, Pubrec, Pubrel, Suback, Subscribe, Subscription, Unsuback, Unsubscribe
 from mqttbroker.properties import Properties
 from raw_client import RawClient
 
@@ -113,6 +113,31 @@ def test_a_replay_ends_with_its_subscription_and_another_begins_anew(tmp_path: P
         client.protocol.relieved()
         core.settle()
         assert [packet.topic for packet in client.arrived()] == ["t/1"]
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_what_is_too_large_for_a_client_takes_no_place_in_its_window(tmp_path: Path, version: int, qos: int) -> None:
+    with Core(tmp_path) as core:
+        publisher = core.connect("p")
+        for n, size in enumerate((10, 70, 90, 110, 130)):
+            publisher.publish(f"t/{n}", b"x" * size, qos, retain=True)
+        properties = Properties()
+        properties.maximum_packet_size = 100
+        properties.receive_maximum = 3
+        client = core.connect("c", version, properties=properties if version == 5 else Properties())
+        client.subscribe("t/#")
+        arrived = [packet for packet in client.arrived() if isinstance(packet, Publish)]
+        assert [len(packet.payload) for packet in arrived] == ([10, 70, 90] if version == 5 else [10, 70, 90, 110, 130])
+        session = core.broker.registry.get("c")
+        for packet in arrived:
+            client.send(Puback(packet.packet_id) if qos == 1 else Pubrec(packet.packet_id))
+            if qos == 2:
+                assert client.expect(Pubrel).packet_id == packet.packet_id
+                client.send(Pubcomp(packet.packet_id))
+        assert session.queued_messages == session.under_way == 0
+        publisher.publish("t/live", b"last", qos)
+        assert [packet.payload for packet in client.arrived()] == [b"last"]
 
 
 def test_a_shared_subscription_gets_none(connect: Callable[..., RawClient]) -> None:
