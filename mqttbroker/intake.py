@@ -263,7 +263,7 @@ class Intake(Connection):
                     connection.plain_version == version
                     and size <= connection.maximum_packet_size
                 ):
-                    number = session.lend(self._loan(route, tail[payload:], found, group.whole))
+                    number = session.lend(self._loan(route, tail, payload, found, group.whole))
                     connection.send_numbered(route.head, number, tail, size)
                     continue
             if outgoing is None:
@@ -271,14 +271,19 @@ class Intake(Connection):
             self.broker.publisher.deliver(member, outgoing.message, outgoing, None, group.whole)
 
     def _loan(
-        self, route: Route, payload: bytes, found: Optional[PublishProperties], group: object
+        self,
+        route: Route,
+        tail: bytes,
+        payload: int,
+        found: Optional[PublishProperties],
+        group: object,
     ) -> Loan:
         now: int = self.outbound.clock.now
+        topic = route.topic
         if found is None:
-            return Loan(route.topic, payload, NO_BYTES, self.client_id, now, 0, group)
-        return Loan(
-            route.topic, payload, found.forward, self.client_id, now, _expiry(found, now), group
-        )
+            return Loan(topic, tail, payload, NO_BYTES, self.client_id, now, 0, group)
+        expires_at = _expiry(found, now)
+        return Loan(topic, tail, payload, found.forward, self.client_id, now, expires_at, group)
 
     def _outgoing(
         self,

@@ -348,12 +348,13 @@ class Session(Holding):
         return entries
 
     def _entry_of(self, loan: Loan, key: object) -> Delivery:
-        entry = Delivery(self, 0, loan, 1, False, _NO_BYTES)
+        message = loan.message()
+        entry = Delivery(self, 0, message, 1, False, _NO_BYTES)
         assert isinstance(key, int)
         entry.packet_id = key
         entry.phase = AWAIT_PUBACK
         entry.group = loan.group
-        self.queued_bytes += loan.size
+        self.queued_bytes += message.size
         return entry
 
     def withdraw(self, entry: Delivery) -> None:
