@@ -30,6 +30,7 @@ COMPILED = [
     "sessions/shelf.py",
     "sessions/delivery.py",
     "sessions/holding.py",
+    "sessions/window.py",
     "sessions/session.py",
     "sessions/retained.py",
     "sessions/registry.py",

@@ -30,9 +30,9 @@ from mqttbroker.reason_codes import (
     MQTTError,
 )
 from mqttbroker.router import Route
-from sessions.delivery import Loan
 from sessions.message import Message
 from sessions.session import Session
+from sessions.window import Loan
 
 # Topics for which a connection remembers whether its client may publish to them.
 _MAX_DECISIONS: Final = 1000

@@ -83,49 +83,6 @@ class Delivery(Entry):
 
 
 @mypyc_attr(acyclic=True)
-@mypyc_attr(acyclic=True)
-class Loan:
-    """A QoS 1 message that passed through to one member of a shared subscription, ``group``, and is
-    kept in case that another has to have it.
-
-    ``tail`` is the end of the packet that left, in which the payload begins at ``payload``; the other
-    fields are those of a `Message`.
-    """
-
-    def __init__(
-        self,
-        topic: str,
-        tail: bytes,
-        payload: int,
-        properties: bytes,
-        publisher: str,
-        timestamp: int,
-        expires_at: int,
-        group: object,
-    ) -> None:
-        self.topic = topic
-        self.tail = tail
-        self.payload = payload
-        self.properties = properties
-        self.publisher = publisher
-        self.timestamp = timestamp
-        self.expires_at = expires_at
-        self.group = group
-
-    def message(self) -> Message:
-        """The message that was lent."""
-        return Message(
-            self.topic,
-            self.tail[self.payload :],
-            1,
-            False,
-            self.properties,
-            self.publisher,
-            self.timestamp,
-            self.expires_at,
-        )
-
-
 def read_back(session: Owner, session_id: int, row: Tuple[object, ...]) -> Delivery:
     """A page's row (`sessions.write_set.Page`) as the delivery it was."""
     (

@@ -12,10 +12,9 @@ in from the store as the window opens.
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Dict, Final, List, Optional, Tuple, Union
+from typing import Deque, Dict, Final, List, Optional, Tuple
 
-from sessions.delivery import Delivery, Loan, Outlet, Owner, read_back
-from sessions.holding import Holding
+from sessions.delivery import Delivery, Outlet, read_back
 from sessions.journal import (
     AWAIT_PUBACK,
     AWAIT_PUBCOMP,
@@ -28,6 +27,7 @@ from sessions.journal import (
 )
 from sessions.message import Message
 from sessions.shelf import Shelf
+from sessions.window import PASSED, RELEASED, Loan, Window
 from sessions.write_set import PageRequest
 
 NEVER: Final = 0xFFFFFFFF  # a session expiry interval that does not end [MQTT-3.1.2.11.2]
@@ -60,18 +60,12 @@ class Subscription:
 
 _NO_BYTES: Final = b""
 
-# QoS 2 messages that only pass through: what stands for them in flight, before and after PUBREC.
-_PASSED: Final = Delivery(Owner(), 0, Message("", b"", 2, False, b"", "", 0, 0), 2, False, b"")
-_PASSED.phase = AWAIT_PUBREC
-_RELEASED: Final = Delivery(Owner(), 0, _PASSED.message, 2, False, b"")
-_RELEASED.phase = AWAIT_PUBCOMP
-
 # Of a session that has seen all, and that had none come late; never filled. A deque takes six hundred bytes.
 _SEEN: Final[Deque[Subscription]] = deque(maxlen=0)
 _NONE_LATE: Final[List[Delivery]] = []
 
 
-class Session(Holding):
+class Session(Window):
     """The state the standard asks a server to keep for one client (section 4.1)."""
 
     def __init__(self, shelf: Shelf, session_id: int, client_id: str) -> None:
@@ -85,18 +79,8 @@ class Session(Holding):
         self.subscriptions: Dict[str, Subscription] = {}
         # Whose retained messages are still to be sent; a filter as often as it was subscribed to.
         self.unseen: Deque[Subscription] = _SEEN
-        self.send_maximum = shelf.limits.max_inflight
-        self.pass_maximum = shelf.limits.max_inflight_unkept
-        # Unacknowledged deliveries and loans by packet id; None for what only passed through.
-        # The keys are ints; as objects they are made once per packet, not once per look.
-        self.in_flight: Dict[object, Union[Delivery, Loan, None]] = {}
-        # Beside them what passed through under the ids from `passing` up to `passing_end`:
-        # clients acknowledge in order, so that counting does.
-        self.passing = 1
-        self.passing_end = 1
         self.received: Dict[object, bool] = {}  # QoS 2 ids from the client -> kept on disk
         self.received_on_disk = False  # ids of an earlier run, not yet read
-        self.last_packet_id = 0
         # Live messages that came while a page was under way, unless there were too many.
         self.late = _NONE_LATE
         self.late_bytes = 0
@@ -184,46 +168,9 @@ class Session(Holding):
             and self.under_way < self.send_maximum
         )
 
-    @property
-    def under_way(self) -> int:
-        """How many packet ids are in use."""
-        return len(self.in_flight) + self.passing_end - self.passing
-
-    def pass_through(self, qos: int) -> int:
-        """A packet id for a QoS 1 or 2 message that leaves at once and is nowhere kept, since this
-        session ends with its connection and no other may have the message instead; 0 if the
-        message has to be offered."""
-        if (
-            self.id != 0
-            or self.under_way >= self.pass_maximum
-            or self.queue
-            or self.queued_messages >= self.shelf.limits.max_queued_messages
-        ):
-            return 0
-        self.queued_messages += 1
-        if qos == 2:
-            return self._next_packet_id(_PASSED)
-        packet_id: int = self.last_packet_id + 1
-        if self.passing == self.passing_end:
-            self.passing = self.passing_end = packet_id
-        if (
-            packet_id != self.passing_end
-            or packet_id > 65535
-            or (self.in_flight and packet_id in self.in_flight)
-        ):
-            return self._next_packet_id(None)
-        self.passing_end = packet_id + 1
-        self.last_packet_id = packet_id
-        return packet_id
-
     def lends(self, size: int) -> bool:
         """Whether a QoS 1 message of a shared subscription may pass through."""
         return self.open and self.id == 0 and not self.full(size)
-
-    def lend(self, loan: Loan) -> int:
-        """The packet id of a message that passes through, where it `lends`."""
-        self.queued_messages += 1
-        return self._next_packet_id(loan)
 
     def _add_late(self, entry: Delivery) -> None:
         """Keep a live message at hand until the page is in, if memory allows."""
@@ -248,10 +195,12 @@ class Session(Holding):
         if packet_id == self.passing and packet_id != self.passing_end:
             self.passing = packet_id + 1
             self.queued_messages -= 1
+            if self.lending:
+                self.loans.drop()
         else:
             key: object = packet_id
             in_flight = self.in_flight
-            self._skip_passing(packet_id)
+            self.skip_passing(packet_id)
             entry = in_flight.get(key)
             if isinstance(entry, Delivery):
                 if entry.phase != AWAIT_PUBACK:
@@ -267,18 +216,9 @@ class Session(Holding):
             self.pump()
         return ACCEPTED
 
-    def _skip_passing(self, packet_id: int) -> None:
-        """Part from the others an id that is acknowledged out of turn, if it is one that passed through."""
-        if self.passing < packet_id < self.passing_end:
-            while self.passing <= packet_id:
-                self.in_flight[self.passing] = None
-                self.passing += 1
-
     def _unknown(self, packet_id: int) -> int:
         """What an acknowledgement is that does not fit the delivery of that id, if there is one."""
-        if packet_id in self.in_flight or self.passing <= packet_id < self.passing_end:
-            return UNEXPECTED
-        return UNKNOWN
+        return UNEXPECTED if self.uses(packet_id) else UNKNOWN
 
     def publish_received(self, packet_id: int) -> int:
         """PUBREC with success: from now on the PUBLISH is never sent again [MQTT-4.3.3-8]."""
@@ -286,8 +226,8 @@ class Session(Holding):
         entry = self.in_flight.get(key)
         if not isinstance(entry, Delivery):
             return self._unknown(packet_id)
-        if entry is _PASSED:
-            self.in_flight[key] = _RELEASED
+        if entry is PASSED:
+            self.in_flight[key] = RELEASED
             self._send_pubrel(packet_id)
             return ACCEPTED
         if entry.phase != AWAIT_PUBREC:
@@ -310,7 +250,7 @@ class Session(Holding):
         if not isinstance(entry, Delivery) or entry.phase != AWAIT_PUBREC:
             return self._unknown(packet_id)
         del self.in_flight[packet_id]
-        if entry is _PASSED:
+        if entry is PASSED:
             self.queued_messages -= 1
         else:
             self.finish(entry)
@@ -324,7 +264,7 @@ class Session(Holding):
         if not isinstance(entry, Delivery) or entry.phase != AWAIT_PUBCOMP:
             return self._unknown(packet_id)
         del self.in_flight[key]
-        if entry is _RELEASED:
+        if entry is RELEASED:
             self.queued_messages -= 1
         else:
             self.finish(entry)
@@ -336,12 +276,15 @@ class Session(Holding):
         """What came by a shared subscription and another member may have instead: all but the
         QoS 2 messages that were sent [MQTT-4.8.2-4] [MQTT-4.8.2-5]."""
         entries: List[Delivery] = []
+        self.remember_loans()
         for key, entry in self.in_flight.items():
             if isinstance(entry, Loan):
                 entry = self._entry_of(entry, key)
                 self.in_flight[key] = entry
             if entry is not None and entry.group is not None and entry.phase == AWAIT_PUBACK:
                 entries.append(entry)
+        last: int = self.last_packet_id
+        entries.sort(key=lambda entry: (entry.packet_id - last - 1) % 65535)  # as they were sent
         for entry in self.queue:
             if entry.group is not None and entry.disk != GONE:
                 entries.append(entry)
@@ -441,7 +384,7 @@ class Session(Holding):
         """Give an entry its packet id and its first phase."""
         packet_id: int = entry.packet_id
         if packet_id == 0:
-            packet_id = self._next_packet_id(entry)
+            packet_id = self.next_packet_id(entry)
             entry.packet_id = packet_id
         else:
             self.in_flight[packet_id] = entry
@@ -455,21 +398,6 @@ class Session(Holding):
     def pass_over_packet_id(self) -> None:
         """The id that an entry would have had: those of the others stay what they were when it came."""
         self.last_packet_id = self.last_packet_id % 65535 + 1
-
-    def _next_packet_id(self, entry: Union[Delivery, Loan, None]) -> int:
-        """Put `entry` in flight under the next unused non-zero id, counting 1, 2, 3 …
-        [MQTT-2.2.1-4]."""
-        in_flight = self.in_flight
-        packet_id: int = self.last_packet_id
-        while True:
-            packet_id += 1
-            if packet_id > 65535:
-                packet_id = 1
-            key: object = packet_id
-            if key not in in_flight and not self.passing <= packet_id < self.passing_end:
-                in_flight[key] = entry
-                self.last_packet_id = packet_id
-                return packet_id
 
     def _send_pubrel(self, packet_id: int) -> None:
         outlet = self.outlet
@@ -524,7 +452,7 @@ class Session(Holding):
             self.stored_seq = max(self.stored_seq, self.late[len(self.late) - 1].seq)
         self._forget_late()
         self.in_flight.clear()
-        self.passing = self.passing_end
+        self.forget_passing()
         self.forget_queue()
         self.loaded_seq = 0
         if self.paging:
