@@ -27,7 +27,7 @@ from sessions.journal import (
 )
 from sessions.message import Message
 from sessions.shelf import Shelf
-from sessions.window import PASSED, RELEASED, Loan, Window
+from sessions.window import EXACTLY_ONCE, LENT, PASSED, RELEASED, Loan, Window
 from sessions.write_set import PageRequest
 
 NEVER: Final = 0xFFFFFFFF  # a session expiry interval that does not end [MQTT-3.1.2.11.2]
@@ -192,10 +192,11 @@ class Session(Window):
 
     def acknowledge(self, packet_id: int) -> int:
         """PUBACK [MQTT-4.3.2-5]."""
-        if packet_id == self.passing and packet_id != self.passing_end:
+        kind = self.passing_kind
+        if packet_id == self.passing and packet_id != self.passing_end and kind != EXACTLY_ONCE:
             self.passing = packet_id + 1
             self.queued_messages -= 1
-            if self.lending:
+            if kind == LENT:
                 self.loans.drop()
         else:
             key: object = packet_id
@@ -222,7 +223,13 @@ class Session(Window):
 
     def publish_received(self, packet_id: int) -> int:
         """PUBREC with success: from now on the PUBLISH is never sent again [MQTT-4.3.3-8]."""
+        end = self.passing_end
+        if packet_id == self.released and packet_id != end and self.passing_kind == EXACTLY_ONCE:
+            self.released = packet_id + 1
+            self._send_pubrel(packet_id)
+            return ACCEPTED
         key: object = packet_id
+        self.skip_passing(packet_id)
         entry = self.in_flight.get(key)
         if not isinstance(entry, Delivery):
             return self._unknown(packet_id)
@@ -246,6 +253,7 @@ class Session(Window):
 
     def publish_refused(self, packet_id: int) -> int:
         """PUBREC with a reason code of 0x80 or above ends the delivery [MQTT-4.3.3-4]."""
+        self.skip_passing(packet_id)
         entry = self.in_flight.get(packet_id)
         if not isinstance(entry, Delivery) or entry.phase != AWAIT_PUBREC:
             return self._unknown(packet_id)
@@ -259,15 +267,21 @@ class Session(Window):
 
     def complete(self, packet_id: int) -> int:
         """PUBCOMP: the packet id is free again."""
-        key: object = packet_id
-        entry = self.in_flight.get(key)
-        if not isinstance(entry, Delivery) or entry.phase != AWAIT_PUBCOMP:
-            return self._unknown(packet_id)
-        del self.in_flight[key]
-        if entry is RELEASED:
+        kind = self.passing_kind
+        if packet_id == self.passing and packet_id < self.released and kind == EXACTLY_ONCE:
+            self.passing = packet_id + 1
             self.queued_messages -= 1
         else:
-            self.finish(entry)
+            key: object = packet_id
+            self.skip_passing(packet_id)
+            entry = self.in_flight.get(key)
+            if not isinstance(entry, Delivery) or entry.phase != AWAIT_PUBCOMP:
+                return self._unknown(packet_id)
+            del self.in_flight[key]
+            if entry is RELEASED:
+                self.queued_messages -= 1
+            else:
+                self.finish(entry)
         if self.queue or self.stored_seq != 0:
             self.pump()
         return ACCEPTED

@@ -23,6 +23,11 @@ PASSED.phase = AWAIT_PUBREC
 RELEASED: Final = Delivery(Owner(), 0, PASSED.message, 2, False, b"")
 RELEASED.phase = AWAIT_PUBCOMP
 
+# What passes through: to one client at QoS 1 or 2, or at QoS 1 to one member of a group.
+AT_LEAST_ONCE: Final = 0
+EXACTLY_ONCE: Final = 1
+LENT: Final = 2
+
 _RETURNED_AT_ONCE: Final = 64  # loans whose messages stay in memory until so many came back
 
 
@@ -112,10 +117,11 @@ class Window(Holding):
         # The keys are ints; as objects they are made once per packet, not once per look.
         self.in_flight: Dict[object, Union[Delivery, Loan, None]] = {}
         # Beside them what passed through under the ids from `passing` up to `passing_end`:
-        # clients acknowledge in order, so that counting does. All of it is lent, or nothing.
+        # clients acknowledge in order, so that counting does. All of it is of one kind.
         self.passing = 1
         self.passing_end = 1
-        self.lending = False
+        self.passing_kind = AT_LEAST_ONCE
+        self.released = 1  # at QoS 2, the first id that awaits PUBREC; those before it await PUBCOMP
         self.loans = _NO_LOANS
 
     @property
@@ -136,18 +142,18 @@ class Window(Holding):
             return 0
         self.queued_messages += 1
         if qos == 2:
-            return self.next_packet_id(PASSED)
-        return self._next_in_line(False) or self.next_packet_id(None)
+            return self._next_in_line(EXACTLY_ONCE) or self.next_packet_id(PASSED)
+        return self._next_in_line(AT_LEAST_ONCE) or self.next_packet_id(None)
 
-    def _next_in_line(self, lending: bool) -> int:
+    def _next_in_line(self, kind: int) -> int:
         """The packet id after the last one, for what passes through beside the like; 0 if it cannot be had."""
         packet_id: int = self.last_packet_id + 1
         if self.passing == self.passing_end:
-            self.passing = self.passing_end = packet_id
-            self.lending = lending
+            self.passing = self.passing_end = self.released = packet_id
+            self.passing_kind = kind
         if (
             packet_id != self.passing_end
-            or self.lending != lending
+            or self.passing_kind != kind
             or packet_id > 65535
             or (self.in_flight and packet_id in self.in_flight)
         ):
@@ -159,7 +165,7 @@ class Window(Holding):
     def lend(self, loan: Loan) -> int:
         """The packet id of a message that passes through, where the session `lends`."""
         self.queued_messages += 1
-        packet_id = self._next_in_line(True)
+        packet_id = self._next_in_line(LENT)
         if packet_id == 0:
             return self.next_packet_id(loan)
         if packet_id == self.passing:
@@ -190,20 +196,25 @@ class Window(Holding):
 
     def skip_passing(self, packet_id: int) -> None:
         """Part from the others an id that is acknowledged out of turn, if it is one that passed through."""
-        if self.passing < packet_id < self.passing_end:
+        if self.passing <= packet_id < self.passing_end:
             while self.passing <= packet_id:
                 self._skip_one()
 
     def _skip_one(self) -> None:
-        self.in_flight[self.passing] = self.loans.take() if self.lending else None
-        self.passing += 1
+        packet_id = self.passing
+        if self.passing_kind == EXACTLY_ONCE:
+            self.in_flight[packet_id] = RELEASED if packet_id < self.released else PASSED
+            self.released = max(self.released, packet_id + 1)
+        else:
+            self.in_flight[packet_id] = self.loans.take() if self.passing_kind == LENT else None
+        self.passing = packet_id + 1
 
     def remember_loans(self) -> None:
         """Part all that is lent from the others: another member may have to have it."""
-        while self.lending and self.passing < self.passing_end:
+        while self.passing_kind == LENT and self.passing < self.passing_end:
             self._skip_one()
 
     def forget_passing(self) -> None:
         """The client is gone, and with it what only passed through."""
-        self.passing = self.passing_end
+        self.passing = self.released = self.passing_end
         self.loans.clear()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sessions.delivery import Outlet
 from sessions.journal import Journal
-from sessions.session import ACCEPTED, UNKNOWN, Session
+from sessions.session import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN, Session
 from sessions.shelf import Limits, Shelf
 from sessions.window import Loan
 
@@ -25,34 +25,86 @@ def loan(number: int) -> Loan:
 
 
 STEPS = st.lists(st.one_of(
-    st.tuples(st.sampled_from(["pass", "lend"]), st.integers(1, 90)),
-    st.tuples(st.sampled_from(["first", "last", "middle"]), st.integers(1, 90)),
+    st.tuples(st.sampled_from(["once", "exactly", "lend"]), st.integers(1, 90)),
+    st.tuples(st.sampled_from(["first", "last", "middle", "each"]), st.integers(1, 90)),
+    st.tuples(st.sampled_from(["wrong", "refused"]), st.integers(1, 3)),
 ), max_size=30)
+SENT, HALF, PLAIN = -1, -2, -3  # QoS 2 before and after PUBREC, QoS 1; anything else is the number of a loan
 
 
-@settings(deadline=None, max_examples=200)
+class Client:
+    """A client's view: what it was sent under which id, oldest first, and has not done with."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.has: dict[int, int] = {}
+
+    def take(self, what: str, number: int) -> None:
+        session = self.session
+        packet_id = session.lend(loan(number)) if what == "lend" else session.pass_through(1 + (what == "exactly"))
+        assert 0 < packet_id < 65536 and packet_id not in self.has
+        self.has[packet_id] = {"once": PLAIN, "exactly": SENT, "lend": number}[what]
+
+    def go_on(self, packet_id: int) -> None:
+        """The next acknowledgement that the id waits for."""
+        session, state = self.session, self.has[packet_id]
+        if state == SENT:
+            assert session.publish_received(packet_id) == ACCEPTED
+            self.has[packet_id] = HALF
+            return
+        done = session.complete if state == HALF else session.acknowledge
+        assert done(packet_id) == ACCEPTED
+        del self.has[packet_id]
+
+    def err(self, packet_id: int) -> None:
+        """Every acknowledgement that the id does not wait for."""
+        session, state = self.session, self.has[packet_id]
+        if state in (SENT, HALF):
+            assert session.acknowledge(packet_id) == UNEXPECTED
+        else:
+            assert session.publish_received(packet_id) == UNEXPECTED
+        if state == HALF:
+            assert session.publish_received(packet_id) == REPEATED
+        else:
+            assert session.complete(packet_id) == UNEXPECTED
+
+    def refuse(self, packet_id: int) -> None:
+        """PUBREC with an error."""
+        if self.has[packet_id] == SENT:
+            assert self.session.publish_refused(packet_id) == ACCEPTED
+            del self.has[packet_id]
+        else:
+            assert self.session.publish_refused(packet_id) == UNEXPECTED
+
+
+@settings(deadline=None, max_examples=300)
 @given(STEPS, st.sampled_from([0, 65_400]))
 def test_ids_are_given_and_taken_back_once(steps: list[tuple[str, int]], before: int) -> None:
     session = connected()
     session.last_packet_id = before
-    model: dict[int, int] = {}  # packet id -> number of its loan, -1 for what only passed through
+    client = Client(session)
     for number, (what, times) in enumerate(steps):
+        if what == "each":
+            for packet_id in list(client.has)[:times]:
+                client.go_on(packet_id)
+            continue
         for _ in range(times):
-            if what in ("pass", "lend"):
-                packet_id = session.pass_through(1) if what == "pass" else session.lend(loan(number))
-                assert 0 < packet_id < 65536 and packet_id not in model
-                model[packet_id] = -1 if what == "pass" else number
-            elif model:
-                ids = list(model)
-                packet_id = {"first": ids[0], "last": ids[-1], "middle": ids[len(ids) // 2]}[what]
-                del model[packet_id]
-                assert session.acknowledge(packet_id) == ACCEPTED
-                assert session.acknowledge(packet_id) == UNKNOWN
-        assert session.under_way == session.queued_messages == len(model)
+            if what in ("once", "exactly", "lend"):
+                client.take(what, number)
+                continue
+            if not client.has:
+                break
+            ids = list(client.has)
+            packet_id = {"first": ids[0], "last": ids[-1]}.get(what, ids[len(ids) // 2])
+            {"wrong": client.err, "refused": client.refuse}.get(what, client.go_on)(packet_id)
+            if packet_id not in client.has:
+                assert session.acknowledge(packet_id) == session.publish_received(packet_id) == UNKNOWN
+        assert session.under_way == session.queued_messages == len(client.has)
     lent = [(entry.packet_id, int(entry.message.payload)) for entry in session.shared_entries()]
-    assert lent == [(packet_id, number) for packet_id, number in model.items() if number >= 0]
-    for packet_id in model:
-        assert session.acknowledge(packet_id) == ACCEPTED
+    assert lent == [(packet_id, number) for packet_id, number in client.has.items() if number >= 0]
+    while client.has:
+        for packet_id in list(client.has):
+            client.go_on(packet_id)
     assert session.under_way == session.queued_messages == session.queued_bytes == 0
 
 
