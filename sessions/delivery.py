@@ -82,7 +82,6 @@ class Delivery(Entry):
         self.session.entry_refused(self)
 
 
-@mypyc_attr(acyclic=True)
 def read_back(session: Owner, session_id: int, row: Tuple[object, ...]) -> Delivery:
     """A page's row (`sessions.write_set.Page`) as the delivery it was."""
     (

@@ -298,7 +298,7 @@ class Session(Window):
             if entry is not None and entry.group is not None and entry.phase == AWAIT_PUBACK:
                 entries.append(entry)
         last: int = self.last_packet_id
-        entries.sort(key=lambda entry: (entry.packet_id - last - 1) % 65535)  # as they were sent
+        entries.sort(key=lambda entry: (entry.packet_id - last - 1) % 65535)  # as they were sent, within a turn of the ids
         for entry in self.queue:
             if entry.group is not None and entry.disk != GONE:
                 entries.append(entry)

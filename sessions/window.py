@@ -7,7 +7,7 @@ acknowledged out of turn, and all else, stands in a dictionary.
 
 from __future__ import annotations
 
-from typing import Dict, Final, List, Union
+from typing import Dict, Final, List, Optional, Union
 
 from mypy_extensions import mypyc_attr
 
@@ -28,7 +28,7 @@ AT_LEAST_ONCE: Final = 0
 EXACTLY_ONCE: Final = 1
 LENT: Final = 2
 
-_RETURNED_AT_ONCE: Final = 64  # loans whose messages stay in memory until so many came back
+_RETURNED_AT_ONCE: Final = 64  # loans whose places are given up together
 
 
 @mypyc_attr(acyclic=True)
@@ -78,7 +78,7 @@ class Loans:
     """What is lent under consecutive packet ids, oldest first: who acknowledges in order costs no look."""
 
     def __init__(self) -> None:
-        self._loans: List[Loan] = []
+        self._loans: List[Optional[Loan]] = []  # None where one was returned
         self._returned = 0  # how many of them, from the first on
 
     def add(self, loan: Loan) -> None:
@@ -86,6 +86,7 @@ class Loans:
 
     def drop(self) -> None:
         """The oldest is acknowledged."""
+        self._loans[self._returned] = None
         self._returned += 1
         if self._returned == _RETURNED_AT_ONCE:
             del self._loans[:_RETURNED_AT_ONCE]
@@ -94,6 +95,7 @@ class Loans:
     def take(self) -> Loan:
         """Take the oldest out."""
         loan = self._loans[self._returned]
+        assert loan is not None
         self.drop()
         return loan
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -116,6 +118,18 @@ def test_what_is_lent_leaves_in_its_order() -> None:
         session.acknowledge(packet_id)
     found = [int(entry.message.payload) for entry in session.shared_entries()]
     assert found == [number for number in range(99, 200) if number != 149]
+
+
+def test_what_came_back_takes_no_memory() -> None:
+    session = connected()
+    lent = [loan(number) for number in range(3)]
+    tails = [sys.getrefcount(one) for one in lent]
+    for one in lent:
+        session.lend(one)
+    del one
+    for packet_id in (1, 2, 3):
+        session.acknowledge(packet_id)
+    assert [sys.getrefcount(one) for one in lent] == tails
 
 
 def test_a_client_that_leaves_takes_its_window_along() -> None:
