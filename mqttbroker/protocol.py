@@ -138,6 +138,9 @@ class Protocol(Intake):
             self._reject(error)
             position = size
         self.outbound.stats.bytes_received += position - start
+        session = self.session
+        if session is not None and session.unseen:
+            self.touch()  # what it acknowledged may be what a replay waits for
         return position
 
     def resume(self) -> None:

@@ -226,13 +226,22 @@ class Replay:
     def ready(self) -> bool:
         """Whether the client keeps up with what it was sent."""
         connection = self.connection
+        session = self.session
         return (
             connection.ready
             and not connection.congested
-            and len(self.session.queue) < REPLAY_MESSAGES
-            and self.session.stored_seq == 0
-            and not self.session.paging
+            and len(session.queue) < REPLAY_MESSAGES
+            and session.stored_seq == 0
+            and not session.paging
+            and (session.id != 0 or session.under_way < self._share)
         )
+
+    @property
+    def _share(self) -> int:
+        """How much a session that keeps nothing may have under way: the rest of its window is for what is live."""
+        session = self.session
+        most: int = min(session.pass_maximum, session.shelf.limits.max_queued_messages)
+        return max(session.send_maximum, most // 2)
 
     def step(self) -> bool:
         """Send a piece; false if there was nothing to do."""

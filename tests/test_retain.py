@@ -140,6 +140,34 @@ def test_what_is_too_large_for_a_client_takes_no_place_in_its_window(tmp_path: P
         assert [packet.payload for packet in client.arrived()] == [b"last"]
 
 
+@pytest.mark.parametrize("limits", [
+    {"max_inflight": 100, "max_queued_messages": 500}, {"max_inflight": 20, "max_inflight_unkept": 300}, {}])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_replay_goes_on_with_what_its_client_acknowledges(tmp_path: Path, qos: int, limits: dict[str, int]) -> None:
+    with Core(tmp_path, **limits) as core:
+        publisher = core.connect("p")
+        for n in range(1500):
+            publisher.publish(f"t/{n}", b"%d" % n, qos, retain=True)
+        client = core.connect("c", 4)
+        client.subscribe("t/#", "live")
+        found: list[bytes] = []
+        for turn in range(200):
+            packets = [packet for packet in client.arrived() if isinstance(packet, Publish)]
+            assert packets, f"nothing after {len(found)}"
+            found += [packet.payload for packet in packets]
+            if turn == 0:
+                publisher.publish("live", b"live", qos)
+            for packet in packets:
+                client.send(Puback(packet.packet_id) if qos == 1 else Pubrec(packet.packet_id))
+            if qos == 2:
+                for _ in packets:
+                    client.send(Pubcomp(client.wait_for(Pubrel).packet_id))
+            if len(found) == 1501:
+                break
+        assert sorted(found) == sorted([*(b"%d" % n for n in range(1500)), b"live"])
+        assert core.broker.registry.get("c").queued_messages == 0
+
+
 def test_a_shared_subscription_gets_none(connect: Callable[..., RawClient]) -> None:
     client = connect("retain-shared")
     client.publish("shared-retained", b"x", 1, retain=True)

@@ -11,7 +11,7 @@ import pytest
 from core import Core
 from mqttbroker.connection import BULKY
 from mqttbroker.entrance import Entrance
-from mqttbroker.packets import Connect, Disconnect, Puback, Publish, Subscribe, Subscription, decode
+from mqttbroker.packets import Connect, Disconnect, Puback, Pubcomp, Publish, Pubrec, Pubrel, Subscribe, Subscription, decode
 from mqttbroker.security import Security
 from mqttbroker.wire import SLICE, Turn, Wire
 
@@ -157,6 +157,34 @@ def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
     wire.data_received(Publish("a/1", b"small", 1, False, False, 2).encode(5))
     loop.turn()
     assert b"small" in wire.transport.written and len(wire.transport.parts) == parts
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_an_acknowledgement_wakes_the_replay_that_waits_for_it(tmp_path: Path, qos: int) -> None:
+    with Core(tmp_path, durability="off", max_inflight=100, max_queued_messages=500) as core:
+        publisher = core.connect("p")
+        for number in range(1000):
+            publisher.publish(f"t/{number}", b"x", qos, retain=True)
+        loop = Loop()
+        turn = Turn(core.broker, loop, lambda _: None, True)
+        turn.flush()  # of what Core has no wire for
+        wire = join(core, loop, turn, "one")
+        wire.data_received(Subscribe(2, [Subscription("t/+", 2)]).encode(5))
+        count = 0
+        while count < 1000:
+            assert loop.soon, f"nobody goes on after {count}"
+            while loop.soon:
+                loop.turn()
+            written, wire.transport.written = wire.transport.written, b""
+            answers, position = b"", 0
+            while position < len(written):
+                packet, position = decode(written, 5, position)
+                if isinstance(packet, Publish):
+                    count += 1
+                    answers += (Puback(packet.packet_id) if qos == 1 else Pubrec(packet.packet_id)).encode(5)
+                elif isinstance(packet, Pubrel):
+                    answers += Pubcomp(packet.packet_id).encode(5)
+            wire.data_received(answers)
 
 
 @pytest.mark.parametrize("polite", [True, False])
