@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Optional
 
 import pytest
@@ -165,7 +166,7 @@ def test_a_server_says_how_long_it_wants_to_be_left_alone(
     """None is the client's own wait, which grows from a millisecond and is not the one asked for before."""
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 10.0)
     waited: list[float] = []
-    monkeypatch.setattr("time.sleep", waited.append)
+    monkeypatch.setattr(http_client, "time", SimpleNamespace(sleep=waited.append))  # other threads sleep as ever
     client = HttpClient(server.url, retry_interval_s=0.001)
     server.faults = faults.copy()
     if waits:

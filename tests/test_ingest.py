@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import pyarrow.parquet as pq
@@ -121,7 +122,7 @@ def test_what_is_wrong_with_a_source_is_said_before_spark_starts(
     with pytest.raises(IngestError, match="ingest: tables.t: mqtt source: option 'stream': no stream 'sensors'"):
         run(parse_config(document(tmp_path)))
     waits: list[float] = []
-    monkeypatch.setattr("time.sleep", waits.append)
+    monkeypatch.setattr("bridge_spark.source.http_client.time", SimpleNamespace(sleep=waits.append))
     with pytest.raises(IngestError, match="ingest: tables.t: mqtt source: .*127.0.0.1:1"):
         run(parse_config({**document(tmp_path), "source": {"url": "http://127.0.0.1:1"}}))
     assert started == [] and len(waits) == 5
