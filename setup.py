@@ -27,6 +27,7 @@ COMPILED = [
     "sessions/message.py",
     "sessions/write_set.py",
     "sessions/journal.py",
+    "sessions/throttle.py",
     "sessions/shelf.py",
     "sessions/delivery.py",
     "sessions/holding.py",

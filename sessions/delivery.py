@@ -12,15 +12,17 @@ from mypy_extensions import mypyc_attr
 
 from sessions.journal import RELEASING, STORED, STORING, Entry
 from sessions.message import Message
+from sessions.throttle import Feeder
 
 
-class Outlet:
+class Outlet(Feeder):
     """Where a session's packets go: the client's connection.
 
     This one goes nowhere.  ``version`` is the protocol level of the client.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.version = 4
         # False while what was sent before still waits to leave; QoS 1 and 2 wait with it.
         self.ready = True

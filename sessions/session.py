@@ -27,6 +27,7 @@ from sessions.journal import (
 )
 from sessions.message import Message
 from sessions.shelf import Shelf
+from sessions.throttle import Throttle
 from sessions.window import EXACTLY_ONCE, LENT, PASSED, RELEASED, Loan, Window
 from sessions.write_set import PageRequest
 
@@ -87,6 +88,7 @@ class Session(Window):
         self.too_late = False
         self.abandoned_pages = 0  # asked for by an earlier connection and still to come
         self.page_limit_seq = 0  # the page asked for holds all entries up to this one
+        self.throttle: Optional[Throttle] = None  # since the queue was crowded, until it is half as long
         self.will: Optional[Message] = None
         self.will_delay = 0  # seconds
         self.will_expiry = -1  # seconds; -1 = never
@@ -97,6 +99,48 @@ class Session(Window):
         if self.unseen is _SEEN:
             self.unseen = deque()
         self.unseen.extend(subscriptions)
+
+    # -- publishers that are too fast ----------------------------------------
+
+    @property
+    def crowded(self) -> bool:
+        """Whether more waits for the client, beyond what is in flight, than its publishers should add to."""
+        limits = self.shelf.limits
+        most: int = limits.crowded_queue_messages
+        return (
+            most > 0
+            and self.outlet is not None
+            and (
+                self.queued_messages - self.under_way > most
+                or self._waiting_bytes > limits.crowded_queue_bytes
+            )
+        )
+
+    @property
+    def _waiting_bytes(self) -> int:
+        # On disk they are counted with those in flight; who has some there has much waiting.
+        return self.memory_bytes if self.stored_seq == 0 else self.queued_bytes
+
+    def slow_down(self, publisher: "Session") -> None:
+        """Have the client of a session wait that has published to this one, whose queue is crowded."""
+        feeder = publisher.outlet
+        if feeder is None or feeder.held_by is not None or publisher is self or publisher.under_way:
+            return  # who has to acknowledge is read, so that no two wait for each other
+        throttle = self.throttle
+        if throttle is None:
+            throttle = self.throttle = Throttle(self.shelf.throttles)
+        if not throttle.given_up:
+            throttle.hold(feeder)
+
+    def _ease(self, throttle: Throttle) -> None:
+        """Let publishers go on if the queue is half as long as a crowded one."""
+        limits = self.shelf.limits
+        if (
+            (self.queued_messages - self.under_way) * 2 <= limits.crowded_queue_messages
+            and self._waiting_bytes * 2 <= limits.crowded_queue_bytes
+        ):
+            self.throttle = None
+            throttle.release()
 
     # -- deliveries ---------------------------------------------------------
 
@@ -352,6 +396,10 @@ class Session(Window):
             journal.change(entry)
             if entry.phase != STORING:
                 outlet.send_entry(entry, False)
+        throttle = self.throttle
+        if throttle is not None:
+            throttle.moving = True
+            self._ease(throttle)
         self.refill()
 
     def refill(self) -> None:
@@ -455,11 +503,19 @@ class Session(Window):
         self.send_maximum = min(send_maximum, self.shelf.limits.max_inflight)
         self.pass_maximum = min(send_maximum, self.shelf.limits.max_inflight_unkept)
         self.disconnected_at = 0.0
+        if self.crowded:
+            # What has gathered while the client was away is for it alone to wait for.
+            self.throttle = Throttle(self.shelf.throttles)
+            self.throttle.given_up = True
 
     def detach(self, now: float) -> None:
         """The client is away: a durable session leaves its messages to the disk, another ends."""
         self.outlet = None
         self.disconnected_at = now
+        throttle = self.throttle
+        if throttle is not None:
+            self.throttle = None
+            throttle.release()
         if self.id != 0 and (self.in_flight or self.queue):
             self.stored_seq = max(self.stored_seq, self.loaded_seq)
         if self.late:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from sessions.journal import Journal
+from sessions.throttle import Throttles
 
 # What a session does with a message that finds its queue full.
 DROP_NEWEST: Final = 0  # not take it
@@ -43,6 +44,9 @@ class Limits:
         self.max_total_queued_messages = _UNLIMITED
         self.max_total_queued_bytes = _UNLIMITED
         self.max_total_queue_memory_bytes = _UNLIMITED
+        # What waits for a connected client before its publishers do; 0 messages = whatever it is.
+        self.crowded_queue_messages = 0
+        self.crowded_queue_bytes = _UNLIMITED
 
 
 class Clock:
@@ -72,6 +76,7 @@ class Shelf:
         self.limits = limits
         self.clock = Clock()
         self.tally = Tally()
+        self.throttles = Throttles()
         # The totals that `Limits` bounds.
         self.queued_messages = 0
         self.queued_bytes = 0
