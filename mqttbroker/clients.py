@@ -75,6 +75,8 @@ class Clients:
         connection.state = CLOSED
         connection.closing_reason = why
         connection.acks.clear()
+        if connection.held_by is not None:
+            connection.held_by.forget(connection)
         self.connections.pop(connection, None)
         connection.touch()
         session = connection.session

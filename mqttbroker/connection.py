@@ -228,6 +228,9 @@ class Connection(Outlet):
         """Whether nothing should be read from the client for now."""
         return False
 
+    def go_on(self) -> None:
+        self.touch()
+
     def release(self) -> None:
         """The socket is gone: let go of what was to be sent."""
         self.outbox.clear()

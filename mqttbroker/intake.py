@@ -231,7 +231,7 @@ class Intake(Connection):
                         continue
             if outgoing is None:
                 outgoing = self._outgoing(route, tail, first, payload, found)
-            self.broker.publisher.deliver(target, outgoing.message, outgoing, None)
+            self.broker.publisher.deliver(target, outgoing.message, outgoing, None, session)
         if route.groups:
             self._share(tail, route, first, payload, found)
         kind = PUBACK if qos == 1 else PUBREC
@@ -268,7 +268,9 @@ class Intake(Connection):
                     continue
             if outgoing is None:
                 outgoing = self._outgoing(route, tail, first, payload, found)
-            self.broker.publisher.deliver(member, outgoing.message, outgoing, None, group.whole)
+            self.broker.publisher.deliver(
+                member, outgoing.message, outgoing, None, self.session, group.whole
+            )
 
     def _loan(
         self,

@@ -113,10 +113,19 @@ class Protocol(Intake):
             outbound = self.outbound
             return (
                 self.broker.overfull
+                or self._held
                 or self.replies > outbound.max_backlog
                 or self.acks.length > outbound.max_acks
             )
         return self.state == CONNECTING
+
+    @property
+    def _held(self) -> bool:
+        """Whether the client waits for another to take its messages.
+
+        Who has messages to acknowledge itself is read all the same: else two could wait for each other.
+        """
+        return self.held_by is not None and cast(Session, self.session).under_way == 0
 
     # -- framing ------------------------------------------------------------
 

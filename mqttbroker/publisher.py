@@ -59,13 +59,13 @@ class Publisher:
             if target.session is origin and target.own_differs:
                 own = target.own
                 if own is not None:
-                    self.deliver(own, message, outgoing, gate)
+                    self.deliver(own, message, outgoing, gate, origin)
             else:
-                self.deliver(target, message, outgoing, gate)
+                self.deliver(target, message, outgoing, gate, origin)
         for group in route.groups:
             member = self.router.strategy.choose(group, message.topic)
             if member is not None:
-                self.deliver(member, message, outgoing, gate, group.whole)
+                self.deliver(member, message, outgoing, gate, origin, group.whole)
         for sink in route.streams:
             self._append(sink, message, gate)
         if message.retain:
@@ -108,8 +108,10 @@ class Publisher:
         message: Message,
         outgoing: Outgoing,
         gate: Optional[Gate],
+        origin: Optional[Session],
         group: Optional[Group] = None,
     ) -> None:
+        """Hand a message to one of those its route names; ``origin`` waits if that one cannot follow."""
         session = target.session
         qos: int = message.qos
         if target.qos < qos:
@@ -125,6 +127,8 @@ class Publisher:
         entry = session.offer(message, qos, retain, target.subscription_ids, gate, group)
         if entry is not None:
             cast(Connection, session.outlet).send_delivery(entry, outgoing, False)
+        elif origin is not None and session.crowded:
+            session.slow_down(origin)
 
     def pass_on(self, session: Session) -> None:
         """Give what a leaving member of shared subscriptions has not acknowledged to others."""
@@ -154,7 +158,7 @@ class Publisher:
                 old.expires_at,
             )
             outgoing = Outgoing(message.topic.encode("utf-8"), message, now)
-            self.deliver(member, message, outgoing, entry.gate, group)
+            self.deliver(member, message, outgoing, entry.gate, None, group)
             session.withdraw(entry)
 
     def _append(self, sink: StreamSink, message: Message, gate: Optional[Gate]) -> None:
@@ -173,7 +177,7 @@ class Publisher:
         route = self.router.route(topic.encode("utf-8"))
         outgoing = Outgoing(route.topic_bytes, message, now)
         for target in route.targets:
-            self.deliver(target, message, outgoing, None)
+            self.deliver(target, message, outgoing, None, None)
         if retain:
             self.retained.set(message, True, None)
 

@@ -340,6 +340,8 @@ def build_broker(
     )
     limits.max_inflight_unkept = wanted.max_inflight_unkept
     limits.queue_full = QUEUE_FULL[wanted.queue_full]
+    limits.crowded_queue_messages = wanted.crowded_queue_messages
+    limits.crowded_queue_bytes = wanted.crowded_queue_bytes
     limits.max_total_queued_messages = wanted.max_total_queued_messages
     limits.max_total_queued_bytes = wanted.max_total_queued_bytes
     limits.max_total_queue_memory_bytes = wanted.max_total_queue_memory_bytes
@@ -348,6 +350,7 @@ def build_broker(
     )
     shelf = Shelf(journal, limits)
     shelf.clock.now = time.time_ns() // 1000
+    shelf.throttles.patience = wanted.crowded_queue_wait
     terms = terms_of(settings, wanted, None)
     terms.redirect = redirect_of(settings)
     most = max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)

@@ -41,7 +41,9 @@ class Turn:
         self.submit = submit
         self.eager = eager
         self._scheduled = False
+        self._watching = False
         broker.outbound.wake = self.wake
+        broker.shelf.throttles.wake = self.watch
 
     def wake(self) -> None:
         """Have `flush` run at the end of this turn."""
@@ -88,6 +90,19 @@ class Turn:
     def tick(self) -> None:
         self.broker.tick(self.tell_time())
         self.wake()
+
+    def watch(self) -> None:
+        """Have no publisher wait too long for a client that is slow to take its messages."""
+        if not self._watching:
+            self._watching = True
+            self.loop.call_later(self.broker.shelf.throttles.patience / 2, self._look)
+
+    def _look(self) -> None:
+        throttles = self.broker.shelf.throttles
+        self._watching = False
+        throttles.look()
+        if throttles.active:
+            self.watch()
 
 
 def _flush(connection: Connection) -> None:
