@@ -79,6 +79,7 @@ class Metrics:
         """For prometheus-client."""
         broker = self.broker
         stats = broker.outbound.stats
+        throttles = broker.shelf.throttles
         info = GaugeMetricFamily(
             "mqttbroker_build_info",
             "Version, kind of build, and when acknowledgements leave.",
@@ -96,6 +97,7 @@ class Metrics:
             ("connections", "Network connections accepted.", stats.connections),
             ("protocol_errors", "Connections ended for breaking the protocol.", stats.protocol_errors),
             ("store_failures", "Commits that failed.", broker.journal.failures),
+            ("publisher_waits", "Times that a publisher had to wait for a crowded queue.", throttles.waits),
         )
         for name, text, value in counters:
             yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
@@ -114,6 +116,7 @@ class Metrics:
         yield dropped
         gauges = (
             ("clients_connected", "Clients connected now.", broker.clients.connected),
+            ("publishers_waiting", "Publishers that wait for a crowded queue now.", throttles.waiting),
             ("sessions", "Sessions, connected or not.", len(broker.registry)),
             ("subscriptions", "Subscriptions.", broker.router.subscriptions),
             ("retained_messages", "Retained messages.", len(broker.retained)),

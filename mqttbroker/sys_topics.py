@@ -85,6 +85,8 @@ class SysTopics:
             "store/messages/bytes": broker.retained.size,
             "queued/messages/count": broker.shelf.queued_messages,
             "queued/messages/bytes": broker.shelf.queued_bytes,
+            "publishers/waiting": broker.shelf.throttles.waiting,
+            "publishers/waits": broker.shelf.throttles.waits,
             "bytes/received": stats.bytes_received,
             "bytes/sent": stats.bytes_sent,
             "publish/messages/received": stats.publish_received,

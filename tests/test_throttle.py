@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 from core import Core, CoreClient
 from mqttbroker.entrance import Entrance
+from mqttbroker.metrics import Metrics
 from mqttbroker.packets import Connect, Disconnect, Puback, Publish, Subscribe, Subscription, decode
 from mqttbroker.properties import Properties
 from mqttbroker.protocol import Protocol
 from mqttbroker.security import Security
+from mqttbroker.sys_topics import SysTopics
 from mqttbroker.wire import SLICE, Turn, Wire
 from sessions.session import Session
+from test_metrics import samples
 from test_session import durable
 from test_wire import Loop, Timer, Transport
 
@@ -381,3 +384,15 @@ def test_the_keep_alive_of_who_waits_does_not_run_out(tmp_path: Path) -> None:
         assert not publisher.protocol.blocked
         core.advance(10)
         assert publisher.closed
+
+
+def test_waits_are_counted(plant: Plant) -> None:
+    crowd(plant)
+    metrics = Metrics(plant.core.broker, None)
+    found = samples(metrics.render())
+    assert (found["mqttbroker_publishers_waiting"], found["mqttbroker_publisher_waits_total"]) == (1, 1)
+    values = SysTopics(metrics, 10).values()
+    assert values["$SYS/broker/publishers/waiting"] == values["$SYS/broker/publishers/waits"] == "1"
+    plant.loop.wait(PATIENCE)
+    found = samples(metrics.render())
+    assert (found["mqttbroker_publishers_waiting"], found["mqttbroker_publisher_waits_total"]) == (0, 1)
