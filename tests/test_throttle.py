@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from core import Core, CoreClient
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mqttbroker.entrance import Entrance
 from mqttbroker.metrics import Metrics
 from mqttbroker.packets import Connect, Disconnect, Puback, Publish, Subscribe, Subscription, decode
@@ -19,7 +21,7 @@ from mqttbroker.sys_topics import SysTopics
 from mqttbroker.wire import SLICE, Turn, Wire
 from sessions.session import Session
 from test_metrics import samples
-from test_session import durable
+from test_session import drain, durable
 from test_wire import Loop, Timer, Transport
 
 WINDOW = 2
@@ -396,3 +398,67 @@ def test_waits_are_counted(plant: Plant) -> None:
     plant.loop.wait(PATIENCE)
     found = samples(metrics.render())
     assert (found["mqttbroker_publishers_waiting"], found["mqttbroker_publisher_waits_total"]) == (0, 1)
+
+
+# --- whatever happens ---------------------------------------------------------------------------------------------
+
+NAMES = ("a", "b", "c")
+EVENTS = [f"{event} {name}" for name in NAMES for event in ("publish", "take", "go", "come", "slow")]
+MORE = ["look", "look", "go p", "go p", "come p", "come p", *["publish p", "publish q"] * 4]
+
+
+def agree(core: Core) -> None:
+    """Who waits is connected, and waits for one that is connected too; the counts say the same."""
+    throttles = core.broker.shelf.throttles
+    holding = [session.throttle for session in core.broker.registry.sessions.values() if session.throttle is not None]
+    assert set(throttles.active) == {throttle for throttle in holding if throttle.feeders}
+    waiting = [feeder for throttle in holding for feeder in throttle.feeders]
+    assert len(waiting) == throttles.waiting
+    connections = list(core.broker.clients.connections)
+    assert set(waiting) == {connection for connection in connections if connection.held_by is not None}
+    assert all(feeder.held_by is not None and feeder in feeder.held_by.feeders for feeder in waiting)
+    for session in core.broker.registry.sessions.values():
+        assert session.outlet is not None or session.throttle is None
+
+
+@settings(max_examples=60)
+@given(steps=st.lists(st.sampled_from([*EVENTS, *MORE]), min_size=20, max_size=100))
+def test_nothing_is_left_whatever_happens(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
+    limits = {"crowded_queue_messages": 3, "crowded_queue_bytes": 2048, "max_queued_messages": 20}
+    with Core(tmp_path_factory.mktemp("throttle"), max_queue_memory_messages=4, **limits) as core:
+        clients: dict[str, CoreClient] = {}
+
+        def come(name: str, window: int) -> None:
+            # One of them has a session that ends with its connection.
+            clients[name] = core.connect(name, 4) if name == "c" else durable(core, name, window)
+            if name in NAMES:
+                clients[name].subscribe("t/" + name, options=1)
+
+        for name in (*NAMES, "p", "q"):
+            come(name, 2)
+        for step in steps:
+            event, _, name = step.partition(" ")
+            if event == "look":
+                core.broker.shelf.throttles.look()
+            elif event == "come":
+                come(name, 65535)
+            elif event == "slow":
+                come(name, 1)
+            elif clients[name].closed:
+                pass
+            elif event == "publish":
+                packets = [Publish(f"t/{to}", b"%0100d" % 1, 1, False, False, 1) for to in NAMES if to != name]
+                clients[name].send(*packets * 3)
+            elif event == "go":
+                clients[name].close()
+            else:
+                found = [packet for packet in clients[name].arrived() if isinstance(packet, Publish)]
+                clients[name].send(*(Puback(packet.packet_id) for packet in found))
+            agree(core)
+        for name, client in clients.items():
+            if client.closed:
+                come(name, 1)
+            drain(clients[name])
+        agree(core)
+        assert not any(connection.blocked for connection in core.broker.clients.connections)
+        assert core.broker.shelf.throttles.active == {} and core.broker.shelf.throttles.waiting == 0
