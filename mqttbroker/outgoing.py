@@ -12,7 +12,8 @@ from typing import Final, List
 
 from mypy_extensions import mypyc_attr
 
-from mqttbroker.frames import encode_publish
+from mqttbroker.frames import TWO_BYTES, encode_fixed_header, encode_publish
+from mqttbroker.properties import encode_varint
 from sessions.message import Message
 
 _FIRST_BYTES: Final[List[bytes]] = [b"\x30", b"\x32", b"\x34"]  # PUBLISH by QoS, no DUP, no RETAIN
@@ -110,18 +111,24 @@ class Outgoing:
         message = self.message
         properties: bytes = NO_BYTES
         if version >= 5:
-            # A clock that was set back gives no message more time than it came with.
-            now: int = max(self.now, message.timestamp)
-            properties = message.properties + expiry_property(message.expires_at, now) + own
+            properties = self._properties(own)
         return encode_publish(
             topic, message.payload, qos, retain, dup, packet_id, version, properties
         )
 
+    def _properties(self, own: bytes) -> bytes:
+        message = self.message
+        # A clock that was set back gives no message more time than it came with.
+        now: int = max(self.now, message.timestamp)
+        return message.properties + expiry_property(message.expires_at, now) + own
+
     def _split(self, version: int) -> None:
-        """Encode once and cut around the packet id."""
-        packet = self.encode(version, 1, False, False, 0, NO_BYTES)
-        body: int = 1
-        while packet[body] >= 128:
-            body += 1
-        topic_end: int = body + 3 + len(self.topic)
-        self.reuse(version, packet[1:topic_end], packet[:topic_end], packet[topic_end + 2 :])
+        """Encode once what goes around the packet id."""
+        topic = self.topic
+        tail: bytes = self.message.payload
+        if version >= 5:
+            properties = self._properties(NO_BYTES)
+            tail = b"".join((encode_varint(len(properties)), properties, tail))
+        size: int = 4 + len(topic) + len(tail)
+        head: bytes = b"".join((encode_fixed_header(0x32, size), TWO_BYTES[len(topic)], topic))
+        self.reuse(version, head[1:], head, tail)
