@@ -113,6 +113,7 @@ class Connection(Outlet):
         self.congested = False  # the socket took no more at the last flush
         self.backlog = 0  # bytes of PUBLISHes in the outbox
         self.replies = 0  # bytes of other packets in the outbox while congested
+        self.written = 0  # bytes of the first part in the outbox that left before
         self.acks = AckQueue()
         self.unanswered = 0  # PUBACKs and PUBCOMPs among them
         self.spare_gate: Optional[AckGate] = None
@@ -193,6 +194,9 @@ class Connection(Outlet):
     def take(self) -> bytes:
         """The bytes to write now."""
         parts = self.outbox
+        if self.written:
+            parts[0] = parts[0][self.written :]
+            self.written = 0
         data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
         self.outbound.stats.bytes_sent += len(data)
@@ -205,19 +209,36 @@ class Connection(Outlet):
         """Whether joining what waits would cost more than writing its parts."""
         return self.backlog > BULKY * len(self.outbox)
 
-    def take_parts(self) -> List[bytes]:
-        """The bytes to write now, in the parts in which they lie there."""
+    def take_parts(self, limit: int) -> List[Any]:
+        """``limit`` bytes to write now, or all, in the parts in which they lie there; the others stay."""
         parts = self.outbox
-        self.outbox = []
-        for part in parts:
-            self.outbound.stats.bytes_sent += len(part)
-        self.backlog = 0
-        self.replies = 0
-        return parts
+        taken: List[Any] = []
+        room: int = limit
+        count: int = 0
+        while room > 0 and count < len(parts):
+            part = parts[count]
+            start: int = self.written
+            left: int = len(part) - start
+            if left > room:
+                taken.append(memoryview(part)[start : start + room])
+                self.written = start + room
+                room = 0
+                break
+            taken.append(memoryview(part)[start:] if start else part)
+            self.written = 0
+            room -= left
+            count += 1
+        del parts[:count]
+        size: int = limit - room
+        self.outbound.stats.bytes_sent += size
+        self.backlog = max(0, self.backlog - size) if parts else 0
+        if not parts:
+            self.replies = 0
+        return taken
 
     def relieved(self) -> None:
         """The socket takes more: what waited for that goes on."""
-        if not self.ready:
+        if not self.ready and self.backlog <= self.outbound.max_backlog:
             self.ready = True
             session = self.session
             if session is not None and session.outlet is self:
@@ -234,6 +255,7 @@ class Connection(Outlet):
     def release(self) -> None:
         """The socket is gone: let go of what was to be sent."""
         self.outbox.clear()
+        self.written = 0
         self.acks.clear()
         self.spare_gate = None
 

@@ -25,6 +25,9 @@ log = logging.getLogger("mqttbroker")
 
 SLICE: Final = 16_384  # bytes that are taken without a look at the clock
 SHARE: Final = 0.002  # seconds in which more than that is taken from one client in a turn
+MUCH: Final = 131_072  # bytes after which a client is read no further in a turn: there may be as many again
+BULK: Final = 262_144  # bytes of what is bulky that leave for one client in a turn
+ALL_BULK: Final = 1_048_576  # bytes of it that leave for all clients in a turn
 LINGER: Final = 5.0  # seconds a closed connection may take to accept its last bytes
 
 
@@ -40,6 +43,7 @@ class Turn:
         self.loop = loop
         self.submit = submit
         self.eager = eager
+        self.room = 0  # bytes of what is bulky that may still leave in this turn
         self._scheduled = False
         self._watching = False
         broker.outbound.wake = self.wake
@@ -65,6 +69,7 @@ class Turn:
             self.wake()
         dirty = outbound.dirty
         outbound.dirty = []
+        self.room = ALL_BULK
         for connection in dirty:
             connection.dirty = False
             try:
@@ -73,6 +78,15 @@ class Turn:
                 connection.wire.on_error(connection)
         if self.eager or self.broker.journal.reading:
             self.write()
+
+    def write_bulk(self, connection: Connection, transport: Any) -> None:
+        """Write a part of what is bulky; the rest of it leaves in turns to come, and others' packets between them."""
+        share: int = min(BULK, self.room)
+        if share > 0:
+            self.room -= share
+            transport.writelines(connection.take_parts(share))
+        if connection.outbox and not connection.congested:
+            connection.touch()
 
     def write(self) -> None:
         """Hand the store what it is to write, if it is free."""
@@ -117,7 +131,7 @@ def _flush(connection: Connection) -> None:
         return
     if connection.outbox and not connection.congested:
         if connection.bulky:
-            transport.writelines(connection.take_parts())
+            wire.turn.write_bulk(connection, transport)
         else:
             transport.write(connection.take())
         if not connection.congested:
@@ -188,7 +202,8 @@ class Wire:
             now = self.turn.tell_time()
         if position >= size:
             self.rest = b""
-            return
+            if size < MUCH:
+                return
         self.taken = position
         if not self.paused and not self.closing:
             self.paused = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,20 @@ import pytest
 from core import Core
 from mqttbroker.connection import BULKY
 from mqttbroker.entrance import Entrance
-from mqttbroker.packets import Connect, Disconnect, Puback, Pubcomp, Publish, Pubrec, Pubrel, Subscribe, Subscription, decode
+from mqttbroker.packets import (
+    Connect,
+    Disconnect,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Subscribe,
+    Subscription,
+    decode,
+)
 from mqttbroker.security import Security
-from mqttbroker.wire import SLICE, Turn, Wire
+from mqttbroker.wire import ALL_BULK, BULK, MUCH, SLICE, Turn, Wire
 
 
 class Timer:
@@ -145,8 +157,12 @@ def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
     bulky = Publish("a/1", bytes(10 * BULKY), 1, False, False, 1)
     for packet in (Publish("a/0", b"before", 0), bulky, Publish("a/2", b"after", 0)):
         wire.data_received(packet.encode(5))
-    loop.turn()
-    assert max(map(len, wire.transport.parts)) > 10 * BULKY
+    written = [0]
+    while loop.soon:
+        loop.turn()
+        written.append(len(wire.transport.written))
+    assert len(wire.transport.parts) > 10 * BULKY // BULK
+    assert all(later - earlier <= BULK for earlier, later in pairwise(written))
     assert stats.bytes_sent - before == len(wire.transport.written)
     payloads, position = [], 0
     while position < len(wire.transport.written):
@@ -157,6 +173,57 @@ def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
     wire.data_received(Publish("a/1", b"small", 1, False, False, 2).encode(5))
     loop.turn()
     assert b"small" in wire.transport.written and len(wire.transport.parts) == parts
+
+
+@pytest.mark.parametrize("readers", [1, 10])
+def test_a_turn_writes_no_more_of_what_is_bulky_however_many_want_it(core: Core, readers: int) -> None:
+    loop = Loop()
+    turn = Turn(core.broker, loop, lambda _: None, True)
+    wires = [join(core, loop, turn, f"reader{number}") for number in range(readers)]
+    loop.turn()
+    for wire in wires:
+        wire.transport.written = b""
+    packet = Publish("a/1", bytes(5 * BULK), 0, packet_id=0).encode(5)
+    wires[0].data_received(packet)
+    before = 0
+    while loop.soon:
+        loop.turn()
+        after = sum(len(wire.transport.written) for wire in wires)
+        assert after - before <= min(ALL_BULK, readers * BULK) + BULKY
+        before = after
+    assert [wire.transport.written for wire in wires] == [packet] * readers
+
+
+def test_who_takes_no_more_is_not_asked_again_until_it_does(core: Core) -> None:
+    loop = Loop()
+    turn = Turn(core.broker, loop, lambda _: None, True)
+    wire = join(core, loop, turn, "slow")
+    loop.turn()
+    wire.transport.written = b""
+    packet = Publish("a/1", bytes(3 * BULK), 0).encode(5)
+    wire.data_received(packet)
+    wire.pause_writing()
+    while loop.soon:
+        loop.turn()
+    assert not wire.transport.written
+    wire.resume_writing()
+    loop.turn()
+    assert len(wire.transport.written) == BULK
+    wire.data_received(Publish("a/2", b"small", 0).encode(5))
+    while loop.soon:
+        loop.turn()
+    assert wire.transport.written == packet + Publish("a/2", b"small", 0).encode(5)
+
+
+def test_after_much_from_one_client_the_others_are_read(core: Core) -> None:
+    loop = Loop()
+    turn = Turn(core.broker, loop, lambda _: None, True)
+    wire = join(core, loop, turn, "loud")
+    loop.turn()
+    wire.data_received(Publish("a/1", bytes(MUCH), 0).encode(5)[:MUCH])
+    assert not wire.transport.reading
+    loop.turn()
+    assert wire.transport.reading
 
 
 @pytest.mark.parametrize("qos", [1, 2])
