@@ -51,6 +51,7 @@ COMPILED = [
     "mqttbroker/clients.py",
     "mqttbroker/admission.py",
     "mqttbroker/broker.py",
+    "mqttbroker/long_packet.py",
     "mqttbroker/intake.py",
     "mqttbroker/protocol.py",
     "mqttbroker/entrance.py",

@@ -174,6 +174,19 @@ class Connection(Outlet):
             self._mark()
         return True
 
+    def send_pieces(self, head: bytes, more: List[bytes], size: int) -> None:
+        """Queue a QoS 0 PUBLISH of ``size`` bytes in the pieces in which it came, or drop it."""
+        if self.backlog + size > self.outbound.max_backlog and self.congested:
+            self.outbound.stats.publish_dropped_slow += 1
+            return
+        self.send_publish(head, False)
+        self.outbox += more
+        rest: int = size - len(head)
+        self.outbound.stats.publish_bytes_sent += rest
+        self.backlog += rest
+        if self.backlog > self.outbound.max_backlog:
+            self.ready = False
+
     def send_numbered(self, head: bytes, packet_id: int, tail: bytes, size: int) -> None:
         """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes in the parts that others share with it."""
         backlog: int = self.backlog + size

@@ -8,10 +8,11 @@ This is the hot path: integer offsets into the buffer, and nothing is awaited.
 
 from __future__ import annotations
 
-from typing import Dict, Final, Optional, cast
+from typing import Dict, Final, List, Optional, cast
 
 from mqttbroker.broker import Broker
 from mqttbroker.connection import AckGate, Connection
+from mqttbroker.long_packet import total
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import encode_ack
 from mqttbroker.policy import Terms
@@ -59,8 +60,13 @@ class Intake(Connection):
         self.aliases.clear()
         self.last_route = None
 
-    def take_publish(self, data: bytes, start: int, body: int, end: int, first: int) -> None:
-        """A PUBLISH at ``data[start:end]`` whose variable header begins at ``body``."""
+    def take_publish(
+        self, data: bytes, start: int, body: int, end: int, first: int, more: Optional[List[bytes]] = None
+    ) -> None:
+        """A PUBLISH at ``data[start:end]`` whose variable header begins at ``body``.
+
+        Of a long one ``data`` holds that header, and ``more`` the pieces that follow ``data``.
+        """
         qos: int = (first >> 1) & 3
         if end - body < 2 or qos == 3 or (qos == 0 and first & 8):
             # [MQTT-3.3.1-2] [MQTT-3.3.1-4]
@@ -85,10 +91,9 @@ class Intake(Connection):
             else:
                 found = self._properties(data, rest, end)
                 payload = found.next
-                topic = self._apply(found, topic, data, end)
+                topic = self._apply(found, topic, data, end, more)
             if not topic:
                 raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")  # [MQTT-3.3.2-8]
-        broker = self.broker
         route = self._route(topic)
         stats = self.outbound.stats
         stats.publish_received += 1
@@ -99,23 +104,38 @@ class Intake(Connection):
             return
         reusable: bool = found is None or found.topic_alias == 0
         if first == 0x30 and reusable and route.direct:
-            self._forward(data[start:end], route, payload - start, found)
+            self._forward(data[start:end], route, payload - start, found, more)
             return
         if qos and reusable:
             if route.remaining != end - body:
                 route.remember(end - body, data[start + 1 : topic_end])
             if first & 9 == 0 and self._passes(route, qos, packet_id):
-                self._pass_on(data[rest:end], route, first, packet_id, payload - rest, found)
+                self._pass_on(data[rest:end], route, first, packet_id, payload - rest, found, more)
                 return
-        if qos and reusable:
-            outgoing = self._outgoing(route, data[rest:end], first, payload - rest, found)
+        tail: bytes = data[rest:end]
+        if more is not None:
+            tail = b"".join((tail, *more))
+        self._publish(tail, route, first, packet_id, payload - rest, found)
+
+    def _publish(
+        self,
+        tail: bytes,
+        route: Route,
+        first: int,
+        packet_id: int,
+        payload: int,
+        found: Optional[PublishProperties],
+    ) -> None:
+        """Any PUBLISH, by way of the message that it is; ``tail`` as in `_pass_on`."""
+        if first & 6 and (found is None or found.topic_alias == 0):
+            outgoing = self._outgoing(route, tail, first, payload, found)
         else:
-            message = self._message(route, data[payload:end], first, found)
+            message = self._message(route, tail[payload:] if payload else tail, first, found)
             outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
-        if qos:
+        if first & 6:
             self._acknowledged_publish(outgoing.message, route, outgoing, packet_id)
         else:
-            broker.publisher.publish(outgoing.message, route, outgoing, self.session, None)
+            self.broker.publisher.publish(outgoing.message, route, outgoing, self.session, None)
 
     def _message(
         self, route: Route, payload: bytes, first: int, found: Optional[PublishProperties]
@@ -142,11 +162,18 @@ class Intake(Connection):
         )
 
     def _forward(
-        self, packet: bytes, route: Route, payload: int, found: Optional[PublishProperties]
+        self,
+        packet: bytes,
+        route: Route,
+        payload: int,
+        found: Optional[PublishProperties],
+        more: Optional[List[bytes]],
     ) -> None:
         """QoS 0, not retained: what came in is what goes out, wherever it may."""
         version: int = self.version
         size: int = len(packet)
+        if more is not None:
+            size += total(more)
         session = self.session
         outgoing: Optional[Outgoing] = None
         for target in route.targets:
@@ -161,12 +188,16 @@ class Intake(Connection):
                 target = own
             if target.plain and connection.plain_version == version:
                 if size <= connection.maximum_packet_size:
-                    connection.send_publish(packet, True)
+                    if more is None:
+                        connection.send_publish(packet, True)
+                    else:
+                        connection.send_pieces(packet, more, size)
                 else:
                     self.outbound.stats.publish_dropped_too_large += 1
                 continue
             if outgoing is None:
-                message = self._message(route, packet[payload:], 0x30, found)
+                whole = packet if more is None else b"".join((packet, *more))
+                message = self._message(route, whole[payload:], 0x30, found)
                 outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
             connection.send_at_most_once(outgoing, False, target.subscription_ids)
 
@@ -196,13 +227,17 @@ class Intake(Connection):
         packet_id: int,
         payload: int,
         found: Optional[PublishProperties],
+        more: Optional[List[bytes]],
     ) -> None:
         """QoS 1 or 2 that nobody keeps: what came in is what goes out, but for the packet id.
 
-        ``tail`` is what follows that; in it the payload begins at ``payload``.
+        ``tail`` is what follows that, and ``more`` what follows that of a long packet; in it the payload begins
+        at ``payload``.
         """
         version: int = self.version
         size: int = len(route.head) + 2 + len(tail)
+        if more is not None:
+            size += total(more)
         qos: int = first >> 1
         qos &= 3
         session = cast(Session, self.session)
@@ -228,12 +263,15 @@ class Intake(Connection):
                     if number:
                         head = route.head if granted == 1 else route.head2
                         connection.send_numbered(head, number, tail, size)
+                        if more is not None:
+                            connection.outbox += more
                         continue
             if outgoing is None:
-                outgoing = self._outgoing(route, tail, first, payload, found)
+                whole = tail if more is None else b"".join((tail, *more))
+                outgoing = self._outgoing(route, whole, first, payload, found)
             self.broker.publisher.deliver(target, outgoing.message, outgoing, None, session)
         if route.groups:
-            self._share(tail, route, first, payload, found)
+            self._share(tail if more is None else b"".join((tail, *more)), route, first, payload, found)
         kind = PUBACK if qos == 1 else PUBREC
         if route.matched:
             self.send_ack(kind, packet_id)
@@ -296,7 +334,7 @@ class Intake(Connection):
         found: Optional[PublishProperties],
     ) -> Outgoing:
         """The message of a packet that ends in ``tail``, with the parts of it that may be used again."""
-        message = self._message(route, tail[payload:], first, found)
+        message = self._message(route, tail[payload:] if payload else tail, first, found)
         outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
         outgoing.reuse(self.version, route.middle, route.head, tail)
         return outgoing
@@ -377,11 +415,17 @@ class Intake(Connection):
         return found
 
     def _apply(
-        self, found: PublishProperties, topic: bytes, data: bytes, end: int
+        self,
+        found: PublishProperties,
+        topic: bytes,
+        data: bytes,
+        end: int,
+        more: Optional[List[bytes]],
     ) -> bytes:
         """Check the payload against its format, and give the topic the packet is for."""
         if found.payload_format == 1:
-            _check_text(data[found.next : end])
+            payload: bytes = data[found.next : end]
+            _check_text(payload if more is None else b"".join((payload, *more)))
         alias: int = found.topic_alias
         if alias == 0:
             return topic

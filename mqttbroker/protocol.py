@@ -22,6 +22,7 @@ from mqttbroker.connection import (
     CONNECTING,
 )
 from mqttbroker.intake import Intake
+from mqttbroker.long_packet import LONG, LongPacket, payload_start
 from mqttbroker.packets import (
     Auth,
     Connack,
@@ -101,6 +102,7 @@ class Protocol(Intake):
         self.last_received = now
         self.accepted = now
         self._partial = bytearray()  # an incomplete packet
+        self._long: Optional[LongPacket] = None  # one that is incomplete and long
         self._needed = 2  # bytes it takes until looking again makes sense
         self._flags = 15  # those of a fixed header that count
         broker.clients.connections[self] = True
@@ -141,6 +143,8 @@ class Protocol(Intake):
         try:
             if self._partial:
                 position = self._complete(data, position)
+            elif self._long is not None:
+                position = self._lengthen(self._long, data, position)
             if position < size:
                 position = self._walk(data, position, size if stop < 0 else stop)
         except MQTTError as error:
@@ -177,7 +181,33 @@ class Protocol(Intake):
             packet = bytes(self._partial)
             self._partial = bytearray()
             self._walk(packet, 0, len(packet))
+            if self._long is not None and position < size:
+                return self._lengthen(self._long, data, position)
         return position
+
+    def _lengthen(self, packet: LongPacket, data: bytes, position: int) -> int:
+        """Give a long PUBLISH what it lacks and no more, and handle it when it is whole; gives where that ends."""
+        size: int = len(data)
+        end: int = min(size, position + packet.missing)
+        packet.add(data if end - position == size else data[position:end])
+        if packet.missing > 0:
+            return end
+        self._long = None
+        if self.state != CONNECTED:
+            return end
+        pieces = packet.take()
+        head = pieces[0]
+        body: int = 1
+        while head[body] >= 128:
+            body += 1
+        body += 1
+        if payload_start(head, body, (head[0] >> 1) & 3, self.version) > len(head):
+            whole = b"".join(pieces)
+            self._walk(whole, 0, len(whole))
+            return end
+        self.take_publish(head, 0, body, packet.size, head[0], pieces[1:])
+        self.outbound.stats.messages_received += 1
+        return end
 
     def _walk(self, data: bytes, position: int, stop: int) -> int:
         """Handle the complete packets that begin before ``stop``; keep one that is incomplete.  Gives where it ended."""
@@ -237,8 +267,15 @@ class Protocol(Intake):
         if position >= stop:
             return position
         if self.state != CLOSED:
-            self._partial += data[position:] if position else data
+            self._keep(data[position:] if position else data)
         return size
+
+    def _keep(self, data: bytes) -> None:
+        """The beginning of a packet; the rest of it is to come."""
+        if self._needed >= LONG and data[0] >> 4 == PUBLISH and self.state == CONNECTED:
+            self._long = LongPacket(data, self._needed)
+        else:
+            self._partial += data
 
     def _check_connect_size(self, first: int, data: bytes, body: int, size: int) -> None:
         if self.state == AWAIT_CONNECT and size > self.terms.max_connect_size:
@@ -377,6 +414,7 @@ class Protocol(Intake):
         super().release()
         self.broker.admissions.forget(self)
         self._partial = bytearray()
+        self._long = None
         self.topic_aliases.clear()
 
     def _reject(self, error: MQTTError) -> None:

@@ -12,6 +12,7 @@ import pytest
 from core import Core
 from mqttbroker.connection import BULKY
 from mqttbroker.entrance import Entrance
+from mqttbroker.long_packet import PIECE
 from mqttbroker.packets import (
     Connect,
     Disconnect,
@@ -22,6 +23,7 @@ from mqttbroker.packets import (
     Pubrel,
     Subscribe,
     Subscription,
+    Unsubscribe,
     decode,
 )
 from mqttbroker.security import Security
@@ -173,6 +175,27 @@ def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
     wire.data_received(Publish("a/1", b"small", 1, False, False, 2).encode(5))
     loop.turn()
     assert b"small" in wire.transport.written and len(wire.transport.parts) == parts
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_what_came_in_long_pieces_leaves_in_them(core: Core, qos: int) -> None:
+    loop = Loop()
+    turn = Turn(core.broker, loop, lambda _: None, True)
+    reader, writer = join(core, loop, turn, "reader"), join(core, loop, turn, "writer")
+    for wire in (reader, writer):
+        wire.data_received((Unsubscribe(2, ["a/+"]) if wire is writer else Subscribe(2, [Subscription("a/+", qos)])).encode(5))
+    loop.turn()
+    packet = Publish("a/1", bytes(range(250)) * 8000, qos, packet_id=1 if qos else 0).encode(5)
+    reader.transport.written, before = b"", core.broker.outbound.stats.publish_bytes_sent
+    pieces = [packet[at : at + 2 * PIECE] for at in range(0, len(packet), 2 * PIECE)]
+    for piece in pieces:
+        writer.data_received(piece)
+        loop.turn()
+    while loop.soon:
+        loop.turn()
+    assert reader.transport.written == packet  # the first packet identifier is 1 on either side
+    assert core.broker.outbound.stats.publish_bytes_sent - before == len(packet)
+    assert {id(part.obj if isinstance(part, memoryview) else part) for part in reader.transport.parts} >= set(map(id, pieces[1:]))
 
 
 @pytest.mark.parametrize("readers", [1, 10])
