@@ -87,8 +87,8 @@ def greedy(port: int, ended: threading.Event, topic_filter: str) -> str:
     return f"took {size / 1e6:.0f} MB in {times} subscriptions"
 
 
-def heavy(port: int, ended: threading.Event) -> str:
-    """Packets of 10 MB from one client to one that reads, one after the other."""
+def heavy(port: int, ended: threading.Event, rate: float = 0) -> str:
+    """Packets of 10 MB from one client to one that reads, so many a second or one after the other."""
     reader = client(port, "heavy-reader")
     reader.sendall(subscribe("heavy/#", 1))
     writer = client(port, "heavy-writer")
@@ -111,7 +111,7 @@ def heavy(port: int, ended: threading.Event) -> str:
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
-    while not ended.is_set():
+    while not ended.wait(1 / rate if rate else 0):
         writer.sendall(packet)
         writer.recv(4, socket.MSG_WAITALL)
         sent += 1
@@ -143,7 +143,8 @@ ABUSES: dict[str, tuple[str, Callable[[int, threading.Event], str]]] = {
     "deaf-q1": ("a subscriber that stops reading, QoS 1", lambda port, ended: deaf(port, ended, 1)),
     "hash": ("`#` over all retained", lambda port, ended: greedy(port, ended, "#")),
     "plus": ("`a/+/b` over all retained", lambda port, ended: greedy(port, ended, "a/+/b")),
-    "heavy": ("packets of 10 MB", heavy),
+    "heavy": ("packets of 10 MB, one after the other", heavy),
+    "heavy-10": ("packets of 10 MB, ten a second", lambda port, ended: heavy(port, ended, 10)),
     "hung": ("logins that hash for long, SCRAM half way", hung),
 }
 
