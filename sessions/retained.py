@@ -103,8 +103,8 @@ class RetainedScan:
         """Up to `limit` messages that live at `now` (µs since the Unix epoch), for bounded work;
         an empty list is the end only when `done`."""
         found: List[Message] = []
-        for _, value in self._scan.take_within(limit, 4 * limit):
-            message = cast(Message, value)
+        for stored in self._scan.take_within(limit, 4 * limit):
+            message = cast(Message, stored.value)
             if message.expires_at != 0 and message.expires_at <= now:
                 self._retained.expire(message)
             else:

@@ -16,27 +16,27 @@ from typing import Optional
 from topic_matcher.filters import matches
 
 
-class _Leaf:
-    """One stored topic."""
+class Stored:
+    """One stored topic and its value, as they are until the tree changes."""
 
     def __init__(self, topic: str, value: object) -> None:
         self.topic = topic  # "" on a branch that is no topic itself
         self.value = value
         self.live = True  # False: ``next`` is the entry to go on with
-        self.next: Optional[_Leaf] = None
-        self.previous: Optional[_Leaf] = None
+        self.next: Optional[Stored] = None
+        self.previous: Optional[Stored] = None
 
 
-class _Branch(_Leaf):
+class _Branch(Stored):
     """A level that topics go on from; perhaps a topic itself."""
 
     def __init__(self, topic: str, value: object) -> None:
         super().__init__(topic, value)
-        self.children: dict[str, _Leaf] = {}
-        self.first: Optional[_Leaf] = None
-        self.last: Optional[_Leaf] = None
+        self.children: dict[str, Stored] = {}
+        self.first: Optional[Stored] = None
+        self.last: Optional[Stored] = None
 
-    def append(self, level: str, child: _Leaf) -> None:
+    def append(self, level: str, child: Stored) -> None:
         self.children[level] = child
         child.previous = self.last
         if self.last is None:
@@ -60,7 +60,7 @@ class _Branch(_Leaf):
         child.live = False
         child.previous = None
 
-    def replace(self, level: str, child: _Leaf) -> None:
+    def replace(self, level: str, child: Stored) -> None:
         """Put ``child`` in the place of the one at ``level``; scans waiting there move over."""
         old = self.children[level]
         self.children[level] = child
@@ -87,44 +87,55 @@ class Scan:
         self._levels: list[str] = topic_filter.split("/")
         # One frame per wildcard level that is being walked: the entry to visit next, and the
         # filter level the entry's own children answer to.
-        self._waiting: list[Optional[_Leaf]] = []
-        self._depths: list[int] = []
-        self._found: list[tuple[str, object]] = []
-        self._visit(root, 0)
+        self._waiting: list[Optional[Stored]] = [root]
+        self._depths: list[int] = [0]
+        self._found: list[Stored] = []
 
     @property
     def done(self) -> bool:
         """True when nothing is left to visit."""
-        return not self._waiting and not self._found
+        return not self._waiting
 
-    def take(self, limit: int) -> list[tuple[str, object]]:
-        """Up to ``limit`` (at least 1) more topics with their values; [] when there are none."""
-        taken: list[tuple[str, object]] = []
+    def take(self, limit: int) -> list[Stored]:
+        """Up to ``limit`` (at least 1) more topics; [] when there are none."""
+        taken: list[Stored] = []
         while not taken and not self.done:
             taken = self.take_within(limit, 1024)
         return taken
 
-    def take_within(self, limit: int, visits: int) -> list[tuple[str, object]]:
+    def take_within(self, limit: int, visits: int) -> list[Stored]:
         """``take`` that gives up after about ``visits`` entries; [] is the end only if ``done``.
 
         For filters like ``+/+/rare``, which visit far more than they find.
         """
-        found = self._found
-        while len(found) < limit and visits > 0 and self._waiting:
-            visits -= 1
-            entry = self._waiting[-1]
-            while entry is not None and not entry.live:
-                entry = entry.next
-            if entry is None:
-                self._waiting.pop()
-                self._depths.pop()
-                continue
-            self._waiting[-1] = entry.next
-            self._visit(entry, self._depths[-1])
-        self._found = found[limit:]
-        return found[:limit]
+        found: list[Stored] = []
+        self._found = found
+        waiting = self._waiting
+        depths = self._depths
+        levels = self._levels
+        while waiting and visits > 0 and len(found) < limit:
+            entry = waiting.pop()
+            depth = depths.pop()
+            rest = depth < len(levels) and levels[depth] == "#"
+            while entry is not None and visits > 0 and len(found) < limit:
+                after = entry.next
+                if entry.live:
+                    visits -= 1
+                    if rest and not isinstance(entry, _Branch) and entry.topic[0] != "$":
+                        found.append(entry)
+                    else:
+                        waiting.append(after)
+                        depths.append(depth)
+                        self._visit(entry, depth)
+                        entry = None
+                        break
+                entry = after
+            if entry is not None:
+                waiting.append(entry)
+                depths.append(depth)
+        return found
 
-    def _visit(self, entry: _Leaf, depth: int) -> None:
+    def _visit(self, entry: Stored, depth: int) -> None:
         """Note the entry if it matches, go to what is below; ``depth`` levels are matched."""
         levels = self._levels
         while isinstance(entry, _Branch):
@@ -148,14 +159,11 @@ class Scan:
                 return
             entry = child
             depth += 1
-        if depth < len(levels) and levels[depth] == "#" and entry.topic[0] != "$":
-            self._found.append((entry.topic, entry.value))  # what follows does not matter
-        else:
-            self._note(entry)
+        self._note(entry)
 
-    def _note(self, entry: _Leaf) -> None:
+    def _note(self, entry: Stored) -> None:
         if matches(self._filter, entry.topic):
-            self._found.append((entry.topic, entry.value))
+            self._found.append(entry)
 
 
 class TopicTree:
@@ -178,7 +186,7 @@ class TopicTree:
             level = levels[depth]
             child = branch.children.get(level)
             if child is None:
-                branch.append(level, _Leaf(topic, value))
+                branch.append(level, Stored(topic, value))
                 self._size += 1
                 return
             if not isinstance(child, _Branch):
@@ -211,7 +219,7 @@ class TopicTree:
         """Take a topic out: its value, or None if it was not stored."""
         levels = topic.split("/")
         branches: list[_Branch] = [self._root]
-        entry: Optional[_Leaf] = None
+        entry: Optional[Stored] = None
         for level in levels:
             entry = branches[-1].children.get(level)
             if not isinstance(entry, _Branch):
@@ -231,10 +239,10 @@ class TopicTree:
             branches[-1].remove(levels[len(branches) - 1])
         return value
 
-    def match(self, topic_filter: str) -> list[tuple[str, object]]:
+    def match(self, topic_filter: str) -> list[Stored]:
         """All stored topics that match a valid, not shared filter."""
         scan = self.scan(topic_filter)
-        found: list[tuple[str, object]] = []
+        found: list[Stored] = []
         while not scan.done:
             found.extend(scan.take(4096))
         return found
@@ -244,7 +252,7 @@ class TopicTree:
         return Scan(self._root, topic_filter)
 
 
-def _split(branch: _Branch, leaf: _Leaf, levels: list[str], depth: int) -> _Branch:
+def _split(branch: _Branch, leaf: Stored, levels: list[str], depth: int) -> _Branch:
     """Make the leaf at ``levels[depth]`` branches as far as its topic goes along ``levels``."""
     own = leaf.topic.split("/")
     top = _Branch("", None)
@@ -259,6 +267,6 @@ def _split(branch: _Branch, leaf: _Leaf, levels: list[str], depth: int) -> _Bran
         lowest.topic = leaf.topic
         lowest.value = leaf.value
     else:
-        lowest.append(own[below], _Leaf(leaf.topic, leaf.value))
+        lowest.append(own[below], Stored(leaf.topic, leaf.value))
     branch.replace(levels[depth], top)
     return top
