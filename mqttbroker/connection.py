@@ -13,14 +13,15 @@ from __future__ import annotations
 
 from typing import Any, Dict, Final, List, Optional, cast
 
-from mqttbroker.frames import SHORT_ACKS, TWO_BYTES
+from mqttbroker.frames import SHORT_ACKS, TWO_BYTES, encode_fixed_header
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import Disconnect, encode_ack
 from mqttbroker.policy import Challenge, Terms
-from mqttbroker.properties import Properties
+from mqttbroker.properties import Properties, encode_varint
 from mqttbroker.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
 from sessions.delivery import Delivery, Outlet
 from sessions.journal import Gate
+from sessions.message import Message
 from sessions.session import Session
 from sessions.shelf import Clock
 
@@ -34,6 +35,9 @@ AUTHENTICATING: Final = 4  # an AUTH of the client is awaited
 # Of a client that has none yet; most never have, and each takes 64 bytes. Never filled: who has one makes its own.
 _NO_DECISIONS: Final[Dict[str, bool]] = {}
 _NO_ALIASES: Final[Dict[bytes, int]] = {}
+
+# The fixed header of a short retained PUBLISH at QoS 0, by Remaining Length.
+_RETAINED: Final[List[bytes]] = [bytes((0x31, remaining)) for remaining in range(128)]
 
 PUBLISH_OVERHEAD: Final = 24  # bytes of a PUBLISH, at most, beside topic, payload and properties
 BULKY: Final = 65_536  # bytes of a part, on average, from which on it is not joined with others
@@ -157,7 +161,27 @@ class Connection(Outlet):
 
     def send_publish(self, packet: bytes, droppable: bool) -> bool:
         """Queue a PUBLISH; ``droppable`` at QoS 0.  False if it was dropped."""
-        size: int = len(packet)
+        if not self._admit(len(packet), droppable):
+            return False
+        self.outbox.append(packet)
+        return True
+
+    def send_pieces(self, head: bytes, more: List[bytes], size: int) -> None:
+        """Queue a QoS 0 PUBLISH of ``size`` bytes in the pieces in which it came, or drop it."""
+        if self._admit(size, True):
+            self.outbox.append(head)
+            self.outbox += more
+
+    def send_numbered(self, head: bytes, packet_id: int, tail: bytes, size: int) -> None:
+        """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes in the parts that others share with it."""
+        self._admit(size, False)
+        outbox = self.outbox
+        outbox.append(head)
+        outbox.append(TWO_BYTES[packet_id])
+        outbox.append(tail)
+
+    def _admit(self, size: int, droppable: bool) -> bool:
+        """Count a PUBLISH of ``size`` bytes, which the caller queues; False if it is dropped."""
         backlog: int = self.backlog + size
         if backlog > self.outbound.max_backlog:
             if droppable and self.congested:
@@ -169,40 +193,9 @@ class Connection(Outlet):
         stats.messages_sent += 1
         stats.publish_sent += 1
         stats.publish_bytes_sent += size
-        self.outbox.append(packet)
         if not self.dirty:
             self._mark()
         return True
-
-    def send_pieces(self, head: bytes, more: List[bytes], size: int) -> None:
-        """Queue a QoS 0 PUBLISH of ``size`` bytes in the pieces in which it came, or drop it."""
-        if self.backlog + size > self.outbound.max_backlog and self.congested:
-            self.outbound.stats.publish_dropped_slow += 1
-            return
-        self.send_publish(head, False)
-        self.outbox += more
-        rest: int = size - len(head)
-        self.outbound.stats.publish_bytes_sent += rest
-        self.backlog += rest
-        if self.backlog > self.outbound.max_backlog:
-            self.ready = False
-
-    def send_numbered(self, head: bytes, packet_id: int, tail: bytes, size: int) -> None:
-        """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes in the parts that others share with it."""
-        backlog: int = self.backlog + size
-        self.backlog = backlog
-        if backlog > self.outbound.max_backlog:
-            self.ready = False
-        stats = self.outbound.stats
-        stats.messages_sent += 1
-        stats.publish_sent += 1
-        stats.publish_bytes_sent += size
-        outbox = self.outbox
-        outbox.append(head)
-        outbox.append(TWO_BYTES[packet_id])
-        outbox.append(tail)
-        if not self.dirty:
-            self._mark()
 
     def take(self) -> bytes:
         """The bytes to write now."""
@@ -300,6 +293,33 @@ class Connection(Outlet):
             self.outbound.stats.publish_dropped_too_large += 1
             return
         self.send_publish(packet, True)
+
+    def send_retained(self, message: Message, own: bytes) -> None:
+        """A retained message at QoS 0, in its parts."""
+        if self.topic_alias_maximum or message.expires_at:
+            outgoing = Outgoing(message.topic.encode("utf-8"), message, self.outbound.clock.now)
+            self.send_at_most_once(outgoing, True, own)
+            return
+        topic = message.topic.encode("utf-8")
+        payload = message.payload
+        properties: bytes = NO_BYTES
+        remaining: int = 2 + len(topic) + len(payload)
+        if self.version >= 5:
+            properties = message.properties + own
+            properties = encode_varint(len(properties)) + properties
+            remaining += len(properties)
+        head: bytes = _RETAINED[remaining] if remaining < 128 else encode_fixed_header(0x31, remaining)
+        size: int = len(head) + remaining
+        if size > self.maximum_packet_size:  # [MQTT-3.1.2-25]
+            self.outbound.stats.publish_dropped_too_large += 1
+        elif self._admit(size, True):
+            outbox = self.outbox
+            outbox.append(head)
+            outbox.append(TWO_BYTES[len(topic)])
+            outbox.append(topic)
+            if properties:
+                outbox.append(properties)
+            outbox.append(payload)
 
     def send_passing(self, outgoing: Outgoing, qos: int, retain: bool, own: bytes) -> bool:
         """A QoS 1 or 2 delivery that nobody keeps; false if it has to be offered to the session."""

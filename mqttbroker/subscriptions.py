@@ -261,30 +261,43 @@ class Replay:
         if not self._held:
             self._held = scan.take(REPLAY_MESSAGES, self.connection.outbound.clock.now)
             self._held.reverse()
-        moved = not self._held
-        while self._held and self.ready:
-            if session.queued_messages and not session.takes(self._held[-1].size, session.open):
-                break
-            self._send(subscription, self._held.pop())
-            moved = True
-        if scan.done and not self._held:
+        before = len(self._held)
+        self._send(subscription)
+        after = len(self._held)
+        if scan.done and not after:
             session.unseen.popleft()
             self._scan = None
-        return moved
+        return after < before or not before
 
-    def _send(self, subscription: Subscription, message: Message) -> None:
-        connection = self.connection
+    def _send(self, subscription: Subscription) -> None:
+        """Send of what is held as much as the client takes."""
+        held = self._held
         session = self.session
-        if self.rules.restrictive and not self.rules.may_read(session, message.topic):
-            return
-        own = NO_BYTES
+        connection = self.connection
+        restrictive: bool = self.rules.restrictive
+        granted: int = subscription.qos
+        own: bytes = NO_BYTES
         if subscription.identifier:
             own = b"\x0b" + encode_varint(subscription.identifier)
-        qos = min(message.qos, subscription.qos)
+        ready: bool = self.ready
+        while held and ready:
+            message = held[-1]
+            if session.queued_messages and not session.takes(message.size, session.open):
+                return
+            held.pop()
+            if restrictive and not self.rules.may_read(session, message.topic):
+                continue
+            if granted == 0 or message.qos == 0:
+                connection.send_retained(message, own)
+                ready = connection.ready
+            else:
+                self._offer(message, message.qos if message.qos < granted else granted, own)
+                ready = self.ready
+
+    def _offer(self, message: Message, qos: int, own: bytes) -> None:
+        """Send a message at QoS 1 or 2, or have the session keep it until it can be sent."""
+        connection = self.connection
         outgoing = Outgoing(message.topic.encode("utf-8"), message, connection.outbound.clock.now)
-        if qos == 0:
-            connection.send_at_most_once(outgoing, True, own)
-            return
         if connection.send_passing(outgoing, qos, True, own):
             return
         # The store counts the queue entries of a message, so this delivery gets its own.
@@ -298,7 +311,7 @@ class Replay:
             message.timestamp,
             message.expires_at,
         )
-        entry = session.offer(copy, qos, True, own, None)
+        entry = self.session.offer(copy, qos, True, own, None)
         if entry is not None:
             connection.send_delivery(entry, outgoing, False)
 

@@ -116,6 +116,31 @@ def test_a_replay_ends_with_its_subscription_and_another_begins_anew(tmp_path: P
 
 
 @pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("identifier", [0, 300])
+def test_at_qos_0_a_retained_message_is_what_the_codec_makes_of_it(tmp_path: Path, version: int, identifier: int) -> None:
+    properties = [Properties(), Properties(), Properties()]
+    properties[1].content_type, properties[1].user_properties = "text/plain", [("a", "1"), ("a", "")]
+    properties[2].message_expiry_interval = 60
+    sent = [
+        Publish(f"tö/{'é' * size}/{number}", b"x" * size, 0, True, properties=given)
+        for size in (1, 30, 59, 60, 61, 62, 127, 16_384)
+        for number, given in enumerate(properties)
+    ]
+    with Core(tmp_path) as core:
+        core.connect("p").send(*sent)
+        wanted = Properties()
+        if identifier and version == 5:
+            for one in (wanted, *properties):
+                one.subscription_identifiers = [identifier]
+        client = core.connect("c", version)
+        client.send(Subscribe(1, [Subscription("#", 0)], wanted))
+        client.expect(Suback)
+        found = [packet.encode(version) for packet in client.arrived()]
+        assert sorted(found) == sorted(packet.encode(version) for packet in sent)
+        assert core.broker.outbound.stats.publish_bytes_sent == sum(map(len, found))
+
+
+@pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [1, 2])
 def test_what_is_too_large_for_a_client_takes_no_place_in_its_window(tmp_path: Path, version: int, qos: int) -> None:
     with Core(tmp_path) as core:
