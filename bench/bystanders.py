@@ -98,7 +98,7 @@ def heavy(port: int, ended: threading.Event, rate: float = 0) -> str:
     sent = 0
 
     def read() -> None:
-        seen = 0
+        seen = taken = 0
         with suppress(OSError):
             while True:
                 got = len(reader.recv(1 << 20))
@@ -107,7 +107,8 @@ def heavy(port: int, ended: threading.Event, rate: float = 0) -> str:
                 seen += got
                 if seen >= len(packet):
                     seen -= len(packet)
-                    reader.sendall(b"\x40\x02" + (sent % 1000 + 1).to_bytes(2, "big"))
+                    taken += 1
+                    reader.sendall(b"\x40\x02" + taken.to_bytes(2, "big"))
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
