@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """What well-behaved clients notice of one that is not: 50 pairs at 20 messages per second beside each kind of abuse.
 
-    python bench/bystanders.py [--seconds 10] [--rounds 3] [--retained 1000000] [NAME ...]
+    python bench/bystanders.py [--seconds 10] [--rounds 3] [--retained 1000000] [--control] [NAME ...]
 
 Rule: quiet runs stand between the others on the same broker, so that what else the machine does strikes all; a figure
-is the median over the rounds. Latency is of the bystanders; a hold is the CPU time for which the broker's loop served
+is the median over the rounds. With ``--control`` the same abuse also strikes another broker on the machine: what the
+bystanders notice of that is the machine's, for want of processors, and no broker's. Latency is of the bystanders; a hold is the CPU time for which the broker's loop served
 nobody else (bench/probe.py). BENCH_SOURCE names another tree of the broker.
 """
 
@@ -193,8 +194,11 @@ def slow_password(directory: Path) -> Path:
 
 
 class Runs:
-    def __init__(self, broker: pauses.Probed, seconds: float) -> None:
+    """Runs on one broker; ``target`` is the one that is abused."""
+
+    def __init__(self, broker: pauses.Probed, target: pauses.Probed, seconds: float) -> None:
         self.broker = broker
+        self.target = target
         self.seconds = seconds
         self.program = runner.build_generator().command
         self.latencies: dict[str, list[tuple[float, float]]] = {}
@@ -203,12 +207,12 @@ class Runs:
 
     def one(self, name: str) -> None:
         """The bystanders, quiet or beside one abuse."""
-        settle(self.broker)
+        settle(self.target)
         ended = threading.Event()
         said: list[str] = []
         abuse = None
         if name:
-            abuse = threading.Thread(target=lambda: said.append(ABUSES[name][1](self.broker.port, ended)), daemon=True)
+            abuse = threading.Thread(target=lambda: said.append(ABUSES[name][1](self.target.port, ended)), daemon=True)
             abuse.start()
             time.sleep(1)
         start = time.monotonic()
@@ -222,6 +226,10 @@ class Runs:
         assert isinstance(latency, dict)
         self.latencies.setdefault(name, []).append((latency["p50"] / 1000, latency["p99"] / 1000))
 
+    def p99(self, name: str) -> float:
+        """Milliseconds, the median over the rounds."""
+        return statistics.median(p99 for _, p99 in self.latencies[name])
+
 
 def main() -> None:
     options = argparse.ArgumentParser()
@@ -229,6 +237,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=10)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--retained", type=int, default=1_000_000)
+    options.add_argument("--control", action="store_true", help="abuse another broker, too")
     given = options.parse_args()
     names = given.names or list(ABUSES)
     with tempfile.TemporaryDirectory() as directory:
@@ -236,23 +245,35 @@ def main() -> None:
         settings = {"MQTTBROKER_ALLOW_ANONYMOUS": "true", "MQTTBROKER_PASSWORD_FILE": str(passwords)}
         settings["MQTTBROKER_LIMITS__MAX_RETAINED_MESSAGES"] = "2000000"
         broker = pauses.Probed(Path(directory), settings)
+        other = broker
+        if given.control:
+            (Path(directory) / "other").mkdir()
+            other = pauses.Probed(Path(directory) / "other", settings)
+            fill(other.port, given.retained)
         start = time.monotonic()
         took = fill(broker.port, given.retained)
         filled = (start, time.monotonic())
-        runs = Runs(broker, given.seconds)
+        runs = Runs(broker, broker, given.seconds)
+        control = Runs(broker, other, given.seconds)
         for _ in range(given.rounds):
             for name in names:
                 runs.one("")
                 runs.one(name)
+                if given.control:
+                    control.one(name)
         events = broker.end()
-    print(f"{given.retained} retained in {took:.1f} s\n\n| beside | p50 ms | p99 ms | p99 to quiet | longest hold ms | |")
-    print("| --- | ---: | ---: | ---: | ---: | --- |")
-    quiet = statistics.median(p99 for _, p99 in runs.latencies[""])
+        if given.control:
+            other.end()
+    print(f"{given.retained} retained in {took:.1f} s\n")
+    print("| beside | p50 ms | p99 ms | p99 to quiet | to the other broker's | longest hold ms | |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
+    quiet = runs.p99("")
     for name, rows in runs.latencies.items():
-        p50, p99 = (statistics.median(column) for column in zip(*rows))
+        p50, p99 = statistics.median(p50 for p50, _ in rows), runs.p99(name)
+        to_other = f"{p99 / control.p99(name):.2f}" if name in control.latencies else ""
         holds = [took for low, high in runs.times[name] for kind, when, took in events if low <= when <= high and kind == "hold"]
         what = ABUSES[name][0] if name else "nothing"
-        print(f"| {what} | {p50:.2f} | {p99:.2f} | {p99 / quiet:.2f} | {max(holds, default=0):.1f} | {runs.said[name]} |")
+        print(f"| {what} | {p50:.2f} | {p99:.2f} | {p99 / quiet:.2f} | {to_other} | {max(holds, default=0):.1f} | {runs.said[name]} |")
     pauses.show("while the retained messages came", pauses.histogram(events, *filled))
 
 
