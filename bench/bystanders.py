@@ -6,7 +6,8 @@
 Rule: quiet runs stand between the others on the same broker, so that what else the machine does strikes all; a figure
 is the median over the rounds. With ``--control`` the same abuse also strikes another broker on the machine: what the
 bystanders notice of that is the machine's, for want of processors, and no broker's. Latency is of the bystanders; a hold is the CPU time for which the broker's loop served
-nobody else (bench/probe.py). BENCH_SOURCE names another tree of the broker.
+nobody else (bench/probe.py). The broker is the one that Python finds, compiled or plain, as the output says, or in the
+tree that BENCH_SOURCE names.
 """
 
 from __future__ import annotations
@@ -264,7 +265,7 @@ def main() -> None:
         events = broker.end()
         if given.control:
             other.end()
-    print(f"{given.retained} retained in {took:.1f} s\n")
+    print(f"{broker.build}; {given.retained} retained in {took:.1f} s\n")
     print("| beside | p50 ms | p99 ms | p99 to quiet | to the other broker's | longest hold ms | |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
     quiet = runs.p99("")

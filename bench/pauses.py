@@ -5,7 +5,8 @@
 
 Rule: the figures are CPU time of the broker's loop, told by bench/probe.py, so that other load on the machine makes
 no pauses; the broker's own share of a core and the clients' latencies stand beside them. ``--rate`` is messages per
-second in all; half load is where the share is about a half. BENCH_SOURCE names another tree of the broker.
+second in all; half load is where the share is about a half. The broker is the one that Python finds, compiled or plain, as the output
+says, or in the tree that BENCH_SOURCE names.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Probed:
 
     def __init__(self, directory: Path, settings: dict[str, str]) -> None:
         self.events = directory / "events.json"
+        self.build = ""  # "compiled" or "plain", once it has ended
         self.port = runner.free_port()
         command = [sys.executable, "-P", str(HERE / "probe.py"), "serve", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--http-port", "off", "--data-dir", str(directory / "data"), "--log-level", "error"]
@@ -52,7 +54,8 @@ class Probed:
     def end(self) -> list[tuple[str, float, float]]:
         self.process.terminate()
         self.process.wait(60)
-        return [(kind, when, took) for kind, when, took in json.loads(self.events.read_text(encoding="ascii"))]
+        self.build, *events = json.loads(self.events.read_text(encoding="ascii"))
+        return [(kind, when, took) for kind, when, took in events]
 
 
 def histogram(events: list[tuple[str, float, float]], start: float, end: float) -> dict[str, list[float]]:
@@ -100,7 +103,7 @@ def main(probed: Callable[[Path, dict[str, str]], Probed] = Probed) -> None:
         end, used = time.monotonic(), broker.cpu() - used
         events = broker.end()
     print(json.dumps({key: found.get(key) for key in ("ok", "delivered_per_s", "latency_us")}))
-    print(f"the broker used {used / (end - start):.0%} of a core")
+    print(f"the broker, {broker.build}, used {used / (end - start):.0%} of a core")
     show(f"{given.clients} clients come", histogram(events, start, end - given.seconds))
     show(f"{given.seconds:g} s of {given.rate:g} messages per second", histogram(events, end - given.seconds, end))
 

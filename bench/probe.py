@@ -6,6 +6,8 @@ calls, in CPU time and so without what other processes took, is a "hold", or a "
 packets for each millisecond: then many were served, and nobody was held up by another. Those over a millisecond and
 every garbage collection ("gc0" to "gc2") go to the file BENCH_PROBE names when the broker ends, as a JSON list of
 [kind, monotonic seconds, milliseconds].
+
+The modules are those that Python finds, compiled or plain, or those of the tree that BENCH_SOURCE names.
 """
 
 from __future__ import annotations
@@ -19,9 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, os.environ.get("BENCH_SOURCE", str(Path(__file__).resolve().parent.parent)))
+if "BENCH_SOURCE" in os.environ:
+    sys.path.insert(0, os.environ["BENCH_SOURCE"])
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from mqttbroker import cli, server  # noqa: E402
+from mqttbroker import build_kind, cli, server  # noqa: E402
 
 EVERY = 0.001
 LEAST = 1.0  # milliseconds
@@ -64,7 +68,7 @@ async def run_probed(broker: server.Server) -> None:
         await run(broker)
     finally:
         gc.callbacks.remove(probe.collected)
-        Path(os.environ["BENCH_PROBE"]).write_text(json.dumps(probe.events), encoding="ascii")
+        Path(os.environ["BENCH_PROBE"]).write_text(json.dumps([build_kind(), *probe.events]), encoding="ascii")
 
 
 run = server.Server.run
