@@ -40,7 +40,7 @@ _NO_ALIASES: Final[Dict[bytes, int]] = {}
 _RETAINED: Final[List[bytes]] = [bytes((0x31, remaining)) for remaining in range(128)]
 
 PUBLISH_OVERHEAD: Final = 24  # bytes of a PUBLISH, at most, beside topic, payload and properties
-BULKY: Final = 65_536  # bytes of a part, on average, from which on it is not joined with others
+BULKY: Final = 65_536  # bytes of a part that is not joined with others
 
 
 class Stats:
@@ -115,13 +115,21 @@ class Connection(Outlet):
         self.outbox: List[bytes] = []
         self.dirty = False
         self.congested = False  # the socket took no more at the last flush
-        self.backlog = 0  # bytes of PUBLISHes in the outbox
-        self.replies = 0  # bytes of other packets in the outbox while congested
+        self.behind = False  # what was sent before the last flush has not all left
+        self.bulky = False  # a PUBLISH of BULKY bytes or more is in the outbox: joining it would cost too much
+        self.backlog = 0  # bytes of PUBLISHes in the outbox, and while behind of all packets
+        self.replies = 0  # bytes of others than PUBLISHes in the outbox while behind
+        self.longest = 0  # bytes of the longest PUBLISH in the outbox that made it too long
         self.written = 0  # bytes of the first part in the outbox that left before
         self.acks = AckQueue()
         self.unanswered = 0  # PUBACKs and PUBCOMPs among them
         self.spare_gate: Optional[AckGate] = None
         self.closing_reason = ""
+
+    def congest(self) -> None:
+        """The socket takes no more for now."""
+        self.congested = True
+        self.behind = True
 
     # -- output -------------------------------------------------------------
 
@@ -133,8 +141,9 @@ class Connection(Outlet):
         if size > self.maximum_packet_size:  # [MQTT-3.1.2-24]
             self.too_small()
             return
-        if self.congested:
+        if self.behind:
             self.replies += size
+            self.backlog += size
         self.outbound.stats.messages_sent += 1
         self.outbox.append(packet)
         if not self.dirty:
@@ -147,8 +156,9 @@ class Connection(Outlet):
         if self.maximum_packet_size < 4:
             self.too_small()
             return
-        if self.congested:
+        if self.behind:
             self.replies += 4
+            self.backlog += 4
         self.outbound.stats.messages_sent += 1
         outbox = self.outbox
         outbox.append(SHORT_ACKS[packet_type])
@@ -188,6 +198,10 @@ class Connection(Outlet):
                 self.outbound.stats.publish_dropped_slow += 1
                 return False
             self.ready = False
+            if size > self.longest:
+                self.longest = size
+        if size >= BULKY:
+            self.bulky = True
         self.backlog = backlog
         stats = self.outbound.stats
         stats.messages_sent += 1
@@ -202,44 +216,60 @@ class Connection(Outlet):
         parts = self.outbox
         if self.written:
             parts[0] = parts[0][self.written :]
-            self.written = 0
         data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
         self.outbound.stats.bytes_sent += len(data)
-        self.backlog = 0
-        self.replies = 0
+        self._emptied()
         return data
 
+    def _emptied(self) -> None:
+        self.written = 0
+        self.backlog = 0
+        self.replies = 0
+        self.longest = 0
+        self.behind = False
+        self.bulky = False
+
     @property
-    def bulky(self) -> bool:
-        """Whether joining what waits would cost more than writing its parts."""
-        return self.backlog > BULKY * len(self.outbox)
+    def excess(self) -> int:
+        """Bytes that have to leave now: beside a PUBLISH that is too long for it, no more than the outbox may hold stays."""
+        return self.backlog - self.outbound.max_backlog - self.longest
 
     def take_parts(self, limit: int) -> List[Any]:
-        """``limit`` bytes to write now, or all, in the parts in which they lie there; the others stay."""
+        """About ``limit`` bytes to write now, or all: long parts as they lie there, short ones joined; the others stay."""
         parts = self.outbox
         taken: List[Any] = []
+        short: List[bytes] = []
         room: int = limit
         count: int = 0
         while room > 0 and count < len(parts):
             part = parts[count]
-            start: int = self.written
-            left: int = len(part) - start
-            if left > room:
-                taken.append(memoryview(part)[start : start + room])
-                self.written = start + room
-                room = 0
-                break
-            taken.append(memoryview(part)[start:] if start else part)
-            self.written = 0
+            left: int = len(part) - self.written
+            if len(part) < BULKY:
+                short.append(part)
+            else:
+                if short:
+                    taken.append(b"".join(short))
+                    short.clear()
+                if left > room:
+                    taken.append(memoryview(part)[self.written : self.written + room])
+                    self.written += room
+                    room = 0
+                    break
+                taken.append(memoryview(part)[self.written :] if self.written else part)
+                self.written = 0
             room -= left
             count += 1
+        if short:
+            taken.append(b"".join(short))
         del parts[:count]
         size: int = limit - room
         self.outbound.stats.bytes_sent += size
-        self.backlog = max(0, self.backlog - size) if parts else 0
-        if not parts:
-            self.replies = 0
+        if parts:
+            self.backlog = max(0, self.backlog - size)
+            self.behind = True
+        else:
+            self._emptied()
         return taken
 
     def relieved(self) -> None:
@@ -249,6 +279,8 @@ class Connection(Outlet):
             session = self.session
             if session is not None and session.outlet is self:
                 session.pump()
+                if session.unseen:
+                    self.touch()  # a replay goes on at the next flush
 
     @property
     def blocked(self) -> bool:
@@ -261,7 +293,7 @@ class Connection(Outlet):
     def release(self) -> None:
         """The socket is gone: let go of what was to be sent."""
         self.outbox.clear()
-        self.written = 0
+        self._emptied()
         self.acks.clear()
         self.spare_gate = None
 

@@ -126,7 +126,7 @@ class Intake(Connection):
         payload: int,
         found: Optional[PublishProperties],
     ) -> None:
-        """Any PUBLISH, by way of the message that it is; ``tail`` as in `_pass_on`."""
+        """Any PUBLISH, by way of the message that it is; ``tail`` is all that follows its packet id."""
         if first & 6 and (found is None or found.topic_alias == 0):
             outgoing = self._outgoing(route, tail, first, payload, found)
         else:

@@ -1,9 +1,10 @@
 """The wire: one socket's transport, and the one flush per turn of the event loop.
 
 The rule kept here: all that a turn of the loop produced leaves in one write per
-connection and one write set for the store; a connection whose socket is full,
-or whose input must wait, costs the others nothing; who sends much is heard for
-`SHARE` seconds, then everybody else is.
+connection and one write set for the store, but for what is long, which leaves
+a part a turn; a connection whose socket is full, or whose input must wait,
+costs the others nothing; who sends much is heard for `SHARE` seconds, then
+everybody else is.
 
 `Wire` is an asyncio protocol by shape, not by inheritance, so that it compiles
 to a native class.  Its transport too is one by shape: a socket's, or what
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Callable, Final
+from typing import Any, Callable, Final, List
 
 from mqttbroker.broker import Broker
 from mqttbroker.connection import CLOSED, Connection
@@ -25,7 +26,7 @@ log = logging.getLogger("mqttbroker")
 
 SLICE: Final = 16_384  # bytes that are taken without a look at the clock
 SHARE: Final = 0.002  # seconds in which more than that is taken from one client in a turn
-MUCH: Final = 131_072  # bytes after which a client is read no further in a turn: there may be as many again
+MUCH: Final = 131_072  # bytes of one read after which a client is read no further in a turn: there may be as many again
 BULK: Final = 262_144  # bytes of what is bulky that leave for one client in a turn
 ALL_BULK: Final = 1_048_576  # bytes of it that leave for all clients in a turn
 LINGER: Final = 5.0  # seconds a closed connection may take to accept its last bytes
@@ -44,6 +45,7 @@ class Turn:
         self.submit = submit
         self.eager = eager
         self.room = 0  # bytes of what is bulky that may still leave in this turn
+        self.served: List[Connection] = []  # of which some of it has left in this turn, and some is left
         self._scheduled = False
         self._watching = False
         broker.outbound.wake = self.wake
@@ -76,17 +78,23 @@ class Turn:
                 _flush(connection)
             except Exception:
                 connection.wire.on_error(connection)
+        # After those for whom there was no room.
+        for connection in self.served:
+            connection.touch()
+        self.served.clear()
         if self.eager or self.broker.journal.reading:
             self.write()
 
     def write_bulk(self, connection: Connection, transport: Any) -> None:
         """Write a part of what is bulky; the rest of it leaves in turns to come, and others' packets between them."""
-        share: int = min(BULK, self.room)
-        if share > 0:
-            self.room -= share
-            transport.writelines(connection.take_parts(share))
-        if connection.outbox and not connection.congested:
+        share: int = max(min(BULK, self.room), connection.excess)
+        if share <= 0:
             connection.touch()
+            return
+        self.room = max(0, self.room - share)
+        transport.writelines(connection.take_parts(share))
+        if connection.outbox and not connection.congested:
+            self.served.append(connection)
 
     def write(self) -> None:
         """Hand the store what it is to write, if it is free."""
@@ -240,7 +248,7 @@ class Wire:
             self.broker.blocked[self.protocol] = True
 
     def pause_writing(self) -> None:
-        self.protocol.congested = True
+        self.protocol.congest()
 
     def resume_writing(self) -> None:
         self.protocol.congested = False

@@ -216,7 +216,7 @@ def test_qos_0_for_a_client_that_does_not_read_is_dropped_and_counted(tmp_path: 
     with Core(tmp_path, max_outbox_bytes=1024) as core:
         subscriber, publisher = core.connect("s"), core.connect("p")
         subscriber.subscribe("t")
-        subscriber.protocol.congested = True
+        subscriber.protocol.congest()
         for n in range(30):
             publisher.publish("t", b"x" * 100)
         for n in range(3):
@@ -346,6 +346,11 @@ LONG_PACKETS: dict[str, tuple[int, tuple[Packet | bytes, ...]]] = {
     "properties": (1, (Publish("long/a", LONG, 1, packet_id=7, properties=properties_of(content_type="x")),)),
     "alias": (2, (Publish("long/a", LONG, 1, packet_id=7, properties=properties_of(topic_alias=3)),
                   Publish("", LONG[1:], 2, packet_id=8, properties=properties_of(topic_alias=3)), Pubrel(8))),
+    "many properties": (1, (Publish("long/a", LONG, 1, packet_id=7, properties=properties_of(
+        user_properties=[("name", "x" * 60_000)] * 4)),)),
+    "text": (1, (Publish("long/a", b"x" * len(LONG), 0, properties=properties_of(payload_format_indicator=1)),)),
+    "no text": (0, (Publish("long/a", b"x" * len(LONG) + b"\xff", 1, packet_id=7,
+                            properties=properties_of(payload_format_indicator=1)),)),
     "for nobody": (0, (Publish("none", LONG, 1, packet_id=7),)),
     "wildcard": (0, (Publish("long/#", LONG, 1, packet_id=7),)),
     "packet id 0": (0, (b"\x32\x80\x80\x40\0\6long/a\0\0" + bytes((1 << 20) - 10),)),
@@ -355,22 +360,32 @@ LONG_PACKETS: dict[str, tuple[int, tuple[Packet | bytes, ...]]] = {
 
 
 @pytest.mark.parametrize("case", LONG_PACKETS)
-@pytest.mark.parametrize("piece", [70_001, 1_000_000])
-@pytest.mark.parametrize("version", [4, 5])
-def test_a_long_message_in_pieces_is_the_one_that_came_whole(tmp_path: Path, case: str, piece: int, version: int) -> None:
+@pytest.mark.parametrize(
+    "first, piece, version, third",
+    [
+        (0, 70_001, 4, "transient"), (1, 1_000_000, 5, "transient"), (3, 300_000, 4, "kept"), (0, 70_001, 5, "kept"),
+        (1, 1_000_000, 4, "shared"), (3, 300_000, 5, "shared"),
+    ],
+)  # fmt: skip
+def test_a_long_message_in_pieces_is_the_one_that_came_whole(
+    tmp_path: Path, case: str, first: int, piece: int, version: int, third: str
+) -> None:
     """The last piece brings what comes after the message too."""
     delivered, packets = LONG_PACKETS[case]
-    if version == 4 and case in ("alias", "half a property"):
+    if version == 4 and case in ("alias", "half a property", "no text"):
         return
     found = []
     for pieces in (piece, 1 << 24):
         with Core(tmp_path / str(pieces)) as core:
-            clients = [core.connect("five", 5), core.connect("four", 4), core.connect("kept", 5, clean_start=False)]
-            for client in clients:
+            clients = [core.connect("five", 5), core.connect("four", 4), core.connect("third", 5, clean_start=third != "kept")]
+            for client in clients[:2]:
                 client.subscribe("long/+")
+            clients[2].subscribe("$share/group/long/+" if third == "shared" else "long/+")
             publisher = core.connect("p", version)
             sent = b"".join(given if isinstance(given, bytes) else given.encode(version) for given in packets) + b"\xc0\0"
-            for start in range(0, len(sent), pieces):
+            for start in range(first, len(sent), pieces):
+                if start == first:
+                    publisher.send(sent[:first])
                 publisher.send(sent[start : start + pieces])
             clients += [publisher, core.connect("late", 5)]
             clients[-1].subscribe("long/+")
@@ -382,6 +397,17 @@ def test_a_long_message_in_pieces_is_the_one_that_came_whole(tmp_path: Path, cas
             ))
     assert found[0] == found[1]
     assert [len(arrived) for arrived in found[0][0][:3]] == [delivered] * 3
+
+
+def test_a_long_message_of_a_client_that_is_gone_is_none(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        subscriber, publisher = core.connect("s"), core.connect("p")
+        subscriber.subscribe("+")
+        sent = Publish("a", LONG, 1, packet_id=1).encode(5)
+        publisher.send(sent[:1_000_000])
+        core.connect("p")
+        publisher.protocol.receive(sent[1_000_000:], core.seconds)
+        subscriber.expect_nothing()
 
 
 def test_a_long_message_may_share_its_buffer_with_one_before_it(tmp_path: Path) -> None:

@@ -211,6 +211,8 @@ def test_a_turn_writes_no_more_of_what_is_bulky_however_many_want_it(core: Core,
     before = 0
     while loop.soon:
         loop.turn()
+        if before > 3 * ALL_BULK:  # who was behind is served before the others are again
+            assert all(wire.transport.written for wire in wires)
         after = sum(len(wire.transport.written) for wire in wires)
         assert after - before <= min(ALL_BULK, readers * BULK) + BULKY
         before = after
@@ -236,6 +238,88 @@ def test_who_takes_no_more_is_not_asked_again_until_it_does(core: Core) -> None:
     while loop.soon:
         loop.turn()
     assert wire.transport.written == packet + Publish("a/2", b"small", 0).encode(5)
+
+
+@pytest.mark.parametrize("writers, readers", [(1, 1), (1, 10), (10, 1)])
+def test_what_is_long_waits_within_the_limit_of_an_outbox_and_nobody_starves(core: Core, writers: int, readers: int) -> None:
+    loop = Loop()
+    turn = Turn(core.broker, loop, lambda _: None, True)
+    sending = [join(core, loop, turn, f"writer{number}") for number in range(writers)]
+    for wire in sending:
+        wire.data_received(Unsubscribe(2, ["a/+"]).encode(5))
+    reading = [join(core, loop, turn, f"reader{number}") for number in range(readers)]
+    calm = join(core, loop, turn, "calm")
+    calm.data_received(Unsubscribe(2, ["a/+"]).encode(5) + Subscribe(3, [Subscription("calm", 0)]).encode(5))
+    loop.turn()
+    calm.transport.written = b""
+    size = 4 * MUCH
+    packet = Publish("a/1", bytes(size), 0).encode(5)
+    picture = Publish("calm", bytes(size), 0).encode(5)
+    limit = core.broker.outbound.max_backlog
+    for number in range(100):
+        for wire in sending:
+            if wire.transport.reading:
+                wire.data_received(packet[:MUCH] if number % 4 == 0 else packet[number % 4 * MUCH :][: MUCH if number % 4 < 3 else None])
+        if number == 20:
+            calm.data_received(picture)
+        loop.turn()
+        for wire in reading:
+            wire.transport.written = b""
+            waiting = sum(map(len, wire.protocol.outbox)) - wire.protocol.written
+            assert waiting <= limit + 2 * len(packet) and wire.protocol.backlog == waiting
+    assert calm.transport.written == picture
+    assert not core.broker.outbound.stats.publish_dropped_slow
+
+
+def test_a_queue_of_long_messages_fills_no_outbox_that_is_full(core: Core) -> None:
+    loop = Loop()
+    turn = Turn(core.broker, loop, lambda _: None, True)
+    wire = join(core, loop, turn, "reader")
+    wire.data_received(Subscribe(2, [Subscription("a/+", 1)]).encode(5))
+    loop.turn()
+    wire.transport.written = b""
+    publisher = core.connect("p")
+    size = 1_000_000
+    for _ in range(30):
+        publisher.publish("a/1", bytes(size), 1)
+    most = 0
+    while loop.soon:
+        loop.turn()
+        most = max(most, sum(map(len, wire.protocol.outbox)))
+    assert len(wire.transport.written) > 30 * size and most <= core.broker.outbound.max_backlog + 2 * size
+
+
+def test_short_packets_behind_a_long_one_leave_with_it(core: Core) -> None:
+    loop = Loop()
+    turn = Turn(core.broker, loop, lambda _: None, True)
+    wire = join(core, loop, turn, "one")
+    loop.turn()
+    wire.transport.written = b""
+    short = Publish("a/2", b"x" * 500, 0).encode(5)
+    sent = short * 10 + Publish("a/1", bytes(10 * BULK), 0).encode(5) + short * 1000
+    wire.data_received(sent)
+    written = [0]
+    while loop.soon:
+        loop.turn()
+        written.append(len(wire.transport.written))
+    assert wire.transport.written == sent
+    assert all(later - earlier <= BULK + BULKY for earlier, later in pairwise(written))
+    assert len(wire.transport.parts) < 50
+
+
+def test_a_replay_goes_on_when_what_it_sent_has_left(tmp_path: Path) -> None:
+    with Core(tmp_path, durability="off", max_outbox_bytes=65_536) as core:
+        publisher = core.connect("p")
+        for number in range(12):
+            publisher.publish(f"t/{number}", bytes(100_000), 1, retain=True)
+        loop = Loop()
+        turn = Turn(core.broker, loop, lambda _: None, True)
+        turn.flush()  # of what Core has no wire for
+        wire = join(core, loop, turn, "one")
+        wire.data_received(Subscribe(2, [Subscription("t/+", 0)]).encode(5))
+        while loop.soon:
+            loop.turn()
+        assert len(wire.transport.written) > 1_200_000
 
 
 def test_after_much_from_one_client_the_others_are_read(core: Core) -> None:

@@ -154,7 +154,10 @@ class CoreTarget:
                 core.settle()
                 offender.take()
             if random.random() < 0.01:
-                offender.protocol.congested = not offender.protocol.congested
+                if offender.protocol.congested:
+                    offender.protocol.congested = False
+                else:
+                    offender.protocol.congest()
             if random.random() < 0.005:
                 core.advance(0.5)
             if step % BEAT == 0:
