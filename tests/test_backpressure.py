@@ -75,7 +75,7 @@ def test_a_fast_publisher_is_held_to_the_speed_of_its_subscriber(start_broker: S
     """A queue ten times as long as it may be before publishers wait has room for all that is taken in meanwhile."""
     limits = {"max_queued_messages": 10 * CROWDED, "max_inflight": WINDOW}
     broker = start_broker(config=config(FOR_EVER, **limits))
-    count = 60 * CROWDED if qos == 1 else 30 * CROWDED
+    count = 40 * CROWDED if qos == 1 else 20 * CROWDED
     with join(broker, "s", "t", kept, qos) as subscriber, flood(broker, "t", count, qos):
         most = 0.0
         for number in range(count):

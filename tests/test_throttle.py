@@ -421,7 +421,7 @@ def agree(core: Core) -> None:
         assert session.outlet is not None or session.throttle is None
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(steps=st.lists(st.sampled_from([*EVENTS, *MORE]), min_size=20, max_size=100))
 def test_nothing_is_left_whatever_happens(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
     limits = {"crowded_queue_messages": 3, "crowded_queue_bytes": 2048, "max_queued_messages": 20}
