@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
@@ -58,6 +60,7 @@ class BrokerProcess:
         self._process: Optional[subprocess.Popen[str]] = None
         self._reader: Optional[threading.Thread] = None
         self._ended_by_test = True
+        self._held: dict[int, socket.socket] = {}
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -112,6 +115,8 @@ class BrokerProcess:
                 assert ended is None, f"the broker ended by itself with {ended}:\n{self.log}"
             assert "Traceback" not in self.log, f"the broker logged a traceback:\n{self.log}"
         finally:
+            for held in self._held.values():
+                held.close()
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> BrokerProcess:
@@ -191,7 +196,16 @@ class BrokerProcess:
             process.wait()
             raise AssertionError(f"the broker did not end within {STOP_SECONDS} s:\n{self.log}") from None
         self._reader.join()
+        self._hold_ports()
         return status
+
+    def _hold_ports(self) -> None:
+        """Have nobody else get the ports while the broker is down: the system gives them to who asks for any."""
+        for port in {self.port, self.http_port} - {0} - self._held.keys():
+            held = self._held[port] = socket.socket()
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                held.bind((self.host, port))
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from broker_process import BrokerProcess
 from raw_client import RawClient
 
@@ -35,6 +37,23 @@ def test_every_session_returns_with_its_subscriptions_and_its_queue(
                     topic = topic_filter.format(number, number).replace("+", "x").replace("#", "x/y")
                     assert publisher.publish(topic, b"now", qos=1) == 0
                     assert client.take().topic == topic
+
+
+def test_a_broker_that_is_down_keeps_its_ports(start_broker: Callable[..., BrokerProcess]) -> None:
+    """For a test to start it there again, whoever else asks the system for a port meanwhile."""
+    broker = start_broker()
+    for kill in (True, False):
+        if kill:
+            broker.kill()
+        else:
+            broker.terminate()
+        for port in (broker.port, broker.http_port):
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.bind((broker.host, port))
+        broker.start()
+        with RawClient(broker.port, 5) as client:
+            client.connect("c")
+        assert broker.get("/livez")
 
 
 def test_a_returning_client_finds_its_queue_in_its_order(
