@@ -5,9 +5,9 @@
 
 Rule: quiet runs stand between the others on the same broker, so that what else the machine does strikes all; a figure
 is the median over the rounds. With ``--control`` the same abuse also strikes another broker on the machine: what the
-bystanders notice of that is the machine's, for want of processors, and no broker's. Latency is of the bystanders; a hold is the CPU time for which the broker's loop served
-nobody else (bench/probe.py). The broker is the one that Python finds, compiled or plain, as the output says, or in the
-tree that BENCH_SOURCE names.
+bystanders notice of that is the machine's, for want of processors, and no broker's. Latency is of the bystanders; a
+hold is the CPU time for which the broker's loop served nobody else (bench/probe.py). The broker is the one that Python
+finds, compiled or plain, as the output says, or in the tree that BENCH_SOURCE names.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 Rule: the figures are CPU time of the broker's loop, told by bench/probe.py, so that other load on the machine makes
 no pauses; the broker's own share of a core and the clients' latencies stand beside them. ``--rate`` is messages per
-second in all; half load is where the share is about a half. The broker is the one that Python finds, compiled or plain, as the output
-says, or in the tree that BENCH_SOURCE names.
+second in all; half load is where the share is about a half. The broker is the one that Python finds, compiled or
+plain, as the output says, or in the tree that BENCH_SOURCE names.
 """
 
 from __future__ import annotations
