@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Optional
@@ -75,16 +75,20 @@ def deaf(port: int, ended: threading.Event, qos: int) -> str:
     return f"sent {sent / 1e6:.0f} MB, held up {waits} s"
 
 
-def greedy(port: int, ended: threading.Event, topic_filter: str) -> str:
+def greedy(port: int, ended: threading.Event, topic_filter: str, retained: int) -> str:
     """A client asks for everything retained, over and over, as fast as it can read."""
+    whole = sum(len(chunk) for chunk in retaining(retained))
     times = size = 0
     while not ended.is_set():
         line = client(port, f"greedy{times}")
         line.sendall(subscribe(topic_filter))
+        # What the bystanders send comes in between, so that a few of the last are left unread.
+        left = whole
         with suppress(TimeoutError):
-            while not ended.is_set():
-                size += len(line.recv(1 << 20))
+            while left > 0 and not ended.is_set():
+                left -= len(line.recv(1 << 20))
         line.close()
+        size += whole - left
         times += 1
     return f"took {size / 1e6:.0f} MB in {times} subscriptions"
 
@@ -141,28 +145,34 @@ def hung(port: int, ended: threading.Event) -> str:
     return f"{len(lines) * rounds} clients"
 
 
-ABUSES: dict[str, tuple[str, Callable[[int, threading.Event], str]]] = {
-    "deaf-q0": ("a subscriber that stops reading, QoS 0", lambda port, ended: deaf(port, ended, 0)),
-    "deaf-q1": ("a subscriber that stops reading, QoS 1", lambda port, ended: deaf(port, ended, 1)),
-    "hash": ("`#` over all retained", lambda port, ended: greedy(port, ended, "#")),
-    "plus": ("`a/+/b` over all retained", lambda port, ended: greedy(port, ended, "a/+/b")),
-    "heavy": ("packets of 10 MB, one after the other", heavy),
-    "heavy-10": ("packets of 10 MB, ten a second", lambda port, ended: heavy(port, ended, 10)),
-    "hung": ("logins that hash for long, SCRAM half way", hung),
+ABUSES: dict[str, tuple[str, Callable[[int, threading.Event, int], str]]] = {
+    "deaf-q0": ("a subscriber that stops reading, QoS 0", lambda port, ended, _: deaf(port, ended, 0)),
+    "deaf-q1": ("a subscriber that stops reading, QoS 1", lambda port, ended, _: deaf(port, ended, 1)),
+    "hash": ("`#` over all retained", lambda port, ended, retained: greedy(port, ended, "#", retained)),
+    "plus": ("`a/+/b` over all retained", lambda port, ended, retained: greedy(port, ended, "a/+/b", retained)),
+    "heavy": ("packets of 10 MB, one after the other", lambda port, ended, _: heavy(port, ended)),
+    "heavy-10": ("packets of 10 MB, ten a second", lambda port, ended, _: heavy(port, ended, 10)),
+    "hung": ("logins that hash for long, SCRAM half way", lambda port, ended, _: hung(port, ended)),
 }
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
 
 
+def retaining(count: int) -> Iterator[bytes]:
+    """PUBLISHes of so many retained messages, at a/N/b, ten thousand at a time."""
+    for low in range(0, count, 10_000):
+        numbers = range(low, min(count, low + 10_000))
+        yield b"".join(publish(f"a/{number}/b", b"retained", retain=True) for number in numbers)
+
+
 def fill(port: int, count: int) -> float:
-    """Retain so many messages at a/N/b; seconds."""
+    """Have the broker retain so many messages; seconds."""
     start = time.monotonic()
     line = client(port, "filler")
     line.settimeout(300)
-    for low in range(0, count, 10_000):
-        numbers = range(low, min(count, low + 10_000))
-        line.sendall(b"".join(publish(f"a/{number}/b", b"retained", retain=True) for number in numbers))
+    for chunk in retaining(count):
+        line.sendall(chunk)
     line.sendall(b"\xc0\0")
     line.recv(2, socket.MSG_WAITALL)
     line.close()
@@ -197,10 +207,11 @@ def slow_password(directory: Path) -> Path:
 class Runs:
     """Runs on one broker; ``target`` is the one that is abused."""
 
-    def __init__(self, broker: pauses.Probed, target: pauses.Probed, seconds: float) -> None:
+    def __init__(self, broker: pauses.Probed, target: pauses.Probed, seconds: float, retained: int) -> None:
         self.broker = broker
         self.target = target
         self.seconds = seconds
+        self.retained = retained
         self.program = runner.build_generator().command
         self.latencies: dict[str, list[tuple[float, float]]] = {}
         self.times: dict[str, list[tuple[float, float]]] = {}
@@ -213,7 +224,7 @@ class Runs:
         said: list[str] = []
         abuse = None
         if name:
-            abuse = threading.Thread(target=lambda: said.append(ABUSES[name][1](self.target.port, ended)), daemon=True)
+            abuse = threading.Thread(target=lambda: said.append(ABUSES[name][1](self.target.port, ended, self.retained)), daemon=True)
             abuse.start()
             time.sleep(1)
         start = time.monotonic()
@@ -254,8 +265,8 @@ def main() -> None:
         start = time.monotonic()
         took = fill(broker.port, given.retained)
         filled = (start, time.monotonic())
-        runs = Runs(broker, broker, given.seconds)
-        control = Runs(broker, other, given.seconds)
+        runs = Runs(broker, broker, given.seconds, given.retained)
+        control = Runs(broker, other, given.seconds, given.retained)
         for _ in range(given.rounds):
             for name in names:
                 runs.one("")
