@@ -113,6 +113,7 @@ class Scan:
         waiting = self._waiting
         depths = self._depths
         levels = self._levels
+        topic_filter = self._filter
         while waiting and visits > 0 and len(found) < limit:
             entry = waiting.pop()
             depth = depths.pop()
@@ -121,14 +122,14 @@ class Scan:
                 after = entry.next
                 if entry.live:
                     visits -= 1
-                    if rest and not isinstance(entry, _Branch) and entry.topic[0] != "$":
-                        found.append(entry)
-                    else:
+                    if isinstance(entry, _Branch):
                         waiting.append(after)
                         depths.append(depth)
                         self._visit(entry, depth)
                         entry = None
                         break
+                    if (rest and entry.topic[0] != "$") or matches(topic_filter, entry.topic):
+                        found.append(entry)
                 entry = after
             if entry is not None:
                 waiting.append(entry)
