@@ -47,6 +47,7 @@ COMPILED = [
     "mqttbroker/policy.py",
     "mqttbroker/acl.py",
     "mqttbroker/publisher.py",
+    "mqttbroker/replay.py",
     "mqttbroker/subscriptions.py",
     "mqttbroker/clients.py",
     "mqttbroker/admission.py",

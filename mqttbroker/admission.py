@@ -252,7 +252,7 @@ class Admissions:
         )
         if admission.session_present:
             session.redeliver()
-            self.clients.subscriptions.replay(connection)
+            self.clients.subscriptions.replays.begin(connection)
         connection.touch()
 
     def _connack(self, admission: Admission, session: Session) -> bytes:

@@ -67,7 +67,7 @@ class Turn:
         """Write what every connection has to send and what the store has to keep."""
         self._scheduled = False
         outbound = self.broker.outbound
-        if self.broker.subscriptions.step():
+        if self.broker.subscriptions.replays.step():
             self.wake()
         dirty = outbound.dirty
         outbound.dirty = []

@@ -91,7 +91,7 @@ class Core:
     def settle(self) -> None:
         """Commit until nothing is left to write, and send what follows."""
         for _ in range(10_000):
-            if not self.broker.subscriptions.step() and not self.commit():
+            if not self.broker.subscriptions.replays.step() and not self.commit():
                 return
         raise AssertionError("the broker has ever more to write")
 
