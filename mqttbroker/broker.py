@@ -21,6 +21,7 @@ from mqttbroker.reason_codes import (
     QUOTA_EXCEEDED,
     UNSPECIFIED_ERROR,
 )
+from mqttbroker.replay import Replays
 from mqttbroker.router import Router
 from mqttbroker.subscriptions import Subscriptions
 from sessions.expiry import Expiry
@@ -33,7 +34,7 @@ from sessions.write_set import Page, WriteSet
 
 log = logging.getLogger("mqttbroker")
 
-SWEEP_MESSAGES: Final = 1000  # retained messages looked at in one tick
+SWEEP_TOPICS: Final = 4000  # retained topics visited in one tick
 
 
 class Broker:
@@ -62,7 +63,8 @@ class Broker:
             router.rules = rules
         self.retained = Retained(journal)
         self.publisher = Publisher(shelf, router, self.retained, outbound, rules)
-        self.subscriptions = Subscriptions(journal, router, self.retained, terms, rules)
+        replays = Replays(self.retained, rules, outbound.stats)
+        self.subscriptions = Subscriptions(journal, router, replays, terms, rules)
         self.clients = Clients(journal, registry, self.publisher, self.subscriptions, outbound, terms)
         self.admissions = Admissions(journal, registry, self.clients, terms, policy, rules)
         self.expiry = Expiry(registry)
@@ -94,7 +96,7 @@ class Broker:
         """Do what time asks for; `Clients.tick` tells how often and on which clock."""
         self.clients.tick(monotonic)
         self.expiry.tick()
-        self.retained.sweep(SWEEP_MESSAGES, self.shelf.clock.now)
+        self.retained.sweep(SWEEP_TOPICS, self.shelf.clock.now)
 
     def take_writes(self) -> Optional[WriteSet]:
         """What the store is to write now; None if nothing, or if it still has the last."""

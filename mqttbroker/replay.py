@@ -1,14 +1,14 @@
 """Replays: the retained messages that new subscriptions bring, sent while everybody else is served.
 
-The rule kept here: a client is owed each of them once, gets them as fast as it takes
-them, and costs a turn of the loop no more than a bounded piece.
+The rule kept here: a client is owed each of them once and gets them as fast as it takes
+them; what all of them take of a turn of the loop is little while anybody else is heard.
 """
 
 from __future__ import annotations
 
 from typing import Dict, Final, List, Optional
 
-from mqttbroker.connection import Connection
+from mqttbroker.connection import Connection, Stats
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.policy import Rules
 from mqttbroker.properties import encode_varint
@@ -16,17 +16,26 @@ from sessions.message import Message
 from sessions.retained import Retained, RetainedScan
 from sessions.session import Session, Subscription
 
-# Retained messages sent to one new subscriber before anybody else gets a turn.
-REPLAY_MESSAGES: Final = 200
+# What replays take of a turn of the loop, in retained topics visited and KiB sent: little while a client was heard in
+# one of the last turns, else so much that the turn itself hardly counts.
+LITTLE: Final = 100
+MUCH: Final = 800
+LAST_TURNS: Final = 64
+
+# Messages that wait in a session's queue, from which on a replay waits, too.
+MAX_QUEUED: Final = 200
 
 
 class Replays:
     """All that are under way in one broker."""
 
-    def __init__(self, retained: Retained, rules: Rules) -> None:
+    def __init__(self, retained: Retained, rules: Rules, stats: Stats) -> None:
         self.retained = retained
         self.rules = rules
+        self.stats = stats
         self._active: Dict[Connection, Replay] = {}
+        self._heard = 0  # packets that had come when the last turn began
+        self._silent = 0  # turns since then in which none came
 
     def begin(self, connection: Connection) -> None:
         """Send what the session of a connection still has to see of retained messages."""
@@ -35,24 +44,33 @@ class Replays:
             return
         replay = Replay(self.retained, self.rules, connection, session)
         if replay.ready:
-            replay.step()
+            replay.step(LITTLE)
         if not replay.done:
             self._active[connection] = replay
             connection.touch()
 
     def step(self) -> bool:
-        """Go on with those whose client takes more, a bounded piece each; true if there is more to do at once."""
+        """Go on with those whose client takes more, one after the other; true if there is more to do at once."""
         if not self._active:
             return False
-        active = self._active
-        self._active = {}
-        busy = False
-        for connection, replay in active.items():
-            if replay.ready and replay.step():
-                busy = True
-            if not replay.done:
-                self._active[connection] = replay
-        return busy
+        heard: int = self.stats.messages_received
+        self._silent = self._silent + 1 if heard == self._heard else 0
+        self._heard = heard
+        most: int = MUCH if self._silent > LAST_TURNS else LITTLE
+        room: int = most
+        for connection in list(self._active):
+            replay = self._active[connection]
+            if replay.ready:
+                used = replay.step(room)
+                room -= used
+                if used:  # the others come first in the next turn
+                    del self._active[connection]
+                    self._active[connection] = replay
+            if replay.done:
+                del self._active[connection]
+            if room <= 0:
+                break
+        return room < most
 
 
 class Replay:
@@ -90,7 +108,7 @@ class Replay:
         return (
             connection.ready
             and not connection.congested
-            and len(session.queue) < REPLAY_MESSAGES
+            and len(session.queue) < MAX_QUEUED
             and session.stored_seq == 0
             and not session.paging
             and (session.id != 0 or session.under_way < self._share)
@@ -103,34 +121,34 @@ class Replay:
         most: int = min(session.pass_maximum, session.shelf.limits.max_queued_messages)
         return max(session.send_maximum, most // 2)
 
-    def step(self) -> bool:
-        """Send a piece; false if there was nothing to do."""
+    def step(self, room: int) -> int:
+        """Send a piece; gives how much of ``room`` it took, 0 if there was nothing to do."""
         session = self.session
         if self.done:
-            return False
+            return 0
         subscription = session.unseen[0]
         if subscription.topic_filter not in session.subscriptions:  # not any more
             session.unseen.popleft()
-            return True
+            return 1
         scan = self._scan
         if scan is None or subscription is not self._current:
             self._current = subscription
             self._held.clear()
             scan = self.retained.scan(subscription.topic_filter)
             self._scan = scan
+        visited: int = 0
         if not self._held:
-            self._held = scan.take(REPLAY_MESSAGES, self.connection.outbound.clock.now)
+            self._held = scan.take(room, self.connection.outbound.clock.now)
             self._held.reverse()
-        before = len(self._held)
-        self._send(subscription)
-        after = len(self._held)
-        if scan.done and not after:
+            visited = max(1, scan.visited)
+        sent = self._send(subscription, room)
+        if scan.done and not self._held:
             session.unseen.popleft()
             self._scan = None
-        return after < before or not before
+        return max(visited, sent)
 
-    def _send(self, subscription: Subscription) -> None:
-        """Send of what is held as much as the client takes."""
+    def _send(self, subscription: Subscription, room: int) -> int:
+        """Send of what is held as much as the client takes and ``room`` allows; gives what that took of it."""
         held = self._held
         session = self.session
         connection = self.connection
@@ -140,11 +158,13 @@ class Replay:
         if subscription.identifier:
             own = b"\x0b" + encode_varint(subscription.identifier)
         ready: bool = self.ready
-        while held and ready:
+        used: int = 0
+        while held and ready and used < room:
             message = held[-1]
             if session.queued_messages and not session.takes(message.size, session.open):
-                return
+                break
             held.pop()
+            used += 1 + (message.size >> 10)
             if restrictive and not self.rules.may_read(session, message.topic):
                 continue
             if granted == 0 or message.qos == 0:
@@ -153,6 +173,7 @@ class Replay:
             else:
                 self._offer(message, message.qos if message.qos < granted else granted, own)
                 ready = self.ready
+        return used
 
     def _offer(self, message: Message, qos: int, own: bytes) -> None:
         """Send a message at QoS 1 or 2, or have the session keep it until it can be sent."""

@@ -29,7 +29,6 @@ from mqttbroker.reason_codes import (
 from mqttbroker.replay import Replays
 from mqttbroker.router import Router
 from sessions.journal import Journal
-from sessions.retained import Retained
 from sessions.session import Session, Subscription
 from topic_matcher.filters import is_valid_filter, parse_shared
 
@@ -41,7 +40,7 @@ class Subscriptions:
         self,
         journal: Journal,
         router: Router,
-        retained: Retained,
+        replays: Replays,
         terms: Terms,
         rules: Rules,
     ) -> None:
@@ -49,7 +48,7 @@ class Subscriptions:
         self.router = router
         self.terms = terms
         self.rules = rules
-        self.replays = Replays(retained, rules)
+        self.replays = replays
 
     def subscribe(self, connection: Connection, session: Session, packet: Subscribe) -> None:
         """SUBSCRIBE: one reason code per filter, in their order [MQTT-3.8.4-6]."""

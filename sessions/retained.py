@@ -77,15 +77,15 @@ class Retained:
             self._count(message, -1)
             self._journal.retain(message.topic, None)
 
-    def sweep(self, limit: int, now: int) -> None:
-        """Look at the next `limit` messages, if any expire, and forget those that have."""
+    def sweep(self, visits: int, now: int) -> None:
+        """Visit so many of the next topics, if any message expires, and forget those that have."""
         if self.expiring == 0:
             return
         scan = self._sweep
         if scan is None or scan.done:
             scan = self.scan("#")
             self._sweep = scan
-        scan.take(limit, now)
+        scan.take(visits, now)
 
 
 class RetainedScan:
@@ -99,11 +99,16 @@ class RetainedScan:
     def done(self) -> bool:
         return self._scan.done
 
-    def take(self, limit: int, now: int) -> List[Message]:
-        """Up to `limit` messages that live at `now` (µs since the Unix epoch), for bounded work;
-        an empty list is the end only when `done`."""
+    @property
+    def visited(self) -> int:
+        """How many topics and levels the last ``take`` came by."""
+        return self._scan.visited
+
+    def take(self, visits: int, now: int) -> List[Message]:
+        """Those of about the next `visits` topics and levels (at least 1) that match and live at `now` (µs since the
+        Unix epoch); an empty list is the end only when `done`."""
         found: List[Message] = []
-        for stored in self._scan.take_within(limit, 4 * limit):
+        for stored in self._scan.take_within(visits, visits):
             message = cast(Message, stored.value)
             if message.expires_at != 0 and message.expires_at <= now:
                 self._retained.expire(message)

@@ -90,6 +90,7 @@ class Scan:
         self._waiting: list[Optional[Stored]] = [root]
         self._depths: list[int] = [0]
         self._found: list[Stored] = []
+        self.visited = 0  # entries that the last ``take_within`` came by
 
     @property
     def done(self) -> bool:
@@ -110,6 +111,7 @@ class Scan:
         """
         found: list[Stored] = []
         self._found = found
+        given = visits
         waiting = self._waiting
         depths = self._depths
         levels = self._levels
@@ -134,6 +136,7 @@ class Scan:
             if entry is not None:
                 waiting.append(entry)
                 depths.append(depth)
+        self.visited = given - visits
         return found
 
     def _visit(self, entry: Stored, depth: int) -> None:
