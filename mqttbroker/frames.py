@@ -20,6 +20,16 @@ TWO_BYTES: Final[List[bytes]] = [value.to_bytes(2, "big") for value in range(655
 # First byte and Remaining Length of the short acknowledgements, by packet type.
 SHORT_ACKS: Final[List[bytes]] = [bytes((kind << 4 | FLAGS[kind], 2)) for kind in range(16)]
 
+# First byte and Remaining Length of a short PUBLISH: 128 for each of the flags without DUP.
+_SHORT_PUBLISH: Final[List[bytes]] = [bytes((0x30 | flags, size)) for flags in range(8) for size in range(128)]
+
+
+def publish_header(flags: int, remaining: int) -> bytes:
+    """The fixed header of a PUBLISH that is no duplicate; ValueError if the length does not fit."""
+    if 0 <= remaining < 128:
+        return _SHORT_PUBLISH[(flags & 7) << 7 | remaining]
+    return encode_fixed_header(0x30 | flags, remaining)
+
 
 def encode_fixed_header(first_byte: int, remaining: int) -> bytes:
     """First byte and Remaining Length; ValueError if the length does not fit."""

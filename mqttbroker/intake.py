@@ -12,11 +12,12 @@ from typing import Dict, Final, List, Optional, cast
 
 from mqttbroker.broker import Broker
 from mqttbroker.connection import AckGate, Connection
+from mqttbroker.frames import TWO_BYTES, publish_header
 from mqttbroker.long_packet import total
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import encode_ack
 from mqttbroker.policy import Terms
-from mqttbroker.properties import PublishProperties, decode_publish_properties
+from mqttbroker.properties import TOPIC_ALIAS, PublishProperties, decode_publish_properties
 from mqttbroker.reason_codes import (
     MALFORMED_PACKET,
     NO_MATCHING_SUBSCRIBERS,
@@ -84,29 +85,48 @@ class Intake(Connection):
             raise MQTTError(MALFORMED_PACKET, "PUBLISH ends inside its topic or packet id")
         topic: bytes = data[body + 2 : topic_end]
         payload: int = rest
+        alias: int = 0
         found: Optional[PublishProperties] = None
         if self.version >= 5:
             if rest < end and data[rest] == 0:
                 payload = rest + 1
+            elif end - rest > 3 and data[rest] == 3 and data[rest + 1] == TOPIC_ALIAS and (data[rest + 2] | data[rest + 3]):
+                payload = rest + 4  # and no other property
+                alias = (data[rest + 2] << 8) | data[rest + 3]
             else:
                 found = self._properties(data, rest, end)
                 payload = found.next
-                topic = self._apply(found, topic, data, end, more)
-            if not topic:
+                alias = found.topic_alias
+                if found.payload_format == 1:
+                    _check_text(data[payload:end], more)
+            if alias:
+                topic = self._named(alias, topic)
+            elif not topic:
                 raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")  # [MQTT-3.3.2-8]
         route = self._route(topic)
         stats = self.outbound.stats
         stats.publish_received += 1
         stats.publish_bytes_received += end - start
+        if alias:
+            # From here on it is as if it had come without the alias.
+            section: bytes = b"\0" if found is None else found.named()
+            size: int = 2 + len(topic) + rest - topic_end + len(section) + end - payload
+            head = publish_header(first & 7, size)
+            data = b"".join((head, TWO_BYTES[len(topic)], topic, data[topic_end:rest], section, data[payload:end]))
+            start = 0
+            body = len(head)
+            rest += body + 2 + len(topic) - topic_end
+            topic_end = body + 2 + len(topic)
+            payload = rest + len(section)
+            end = body + size
         if (self.restricted or route.reserved or first & 1) and self._turned_down(
             route, first, packet_id, end - payload
         ):
             return
-        reusable: bool = found is None or found.topic_alias == 0
-        if first == 0x30 and reusable and route.direct:
+        if first == 0x30 and route.direct:
             self._forward(data[start:end], route, payload - start, found, more)
             return
-        if qos and reusable:
+        if qos:
             if route.remaining != end - body:
                 route.remember(end - body, data[start + 1 : topic_end])
             if first & 9 == 0 and self._passes(route, qos, packet_id):
@@ -127,14 +147,12 @@ class Intake(Connection):
         found: Optional[PublishProperties],
     ) -> None:
         """Any PUBLISH, by way of the message that it is; ``tail`` is all that follows its packet id."""
-        if first & 6 and (found is None or found.topic_alias == 0):
+        if first & 6:
             outgoing = self._outgoing(route, tail, first, payload, found)
+            self._acknowledged_publish(outgoing.message, route, outgoing, packet_id)
         else:
             message = self._message(route, tail[payload:] if payload else tail, first, found)
             outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
-        if first & 6:
-            self._acknowledged_publish(outgoing.message, route, outgoing, packet_id)
-        else:
             self.broker.publisher.publish(outgoing.message, route, outgoing, self.session, None)
 
     def _message(
@@ -414,25 +432,12 @@ class Intake(Connection):
             self.found = found
         return found
 
-    def _apply(
-        self,
-        found: PublishProperties,
-        topic: bytes,
-        data: bytes,
-        end: int,
-        more: Optional[List[bytes]],
-    ) -> bytes:
-        """Check the payload against its format, and give the topic the packet is for."""
-        if found.payload_format == 1:
-            payload: bytes = data[found.next : end]
-            _check_text(payload if more is None else b"".join((payload, *more)))
-        alias: int = found.topic_alias
-        if alias == 0:
-            return topic
+    def _named(self, alias: int, topic: bytes) -> bytes:
+        """The topic of a packet with a topic alias, which it sets or uses."""
         if alias > self.terms.topic_alias_maximum:  # [MQTT-3.3.2-9]
             raise MQTTError(TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the maximum")
         if topic:
-            self.broker.router.route(topic)
+            self._route(topic)  # refuses a topic that is none
             if not self.aliases:
                 self.aliases = {}
             self.aliases[alias] = topic
@@ -484,10 +489,10 @@ class Intake(Connection):
             self.disconnect(QUOTA_EXCEEDED, "no room for the message")
 
 
-def _check_text(payload: bytes) -> None:
+def _check_text(payload: bytes, more: Optional[List[bytes]]) -> None:
     """Payload Format Indicator 1 promises UTF-8."""
     try:
-        payload.decode("utf-8")
+        (payload if more is None else b"".join((payload, *more))).decode("utf-8")
     except UnicodeDecodeError:
         raise MQTTError(PAYLOAD_FORMAT_INVALID, "payload is not the UTF-8 it says it is")
 

@@ -187,6 +187,16 @@ class PublishProperties:
         self.message_expiry = message_expiry  # seconds; -1 = none
         self.payload_format = payload_format  # 0 = bytes or not said, 1 = UTF-8
         self.next = next  # position after the properties
+        self._named = b""
+
+    def named(self) -> bytes:
+        """All of them but the topic alias, with length prefix: what the packet would have held under its topic's name."""
+        if not self._named:
+            properties = self.forward
+            if self.message_expiry >= 0:
+                properties += b"\x02" + self.message_expiry.to_bytes(4, "big")
+            self._named = encode_varint(len(properties)) + properties
+        return self._named
 
 
 def decode_varint(data: bytes, pos: int, end: int) -> tuple[int, int]:
