@@ -43,6 +43,7 @@ COMPILED = [
     "mqttbroker/outgoing.py",
     "mqttbroker/groups.py",
     "mqttbroker/router.py",
+    "mqttbroker/stats.py",
     "mqttbroker/connection.py",
     "mqttbroker/policy.py",
     "mqttbroker/acl.py",

@@ -19,6 +19,7 @@ from mqttbroker.packets import Disconnect, encode_ack
 from mqttbroker.policy import Challenge, Terms
 from mqttbroker.properties import Properties, encode_varint
 from mqttbroker.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
+from mqttbroker.stats import Stats
 from sessions.delivery import Delivery, Outlet
 from sessions.journal import Gate
 from sessions.message import Message
@@ -41,29 +42,6 @@ _RETAINED: Final[List[bytes]] = [bytes((0x31, remaining)) for remaining in range
 
 PUBLISH_OVERHEAD: Final = 24  # bytes of a PUBLISH, at most, beside topic, payload and properties
 BULKY: Final = 65_536  # bytes of a part that is not joined with others
-
-
-class Stats:
-    """What the broker counted since it started: packets, PUBLISHes, bytes on the wire, handshakes that failed."""
-
-    def __init__(self) -> None:
-        self.messages_received = 0
-        self.messages_sent = 0
-        self.publish_received = 0
-        self.publish_sent = 0
-        self.publish_dropped_slow = 0
-        self.publish_dropped_too_large = 0
-        self.publish_dropped_denied = 0
-        self.publish_dropped_retained = 0
-        self.publish_refused = 0  # for want of room in a queue
-        self.publish_bytes_received = 0
-        self.publish_bytes_sent = 0
-        self.bytes_received = 0
-        self.bytes_sent = 0
-        self.connections = 0
-        self.protocol_errors = 0
-        self.tls_failures = 0
-        self.websocket_failures = 0
 
 
 class Outbound:

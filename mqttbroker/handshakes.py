@@ -15,7 +15,7 @@ import socket
 import ssl
 from typing import Any, Callable
 
-from mqttbroker.connection import Stats
+from mqttbroker.stats import Stats
 from mqttbroker.wire import LINGER
 
 log = logging.getLogger("mqttbroker")

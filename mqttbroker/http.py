@@ -39,10 +39,10 @@ from aiohttp import web
 from bridge_spark.log.segment import SegmentError
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
-from mqttbroker.connection import Stats
 from mqttbroker.consumer_lag import ConsumerLag
 from mqttbroker.handshakes import Handshakes
 from mqttbroker.http_consumers import ConsumerRoutes
+from mqttbroker.stats import Stats
 
 BACKLOG = 512
 MAX_DOWNLOADS = 512  # stream files served at once; more are told to come again

@@ -18,9 +18,9 @@ from prometheus_client.process_collector import ProcessCollector
 
 from mqttbroker import __version__, build_kind
 from mqttbroker.broker import Broker
-from mqttbroker.connection import Stats
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.consumer_lag import ConsumerLag
+from mqttbroker.stats import Stats
 
 
 class Metrics:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Dict, Final, List, Optional
 
-from mqttbroker.connection import Connection, Stats
+from mqttbroker.connection import Connection
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.policy import Rules
 from mqttbroker.properties import encode_varint
+from mqttbroker.stats import Stats
 from sessions.message import Message
 from sessions.retained import Retained, RetainedScan
 from sessions.session import Session, Subscription
