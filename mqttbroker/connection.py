@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Final, List, Optional, cast
 
-from mqttbroker.frames import SHORT_ACKS, TWO_BYTES, encode_fixed_header
+from mqttbroker.frames import SHORT_ACKS, TWO_BYTES, publish_header
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import Disconnect, encode_ack
 from mqttbroker.policy import Challenge, Terms
@@ -37,8 +37,10 @@ AUTHENTICATING: Final = 4  # an AUTH of the client is awaited
 _NO_DECISIONS: Final[Dict[str, bool]] = {}
 _NO_ALIASES: Final[Dict[bytes, int]] = {}
 
-# The fixed header of a short retained PUBLISH at QoS 0, by Remaining Length.
-_RETAINED: Final[List[bytes]] = [bytes((0x31, remaining)) for remaining in range(128)]
+_NO_NAME: Final = b"\0\0"  # where a topic alias stands for it
+# How properties begin that a topic alias was put before, by the length they had; longer ones take another way.
+MOST_RENAMED: Final = 125
+_RENAMED: Final[List[bytes]] = [bytes((properties + 3, 0x23)) for properties in range(MOST_RENAMED)]
 
 PUBLISH_OVERHEAD: Final = 24  # bytes of a PUBLISH, at most, beside topic, payload and properties
 BULKY: Final = 65_536  # bytes of a part that is not joined with others
@@ -167,6 +169,45 @@ class Connection(Outlet):
         outbox.append(head)
         outbox.append(TWO_BYTES[packet_id])
         outbox.append(tail)
+
+    def renames(self, size: int, properties: int) -> bool:
+        """Whether a PUBLISH of version 5 that came in ``size`` bytes may be sent with `send_renamed`; ``properties`` is
+        the first byte of their length."""
+        return self.topic_alias_maximum > 0 and properties < MOST_RENAMED and size + 4 <= self.maximum_packet_size
+
+    def send_renamed(self, flags: int, topic: bytes, packet_id: int, properties: int, rest: bytes) -> None:
+        """Queue a PUBLISH under a topic alias, as long as the client has room for one [MQTT-3.1.2-26], or drop it.
+
+        ``packet_id`` is 0 at QoS 0; ``rest`` is what follows the byte that is the length of its ``properties``.
+        """
+        alias: int = self.topic_aliases.get(topic, 0)
+        known: bool = alias != 0
+        if not known and len(self.topic_aliases) < self.topic_alias_maximum:
+            alias = len(self.topic_aliases) + 1
+        name: bytes = _NO_NAME if known else TWO_BYTES[len(topic)] + topic
+        remaining: int = len(name) + (2 if packet_id else 0) + (4 if alias else 1) + len(rest)
+        head = publish_header(flags, remaining)
+        if not self._admit(len(head) + remaining, packet_id == 0):
+            return
+        outbox = self.outbox
+        outbox.append(head)
+        outbox.append(name)
+        if packet_id:
+            outbox.append(TWO_BYTES[packet_id])
+        if alias:
+            outbox.append(_RENAMED[properties])
+            outbox.append(TWO_BYTES[alias])
+        else:
+            outbox.append(encode_varint(properties))
+        outbox.append(rest)
+        if alias and not known:
+            self._teach(topic, alias)
+
+    def _teach(self, topic: bytes, alias: int) -> None:
+        """The client learns a topic alias from the packet that was queued last."""
+        if alias == 1:
+            self.topic_aliases = {}
+        self.topic_aliases[topic] = alias
 
     def _admit(self, size: int, droppable: bool) -> bool:
         """Count a PUBLISH of ``size`` bytes, which the caller queues; False if it is dropped."""
@@ -318,7 +359,7 @@ class Connection(Outlet):
             properties = message.properties + own
             properties = encode_varint(len(properties)) + properties
             remaining += len(properties)
-        head: bytes = _RETAINED[remaining] if remaining < 128 else encode_fixed_header(0x31, remaining)
+        head: bytes = publish_header(1, remaining)
         size: int = len(head) + remaining
         if size > self.maximum_packet_size:  # [MQTT-3.1.2-25]
             self.outbound.stats.publish_dropped_too_large += 1
@@ -404,18 +445,19 @@ class Connection(Outlet):
         known: bool = alias != 0
         if not known and len(self.topic_aliases) < self.topic_alias_maximum:
             alias = len(self.topic_aliases) + 1
+        packet: bytes = NO_BYTES
         if alias:
-            own += b"\x23" + TWO_BYTES[alias]
-        name = NO_BYTES if known else topic
-        packet = outgoing.encode_as(name, 5, qos, retain, dup, packet_id, own)
-        if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
-            self.outbound.stats.publish_dropped_too_large += 1
-            return False
+            name = NO_BYTES if known else topic
+            packet = outgoing.encode_as(name, 5, qos, retain, dup, packet_id, own + b"\x23" + TWO_BYTES[alias])
+        if alias == 0 or len(packet) > self.maximum_packet_size:
+            alias = 0
+            packet = outgoing.encode_as(topic, 5, qos, retain, dup, packet_id, own)
+            if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
+                self.outbound.stats.publish_dropped_too_large += 1
+                return False
         # The client learns the alias from the packet that sets it, so that one must leave.
         if self.send_publish(packet, qos == 0) and alias and not known:
-            if alias == 1:
-                self.topic_aliases = {}
-            self.topic_aliases[topic] = alias
+            self._teach(topic, alias)
         return True
 
     def send_entry(self, entry: Delivery, duplicate: bool) -> None:

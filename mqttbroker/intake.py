@@ -124,7 +124,7 @@ class Intake(Connection):
         ):
             return
         if first == 0x30 and route.direct:
-            self._forward(data[start:end], route, payload - start, found, more)
+            self._forward(data[start:end], rest - start, payload - start, route, found, more)
             return
         if qos:
             if route.remaining != end - body:
@@ -182,18 +182,23 @@ class Intake(Connection):
     def _forward(
         self,
         packet: bytes,
-        route: Route,
+        section: int,
         payload: int,
+        route: Route,
         found: Optional[PublishProperties],
         more: Optional[List[bytes]],
     ) -> None:
-        """QoS 0, not retained: what came in is what goes out, wherever it may."""
+        """QoS 0, not retained: what came in is what goes out, wherever it may.
+
+        Its properties begin at ``section`` of it, and its payload at ``payload``.
+        """
         version: int = self.version
         size: int = len(packet)
         if more is not None:
             size += total(more)
         session = self.session
         outgoing: Optional[Outgoing] = None
+        rest: bytes = NO_BYTES
         for target in route.targets:
             outlet = target.session.outlet
             if outlet is None:
@@ -212,6 +217,11 @@ class Intake(Connection):
                         connection.send_pieces(packet, more, size)
                 else:
                     self.outbound.stats.publish_dropped_too_large += 1
+                continue
+            if version >= 5 and target.plain and more is None and connection.renames(size, packet[section]):
+                if not rest:
+                    rest = packet[section + 1 :]
+                connection.send_renamed(0, route.topic_bytes, 0, packet[section], rest)
                 continue
             if outgoing is None:
                 whole = packet if more is None else b"".join((packet, *more))
@@ -272,17 +282,19 @@ class Intake(Connection):
             outlet = receiver.outlet
             if target.plain and target.qos and outlet is not None and outlet.ready:
                 connection = cast(Connection, outlet)
-                if (
-                    connection.plain_version == version
-                    and size <= connection.maximum_packet_size
-                ):
-                    granted: int = target.qos if target.qos < qos else qos
-                    number = receiver.pass_through(granted)
+                granted: int = target.qos if target.qos < qos else qos
+                if connection.plain_version == version:
+                    number = receiver.pass_through(granted) if size <= connection.maximum_packet_size else 0
                     if number:
                         head = route.head if granted == 1 else route.head2
                         connection.send_numbered(head, number, tail, size)
                         if more is not None:
                             connection.outbox += more
+                        continue
+                elif version >= 5 and more is None and connection.renames(size, tail[0]):
+                    number = receiver.pass_through(granted)
+                    if number:
+                        connection.send_renamed(granted << 1, route.topic_bytes, number, tail[0], tail[1:])
                         continue
             if outgoing is None:
                 whole = tail if more is None else b"".join((tail, *more))

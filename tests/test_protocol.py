@@ -489,6 +489,77 @@ def test_each_subscriber_learns_aliases_of_its_own(tmp_path: Path) -> None:
         assert second == [("a", 1), ("b", 2), ("c", -1), ("", 1)]
 
 
+SECTIONS: dict[str, dict[str, Any]] = {
+    "alias alone": {},
+    "text": {"content_type": "text/plain", "user_properties": [("a", "1"), ("a", "")], "payload_format_indicator": 1},
+    "expiry": {"message_expiry_interval": 60, "response_topic": "r"},
+    "124 bytes": {"content_type": "x" * 121},
+    "125 bytes": {"content_type": "x" * 122},
+    "128 bytes": {"content_type": "x" * 125},
+}
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("size", [0, 1, 100, 130, 70_000])
+@pytest.mark.parametrize("section", SECTIONS)
+def test_with_or_without_aliases_a_message_is_the_same(tmp_path: Path, section: str, size: int, qos: int) -> None:
+    """Towards clients of both versions, with room for an alias or none, and from a publisher that uses one or none."""
+    def told(alias: int) -> Properties:
+        properties = Properties()
+        for name, value in SECTIONS[section].items():
+            setattr(properties, name, value)
+        properties.topic_alias = alias
+        return properties
+
+    one, small = Properties(), Properties()
+    one.topic_alias_maximum = small.topic_alias_maximum = 1
+    payload = b"x" * size
+    with Core(tmp_path) as core:
+        plain, old = core.connect("plain"), core.connect("old", 4)
+        aliased = core.connect("aliased", properties=one)
+        subscribers = [plain, old, aliased]
+        for subscriber in subscribers:
+            subscriber.subscribe("#", options=qos)
+        publisher, older = core.connect("p"), core.connect("q", 4)
+        topics = []
+        for number, (topic, alias) in enumerate([("a/é", 1), ("", 1), ("b", 2), ("", 2), ("", 1), ("a/é", -1), ("b", -1)], 1):
+            publisher.send(Publish(topic, payload, qos, packet_id=number if qos else 0, properties=told(alias)))
+            topics.append(topic or {1: "a/é", 2: "b"}[alias])
+            if qos == 2:
+                publisher.send(Pubrel(number))
+        older.send(Publish("b", payload, qos, packet_id=9 if qos else 0))
+        for subscriber in subscribers:
+            *found, last = (packet for packet in subscriber.arrived() if isinstance(packet, Publish))
+            assert (last.topic, last.payload, last.properties.content_type) == ("b", payload, None)
+            assert [(packet.payload, packet.qos, packet.retain, packet.dup) for packet in found] == [(payload, qos, False, False)] * 7
+            if subscriber is aliased:
+                assert [packet.topic for packet in found] == ["a/é", "", "b", "b", "", "", "b"]
+                assert [packet.properties.topic_alias for packet in found] == [1, 1, -1, -1, 1, 1, -1]
+            else:
+                assert [packet.topic for packet in found] == topics
+            for packet in found:
+                if subscriber is not old:
+                    wanted = told(packet.properties.topic_alias)
+                    assert repr(packet.properties) == repr(wanted)
+        received = core.broker.outbound.stats
+        assert received.publish_received == 8 and received.publish_sent == 24
+
+
+def test_what_an_alias_makes_too_large_is_sent_by_name(tmp_path: Path) -> None:
+    properties = Properties()
+    properties.topic_alias_maximum, properties.maximum_packet_size = 1, 40
+    with Core(tmp_path) as core:
+        subscriber, publisher = core.connect("s", properties=properties), core.connect("p")
+        subscriber.subscribe("t", options=2)
+        for qos in (0, 1, 2):
+            for size in range(28, 40):
+                publisher.publish("t", b"x" * size, qos)
+            found = [packet for packet in subscriber.arrived() if isinstance(packet, Publish)]
+            most = 34 if qos == 0 else 32
+            assert [len(packet.payload) for packet in found] == list(range(28, most + 1))
+            assert [packet.properties.topic_alias for packet in found[-3:]] == [1, -1, -1]
+
+
 def test_properties_that_come_again_and_again_are_those_of_their_packet(tmp_path: Path) -> None:
     def told(text: str, expiry: int = -1) -> Properties:
         properties = Properties()
