@@ -1,7 +1,8 @@
 """Replays: the retained messages that new subscriptions bring, sent while everybody else is served.
 
 The rule kept here: a client is owed each of them once and gets them as fast as it takes
-them; what all of them take of a turn of the loop is little while anybody else is heard.
+them; a SUBSCRIBE brings a little at once, and what all replays that go on take of a turn of
+the loop is little while anybody else is heard.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Replays:
         self._silent = 0  # turns since then in which none came
 
     def begin(self, connection: Connection) -> None:
-        """Send what the session of a connection still has to see of retained messages."""
+        """Send a little of what the session of a connection still has to see, and have `step` send the rest."""
         session = connection.session
         if session is None or not session.unseen or connection in self._active:
             return
@@ -138,18 +139,22 @@ class Replay:
             scan = self.retained.scan(subscription.topic_filter)
             self._scan = scan
         visited: int = 0
-        if not self._held:
+        fresh: bool = not self._held
+        if fresh:
             self._held = scan.take(room, self.connection.outbound.clock.now)
             self._held.reverse()
             visited = max(1, scan.visited)
-        sent = self._send(subscription, room)
+        sent = self._send(subscription, room, fresh)
         if scan.done and not self._held:
             session.unseen.popleft()
             self._scan = None
         return max(visited, sent)
 
-    def _send(self, subscription: Subscription, room: int) -> int:
-        """Send of what is held as much as the client takes and ``room`` allows; gives what that took of it."""
+    def _send(self, subscription: Subscription, room: int, fresh: bool) -> int:
+        """Send of what is held as much as the client takes and ``room`` allows; gives what that took of it.
+
+        What is not ``fresh`` may have been replaced or have expired since it was found; what replaced it came live.
+        """
         held = self._held
         session = self.session
         connection = self.connection
@@ -166,6 +171,8 @@ class Replay:
                 break
             held.pop()
             used += 1 + (message.size >> 10)
+            if not fresh and not self.retained.holds(message, connection.outbound.clock.now):
+                continue
             if restrictive and not self.rules.may_read(session, message.topic):
                 continue
             if granted == 0 or message.qos == 0:

@@ -70,6 +70,10 @@ class Retained:
         """The messages under a filter, to be taken a few at a time."""
         return RetainedScan(self, self._tree.scan(topic_filter))
 
+    def holds(self, message: Message, now: int) -> bool:
+        """Whether a message found before is still its topic's, and lives at `now` (µs since the Unix epoch)."""
+        return self._tree.get(message.topic) is message and (message.expires_at == 0 or message.expires_at > now)
+
     def expire(self, message: Message) -> None:
         """The message's time is over: forget it here and in the store."""
         if self._tree.get(message.topic) is message:

@@ -8,6 +8,7 @@ import pytest
 from core import Core, CoreClient
 
 from mqttbroker.packets import Pingreq, Publish, Suback, Subscribe, Subscription
+from mqttbroker.properties import Properties
 from mqttbroker.replay import LAST_TURNS, LITTLE, MUCH
 
 
@@ -108,3 +109,29 @@ def test_who_does_not_read_takes_nothing_of_a_turn(core: Core) -> None:
             assert turns.step(heard=True)
             got += len(other.arrived())
         assert got == 1000 and slow.arrived() == [] and turns.step(heard=True) == 0
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_what_was_found_and_waits_is_looked_at_again(core: Core, qos: int) -> None:
+    """A message that was replaced, cleared or that expired before its turn came is not sent."""
+    with core:
+        lasting = Properties()
+        lasting.message_expiry_interval = 5
+        turns = Turns(core, [f"t/{n:02}" for n in range(95)], 2 * 1024)
+        turns.talker.send(*(Publish(f"t/{n}", b"old" * 1000, 0, True) for n in (95, 96)))
+        turns.talker.send(Publish("t/97", b"short" * 500, 0, True, properties=lasting))
+        client = core.connect("c")
+        client.send(Subscribe(1, [Subscription("t/#", 0)]))
+        first = [packet for packet in client.arrived() if isinstance(packet, Publish)]
+        assert 0 < len(first) < 50
+        turns.talker.publish("t/95", b"", qos, retain=True)
+        turns.talker.publish("t/96", b"new", qos, retain=True)
+        core.seconds += 10
+        core.broker.outbound.clock.now = int(core.seconds * 1_000_000)
+        while turns.replays.step():
+            pass
+        rest = [packet for packet in client.arrived() if isinstance(packet, Publish)]
+        assert [(packet.payload, packet.retain) for packet in rest if packet.topic == "t/96"] == [(b"new", False)]
+        assert [(packet.payload, packet.retain) for packet in rest if packet.topic == "t/95"] == [(b"", False)]
+        topics = [packet.topic for packet in first + rest]
+        assert sorted(topics) == [f"t/{n:02}" for n in range(97)]
