@@ -44,6 +44,7 @@ COMPILED = [
     "mqttbroker/groups.py",
     "mqttbroker/router.py",
     "mqttbroker/stats.py",
+    "mqttbroker/topic_aliases.py",
     "mqttbroker/connection.py",
     "mqttbroker/policy.py",
     "mqttbroker/acl.py",

@@ -20,6 +20,7 @@ from mqttbroker.policy import Challenge, Terms
 from mqttbroker.properties import Properties, encode_varint
 from mqttbroker.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
 from mqttbroker.stats import Stats
+from mqttbroker.topic_aliases import MOST_RENAMED, NO_NAME, RENAMED, TopicAliases
 from sessions.delivery import Delivery, Outlet
 from sessions.journal import Gate
 from sessions.message import Message
@@ -35,12 +36,6 @@ AUTHENTICATING: Final = 4  # an AUTH of the client is awaited
 
 # Of a client that has none yet; most never have, and each takes 64 bytes. Never filled: who has one makes its own.
 _NO_DECISIONS: Final[Dict[str, bool]] = {}
-_NO_ALIASES: Final[Dict[bytes, int]] = {}
-
-_NO_NAME: Final = b"\0\0"  # where a topic alias stands for it
-# How properties begin that a topic alias was put before, by the length they had; longer ones take another way.
-MOST_RENAMED: Final = 125
-_RENAMED: Final[List[bytes]] = [bytes((properties + 3, 0x23)) for properties in range(MOST_RENAMED)]
 
 PUBLISH_OVERHEAD: Final = 24  # bytes of a PUBLISH, at most, beside topic, payload and properties
 BULKY: Final = 65_536  # bytes of a part that is not joined with others
@@ -90,8 +85,7 @@ class Connection(Outlet):
         self.problem_information = True
         # The version whose packets may be passed on to this client as they came; 0 for none.
         self.plain_version = 0
-        self.topic_alias_maximum = 0
-        self.topic_aliases = _NO_ALIASES
+        self.topic_aliases: Optional[TopicAliases] = None  # of a client that takes some
         self.outbox: List[bytes] = []
         self.dirty = False
         self.congested = False  # the socket took no more at the last flush
@@ -173,18 +167,16 @@ class Connection(Outlet):
     def renames(self, size: int, properties: int) -> bool:
         """Whether a PUBLISH of version 5 that came in ``size`` bytes may be sent with `send_renamed`; ``properties`` is
         the first byte of their length."""
-        return self.topic_alias_maximum > 0 and properties < MOST_RENAMED and size + 4 <= self.maximum_packet_size
+        return self.topic_aliases is not None and properties < MOST_RENAMED and size + 4 <= self.maximum_packet_size
 
     def send_renamed(self, flags: int, topic: bytes, packet_id: int, properties: int, rest: bytes) -> None:
-        """Queue a PUBLISH under a topic alias, as long as the client has room for one [MQTT-3.1.2-26], or drop it.
+        """Queue a PUBLISH, under a topic alias as long as the client has room for one, or drop it; only if `renames`.
 
         ``packet_id`` is 0 at QoS 0; ``rest`` is what follows the byte that is the length of its ``properties``.
         """
-        alias: int = self.topic_aliases.get(topic, 0)
-        known: bool = alias != 0
-        if not known and len(self.topic_aliases) < self.topic_alias_maximum:
-            alias = len(self.topic_aliases) + 1
-        name: bytes = _NO_NAME if known else TWO_BYTES[len(topic)] + topic
+        aliases = cast(TopicAliases, self.topic_aliases)
+        alias: int = aliases.find(topic)
+        name: bytes = NO_NAME if alias > 0 else TWO_BYTES[len(topic)] + topic
         remaining: int = len(name) + (2 if packet_id else 0) + (4 if alias else 1) + len(rest)
         head = publish_header(flags, remaining)
         if not self._admit(len(head) + remaining, packet_id == 0):
@@ -195,19 +187,13 @@ class Connection(Outlet):
         if packet_id:
             outbox.append(TWO_BYTES[packet_id])
         if alias:
-            outbox.append(_RENAMED[properties])
-            outbox.append(TWO_BYTES[alias])
+            outbox.append(RENAMED[properties])
+            outbox.append(TWO_BYTES[abs(alias)])
         else:
             outbox.append(encode_varint(properties))
         outbox.append(rest)
-        if alias and not known:
-            self._teach(topic, alias)
-
-    def _teach(self, topic: bytes, alias: int) -> None:
-        """The client learns a topic alias from the packet that was queued last."""
-        if alias == 1:
-            self.topic_aliases = {}
-        self.topic_aliases[topic] = alias
+        if alias < 0:
+            aliases.teach(topic)
 
     def _admit(self, size: int, droppable: bool) -> bool:
         """Count a PUBLISH of ``size`` bytes, which the caller queues; False if it is dropped."""
@@ -333,7 +319,7 @@ class Connection(Outlet):
     def send_at_most_once(self, outgoing: Outgoing, retain: bool, own: bytes) -> None:
         """A QoS 0 delivery that is not the publisher's packet as it came."""
         packet: bytes
-        if self.topic_alias_maximum:
+        if self.topic_aliases is not None:
             self._send_aliased(outgoing, 0, retain, False, 0, own)
             return
         if retain or own:
@@ -347,7 +333,7 @@ class Connection(Outlet):
 
     def send_retained(self, message: Message, own: bytes) -> None:
         """A retained message at QoS 0, in its parts."""
-        if self.topic_alias_maximum or message.expires_at:
+        if self.topic_aliases is not None or message.expires_at:
             outgoing = Outgoing(message.topic.encode("utf-8"), message, self.outbound.clock.now)
             self.send_at_most_once(outgoing, True, own)
             return
@@ -379,7 +365,7 @@ class Connection(Outlet):
         size: int = len(outgoing.topic) + len(message.payload) + len(message.properties) + len(own)
         if (
             session is None
-            or self.topic_alias_maximum
+            or self.topic_aliases is not None
             or size + PUBLISH_OVERHEAD > self.maximum_packet_size
         ):
             return False
@@ -391,7 +377,7 @@ class Connection(Outlet):
 
     def send_delivery(self, entry: Delivery, outgoing: Outgoing, duplicate: bool) -> None:
         """The PUBLISH of a QoS 1 or 2 delivery."""
-        if self.topic_alias_maximum:
+        if self.topic_aliases is not None:
             if not self._send_aliased(
                 outgoing,
                 entry.qos,
@@ -438,26 +424,24 @@ class Connection(Outlet):
         packet_id: int,
         own: bytes,
     ) -> bool:
-        """Send a PUBLISH under a topic alias, as long as the client has room for one
-        [MQTT-3.1.2-26]; false if it is too large for the client."""
+        """Send a PUBLISH under a topic alias, as long as the client has room for one; false if it is too large for
+        the client."""
+        aliases = cast(TopicAliases, self.topic_aliases)
         topic = outgoing.topic
-        alias: int = self.topic_aliases.get(topic, 0)
-        known: bool = alias != 0
-        if not known and len(self.topic_aliases) < self.topic_alias_maximum:
-            alias = len(self.topic_aliases) + 1
+        alias: int = aliases.find(topic)
         packet: bytes = NO_BYTES
         if alias:
-            name = NO_BYTES if known else topic
-            packet = outgoing.encode_as(name, 5, qos, retain, dup, packet_id, own + b"\x23" + TWO_BYTES[alias])
+            name = NO_BYTES if alias > 0 else topic
+            told = own + b"\x23" + TWO_BYTES[abs(alias)]
+            packet = outgoing.encode_as(name, 5, qos, retain, dup, packet_id, told)
         if alias == 0 or len(packet) > self.maximum_packet_size:
             alias = 0
             packet = outgoing.encode_as(topic, 5, qos, retain, dup, packet_id, own)
             if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
                 self.outbound.stats.publish_dropped_too_large += 1
                 return False
-        # The client learns the alias from the packet that sets it, so that one must leave.
-        if self.send_publish(packet, qos == 0) and alias and not known:
-            self._teach(topic, alias)
+        if self.send_publish(packet, qos == 0) and alias < 0:
+            aliases.teach(topic)
         return True
 
     def send_entry(self, entry: Delivery, duplicate: bool) -> None:

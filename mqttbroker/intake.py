@@ -12,12 +12,11 @@ from typing import Dict, Final, List, Optional, cast
 
 from mqttbroker.broker import Broker
 from mqttbroker.connection import AckGate, Connection
-from mqttbroker.frames import TWO_BYTES, publish_header
 from mqttbroker.long_packet import total
 from mqttbroker.outgoing import NO_BYTES, Outgoing
 from mqttbroker.packets import encode_ack
 from mqttbroker.policy import Terms
-from mqttbroker.properties import TOPIC_ALIAS, PublishProperties, decode_publish_properties
+from mqttbroker.properties import PublishProperties, decode_publish_properties
 from mqttbroker.reason_codes import (
     MALFORMED_PACKET,
     NO_MATCHING_SUBSCRIBERS,
@@ -32,6 +31,7 @@ from mqttbroker.reason_codes import (
     MQTTError,
 )
 from mqttbroker.router import Route
+from mqttbroker.topic_aliases import named_publish
 from sessions.message import Message
 from sessions.session import Session
 from sessions.window import Loan
@@ -73,16 +73,12 @@ class Intake(Connection):
             # [MQTT-3.3.1-2] [MQTT-3.3.1-4]
             raise MQTTError(MALFORMED_PACKET, "malformed PUBLISH header")
         topic_end: int = body + 2 + ((data[body] << 8) | data[body + 1])
-        rest: int = topic_end
-        packet_id: int = 0
-        if qos:
-            rest += 2
-            if rest <= end:
-                packet_id = (data[topic_end] << 8) | data[topic_end + 1]
-                if packet_id == 0:  # [MQTT-2.2.1-3]
-                    raise MQTTError(PROTOCOL_ERROR, "PUBLISH with packet id 0")
+        rest: int = topic_end + 2 if qos else topic_end
         if rest > end:
             raise MQTTError(MALFORMED_PACKET, "PUBLISH ends inside its topic or packet id")
+        packet_id: int = (data[topic_end] << 8) | data[topic_end + 1] if qos else 0
+        if qos and packet_id == 0:  # [MQTT-2.2.1-3]
+            raise MQTTError(PROTOCOL_ERROR, "PUBLISH with packet id 0")
         topic: bytes = data[body + 2 : topic_end]
         payload: int = rest
         alias: int = 0
@@ -90,38 +86,29 @@ class Intake(Connection):
         if self.version >= 5:
             if rest < end and data[rest] == 0:
                 payload = rest + 1
-            elif end - rest > 3 and data[rest] == 3 and data[rest + 1] == TOPIC_ALIAS and (data[rest + 2] | data[rest + 3]):
-                payload = rest + 4  # and no other property
-                alias = (data[rest + 2] << 8) | data[rest + 3]
             else:
-                found = self._properties(data, rest, end)
+                found = self._properties(data, rest, end, more)
                 payload = found.next
                 alias = found.topic_alias
-                if found.payload_format == 1:
-                    _check_text(data[payload:end], more)
-            if alias:
+            if alias or not topic:
                 topic = self._named(alias, topic)
-            elif not topic:
-                raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")  # [MQTT-3.3.2-8]
         route = self._route(topic)
-        stats = self.outbound.stats
-        stats.publish_received += 1
-        stats.publish_bytes_received += end - start
-        if alias:
-            # From here on it is as if it had come without the alias.
-            section: bytes = b"\0" if found is None else found.named()
-            size: int = 2 + len(topic) + rest - topic_end + len(section) + end - payload
-            head = publish_header(first & 7, size)
-            data = b"".join((head, TWO_BYTES[len(topic)], topic, data[topic_end:rest], section, data[payload:end]))
+        self.outbound.stats.publish_received += 1
+        self.outbound.stats.publish_bytes_received += end - start
+        if alias and found is not None:
+            # From here on it is as if it had come with its topic's name.
+            section = found.named()
+            given = data[payload:end]
+            size: int = end - payload
+            data = named_publish(first, topic, data[topic_end:rest], section, given, size - len(given))
+            payload = len(data) - len(given)
+            rest = payload - len(section)
+            topic_end = rest - 2 if qos else rest
+            body = topic_end - 2 - len(topic)
             start = 0
-            body = len(head)
-            rest += body + 2 + len(topic) - topic_end
-            topic_end = body + 2 + len(topic)
-            payload = rest + len(section)
-            end = body + size
-        if (self.restricted or route.reserved or first & 1) and self._turned_down(
-            route, first, packet_id, end - payload
-        ):
+            end = payload + size
+        judged: bool = self.restricted or route.reserved or first & 1 == 1
+        if judged and self._turned_down(route, first, packet_id, end - payload):
             return
         if first == 0x30 and route.direct:
             self._forward(data[start:end], rest - start, payload - start, route, found, more)
@@ -132,9 +119,7 @@ class Intake(Connection):
             if first & 9 == 0 and self._passes(route, qos, packet_id):
                 self._pass_on(data[rest:end], route, first, packet_id, payload - rest, found, more)
                 return
-        tail: bytes = data[rest:end]
-        if more is not None:
-            tail = b"".join((tail, *more))
+        tail: bytes = data[rest:end] if more is None else b"".join((data[rest:end], *more))
         self._publish(tail, route, first, packet_id, payload - rest, found)
 
     def _publish(
@@ -431,21 +416,27 @@ class Intake(Connection):
             self.last_route = route
         return route
 
-    def _properties(self, data: bytes, start: int, end: int) -> PublishProperties:
+    def _properties(
+        self, data: bytes, start: int, end: int, more: Optional[List[bytes]]
+    ) -> PublishProperties:
         """The properties at ``start``; those that are the same as the last ones are not decoded again."""
         found = self.found
         after: int = start + len(self.section)
         if found is not None and after <= end and data[start:after] == self.section:
             found.next = after
-            return found
-        found = decode_publish_properties(data, start, end)
-        if found.next - start <= _LONG_SECTION:
-            self.section = data[start : found.next]
-            self.found = found
+        else:
+            found = decode_publish_properties(data, start, end)
+            if found.next - start <= _LONG_SECTION:
+                self.section = data[start : found.next]
+                self.found = found
+        if found.payload_format == 1:
+            _check_text(data[found.next : end], more)
         return found
 
     def _named(self, alias: int, topic: bytes) -> bytes:
-        """The topic of a packet with a topic alias, which it sets or uses."""
+        """The topic of a packet with a topic alias, which it sets or uses, or without both."""
+        if alias == 0:  # [MQTT-3.3.2-8]
+            raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")
         if alias > self.terms.topic_alias_maximum:  # [MQTT-3.3.2-9]
             raise MQTTError(TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the maximum")
         if topic:

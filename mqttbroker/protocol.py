@@ -57,6 +57,7 @@ from mqttbroker.reason_codes import (
     name,
     to_v3_connack,
 )
+from mqttbroker.topic_aliases import TopicAliases
 from sessions.session import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN, Session
 
 # Which packets a client may send, by state of its connection and packet type.
@@ -376,10 +377,9 @@ class Protocol(Intake):
         if packet.version == 3:
             self._flags = 7  # in 3.1 any packet that is sent again may say so
         if packet.version == 5:
-            self.topic_alias_maximum = min(
-                max(0, properties.topic_alias_maximum), self.terms.topic_alias_maximum
-            )
-            if self.topic_alias_maximum:
+            most: int = min(properties.topic_alias_maximum, self.terms.topic_alias_maximum)
+            if most > 0:
+                self.topic_aliases = TopicAliases(most)
                 self.plain_version = 0
             if properties.maximum_packet_size > 0:
                 self.maximum_packet_size = properties.maximum_packet_size
@@ -415,7 +415,7 @@ class Protocol(Intake):
         self.broker.admissions.forget(self)
         self._partial = bytearray()
         self._long = None
-        self.topic_aliases.clear()
+        self.topic_aliases = None
 
     def _reject(self, error: MQTTError) -> None:
         """The client broke the protocol: it is told why, and closed."""
