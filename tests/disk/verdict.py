@@ -147,8 +147,9 @@ class Judge:
             assert topic in stored, f"the retained message of {topic} is lost"
             found = ident_of(stored[topic])
             assert found in self.sent, f"{topic} has {found}"
-            # As in a queue, one that was not kept and sent again may come after a later one.
-            in_order = found[1] >= publication.ident[1] or self.sent[found].repeated
+            # One that was not kept and sent again comes after a later one that was kept, and at QoS 2 not again.
+            again = self.sent[found].qos == 2 and self.sent[found].repeated
+            in_order = found[1] >= publication.ident[1] or again
             assert in_order, f"{topic} has {found}, not {publication.ident}"
 
     def _wishes(self, filters: set[str]) -> None:
