@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Dict, Final, List
 
 from mqttbroker.frames import TWO_BYTES, publish_header
-from mqttbroker.properties import MAX_VARINT
+from mqttbroker.properties import MAX_VARINT, TOPIC_ALIAS
 from mqttbroker.reason_codes import PACKET_TOO_LARGE, MQTTError
 
 NO_NAME: Final = b"\0\0"  # where an alias stands for it
 # How properties begin that an alias was put before, by the length they had; longer ones take another way.
 MOST_RENAMED: Final = 125
-RENAMED: Final[List[bytes]] = [bytes((properties + 3, 0x23)) for properties in range(MOST_RENAMED)]
+RENAMED: Final[List[bytes]] = [bytes((properties + 3, TOPIC_ALIAS)) for properties in range(MOST_RENAMED)]
 
 
 class TopicAliases:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core import Core
+from core import Core, CoreClient
 
 from mqttbroker.packets import Disconnect, Puback, Publish, Pubrec, Pubrel, Suback, Subscribe, Subscription
 from mqttbroker.properties import Properties
@@ -82,8 +82,8 @@ def test_with_or_without_aliases_a_message_is_the_same(tmp_path: Path, section: 
         properties.topic_alias = alias
         return properties
 
-    one, small = Properties(), Properties()
-    one.topic_alias_maximum = small.topic_alias_maximum = 1
+    one = Properties()
+    one.topic_alias_maximum = 1
     payload = b"x" * size
     with Core(tmp_path) as core:
         plain, old = core.connect("plain"), core.connect("old", 4)
@@ -161,15 +161,21 @@ def test_a_long_packet_is_known_by_its_alias(tmp_path: Path, alias: int, qos: in
         assert publisher.wait_for(Disconnect).reason_code == 0x99
 
 
-@pytest.mark.parametrize("qos", [0, 1])
-def test_an_alias_is_taught_by_a_packet_that_leaves(tmp_path: Path, qos: int) -> None:
+def congested(core: Core) -> CoreClient:
+    """A subscriber with room for aliases, whose socket takes no more."""
     properties = Properties()
     properties.topic_alias_maximum = 5
+    subscriber = core.connect("s", properties=properties)
+    subscriber.subscribe("#", options=1)
+    subscriber.arrived()
+    subscriber.protocol.congest()
+    return subscriber
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_an_alias_is_taught_by_a_packet_that_leaves(tmp_path: Path, qos: int) -> None:
     with Core(tmp_path, max_outbox_bytes=1024) as core:
-        publisher, subscriber = core.connect("p"), core.connect("s", properties=properties)
-        subscriber.subscribe("#", options=1)
-        subscriber.arrived()
-        subscriber.protocol.congest()
+        publisher, subscriber = core.connect("p"), congested(core)
         publisher.publish("first", b"x" * 1000, qos)
         for topic in ("dropped", "dropped", "first"):
             publisher.publish(topic, b"x" * 1000, 0)
@@ -182,13 +188,8 @@ def test_an_alias_is_taught_by_a_packet_that_leaves(tmp_path: Path, qos: int) ->
 
 
 def test_qos_1_is_not_dropped_under_an_alias(tmp_path: Path) -> None:
-    properties = Properties()
-    properties.topic_alias_maximum = 5
     with Core(tmp_path, max_outbox_bytes=1024) as core:
-        publisher, subscriber = core.connect("p"), core.connect("s", properties=properties)
-        subscriber.subscribe("#", options=1)
-        subscriber.arrived()
-        subscriber.protocol.congest()
+        publisher, subscriber = core.connect("p"), congested(core)
         sent = [b"%d" % number * 500 for number in range(5)]
         for payload in sent:
             publisher.publish("t", payload, 1)
