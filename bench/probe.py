@@ -25,7 +25,8 @@ if "BENCH_SOURCE" in os.environ:
     sys.path.insert(0, os.environ["BENCH_SOURCE"])
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from mqttbroker import build_kind, cli, server  # noqa: E402
+from mqttbroker import build_kind, server
+from mqttbroker.cli import main as cli  # noqa: E402
 
 EVERY = 0.001
 LEAST = 1.0  # milliseconds

@@ -32,8 +32,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from sessions import statements as sql  # noqa: E402
-from sessions.store import Store  # noqa: E402
+from sessions.store import statements as sql  # noqa: E402
+from sessions.store.writer import Store  # noqa: E402
 
 DATABASE = "mqttbroker.db"
 AT_ONCE = 100_000  # rows of one transaction

@@ -28,7 +28,6 @@ import report
 from runner import HERE, OURS, OURS_OFF, Bench, Peer, Run, build_generator, fsync_us
 from scenarios import GROUPS, PARQUET, Scenario, all_scenarios, chosen, spark_scenarios
 
-
 SPARK_ROWS = 4_000_000
 SPARK_SHARE = 0.3  # of the time, beside other scenarios
 

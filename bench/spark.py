@@ -44,7 +44,7 @@ from bridge_spark.log.sealed_writer import Source, seal
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs, partition_of
 from bridge_spark.tables.ingest_config import IngestConfig, parse_config
 from bridge_spark.tables.ingest_session import make_session
-from mqttbroker.packets import Connack, Connect, Puback, Publish, decode
+from mqttbroker.codec.packets import Connack, Connect, Puback, Publish, decode
 from sessions.message import Message
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from mqttbroker import build_kind  # noqa: E402
-from mqttbroker.groups import Strategy  # noqa: E402
-from mqttbroker.router import Router  # noqa: E402
+from mqttbroker.core.groups import Strategy  # noqa: E402
+from mqttbroker.core.router import Router  # noqa: E402
+from sessions.context import Limits, Shelf  # noqa: E402
 from sessions.journal import Journal  # noqa: E402
 from sessions.session import Session, Subscription  # noqa: E402
-from sessions.shelf import Limits, Shelf  # noqa: E402
 from topic_matcher.trie import SubscriptionTrie  # noqa: E402
 
 SESSIONS = 10_000

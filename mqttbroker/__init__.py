@@ -9,5 +9,5 @@ __version__ = "0.1.0"
 
 def build_kind() -> str:
     """``"compiled"`` when the hot path runs as mypyc's machine code, ``"plain"`` when it is interpreted."""
-    spec = find_spec("mqttbroker.packets")
+    spec = find_spec("mqttbroker.codec.packets")
     return "compiled" if spec is not None and not str(spec.origin).endswith(".py") else "plain"

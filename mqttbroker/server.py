@@ -22,36 +22,36 @@ import uvloop
 from bridge_spark.log.sealing import Sealing
 from bridge_spark.log.stream_log import StreamConfig, StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
+from mqttbroker.admin.consumer_lag import ConsumerLag
+from mqttbroker.admin.http import HttpServer
+from mqttbroker.admin.metrics import Metrics
+from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
+from mqttbroker.admin.sys_topics import SysTopics
 from mqttbroker.allocator import keep_freed_memory
-from mqttbroker.broker import Broker
-from mqttbroker.clients import restore_will
-from mqttbroker.config import ConfigError
-from mqttbroker.connection import Outbound
-from mqttbroker.consumer_lag import ConsumerLag
-from mqttbroker.entrance import Doorkeeper, Entrance
-from mqttbroker.groups import HashTopic, LeastLoaded, RandomMember, Strategy
-from mqttbroker.http import HttpServer
-from mqttbroker.listeners import OpenListener
+from mqttbroker.auth.security import Security
+from mqttbroker.codec.reason_codes import NOT_AUTHORIZED, UNSPECIFIED_ERROR
+from mqttbroker.config.load import ConfigError
+from mqttbroker.config.settings import Limits, Listener, Settings
+from mqttbroker.core.broker import Broker
+from mqttbroker.core.clients import restore_will
+from mqttbroker.core.connection import Outbound
+from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, Strategy
+from mqttbroker.core.policy import Redirect, Terms
+from mqttbroker.core.router import Router, StreamRule
 from mqttbroker.logs import configure, set_level
-from mqttbroker.metrics import Metrics
-from mqttbroker.policy import Redirect, Terms
-from mqttbroker.reason_codes import NOT_AUTHORIZED, UNSPECIFIED_ERROR
-from mqttbroker.repair import DATABASE, STREAMS, recover, set_aside
-from mqttbroker.router import Router, StreamRule
-from mqttbroker.security import Security
-from mqttbroker.settings import Limits, Listener, Settings
-from mqttbroker.sys_topics import SysTopics
-from mqttbroker.tls import http_context
-from mqttbroker.wire import Turn
-from sessions.files import is_full
+from mqttbroker.net.listener_policy import Doorkeeper, Entrance
+from mqttbroker.net.listeners import OpenListener
+from mqttbroker.net.tls import http_context
+from mqttbroker.net.wire import Turn
+from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, Shelf
+from sessions.context import Limits as ShelfLimits
 from sessions.journal import Journal
 from sessions.message import Message
 from sessions.registry import Registry
-from sessions.schema import StoreError
 from sessions.session import NEVER, Subscription
-from sessions.shelf import DROP_NEWEST, DROP_OLDEST, REFUSE, Shelf
-from sessions.shelf import Limits as ShelfLimits
-from sessions.store import Recovered, Store
+from sessions.store.disk import is_full
+from sessions.store.schema import StoreError
+from sessions.store.writer import Recovered, Store
 from sessions.write_set import Page, WriteSet
 
 log = logging.getLogger("mqttbroker")

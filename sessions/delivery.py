@@ -10,9 +10,9 @@ from typing import Optional, Tuple
 
 from mypy_extensions import mypyc_attr
 
+from sessions.backpressure import Feeder
 from sessions.journal import RELEASING, STORED, STORING, Entry
 from sessions.message import Message
-from sessions.throttle import Feeder
 
 
 class Outlet(Feeder):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Final, List
 
+from sessions.context import Shelf
 from sessions.registry import Registry
 from sessions.session import Session
-from sessions.shelf import Shelf
 from sessions.write_set import Listing
 
 PIECE: Final = 1000  # entries of one commit

@@ -10,8 +10,8 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Dict, List, Optional, Tuple
 
+from sessions.context import Shelf
 from sessions.session import NEVER, Session
-from sessions.shelf import Shelf
 
 
 class Registry:

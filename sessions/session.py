@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Final, List, Optional, Tuple
 
+from sessions.backpressure import Throttle
+from sessions.context import Shelf
 from sessions.delivery import Delivery, Outlet, read_back
 from sessions.journal import (
     AWAIT_PUBACK,
@@ -26,8 +28,6 @@ from sessions.journal import (
     Gate,
 )
 from sessions.message import Message
-from sessions.shelf import Shelf
-from sessions.throttle import Throttle
 from sessions.window import EXACTLY_ONCE, LENT, PASSED, RELEASED, Loan, Window
 from sessions.write_set import PageRequest
 

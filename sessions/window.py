@@ -11,11 +11,11 @@ from typing import Dict, Final, List, Optional, Union
 
 from mypy_extensions import mypyc_attr
 
+from sessions.context import Shelf
 from sessions.delivery import Delivery, Owner
-from sessions.holding import Holding
 from sessions.journal import AWAIT_PUBCOMP, AWAIT_PUBREC
 from sessions.message import Message
-from sessions.shelf import Shelf
+from sessions.message_queue import Holding
 
 # QoS 2 messages that only pass through: what stands for them in flight, before and after PUBREC.
 PASSED: Final = Delivery(Owner(), 0, Message("", b"", 2, False, b"", "", 0, 0), 2, False, b"")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_process import BrokerProcess
 from hypothesis import HealthCheck, settings
+from support.broker_process import BrokerProcess
 
 # Subprocesses start in directories of their own and must find the same modules as this process.
 if os.environ.get("PYTHONPATH"):
     os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
+
+sys.path[:0] = [str(path) for path in Path(__file__).parent.rglob("*") if path.is_dir() and not (path / "__init__.py").exists()]
 
 # How fast a machine is decides nothing here.
 settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -47,7 +51,7 @@ def start_broker() -> Iterator[Callable[..., BrokerProcess]]:
 @pytest.fixture
 def connect(broker: BrokerProcess) -> Iterator[Callable[..., Any]]:
     """Connect to ``broker``: ``connect(client_id, version=5, **fields of CONNECT)`` gives a RawClient."""
-    from raw_client import RawClient
+    from support.raw_client import RawClient
 
     with ExitStack() as stack:
 

@@ -56,7 +56,7 @@ class StreamLogs:
     """The logs of all streams, below `directory` (the data directory's ``streams``).
 
     `clock` gives seconds since the Unix epoch.  Implements the `Log` protocol of
-    `sessions.store`; the module's docstring says which thread calls what.
+    `sessions.store.writer`; the module's docstring says which thread calls what.
     """
 
     def __init__(

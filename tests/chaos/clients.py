@@ -12,7 +12,7 @@ from typing import NamedTuple, Optional
 from chaos.device import Device, Link
 from chaos.record import KEPT, RETAINED, Record, Sent
 from chaos.schedule import CUT, LEAVE, TAKEOVER, Habits, Load, Stay
-from mqttbroker.packets import Puback, Publish, Pubrec
+from mqttbroker.codec.packets import Puback, Publish, Pubrec
 
 # A publisher's topics by number: kept by queues and the stream, by queues alone, by the stream alone.
 TOPICS = ("chaos/{}/both", "chaos/{}/too", "chaos/{}/queue", "log/{}")

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Optional
 
 from chaos.record import MISSING_2, ORDER, PROTOCOL, SESSION, Record, Sent
-from mqttbroker.packets import (
+from mqttbroker.codec.packets import (
     Connack,
     Connect,
     Disconnect,
@@ -29,8 +29,8 @@ from mqttbroker.packets import (
     Subscription,
     decode,
 )
-from mqttbroker.properties import Properties
-from mqttbroker.reason_codes import NO_MATCHING_SUBSCRIBERS, SUCCESS, MQTTError
+from mqttbroker.codec.properties import Properties
+from mqttbroker.codec.reason_codes import NO_MATCHING_SUBSCRIBERS, SUCCESS, MQTTError
 
 PATIENCE = 30.0  # seconds for an answer that must come
 NOT_FOUND = 0x92

@@ -13,7 +13,8 @@ import signal
 import time
 from typing import Any, Optional
 
-from broker_process import BrokerProcess
+from support.broker_process import BrokerProcess
+
 from chaos.clients import STREAM_FILTERS, SUBSCRIBED, TOPICS, Broker, Client, Publisher, RetainedReader, Subscriber
 from chaos.log_reader import LogReader, Stored
 from chaos.record import PROTOCOL, Record

@@ -16,7 +16,8 @@ from pathlib import Path
 from random import Random
 from typing import Optional
 
-from broker_process import BrokerProcess
+from support.broker_process import BrokerProcess
+
 from chaos_spark.driver import END_SECONDS, environment, family, still_there
 from chaos_spark.outbox import Outbox
 from chaos_spark.verdict import PROCESSES, PUBLISHERS, Findings

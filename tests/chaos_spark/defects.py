@@ -133,7 +133,7 @@ def hasty() -> None:
 
 def unreceived() -> None:
     """The broker does not write down which packet ids of QoS 2 it has received."""
-    from sessions.store import Store
+    from sessions.store.writer import Store
 
     whole = Store._apply
 
@@ -166,7 +166,7 @@ def main(arguments: list[str]) -> int:
         from chaos_spark import publisher
 
         return publisher.main(rest)
-    from mqttbroker import cli
+    from mqttbroker.cli import main as cli
 
     return cli.main(rest)
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple, Optional
 
-from spark_session import python_path
+from support.paths import TESTS
+from support.spark_session import python_path
 
 LOOK = 0.002  # seconds between looks at the files
 PATIENCE = 240.0  # seconds in which a moment must come
 END_SECONDS = 60.0  # in which what is left of a driver must end
-TESTS = Path(__file__).resolve().parent.parent
 
 # What a kill waits for. The first four lie inside a batch.
 PLANNED, WRITING, WRITTEN, PUBLISHED, BETWEEN, STARTING = (

@@ -18,9 +18,9 @@ from pathlib import Path
 from random import Random
 
 from chaos_spark.outbox import Outbox, Reading
-from mqttbroker.packets import Connack, Connect, Disconnect, Packet, Pubcomp, Publish, Pubrec, Pubrel, decode
-from mqttbroker.properties import Properties
-from mqttbroker.reason_codes import MQTTError
+from mqttbroker.codec.packets import Connack, Connect, Disconnect, Packet, Pubcomp, Publish, Pubrec, Pubrel, decode
+from mqttbroker.codec.properties import Properties
+from mqttbroker.codec.reason_codes import MQTTError
 
 WINDOW = 60  # readings under way
 BURST = 40  # readings sent at once, at most

@@ -21,12 +21,25 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, Optional, TypeVar
 
-from broker_process import BrokerProcess
+from support.broker_process import BrokerProcess
+from support.class_archive import QUICK_JVM
+
 from bridge_spark.log.sealed import SUFFIX
 from bridge_spark.source.storage import DirectoryStorage, Manifest
 from chaos_spark.actors import BrokerLives, PublisherLives
 from chaos_spark.defects import DEFECTS
-from chaos_spark.driver import ALL, END_SECONDS, PATIENCE, STARTING, Death, Driver, TableFiles, deaths, environment, told
+from chaos_spark.driver import (
+    ALL,
+    END_SECONDS,
+    PATIENCE,
+    STARTING,
+    Death,
+    Driver,
+    TableFiles,
+    deaths,
+    environment,
+    told,
+)
 from chaos_spark.outbox import SCHEMA
 from chaos_spark.state import FORMATS, StateRun
 from chaos_spark.verdict import (
@@ -40,7 +53,6 @@ from chaos_spark.verdict import (
     read_dead_letters,
     read_table,
 )
-from class_archive import QUICK_JVM
 from mqttbroker import build_kind
 
 STREAM = "chaos"

@@ -16,12 +16,12 @@ from typing import Any, Optional
 import pandas  # type: ignore[import-untyped]
 import pyarrow.dataset  # type: ignore[import-untyped]
 from deltalake import DeltaTable
+from support.class_archive import QUICK_JVM
+from support.spark_session import START_US, StreamWriter, message
 
 from chaos_spark.driver import STARTING, Death, Driver, TableFiles, deaths, told
 from chaos_spark.verdict import GLIMPSES, MISSING, PROCESSES, TWICE, WINDOWS, WRONG, Findings
-from class_archive import QUICK_JVM
 from sessions.message import Message
-from spark_session import START_US, StreamWriter, message
 
 FORMATS = {"state": "parquet", "state-delta": "delta"}
 BATCH = 100  # messages

@@ -57,7 +57,7 @@ def untested(version: str) -> dict[str, str]:
 
 def files() -> list[Path]:
     """The modules with tests that name statements."""
-    return sorted(path for path in TESTS.glob("test_*.py") if "mark.normative" in path.read_text(encoding="utf-8"))
+    return sorted(path for path in TESTS.rglob("test_*.py") if "mark.normative" in path.read_text(encoding="utf-8"))
 
 
 def label(item: pytest.Item) -> str:

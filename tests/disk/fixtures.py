@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from disk.layer import Layer, directory_in_memory, library
 
 

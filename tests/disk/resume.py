@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set
 
-from broker_process import BrokerProcess
+from support.broker_process import BrokerProcess
+from support.raw_client import RawClient, describe
+
 from disk.workload import History, Ident, Publication, ident_of, open_session
-from mqttbroker.packets import Puback, Pubcomp, Publish, Pubrec, Pubrel
-from raw_client import RawClient, describe
+from mqttbroker.codec.packets import Puback, Pubcomp, Publish, Pubrec, Pubrel
 
 LAST = ("last-5-1", "last-5-2")  # publish at QoS 1 and at QoS 2 what comes after everything else
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Callable, Optional
 
-from broker_process import BrokerProcess
+from support.broker_process import BrokerProcess
+
 from disk.image import Disk
 from disk.layer import SYNC, Call, Layer, calls, directory_in_memory
 from disk.resume import Resumption

@@ -18,7 +18,7 @@ from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from disk.workload import PARTITIONS, History, Ident, Publication, Wish, ident_of
 from mqttbroker.server import DATABASE
 from sessions.journal import AWAIT_PUBCOMP, AWAIT_PUBREC
-from sessions.store import Store
+from sessions.store.writer import Store
 
 Offsets = dict[tuple[str, int], dict[int, Ident]]  # of a stream's partition, what stands at which offset
 

@@ -15,10 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Optional
 
-from broker_process import BrokerProcess
-from mqttbroker.packets import Disconnect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
-from mqttbroker.properties import Properties
-from raw_client import RawClient, describe
+from support.broker_process import BrokerProcess
+from support.raw_client import RawClient, describe
+
+from mqttbroker.codec.packets import Disconnect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
+from mqttbroker.codec.properties import Properties
 
 NEVER = 1 << 63
 WINDOW = 10

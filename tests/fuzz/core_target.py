@@ -12,12 +12,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from core import Core
+from support.core import Core
+
 from fuzz.generator import Conversation, Generator
 from fuzz.verdict import Finding, judge, shown
-from mqttbroker.connection import CLOSED
-from mqttbroker.packets import Pingreq, Pingresp, Puback, Pubcomp, Publish, Pubrec, Pubrel
-from mqttbroker.properties import Properties
+from mqttbroker.codec.packets import Pingreq, Pingresp, Puback, Pubcomp, Publish, Pubrec, Pubrel
+from mqttbroker.codec.properties import Properties
+from mqttbroker.core.connection import CLOSED
 
 CLIENTS = 10  # at a time
 BEAT = 12  # pieces between two messages of the bystanders

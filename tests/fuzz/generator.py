@@ -6,12 +6,13 @@ Rule: a generator is its seed. The same seed gives the same conversations, cut i
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from random import Random
 
-from mqttbroker.frames import FLAGS, encode_frame
-from mqttbroker.packets import encode_fixed_header
-from mqttbroker.properties import (
+from support.paths import VECTORS
+
+from mqttbroker.codec.frames import FLAGS, encode_frame
+from mqttbroker.codec.packets import encode_fixed_header
+from mqttbroker.codec.properties import (
     BINARY,
     BYTE,
     FOUR_BYTES,
@@ -24,7 +25,7 @@ from mqttbroker.properties import (
     encode_utf8,
     encode_varint,
 )
-from mqttbroker.reason_codes import (
+from mqttbroker.codec.reason_codes import (
     AUTH,
     CODES,
     CONNACK,
@@ -43,7 +44,6 @@ from mqttbroker.reason_codes import (
     UNSUBSCRIBE,
 )
 
-VECTORS = Path(__file__).resolve().parent.parent / "vectors"
 CLIENT_IDS = ["", *(f"fuzz-{number}" for number in range(8))]
 TOPICS = ["fuzz/a", "fuzz/a", "fuzz/b", "fuzz/a/b", "fuzz/ü/\U0001f600", "fuzz//", "$fuzz/x"]
 BAD_TOPICS = ["", "fuzz/#", "fuzz/+/b", "$SYS/broker/uptime", "fuzz/" + "x/" * 200, "x" * 65_535]

@@ -14,14 +14,15 @@ from pathlib import Path
 from random import Random
 from typing import Optional
 
-from broker_process import BrokerProcess
-from core import wait_until
+from support.broker_process import BrokerProcess
+from support.core import wait_until
+from support.raw_client import RawClient
+from support.stream_client import PATH, StreamClient, WebSocketStream, tcp_socket
+from websockets.frames import Frame, Opcode
+
 from fuzz.generator import Conversation, Generator
 from fuzz.verdict import Finding, judge, offence, shown
-from mqttbroker.packets import Publish
-from raw_client import RawClient
-from stream_client import PATH, StreamClient, WebSocketStream, tcp_socket
-from websockets.frames import Frame, Opcode
+from mqttbroker.codec.packets import Publish
 
 CLIENTS = 48  # at a time
 CLOSE_SECONDS = 20.0  # a broker may take to end a connection

@@ -10,7 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Optional
 
-from core import Core, CoreClient
+from support.core import Core, CoreClient
+
 from fuzz.generator import Generator
 from fuzz.near_misses import near_miss
 from fuzz.reference import (
@@ -27,10 +28,10 @@ from fuzz.reference import (
     split,
 )
 from fuzz.verdict import TOPIC_ALIAS, Finding, Replies
-from mqttbroker.connection import CLOSED
-from mqttbroker.packets import Connect, Packet, Pingreq, Puback, Publish, decode
-from mqttbroker.properties import Properties
-from mqttbroker.reason_codes import MQTTError
+from mqttbroker.codec.packets import Connect, Packet, Pingreq, Puback, Publish, decode
+from mqttbroker.codec.properties import Properties
+from mqttbroker.codec.reason_codes import MQTTError
+from mqttbroker.core.connection import CLOSED
 
 SAMPLES = 400  # packets a round, for the codec and for the core each
 MAX_PACKET = 80_000

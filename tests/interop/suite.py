@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from broker_process import BrokerProcess
 from client import Client, Connection, Message, closing
+from support.broker_process import BrokerProcess
 
 Open = Callable[..., Client]
 NAMES = (f"interop-{n}" for n in itertools.count())

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any, Optional
 
 import pytest
-from broker_process import BrokerProcess
 from client import SECONDS, Client, Connection, Message
 from suite import Open, Suite
+from support.broker_process import BrokerProcess
 
 VERSIONS = {4: "mqttv311", 5: "mqttv5"}
 

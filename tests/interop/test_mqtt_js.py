@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broker_process import BrokerProcess
 from client import Client, Connection, Program
 from suite import Suite
+from support.broker_process import BrokerProcess
 
 COMMAND = ["node", str(Path(__file__).with_name("mqtt_js.js"))]
 CONFIG = '[[listeners]]\n[[listeners]]\ntype = "ws"\nport = 0\n'

@@ -1,0 +1,1 @@
+"""Administration: HTTP, metrics, `$SYS`, backup and repair."""

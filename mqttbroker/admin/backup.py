@@ -1,0 +1,180 @@
+"""Backup of a data directory, of a running broker too, and its restoring.
+
+The rule kept here: a backup is of one moment, the database's, and the streams
+are copied up to exactly the ends that this database names; so whatever was
+acknowledged before it began is in it, and sessions and log agree.  A backup
+is whole, checked and on disk under its name, or is not there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from bridge_spark.log.log_backup import DamagedLog, copy_partition, hold
+from bridge_spark.log.log_check import partitions, seen_end
+from bridge_spark.log.segment import SegmentError
+from mqttbroker import __version__
+from mqttbroker.admin.repair import DATABASE, STREAMS
+from sessions.store.check import TABLES, check_database
+from sessions.store.database_copy import copy_database
+from sessions.store.disk import sync_directory, sync_file
+from sessions.store.schema import is_corrupt
+from sessions.store.writer import lock_directory
+
+MANIFEST = "backup.json"
+FORMAT = 1
+READ_BYTES = 1 << 20
+
+
+class BackupError(Exception):
+    """A backup cannot be made or used; the text is one line."""
+
+
+def back_up(data_dir: Path, target: Path) -> str:
+    """Copy the data directory to the directory `target`; what it holds, in one line.
+
+    Raises `BackupError` if `target` is there and not empty, or if what would be
+    copied is damaged; `OSError` or `sqlite3.Error` if it cannot be read or written.
+    """
+    target = target.absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise BackupError(f"{target}: is not an empty directory")
+    if not (data_dir / DATABASE).exists():
+        raise BackupError(f"{data_dir / DATABASE}: there is none; durability off keeps none")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
+    unfinished.mkdir()
+    try:
+        with hold(data_dir / STREAMS):
+            summary = _copy(data_dir, unfinished)
+        _sync_tree(unfinished)
+        os.rename(unfinished, target)
+    except (DamagedLog, SegmentError) as error:
+        raise BackupError(f"{error}; see mqttbroker check-store") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    sync_directory(target.parent)
+    return f"{target}: {summary}"
+
+
+def _copy(data_dir: Path, target: Path) -> str:
+    streams = data_dir / STREAMS
+    found = partitions(streams) if streams.is_dir() else []
+    # A partition that the database does not know ends where readers were shown, at
+    # this moment and not after commits that the database's copy does not have.
+    ends = {key: seen_end(streams / key[0] / str(key[1])) for key in found}
+    try:
+        copy_database(data_dir / DATABASE, target / DATABASE)
+    except sqlite3.Error as error:
+        if not is_corrupt(error):
+            raise
+        raise BackupError(f"{data_dir / DATABASE}: {error}; see mqttbroker check-store") from None
+    state = check_database(target / DATABASE)
+    if state.problems or state.ends is None:
+        problem = "; ".join(state.problems[:1]) or "the stream ends cannot be read"
+        raise BackupError(f"{data_dir / DATABASE}: {problem}; see mqttbroker check-store")
+    ends.update(state.ends)
+    kept: dict[str, dict[str, int]] = {}
+    for (stream, number), end in sorted(ends.items()):
+        place = f"{stream}/{number}"
+        start = copy_partition(streams / place, target / STREAMS / place, end)
+        kept[place] = {"start": start, "end": end}
+    for stream in sorted({stream for stream, _ in ends}):
+        description = streams / stream / "stream.json"
+        if description.exists():
+            shutil.copyfile(description, target / STREAMS / stream / "stream.json")
+    manifest = {
+        "format": FORMAT,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "broker": __version__,
+        "counts": state.counts,
+        "streams": kept,
+        "files": _files(target),
+    }
+    (target / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    return _summary(manifest)
+
+
+def _summary(manifest: dict[str, Any]) -> str:
+    counts = [f"{manifest['counts'].get(table, 0)} {noun}" for table, noun in TABLES.items()]
+    records = sum(part["end"] - part["start"] for part in manifest["streams"].values())
+    size = sum(file["bytes"] for file in manifest["files"].values())
+    return f"{', '.join(counts)}, {records} stream offsets, {size} bytes"
+
+
+def _files(directory: Path) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of every file below `directory`, by its path in it."""
+    files: dict[str, dict[str, Any]] = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            with open(path, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            name = path.relative_to(directory).as_posix()
+            files[name] = {"bytes": path.stat().st_size, "sha256": digest}
+    return files
+
+
+def _sync_tree(directory: Path) -> None:
+    for path in sorted(directory.rglob("*")):
+        sync_directory(path) if path.is_dir() else sync_file(path)
+    sync_directory(directory)
+
+
+def restore(backup: Path, data_dir: Path) -> str:
+    """Put a backup into an empty data directory; what it holds, in one line.
+
+    Raises `BackupError` if the backup is not what its manifest says or the
+    directory is not empty, `StoreError` if a broker uses it, `OSError`.
+    """
+    manifest = _read_manifest(backup)
+    data_dir.mkdir(parents=True, exist_ok=True)
+    lock = lock_directory(data_dir)
+    try:
+        if any(path.name != "lock" for path in data_dir.iterdir()):
+            raise BackupError(f"{data_dir}: is not empty; move what is there away first")
+        streams = data_dir / f"{STREAMS}.restoring"
+        database = data_dir / f"{DATABASE}.restoring"
+        try:
+            if (backup / STREAMS).is_dir():
+                shutil.copytree(backup / STREAMS, streams)
+            shutil.copyfile(backup / DATABASE, database)
+            _sync_tree(data_dir)
+        except BaseException:
+            shutil.rmtree(streams, ignore_errors=True)
+            database.unlink(missing_ok=True)
+            raise
+        if streams.is_dir():
+            os.rename(streams, data_dir / STREAMS)
+        os.rename(database, data_dir / DATABASE)
+        sync_directory(data_dir)
+    finally:
+        os.close(lock)
+    return f"{data_dir}: {_summary(manifest)}"
+
+
+def _read_manifest(backup: Path) -> dict[str, Any]:
+    """The manifest of a backup all of whose files are as they were written."""
+    try:
+        manifest: dict[str, Any] = json.loads((backup / MANIFEST).read_bytes())
+        made, files, _ = manifest["format"], manifest["files"], _summary(manifest)
+    except FileNotFoundError:
+        raise BackupError(f"{backup}: no backup, it has no {MANIFEST}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BackupError(f"{backup / MANIFEST}: damaged: {error!r}") from None
+    if made != FORMAT:
+        raise BackupError(f"{backup / MANIFEST}: format {made}; this program's is {FORMAT}")
+    there = _files(backup)
+    for name, expected in files.items():
+        if there.get(name) != expected:
+            what = "is damaged" if name in there else "is missing"
+            raise BackupError(f"{backup / name}: {what}")
+    if DATABASE not in files:
+        raise BackupError(f"{backup / MANIFEST}: names no database")
+    return manifest

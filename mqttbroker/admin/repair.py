@@ -1,0 +1,192 @@
+"""Checking and repairing a whole data directory: the database and the streams together.
+
+The rule kept here: whatever is damaged is put aside under a name of its own and
+never deleted, whatever can be read is kept, and afterwards the database and the
+log agree on where each partition ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Optional
+
+from bridge_spark.log.log_check import check_description, check_partition, partitions, seen_end
+from bridge_spark.log.log_repair import repair_partition
+from bridge_spark.log.stream_log import StreamLogDamage
+from sessions.store.check import TABLES, DatabaseState, check_database, is_emptied
+from sessions.store.salvage import asides, salvage, set_stream_ends, settle
+from sessions.store.schema import CorruptStore
+from sessions.store.writer import Recovered, Store, lock_directory
+
+DATABASE = "mqttbroker.db"
+STREAMS = "streams"
+
+Ends = dict[tuple[str, int], int]
+
+log = logging.getLogger("mqttbroker")
+
+
+class Findings:
+    """What a check has to say: `lines` about what there is, `problems` about what is wrong."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.problems: list[str] = []
+
+
+def check(data_dir: Path) -> Findings:
+    """Look at everything in a data directory, which a broker may be using.
+
+    Raises `OSError` if it cannot be read.
+    """
+    findings = Findings()
+    live = _in_use(data_dir)
+    database = data_dir / DATABASE
+    state: Optional[DatabaseState] = None
+    if database.exists():
+        state = check_database(database)
+        counts = ", ".join(f"{state.counts.get(table, '?')} {noun}" for table, noun in TABLES.items())
+        findings.lines.append(f"{DATABASE}: {counts}")
+        findings.problems += [f"{DATABASE}: {problem}" for problem in state.problems]
+    else:
+        findings.lines.append(f"{DATABASE}: there is none")
+    _check_streams(data_dir / STREAMS, state.ends if state else None, live, findings)
+    for path in set_aside(data_dir):
+        findings.lines.append(f"{path.relative_to(data_dir)}: put aside, damaged")
+    return findings
+
+
+def _in_use(data_dir: Path) -> bool:
+    """Whether a broker has the data directory."""
+    try:
+        lock = os.open(data_dir / "lock", os.O_RDONLY)
+    except FileNotFoundError:
+        os.listdir(data_dir)
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _check_streams(directory: Path, ends: Optional[Ends], live: bool, findings: Findings) -> None:
+    found = partitions(directory) if directory.is_dir() else []
+    for stream in sorted({stream for stream, _ in found}):
+        problem = check_description(directory / stream)
+        if problem is not None:
+            findings.problems.append(f"{STREAMS}/{stream}/{problem}")
+    for stream, number in found:
+        where = f"{STREAMS}/{stream}/{number}"
+        path = directory / stream / str(number)
+        end = None if ends is None else ends.get((stream, number), seen_end(path))
+        state = check_partition(path, end, live)
+        findings.lines.append(
+            f"{where}: {state.end - state.start} offsets from {state.start} to {state.end},"
+            f" {state.segments} segments"
+        )
+        for first, last in state.lost:
+            findings.lines.append(f"{where}: offsets {first} to {last - 1} were given up by a repair")
+        findings.problems += [f"{where}/{problem}" for problem in state.problems]
+    for stream, number in sorted((ends or {}).keys() - set(found)):
+        end = (ends or {})[stream, number]
+        findings.problems.append(
+            f"{STREAMS}/{stream}/{number}: is missing; the database ends at offset {end}"
+        )
+
+
+def set_aside(data_dir: Path) -> list[Path]:
+    """The damaged files that repairs have kept."""
+    segments = (data_dir / STREAMS).glob("*/*/*.damaged-*")
+    return [*asides(data_dir / DATABASE), *sorted(segments)]
+
+
+def repair(data_dir: Path, reason: str = "") -> list[str]:
+    """Make a data directory good that no broker uses; one line for each thing that was done.
+
+    ``reason`` tells that the database is damaged; without it the database is
+    checked.  Raises `StoreError` if the directory is in use, `OSError` and
+    `sqlite3.Error` if something cannot be written.
+    """
+    lock = lock_directory(data_dir)
+    try:
+        return _repair(data_dir, reason, stamp(time.time()))
+    finally:
+        os.close(lock)
+
+
+def stamp(now: float) -> str:
+    """A moment as it stands in file names."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+
+
+def _repair(data_dir: Path, reason: str, now: str) -> list[str]:
+    database = data_dir / DATABASE
+    settle(database)
+    lines: list[str] = []
+    ends: Ends = {}
+    if is_emptied(database):
+        database.touch()
+    known = database.exists()
+    if known:
+        state = check_database(database)
+        ends = state.ends or {}
+        reason = reason or "; ".join(state.problems[:1])
+        if reason:
+            salvaged = salvage(database, now, reason)
+            lines += [f"{DATABASE}: {line}" for line in salvaged.lines]
+            ends = check_database(database).ends or {}
+    changed = _repair_streams(data_dir / STREAMS, ends, known and not reason, now, lines)
+    if changed and known:
+        set_stream_ends(database, changed)
+    return lines
+
+
+def _repair_streams(
+    directory: Path, ends: Ends, trusted: bool, now: str, lines: list[str]
+) -> Ends:
+    """The ends that are not as the database has them; ``trusted`` if it was not damaged."""
+    found = partitions(directory) if directory.is_dir() else []
+    for stream in sorted({stream for stream, _ in found}):
+        path = directory / stream / "stream.json"
+        problem = check_description(path.parent)
+        if problem is not None and path.exists():
+            os.rename(path, path.with_name(f"{path.name}.damaged-{now}"))
+            lines.append(f"{STREAMS}/{stream}/{problem}; put aside, the next start writes another")
+    changed: Ends = {}
+    for stream, number in sorted({*found, *ends}):
+        path = directory / stream / str(number)
+        end = ends.get((stream, number), seen_end(path) if trusted else 0)
+        done = repair_partition(path, end if trusted else None, end, now)
+        lines += [f"{STREAMS}/{stream}/{number}/{line}" for line in done.lines]
+        if done.end != end:
+            changed[stream, number] = done.end
+            lines.append(f"{STREAMS}/{stream}/{number}: ends at offset {done.end}, not {end}")
+    return changed
+
+
+def recover(store: Store, data_dir: Path, on_corrupt_store: str) -> Recovered:
+    """Open the store; a damaged one is repaired first, or refused, as the operator wants it.
+
+    Raises what `Store.recover` and `repair` raise.
+    """
+    try:
+        return store.recover()
+    except (CorruptStore, StreamLogDamage) as error:
+        if on_corrupt_store == "refuse":
+            raise CorruptStore(f"{error}; run mqttbroker repair-store {data_dir}") from None
+        log.error("event=store_corrupt reason=%s", error)
+        try:
+            lines = repair(data_dir, str(error) if isinstance(error, CorruptStore) else "")
+        except sqlite3.Error as failure:
+            raise CorruptStore(f"{error}; the repair failed: {failure}") from None
+        for line in lines:
+            log.warning("event=store_repaired what=%s", line)
+        return store.recover()

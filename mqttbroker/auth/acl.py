@@ -1,0 +1,195 @@
+"""Access control: who may publish and read which topics, by rules in Mosquitto's syntax.
+
+The rule kept here: what no rule allows is not allowed; rules decide as
+Mosquitto 2 decides.  First the rules of the client's user, or those before any
+``user`` line if it has none, then the patterns; in each of the two a ``deny``
+that matches comes before all else, and the first of the two that has a match
+has decided.  A name never widens a pattern: ``%c`` and ``%u`` stand for one
+whole level, and who has a wildcard in its name matches no pattern.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, Final, List, Optional
+
+from mqttbroker.core.policy import Authorizer
+from topic_matcher.filters import is_valid_filter, matches
+
+DENY: Final = 0
+READ: Final = 1
+WRITE: Final = 2
+_ACCESS: Final = {"read": READ, "write": WRITE, "readwrite": READ | WRITE, "deny": DENY}
+
+
+class AclError(Exception):
+    """One line: the file, the line in it and the reason."""
+
+
+class Rule:
+    """Access to the topics of a filter, in which a pattern has levels ``%c`` and ``%u``."""
+
+    def __init__(self, access: int, topic_filter: str) -> None:
+        self.access = access
+        self.topic_filter = topic_filter
+        levels = topic_filter.split("/")
+        self.of_client = "%c" in levels
+        self.of_user = "%u" in levels
+
+    def matches(self, client_id: str, username: Optional[str], topic: str) -> bool:
+        """As a pattern, for this client."""
+        pattern = self.topic_filter
+        if topic.startswith("$") != pattern.startswith("$"):
+            return False  # not through a name either
+        if self.of_user:
+            if not username or "/" in username:
+                return False
+        if self.of_client and "/" in client_id:
+            return False
+        levels = pattern.split("/")
+        index: int = 0
+        while index < len(levels):
+            if levels[index] == "%c":
+                levels[index] = client_id
+            elif levels[index] == "%u" and username is not None:
+                levels[index] = username
+            index += 1
+        return matches("/".join(levels), topic)
+
+
+class Section:
+    """The rules of one user, or all patterns: denials apart from the rest."""
+
+    def __init__(self) -> None:
+        self.denials: List[Rule] = []
+        self.grants: List[Rule] = []
+
+    def add(self, rule: Rule) -> None:
+        if rule.access == DENY:
+            self.denials.append(rule)
+        else:
+            self.grants.append(rule)
+
+
+_NOBODY: Final = Section()
+
+
+class Acl(Authorizer):
+    """The rules of one file.  `take` puts another file's in their place."""
+
+    def __init__(self) -> None:
+        self.restrictive = True
+        self.anonymous = Section()
+        self.users: Dict[str, Section] = {}
+        self.patterns = Section()
+
+    def take(self, other: Acl) -> None:
+        self.anonymous = other.anonymous
+        self.users = other.users
+        self.patterns = other.patterns
+
+    def may_publish(self, client_id: str, username: Optional[str], topic: str) -> bool:
+        return self._allows(WRITE, client_id, username, topic)
+
+    def may_read(self, client_id: str, username: Optional[str], topic: str) -> bool:
+        return self._allows(READ, client_id, username, topic)
+
+    def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+        """Refused only if a denial covers the whole filter: else reading is decided by topic."""
+        for rule in self._section(username).denials:
+            if covers(rule.topic_filter, topic_filter):
+                return False
+        return True
+
+    def _section(self, username: Optional[str]) -> Section:
+        return self.anonymous if username is None else self.users.get(username, _NOBODY)
+
+    def _allows(self, access: int, client_id: str, username: Optional[str], topic: str) -> bool:
+        section = self._section(username)
+        for rule in section.denials:
+            if matches(rule.topic_filter, topic):
+                return False
+        for rule in section.grants:
+            if rule.access & access and matches(rule.topic_filter, topic):
+                return True
+        if _has_wildcard(client_id) or (username is not None and _has_wildcard(username)):
+            return False
+        for rule in self.patterns.denials:
+            if rule.matches(client_id, username, topic):
+                return False
+        for rule in self.patterns.grants:
+            if rule.access & access and rule.matches(client_id, username, topic):
+                return True
+        return False
+
+
+def _has_wildcard(name: str) -> bool:
+    return "+" in name or "#" in name
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether every topic that matches the filter ``narrow`` matches ``wide`` too."""
+    if narrow.startswith("$") and not wide.startswith("$"):
+        return False
+    outer = wide.split("/")
+    inner = narrow.split("/")
+    index: int = 0
+    while index < len(outer):
+        if outer[index] == "#":
+            return True
+        if index >= len(inner) or inner[index] == "#":
+            return False
+        if outer[index] != "+" and outer[index] != inner[index]:
+            return False
+        index += 1
+    return len(inner) == len(outer)
+
+
+def parse_acl(text: str, name: str) -> Acl:
+    """The rules in the text of an ACL file; ``name`` stands in errors.  Raises AclError."""
+    acl = Acl()
+    section = acl.anonymous
+    number: int = 0
+    for line in text.split("\n"):
+        number += 1
+        words = line.split(None, 1)
+        if not words or words[0].startswith("#"):
+            continue
+        rest = words[1].strip() if len(words) > 1 else ""
+        try:
+            if words[0] == "user":
+                if not rest:
+                    raise ValueError("user without a name")
+                section = acl.users.setdefault(rest, Section())
+            elif words[0] == "topic":
+                section.add(_rule(rest))
+            elif words[0] == "pattern":
+                acl.patterns.add(_pattern(rest))
+            else:
+                raise ValueError(f'must begin with "user", "topic" or "pattern", not {words[0]!r}')
+        except ValueError as error:
+            raise AclError(f"{name}:{number}: {error}") from None
+    return acl
+
+
+def _rule(text: str) -> Rule:
+    """``[read|write|readwrite|deny] FILTER``."""
+    access = READ | WRITE
+    words = text.split(None, 1)
+    if len(words) == 2:
+        if words[0] not in _ACCESS:
+            raise ValueError(f"access must be read, write, readwrite or deny, not {words[0]!r}")
+        access = _ACCESS[words[0]]
+        text = words[1].strip()
+    if not text:
+        raise ValueError("no topic filter")
+    if not is_valid_filter(text) or text.startswith("$share/"):
+        raise ValueError(f"not a topic filter: {text!r}")
+    return Rule(access, text)
+
+
+def _pattern(text: str) -> Rule:
+    rule = _rule(text)
+    for level in rule.topic_filter.split("/"):
+        if level != "%c" and level != "%u" and ("%c" in level or "%u" in level):
+            raise ValueError(f"%c and %u must be a whole level, not part of {level!r}")
+    return rule

@@ -1,0 +1,173 @@
+"""Security: the files that say who may come in and do what, from start to SIGHUP to the end.
+
+The rule kept here: the broker starts only with files that are right from the
+first to the last line; a file that is wrong when it is read again changes
+nothing.  Who was let in by a line that is gone or different is sent away;
+everybody else stays, under the new rules from the next message on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Callable, Optional, Union
+
+from mqttbroker.auth.acl import Acl, AclError, parse_acl
+from mqttbroker.auth.authentication import Authenticator
+from mqttbroker.auth.passwords import PasswordFileError, Passwords, parse_passwords
+from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
+from mqttbroker.config.load import ConfigError
+from mqttbroker.config.settings import Listener, Settings
+from mqttbroker.core.broker import Broker
+from mqttbroker.core.policy import AnonymousPolicy, Authorizer, PasswordPolicy, Policy, Rules
+
+log = logging.getLogger("mqttbroker")
+
+
+class Security:
+    """What the files of these settings say.  Raises ConfigError if one of them cannot be used."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._authenticators: dict[Path, Authenticator] = {}
+        self._acls: dict[Path, Acl] = {}
+        # The files and the key that names each, the first if there are several.
+        self._password_files: dict[Path, str] = {}
+        self._acl_files: dict[Path, str] = {}
+        _note(self._password_files, settings.password_file, "password_file")
+        _note(self._acl_files, settings.acl_file, "acl_file")
+        for index, listener in enumerate(settings.listeners):
+            _note(self._password_files, settings.password_file_of(listener), f"listeners.{index}.password_file")
+            _note(self._acl_files, settings.acl_file_of(listener), f"listeners.{index}.acl_file")
+        self._read()
+        self.policy = self._policy(settings.password_file, settings.allow_anonymous)
+        own = {}
+        for listener in settings.listeners:
+            name = self.rules_of(listener)
+            if name is not None:
+                own[name] = self._authorizer(settings.acl_file_of(listener))
+            self._warn(listener)
+        self.rules = Rules(self._authorizer(settings.acl_file), own)
+
+    def _read(self) -> None:
+        problems: list[str] = []
+        for path, key in self._password_files.items():
+            try:
+                self._authenticators[path] = Authenticator(
+                    _read_passwords(path, key), self._settings.limits.connect_timeout
+                )
+            except ConfigError as error:
+                problems += error.problems
+        for path, key in self._acl_files.items():
+            try:
+                self._acls[path] = _read_acl(path, key)
+            except ConfigError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigError(problems)
+
+    def _warn(self, listener: Listener) -> None:
+        """Say so where rules have no one to hold for."""
+        acl_file = self._settings.acl_file_of(listener)
+        named = listener.use_identity_as_username or self._settings.password_file_of(listener) is not None
+        if acl_file is not None and self._acls[acl_file].users and not named:
+            reason = "no password_file, so every client is anonymous"
+            log.warning("event=acl_without_users listener=%s reason=%s", listener.address, reason)
+
+    def _authorizer(self, acl_file: Optional[Path]) -> Authorizer:
+        return Authorizer() if acl_file is None else self._acls[acl_file]
+
+    def _policy(self, password_file: Optional[Path], allow_anonymous: Union[bool, str]) -> Policy:
+        anonymous = AnonymousPolicy(allow_anonymous)
+        if password_file is None:
+            return anonymous
+        return PasswordPolicy(anonymous, self._authenticators[password_file])
+
+    def policy_of(self, listener: Listener) -> Policy:
+        """Who is let in there."""
+        settings = self._settings
+        return self._policy(settings.password_file_of(listener), settings.anonymous_of(listener))
+
+    def rules_of(self, listener: Listener) -> Optional[str]:
+        """The name, in ``rules``, of those that judge who comes in there; None = those for all."""
+        path = self._settings.acl_file_of(listener)
+        return None if path == self._settings.acl_file else str(path or "")
+
+    def start(self, loop: asyncio.AbstractEventLoop, tell_time: Callable[[], object]) -> None:
+        """``tell_time`` sets the broker's clock."""
+        for authenticator in self._authenticators.values():
+            authenticator.start(loop, tell_time)
+
+    def stop(self) -> None:
+        for authenticator in self._authenticators.values():
+            authenticator.stop()
+
+    async def reload(self, broker: Broker) -> None:
+        """Read the files again; each that is right counts from now on."""
+        loop = asyncio.get_running_loop()
+        for path, key in self._password_files.items():
+            try:
+                passwords = await loop.run_in_executor(None, _read_passwords, path, key)
+                authenticator = self._authenticators[path]
+                _revoke(broker, authenticator, authenticator.replace(passwords))
+                log.info("event=passwords_reloaded file=%s users=%d", path, len(passwords.hashes))
+            except ConfigError as error:
+                _complain(error)
+        for path, key in self._acl_files.items():
+            try:
+                acl = await loop.run_in_executor(None, _read_acl, path, key)
+                self._acls[path].take(acl)
+                broker.rules_changed()
+                log.info("event=acl_reloaded file=%s users=%d", path, len(acl.users))
+            except ConfigError as error:
+                _complain(error)
+
+
+def _note(files: dict[Path, str], path: Optional[Path], key: str) -> None:
+    if path is not None:
+        files.setdefault(path, key)
+
+
+def _revoke(broker: Broker, authenticator: Authenticator, usernames: set[str]) -> None:
+    """Send away whom the authenticator let in by a line that is gone."""
+    for connection in list(broker.clients.connections):
+        if connection.username in usernames and connection.wire is not None:
+            policy = connection.wire.entrance.policy
+            if isinstance(policy, PasswordPolicy) and policy.authenticator is authenticator:
+                connection.disconnect(NOT_AUTHORIZED, "the password was changed")
+
+
+def _complain(error: ConfigError) -> None:
+    for problem in error.problems:
+        log.error("event=reload_failed reason=%s", problem)
+
+
+def _read_passwords(path: Path, key: str) -> Passwords:
+    try:
+        return parse_passwords(_text(path), str(path))
+    except (PasswordFileError, _Unreadable) as error:
+        raise ConfigError([f"{key}: {error}"]) from None
+
+
+def _read_acl(path: Path, key: str) -> Acl:
+    try:
+        return parse_acl(_text(path), str(path))
+    except (AclError, _Unreadable) as error:
+        raise ConfigError([f"{key}: {error}"]) from None
+
+
+class _Unreadable(Exception):
+    """One line: the file and the reason."""
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _Unreadable(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise _Unreadable(f"{path}:{line}: not UTF-8") from None

@@ -1,0 +1,1 @@
+"""The `mqttbroker` command and its subcommands."""

@@ -1,0 +1,148 @@
+"""The ``mqttbroker`` command.
+
+Rule: whatever is wrong with how it was called is one line on stderr and exit status 2; what goes wrong while running
+is exit status 1. Nothing heavy is imported before it is known that it will be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import NoReturn, Optional, Sequence
+
+from mqttbroker import __version__, build_kind
+from mqttbroker.cli import consumers_command
+from mqttbroker.cli.store_commands import COMMANDS, add_parsers, run
+from mqttbroker.config.load import FLAGS, ConfigError, load_settings
+from mqttbroker.config.settings import Settings
+
+_FLAG_HELP = {
+    "--host": ("HOST", "address to listen on (first listener)"),
+    "--port": ("PORT", "port to listen on (first listener); 0 = any free one"),
+    "--http-port": ("PORT", 'port of health, metrics and streams over HTTP; 0 = any free one, "off" = none'),
+    "--data-dir": ("DIR", "directory of the database and the streams"),
+    "--durability": ("MODE", "commit | interval | off"),
+    "--allow-anonymous": ("WHO", "true | false | loopback; true when the flag stands alone"),
+    "--log-level": ("LEVEL", "debug | info | warning | error"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="mqttbroker", description="MQTT 3.1.1 and 5.0 broker with durable streams for Spark",
+                     allow_abbrev=False)
+    version = f"mqttbroker {__version__} ({build_kind()}, Python {platform.python_version()})"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    serve = commands.add_parser("serve", help="run the broker", allow_abbrev=False)
+    serve.add_argument("--config", metavar="FILE", type=Path, help="TOML file (conf/mqttbroker.toml shows every key)")
+    for flag in FLAGS:
+        metavar, text = _FLAG_HELP[flag]
+        if flag == "--allow-anonymous":
+            serve.add_argument(flag, dest=flag, metavar=metavar, help=text, nargs="?", const="true")
+        else:
+            serve.add_argument(flag, dest=flag, metavar=metavar, help=text)
+
+    check = commands.add_parser("check-config", help="say what is wrong with a configuration file")
+    check.add_argument("file", metavar="FILE", type=Path)
+
+    passwd = commands.add_parser("passwd", help="set or delete a user's password", allow_abbrev=False)
+    passwd.add_argument("file", metavar="FILE", type=Path, help="password file, made if missing")
+    passwd.add_argument("user", metavar="USER")
+    passwd.add_argument("-D", dest="delete", action="store_true", help="delete the user")
+    passwd.add_argument("--scram", action="store_true", help="for SCRAM-SHA-256 too; else argon2id, for CONNECT only")
+
+    add_parsers(commands)
+    consumers_command.add_parser(commands)
+    commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
+    commands.add_parser("compact", help="merge the small files of those tables", add_help=False)
+    commands.add_parser("java-home", help="say what JAVA_HOME should be for Spark", add_help=False)
+    return parser
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the command; returns its exit status: 0 fine, 1 failed while running, 2 called or configured wrongly."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["ingest"]:
+        from bridge_spark.ingest import main as ingest
+
+        return ingest(given[1:])
+    if given[:1] == ["compact"]:
+        from bridge_spark.tables.compact import main as compact
+
+        return compact(given[1:])
+    if given[:1] == ["java-home"]:
+        from bridge_spark.java import main as java_home
+
+        return java_home(given[1:])
+    options = _parser().parse_args(given)
+    if options.command == "passwd":
+        return _passwd(options.file, options.user, options.delete, options.scram)
+    try:
+        if options.command == "check-config":
+            from mqttbroker.auth.security import Security
+
+            settings = load_settings(options.file)
+            try:
+                Security(settings)
+            except ConfigError as error:
+                raise ConfigError([f"{options.file}: {problem}" for problem in error.problems]) from None
+            print(f"{options.file}: fine")
+            return 0
+        if options.command in COMMANDS:
+            return run(options)
+        if options.command == "consumers":
+            return consumers_command.run(options)
+        flags = {flag: value for flag in FLAGS if (value := getattr(options, flag)) is not None}
+
+        def read() -> Settings:
+            return load_settings(options.config, os.environ, flags)
+
+        settings = read()
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    from mqttbroker.server import serve
+
+    return serve(settings, read)
+
+
+def _passwd(file: Path, user: str, delete: bool, scram: bool) -> int:
+    from mqttbroker.auth.passwords import check_name, hash_password, scram_password, set_password
+
+    try:
+        check_name(user)
+        encoded = None if delete else (scram_password if scram else hash_password)(_ask(user))
+        known = set_password(file, user, encoded)
+    except ValueError as error:
+        print(f"mqttbroker passwd: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"mqttbroker passwd: {file}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    if delete and not known:
+        print(f"mqttbroker passwd: {file}: no user {user!r}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _ask(user: str) -> bytes:
+    """A new password, typed twice; or the first line of what is piped in."""
+    if sys.stdin.isatty():
+        password = getpass.getpass(f"Password for {user}: ").encode()
+        if getpass.getpass("Again: ").encode() != password:
+            raise ValueError("the two passwords differ")
+    else:
+        password = sys.stdin.buffer.readline().rstrip(b"\r\n")
+    if not password:
+        raise ValueError("the password is empty")
+    return password

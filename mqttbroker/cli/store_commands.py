@@ -1,0 +1,97 @@
+"""The commands that look after a data directory: check-store, repair-store, backup, restore.
+
+Rule: what a command found or did is lines on stdout, what kept it from its work is one line on stderr; the exit
+status is 0 if all is well, 1 if something was found or failed, 2 if it was called wrongly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sqlite3
+import sys
+from pathlib import Path
+from typing import Any, Callable
+
+from mqttbroker.config.load import load_settings
+
+_HELP = {
+    "check-store": "say what is wrong with a data directory; the broker may be running",
+    "repair-store": "put what is damaged aside and keep what can be read",
+    "backup": "copy the data directory to a new directory; the broker may be running",
+    "restore": "put a backup into an empty data directory",
+}
+COMMANDS = tuple(_HELP)
+
+
+def add_parsers(commands: Any) -> None:
+    """Add the commands to the subparsers of ``mqttbroker``."""
+    for command, text in _HELP.items():
+        parser: argparse.ArgumentParser = commands.add_parser(command, help=text, allow_abbrev=False)
+        if command == "backup":
+            parser.add_argument("directory", metavar="DIR", type=Path, help="where the backup goes; new or empty")
+        elif command == "restore":
+            parser.add_argument("directory", metavar="BACKUP", type=Path, help="what mqttbroker backup wrote")
+        else:
+            parser.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="the data directory")
+        parser.add_argument("--config", metavar="FILE", type=Path, help="the broker's TOML file, which names it")
+        parser.add_argument("--data-dir", dest="--data-dir", metavar="DIR", help="the data directory")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run one of `COMMANDS`; raises ConfigError if the settings cannot be read."""
+    flags = {"--data-dir": given} if (given := getattr(options, "--data-dir")) is not None else {}
+    data_dir = load_settings(options.config, os.environ, flags).data_dir
+    command: str = options.command
+    if command in ("check-store", "repair-store"):
+        if options.directory is not None:
+            if flags:
+                print(f"mqttbroker {command}: DIR or --data-dir, not both", file=sys.stderr)
+                return 2
+            data_dir = options.directory
+        work = _check if command == "check-store" else _repair
+        return _guarded(command, lambda: work(data_dir))
+    return _guarded(command, lambda: _copy(command, data_dir, options.directory))
+
+
+def _guarded(command: str, work: Callable[[], int]) -> int:
+    from mqttbroker.admin.backup import BackupError
+    from sessions.store.schema import StoreError
+
+    try:
+        return work()
+    except (BackupError, StoreError, sqlite3.Error) as error:
+        reason = str(error)
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    print(f"mqttbroker {command}: {reason}", file=sys.stderr)
+    return 1
+
+
+def _check(data_dir: Path) -> int:
+    from mqttbroker.admin.repair import check
+
+    findings = check(data_dir)
+    for line in findings.lines:
+        print(line)
+    for problem in findings.problems:
+        print(f"problem: {problem}")
+    print(f"{len(findings.problems)} problems" if findings.problems else "no problems")
+    return 1 if findings.problems else 0
+
+
+def _repair(data_dir: Path) -> int:
+    from mqttbroker.admin.repair import repair
+
+    os.listdir(data_dir)
+    lines = repair(data_dir)
+    for line in lines or ["nothing to repair"]:
+        print(line)
+    return 0
+
+
+def _copy(command: str, data_dir: Path, directory: Path) -> int:
+    from mqttbroker.admin.backup import back_up, restore
+
+    print(back_up(data_dir, directory) if command == "backup" else restore(directory, data_dir))
+    return 0

@@ -1,0 +1,1 @@
+"""The codec: packets, properties and reason codes as bytes, and back."""

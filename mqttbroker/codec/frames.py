@@ -1,0 +1,76 @@
+"""The frame around every packet, and the packets that the broker sends without making an object.
+
+The rule: this is the only place that lays out a fixed header. Callers are trusted: what they pass is
+valid for the version they name.
+"""
+
+from __future__ import annotations
+
+from typing import Final, List
+
+from mqttbroker.codec import reason_codes as rc
+from mqttbroker.codec.properties import encode_varint
+
+# Low half of the first byte, by packet type; PUBLISH has flags of its own.
+FLAGS: Final = bytes((0, 0, 0, 0, 0, 0, 2, 0, 2, 0, 2, 0, 0, 0, 0, 0))
+
+# Every two-byte integer, ready-made: a packet id is written once or twice per message.
+TWO_BYTES: Final[List[bytes]] = [value.to_bytes(2, "big") for value in range(65536)]
+
+# First byte and Remaining Length of the short acknowledgements, by packet type.
+SHORT_ACKS: Final[List[bytes]] = [bytes((kind << 4 | FLAGS[kind], 2)) for kind in range(16)]
+
+# First byte and Remaining Length of a short PUBLISH: 128 for each of the flags without DUP.
+_SHORT_PUBLISH: Final[List[bytes]] = [bytes((0x30 | flags, size)) for flags in range(8) for size in range(128)]
+
+
+def publish_header(flags: int, remaining: int) -> bytes:
+    """The fixed header of a PUBLISH that is no duplicate; ValueError if the length does not fit."""
+    if 0 <= remaining < 128:
+        return _SHORT_PUBLISH[(flags & 7) << 7 | remaining]
+    return encode_fixed_header(0x30 | flags, remaining)
+
+
+def encode_fixed_header(first_byte: int, remaining: int) -> bytes:
+    """First byte and Remaining Length; ValueError if the length does not fit."""
+    if 0 <= remaining < 128:
+        return (first_byte << 8 | remaining).to_bytes(2, "big")
+    return first_byte.to_bytes(1, "big") + encode_varint(remaining)
+
+
+def encode_publish(
+    topic: bytes, payload: bytes, qos: int, retain: bool, dup: bool, packet_id: int, version: int, properties: bytes
+) -> bytes:
+    """A PUBLISH. ``properties`` are encoded, without length prefix, and unused below version 5."""
+    first = rc.PUBLISH << 4 | qos << 1
+    if retain:
+        first |= 1
+    if dup:
+        first |= 8
+    size = len(topic)
+    head = TWO_BYTES[size] + topic
+    if qos:
+        head += TWO_BYTES[packet_id]
+        size += 2
+    size += 2 + len(payload)
+    if version < 5:
+        return encode_fixed_header(first, size) + head + payload
+    prefix = encode_varint(len(properties))
+    size += len(prefix) + len(properties)
+    return b"".join((encode_fixed_header(first, size), head, prefix, properties, payload))
+
+
+def encode_ack(packet_type: int, packet_id: int, reason_code: int, version: int) -> bytes:
+    """PUBACK, PUBREC, PUBREL or PUBCOMP without properties.
+
+    The code is left out when it is 0, and always below version 5.
+    """
+    if reason_code == 0 or version < 5:
+        return SHORT_ACKS[packet_type] + TWO_BYTES[packet_id]
+    first: int = packet_type << 4 | FLAGS[packet_type]
+    return (first << 32 | 0x03000000 | packet_id << 8 | reason_code).to_bytes(5, "big")
+
+
+def encode_frame(packet_type: int, body: bytes) -> bytes:
+    """A packet other than PUBLISH around its body."""
+    return encode_fixed_header(packet_type << 4 | FLAGS[packet_type], len(body)) + body

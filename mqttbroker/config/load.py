@@ -1,0 +1,220 @@
+"""Configuration: TOML file, environment and command line become one immutable, checked ``Settings``.
+
+Rule: every problem is found before the broker starts and is one line that names where it was said (file, variable
+or flag), the key and the reason. Flags override the environment, which overrides the file, which overrides the
+defaults that stand beside the keys in settings.py. conf/mqttbroker.toml documents every key; a test keeps it complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from mqttbroker.config.setting_kinds import shown
+from mqttbroker.config.settings import Consumers, Http, Limits, Listener, Log, Redirect, Settings, Stream
+
+ENVIRONMENT_PREFIX = "MQTTBROKER_"
+FLAGS: dict[str, tuple[str, ...]] = {
+    "--host": ("listeners", "0", "host"),
+    "--port": ("listeners", "0", "port"),
+    "--http-port": ("http", "port"),
+    "--data-dir": ("data_dir",),
+    "--durability": ("durability",),
+    "--allow-anonymous": ("allow_anonymous",),
+    "--log-level": ("log", "level"),
+}
+
+_STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+# A Kubernetes service named "mqttbroker" puts these into every pod, and MQTTBROKER_COMPILE belongs to the build.
+_NOT_SETTINGS = re.compile(r"SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP)(_.+)?|COMPILE")
+
+
+class ConfigError(Exception):
+    """``problems`` holds one line for each thing that is wrong."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
+
+
+class _FromText(str):
+    """A value said outside the file, so that it comes as text whatever its type."""
+
+
+_Path = tuple[str, ...]
+_SECTION_LISTS: dict[str, type[Any]] = {"listeners": Listener, "streams": Stream}
+
+
+class _Builder:
+    """Turns tables into settings and gathers problems; ``sources`` names who said a path that the file did not."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.sources: dict[_Path, str] = {}
+        self.problems: list[str] = []
+
+    def problem(self, path: _Path, reason: str) -> None:
+        source = next((name for said, name in self.sources.items() if said[: len(path)] == path), self.file)
+        key = ".".join(name if name.isprintable() else json.dumps(name) for name in path)
+        self.problems.append(": ".join(part for part in (source, key, reason) if part))
+
+    def settings(self, tree: dict[str, Any]) -> Settings:
+        plain = {name: value for name, value in tree.items() if name not in _SECTION_LISTS}
+        values = self.values(Settings, plain, ())
+        values["listeners"] = self.listeners(tree["listeners"])
+        values["streams"] = self.streams(tree.get("streams", {}))
+        for name, reason in values.get("http", Http()).problems():
+            self.problem(("http", name), reason)
+        return Settings(**values)
+
+    def section(self, section: type[Any], raw: object, path: _Path, **given: object) -> Any:
+        """An instance, or None when that is not possible; then the problem is noted."""
+        if not isinstance(raw, dict):
+            self.problem(path, f"must be a table of keys, got {shown(raw)}")
+            return None
+        values = self.values(section, raw, path)
+        required = [name for name in _without_default(section) if name not in given]
+        for name in required:
+            if name not in raw:
+                self.problem(path + (name,), "is required")
+        return section(**given, **values) if all(name in values for name in required) else None
+
+    def values(self, section: type[Any], raw: Mapping[str, Any], path: _Path) -> dict[str, Any]:
+        known = {field.name: field for field in dataclasses.fields(section)}
+        values: dict[str, Any] = {}
+        for name, value in raw.items():
+            metadata = known[name].metadata if name in known else {}
+            if "section" in metadata:
+                inner = self.section(metadata["section"], value, path + (name,))
+                if inner is not None:
+                    values[name] = inner
+            elif "kind" in metadata:
+                try:
+                    given = metadata["kind"].from_text(str(value)) if isinstance(value, _FromText) else value
+                    values[name] = metadata["kind"].read(given)
+                except ValueError as error:
+                    self.problem(path + (name,), str(error))
+            else:
+                self.problem(path + (name,), "unknown key" + _suggestion(name, section, path))
+        return values
+
+    def listeners(self, raw: object) -> tuple[Listener, ...]:
+        if not isinstance(raw, list) or not raw:
+            self.problem(("listeners",), "must be one or more [[listeners]] tables")
+            return ()
+        read = [self.section(Listener, item, ("listeners", str(i))) for i, item in enumerate(raw)]
+        seen: set[str] = set()
+        for index, listener in enumerate(read):
+            if listener is None:
+                continue
+            path = ("listeners", str(index))
+            for name, reason in listener.problems():
+                self.problem(path + (name,), reason)
+            key = "path" if listener.type == "unix" else "port"
+            if listener.address in seen:
+                self.problem(path + (key,), f"{listener.address} is taken by an earlier listener")
+            elif getattr(listener, key):
+                seen.add(listener.address)
+        return tuple(listener for listener in read if listener is not None)
+
+    def streams(self, raw: object) -> tuple[Stream, ...]:
+        if not isinstance(raw, dict):
+            self.problem(("streams",), "must be [streams.NAME] tables")
+            return ()
+        read = []
+        for name, item in raw.items():
+            if not _STREAM_NAME.fullmatch(name):
+                self.problem(("streams", name), "a stream's name must be 1–64 of A–Z a–z 0–9 _ -, first a letter or digit")
+                continue
+            stream = self.section(Stream, item, ("streams", name), name=name)
+            for key, reason in stream.problems() if stream is not None else ():
+                self.problem(("streams", name, key), reason)
+            read.append(stream)
+        return tuple(stream for stream in read if stream is not None)
+
+    def override(self, tree: dict[str, Any], path: _Path, text: str, source: str) -> None:
+        """Put a value from outside the file at its place in the tree."""
+        node: Any = tree
+        for depth, name in enumerate(path):
+            last = depth == len(path) - 1
+            if isinstance(node, list):
+                if not name.isdecimal() or int(name) > len(node):
+                    self.sources[path] = source
+                    self.problem(path[: depth + 1], f"must be a number from 0 to {len(node)} here")
+                    del self.sources[path]
+                    return
+                if int(name) == len(node):
+                    node.append({})
+                child: Any = int(name)
+            elif isinstance(node, dict):
+                child = next((key for key in node if key.lower() == name.lower()), name)
+                if not last:
+                    node.setdefault(child, {})
+            else:
+                return
+            path = path[:depth] + (str(child),) + path[depth + 1 :]
+            if last:
+                node[child] = _FromText(text)
+            else:
+                node = node[child]
+        self.sources[path] = source
+
+
+def _without_default(section: type[Any]) -> list[str]:
+    missing = dataclasses.MISSING
+    return [f.name for f in dataclasses.fields(section) if f.default is missing and f.default_factory is missing]
+
+
+def _suggestion(name: str, section: type[Any], path: _Path) -> str:
+    """", did you mean …?" with the nearest key here, or with the same key elsewhere."""
+    names = [field.name for field in dataclasses.fields(section) if field.metadata or field.name in _SECTION_LISTS]
+    near = difflib.get_close_matches(name, names, 1)
+    if near:
+        return f", did you mean {near[0]}?"
+    places: dict[str, type[Any]] = {"": Settings, "listeners.0.": Listener}
+    places |= {"limits.": Limits, "redirect.": Redirect, "consumers.": Consumers, "http.": Http, "log.": Log}
+    for prefix, other in places.items():
+        if other is not section and name in {f.name for f in dataclasses.fields(other) if "kind" in f.metadata}:
+            return f", did you mean {prefix}{name}?"
+    return ""
+
+
+def load_settings(
+    path: Optional[Path] = None,
+    environ: Optional[Mapping[str, str]] = None,
+    flags: Optional[Mapping[str, str]] = None,
+) -> Settings:
+    """Settings from a file (None: defaults), variables named MQTTBROKER_<KEY>__<KEY>, and flags (see ``FLAGS``).
+
+    Raises ConfigError with every problem found.
+    """
+    builder = _Builder(str(path) if path is not None else "")
+    tree = _read(path) if path is not None else {}
+    tree.setdefault("listeners", [{}])
+    for name, text in sorted((environ or {}).items()):
+        key = name.removeprefix(ENVIRONMENT_PREFIX)
+        if key != name and not _NOT_SETTINGS.fullmatch(key) and not (key == "PORT" and "://" in text):
+            builder.override(tree, tuple(key.lower().split("__")), text, name)
+    for flag, text in (flags or {}).items():
+        builder.override(tree, FLAGS[flag], text, flag)
+    settings = builder.settings(tree)
+    if builder.problems:
+        raise ConfigError(builder.problems)
+    return settings
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror or error}"]) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"{path}: not UTF-8 at byte {error.start}"]) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([f"{path}: not TOML: {error}"]) from None

@@ -1,0 +1,276 @@
+"""Every setting of the broker, with its kind and its default.
+
+Rule: a default is written as the file would say it and read by the same kind. Durations are float seconds, sizes int
+bytes; what each key means for an operator stands in conf/mqttbroker.toml.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional, TypeVar, Union, cast
+
+from bridge_spark.log.stream_config import can_seal
+from mqttbroker.config.setting_kinds import (
+    Anonymous,
+    Automatic,
+    Boolean,
+    Choice,
+    Directory,
+    Duration,
+    FileMode,
+    Filters,
+    Host,
+    Integer,
+    Kind,
+    OptionalPath,
+    OptionalText,
+    OrNone,
+    OwnPath,
+    PartitionKey,
+    Size,
+    Text,
+    Texts,
+    TopicPattern,
+)
+
+T = TypeVar("T")
+
+
+def _key(kind: Kind[T], default: object) -> T:
+    """A field with its kind; the default is written as in the file."""
+    return dataclasses.field(default=kind.read(default), metadata={"kind": kind})
+
+
+def _required(kind: Kind[T]) -> T:
+    return cast(T, dataclasses.field(metadata={"kind": kind}))
+
+
+def _section(section: type[T]) -> T:
+    return dataclasses.field(default_factory=section, metadata={"section": section})
+
+
+_LISTENER_TYPES = ("tcp", "tls", "ws", "wss", "unix")
+# Keys of a listener that only some types know.
+_TYPES_OF: dict[str, tuple[str, ...]] = {
+    "host": _LISTENER_TYPES[:-1],
+    "port": _LISTENER_TYPES[:-1],
+    **dict.fromkeys(("path", "mode"), ("unix",)),
+    **dict.fromkeys(("certfile", "keyfile", "cafile", "crlfile", "tls_version"), ("tls", "wss")),
+    **dict.fromkeys(("client_certificate", "use_identity_as_username"), ("tls", "wss")),
+    "origins": ("ws", "wss"),
+}
+_LIMITS_OF_LISTENERS = ("max_packet_size", "connect_timeout", "max_keep_alive", "receive_maximum", "topic_alias_maximum")
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Port 0 is any free port; the log says which.
+
+    What a listener may have of its own is what holds for all where it is None, or "global" for the two files.
+    """
+
+    host: str = _key(Host(), "127.0.0.1")
+    port: int = _key(Integer(0, 65535), 1883)
+    type: str = _key(Choice(*_LISTENER_TYPES), "tcp")
+    path: Optional[Path] = _key(OptionalPath(), "")
+    mode: int = _key(FileMode(), "0660")
+    certfile: Optional[Path] = _key(OptionalPath(), "")
+    keyfile: Optional[Path] = _key(OptionalPath(), "")
+    cafile: Optional[Path] = _key(OptionalPath(), "")
+    crlfile: Optional[Path] = _key(OptionalPath(), "")
+    tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
+    client_certificate: str = _key(Choice("none", "optional", "required"), "none")
+    use_identity_as_username: bool = _key(Boolean(), False)
+    origins: tuple[str, ...] = _key(Texts(), [])
+    max_connections: Optional[int] = _key(OrNone(Integer(1, 10_000_000), "global"), "global")
+    max_packet_size: Optional[int] = _key(OrNone(Size("128B", "256MiB"), "global"), "global")
+    connect_timeout: Optional[float] = _key(OrNone(Duration("100ms", "1h"), "global"), "global")
+    max_keep_alive: Optional[float] = _key(OrNone(Duration("1s", "65535s"), "global"), "global")
+    receive_maximum: Optional[int] = _key(OrNone(Integer(1, 65535), "global"), "global")
+    topic_alias_maximum: Optional[int] = _key(OrNone(Integer(0, 65535), "global"), "global")
+    allow_anonymous: Optional[Union[bool, str]] = _key(OrNone(Anonymous(), "global"), "global")
+    password_file: Union[Path, str, None] = _key(OwnPath(), "global")
+    acl_file: Union[Path, str, None] = _key(OwnPath(), "global")
+
+    @property
+    def address(self) -> str:
+        """Where it listens, for people."""
+        if self.type == "unix":
+            return str(self.path)
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host or '*'}:{self.port}"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that do not go together, each with the reason."""
+        for name, types in _TYPES_OF.items():
+            if self.type not in types and getattr(self, name) != getattr(_DEFAULT_LISTENER, name):
+                yield name, f'a listener of type "{self.type}" has none'
+        if self.type == "unix" and self.path is None:
+            yield "path", "is required for a Unix socket"
+        if self.type in ("tls", "wss"):
+            for name in ("certfile", "keyfile"):
+                if getattr(self, name) is None:
+                    yield name, f'is required for type "{self.type}"'
+            if self.client_certificate != "none" and self.cafile is None:
+                yield "cafile", "is required to check client certificates"
+            if self.use_identity_as_username and self.client_certificate == "none":
+                yield "client_certificate", 'must be "optional" or "required" for use_identity_as_username'
+            if self.crlfile is not None and self.client_certificate == "none":
+                yield "crlfile", "needs client_certificate"
+
+
+_DEFAULT_LISTENER = Listener()
+
+
+@dataclass(frozen=True)
+class Http:
+    """``port`` is None when there is no HTTP server, 0 for any free port; without ``token`` anyone may read.
+
+    With ``certfile`` and ``keyfile`` it speaks TLS.
+    """
+
+    host: str = _key(Text("a host name or address"), "127.0.0.1")
+    port: Optional[int] = _key(OrNone(Integer(0, 65535), "off"), 18083)
+    token: Optional[str] = _key(OptionalText(), "")
+    certfile: Optional[Path] = _key(OptionalPath(), "")
+    keyfile: Optional[Path] = _key(OptionalPath(), "")
+    tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that do not go together, each with the reason."""
+        for name, other in (("certfile", "keyfile"), ("keyfile", "certfile")):
+            if getattr(self, name) is None and getattr(self, other) is not None:
+                yield name, f"is required with {other}"
+
+
+@dataclass(frozen=True)
+class Log:
+    level: str = _key(Choice("debug", "info", "warning", "error"), "info")
+    format: str = _key(Choice("text", "json"), "text")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client, or all of them, may ask of the broker."""
+
+    max_connections: int = _key(Integer(1, 10_000_000), 100_000)
+    max_sessions: int = _key(Integer(1, 100_000_000), 1_000_000)
+    max_connect_size: int = _key(Size("128B", "256MiB"), "256KiB")
+    connect_timeout: float = _key(Duration("100ms", "1h"), "10s")
+    max_keep_alive: float = _key(Duration("1s", "65535s"), "65535s")
+    max_session_expiry: Optional[float] = _key(OrNone(Duration("0s", "36500d"), "never"), "never")
+    max_packet_size: int = _key(Size("128B", "256MiB"), "10MiB")
+    receive_maximum: int = _key(Integer(1, 65535), 1000)
+    max_inflight: int = _key(Integer(1, 65535), 1000)
+    max_inflight_unkept: int = _key(Integer(1, 65535), 65535)
+    topic_alias_maximum: int = _key(Integer(0, 65535), 10)
+    max_topic_levels: int = _key(Integer(1, 65535), 128)
+    max_topic_length: int = _key(Size("1B", "65535B"), "65535B")
+    max_subscriptions_per_client: int = _key(Integer(1, 100_000_000), 100_000)
+    retain_available: bool = _key(Boolean(), True)
+    max_retained_messages: int = _key(Integer(1, 1_000_000_000), 1_000_000)
+    max_retained_bytes: int = _key(Size("1KiB", "1TiB"), "1GiB")
+    max_queued_messages: int = _key(Integer(1, 1_000_000_000), 1_000_000)
+    max_queued_bytes: int = _key(Size("1KiB", "1024TiB"), "1GiB")
+    queue_full: str = _key(Choice("drop_newest", "drop_oldest", "refuse"), "drop_newest")
+    crowded_queue_messages: int = _key(Integer(0, 1_000_000_000), 1000)
+    crowded_queue_bytes: int = _key(Size("1KiB", "1TiB"), "16MiB")
+    crowded_queue_wait: float = _key(Duration("10ms", "10s"), "100ms")
+    max_total_queued_messages: int = _key(Integer(1, 1_000_000_000_000), 10_000_000)
+    max_total_queued_bytes: int = _key(Size("1KiB", "1024TiB"), "10GiB")
+    max_total_queue_memory_bytes: int = _key(Size("1KiB", "1TiB"), "512MiB")
+    max_queue_memory_messages: int = _key(Integer(1, 1_000_000), 1000)
+    max_transient_queue_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
+    max_outbox_bytes: int = _key(Size("1KiB", "1TiB"), "4MiB")
+    max_pending_write_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
+    route_cache_size: int = _key(Integer(1, 100_000_000), 100_000)
+
+
+@dataclass(frozen=True)
+class Redirect:
+    """Where clients go instead; without ``server_reference`` they stay.  ``rate`` is in clients per second."""
+
+    server_reference: Optional[str] = _key(OptionalText(), "")
+    permanent: bool = _key(Boolean(), False)
+    rate: int = _key(Integer(1, 1_000_000), 500)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A set of filters whose messages are kept in a log; ``retention_*`` None keeps them for ever."""
+
+    name: str
+    filters: tuple[str, ...] = _required(Filters())
+    partitions: int = _key(Integer(1, 1024), 4)
+    key: str = _key(PartitionKey(), "topic")
+    retention_age: Optional[float] = _key(OrNone(Duration("1s", "36500d"), "unlimited"), "unlimited")
+    retention_bytes: Optional[int] = _key(OrNone(Size("1KiB", "1024TiB"), "unlimited"), "unlimited")
+    segment_bytes: int = _key(Size("1KiB", "2GiB"), "64MiB")
+    segment_age: float = _key(Duration("1s", "3650d"), "1h")
+    seal: Union[bool, str] = _key(Automatic(), "auto")
+
+    @property
+    def seals(self) -> bool:
+        return can_seal() if self.seal == "auto" else self.seal is True
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that cannot be so here, each with the reason."""
+        if self.seal is True and not can_seal():
+            yield "seal", 'needs pyarrow: pip install "mqttbroker[spark]"'
+
+
+@dataclass(frozen=True)
+class Consumers:
+    """Readers of streams that report how far they have come; when the broker warns that they fall behind."""
+
+    max_consumers: int = _key(Integer(1, 10_000), 100)
+    max_name_length: int = _key(Integer(1, 200), 128)
+    forget_after: float = _key(Duration("1s", "3650d"), "7d")
+    interval: float = _key(Duration("100ms", "1h"), "10s")
+    retention_warning: float = _key(Duration("0s", "3650d"), "1h")
+    retention_warning_percent: int = _key(Integer(0, 100), 10)
+    warning_interval: float = _key(Duration("1s", "30d"), "10m")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that can be set; ``Settings()`` is the broker without file, environment and flags."""
+
+    data_dir: Path = _key(Directory(), "./data")
+    durability: str = _key(Choice("commit", "interval", "off"), "commit")
+    durability_interval: float = _key(Duration("1ms", "1h"), "1s")
+    on_corrupt_store: str = _key(Choice("salvage", "refuse"), "salvage")
+    allow_anonymous: Union[bool, str] = _key(Anonymous(), "loopback")
+    password_file: Optional[Path] = _key(OptionalPath(), "")
+    acl_file: Optional[Path] = _key(OptionalPath(), "")
+    reveal_denials: bool = _key(Boolean(), True)
+    sys_interval: float = _key(Duration("0s", "1d"), "10s")
+    shared_subscription_strategy: str = _key(
+        Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin"
+    )
+    response_information: Optional[str] = _key(TopicPattern(), "")
+    log: Log = _section(Log)
+    http: Http = _section(Http)
+    limits: Limits = _section(Limits)
+    redirect: Redirect = _section(Redirect)
+    consumers: Consumers = _section(Consumers)
+    listeners: tuple[Listener, ...] = (Listener(),)
+    streams: tuple[Stream, ...] = ()
+
+    def limits_of(self, listener: Listener) -> Limits:
+        """What holds for all, and what the listener has of its own; its ``max_connections`` bounds it alone."""
+        own = {name: getattr(listener, name) for name in _LIMITS_OF_LISTENERS}
+        return dataclasses.replace(self.limits, **{name: value for name, value in own.items() if value is not None})
+
+    def anonymous_of(self, listener: Listener) -> Union[bool, str]:
+        return self.allow_anonymous if listener.allow_anonymous is None else listener.allow_anonymous
+
+    def password_file_of(self, listener: Listener) -> Optional[Path]:
+        own = listener.password_file
+        return self.password_file if isinstance(own, str) else own
+
+    def acl_file_of(self, listener: Listener) -> Optional[Path]:
+        own = listener.acl_file
+        return self.acl_file if isinstance(own, str) else own

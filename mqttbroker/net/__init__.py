@@ -1,0 +1,1 @@
+"""Sockets, TLS and WebSocket: how bytes reach the core and leave it."""

@@ -1,0 +1,228 @@
+"""Listeners: the sockets on which clients are accepted.
+
+The rule kept here: a listener either listens, on every address that its host
+means, or startup fails with one line that names its address and the reason;
+what it grants its clients it grants to no other listener's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+import stat
+import uuid
+from pathlib import Path
+from typing import Any, List, Optional, Tuple
+
+from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
+from mqttbroker.config.settings import Listener
+from mqttbroker.core.connection import Connection
+from mqttbroker.net.handshakes import Handshakes
+from mqttbroker.net.listener_policy import Entrance
+from mqttbroker.net.tls import server_context
+from mqttbroker.net.websocket import WebSocket
+from mqttbroker.net.wire import Turn, Wire
+
+log = logging.getLogger("mqttbroker")
+
+BACKLOG = 4096  # connections the kernel holds until they are accepted
+_EVERYWHERE = ("", "*", "::")
+_SAME_PORT_TRIES = 10
+_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def new_client_id() -> str:
+    """A client id for a client that brought none."""
+    return f"auto-{uuid.uuid4()}"
+
+
+def defect(connection: Connection) -> None:
+    """Log an exception that should not be, and end the connection that met it."""
+    log.exception(
+        "event=defect client=%s address=%s", connection.client_id, connection.peer
+    )
+    connection.disconnect(IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
+
+
+class OpenListener:
+    """A listener that listens, until `close`."""
+
+    def __init__(self, listener: Listener, entrance: Entrance, turn: Turn) -> None:
+        self.listener = listener
+        self.entrance = entrance
+        self.turn = turn
+        self._sockets: List[socket.socket] = []
+        self._servers: List[asyncio.AbstractServer] = []
+        self._handshakes: List[Handshakes] = []
+        self._inode: Optional[Tuple[int, int]] = None
+
+    async def open(self) -> None:
+        """OSError with one clear line if that cannot be."""
+        listener = self.listener
+        try:
+            context = server_context(listener)
+            if listener.type == "unix":
+                assert listener.path is not None
+                self._sockets = [_unix_socket(listener.path, listener.mode)]
+                found = listener.path.stat()
+                self._inode = (found.st_dev, found.st_ino)
+            else:
+                self._sockets = await _tcp_sockets(listener.host, listener.port)
+            await self._serve(context)
+        except OSError as error:
+            self.close()
+            reason = error.strerror or str(error)
+            raise OSError(f"cannot listen on {listener.address}: {reason}") from None
+        for sock in self._sockets:
+            if listener.type == "unix":
+                log.info("event=listening type=unix path=%s", listener.path)
+            else:
+                host, port = sock.getsockname()[:2]
+                log.info("event=listening type=%s host=%s port=%d", listener.type, host, port)
+
+    async def reload(self) -> None:
+        """Use the certificates that are in the files now; those in use stay if the new ones are no good."""
+        try:
+            context = server_context(self.listener)
+        except OSError as error:
+            log.error("event=reload_failed listener=%s reason=%s", self.listener.address, error)
+            return
+        if context is None:
+            return
+        for handshakes in self._handshakes:
+            handshakes.context = context
+        log.info("event=certificates_reloaded listener=%s", self.listener.address)
+
+    def close(self) -> None:
+        """Accept no one any more."""
+        for server in self._servers:
+            server.close()
+        for handshakes in self._handshakes:
+            handshakes.close()
+        for sock in self._sockets:
+            sock.close()
+        if self._inode is not None:
+            _remove_socket(self.listener.path, self._inode)
+
+    async def _serve(self, context: Optional[ssl.SSLContext]) -> None:
+        loop = asyncio.get_running_loop()
+        start: Any = loop.create_unix_server if self.listener.type == "unix" else loop.create_server
+        for sock in self._sockets:
+            if context is None:
+                self._servers.append(await start(self._client, sock=sock.dup(), backlog=BACKLOG))
+                continue
+            sock.listen(BACKLOG)
+            timeout = self.entrance.terms.connect_timeout
+            stats = self.turn.broker.outbound.stats
+            self._handshakes.append(Handshakes(sock.dup(), context, timeout, self._client, stats))
+
+    def _client(self) -> Any:
+        """An asyncio protocol by shape for a client that has connected."""
+        wire = Wire(self.turn, self.entrance, new_client_id, defect)
+        if self.listener.type in ("ws", "wss"):
+            return WebSocket(wire, self.listener.origins)
+        return wire
+
+
+# --- TCP --------------------------------------------------------------------
+
+
+async def _tcp_sockets(host: str, port: int) -> List[socket.socket]:
+    """A bound socket for each address that the host means, all with the same port."""
+    if host in _EVERYWHERE and socket.has_dualstack_ipv6():
+        return [_bound(socket.AF_INET6, ("::", port), True)]
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(
+        "0.0.0.0" if host in _EVERYWHERE else host,
+        port,
+        type=socket.SOCK_STREAM,
+        flags=socket.AI_PASSIVE,
+    )
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    for _ in range(_SAME_PORT_TRIES):
+        try:
+            return _bind_all(addresses, port)
+        except OSError as error:
+            if port or error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError("no free port that all its addresses have in common")
+
+
+def _bind_all(addresses: List[Any], port: int) -> List[socket.socket]:
+    """Sockets on those addresses that this machine has; OSError if it has none."""
+    sockets: List[socket.socket] = []
+    missing: Optional[OSError] = None
+    try:
+        for family, address in addresses:
+            try:
+                sock = _bound(family, (address[0], port, *address[2:]), False)
+            except OSError as error:
+                if error.errno not in _NO_SUCH_ADDRESS:
+                    raise
+                missing = error
+                continue
+            sockets.append(sock)
+            port = sock.getsockname()[1]
+    except OSError:
+        for sock in sockets:
+            sock.close()
+        raise
+    if not sockets and missing is not None:
+        raise missing
+    return sockets
+
+
+def _bound(family: int, address: Any, dual_stack: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual_stack else 1)
+        sock.bind(address)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+# --- Unix sockets -----------------------------------------------------------
+
+
+def _unix_socket(path: Path, mode: int) -> socket.socket:
+    """A bound socket; the file of a broker that is gone makes way, that of a live one does not."""
+    if path.is_socket() and not _answers(path):
+        path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(str(path))
+        # Nobody can connect before it listens, so nobody does with other permissions.
+        path.chmod(mode)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE and not path.is_socket():
+            raise OSError("the file exists and is not a socket") from None
+        raise
+    return sock
+
+
+def _answers(path: Path) -> bool:
+    """Whether someone listens there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) != errno.ECONNREFUSED
+
+
+def _remove_socket(path: Optional[Path], inode: Tuple[int, int]) -> None:
+    """Remove the socket's file unless another one has taken its place."""
+    try:
+        if path is not None:
+            found = path.lstat()
+            if stat.S_ISSOCK(found.st_mode) and (found.st_dev, found.st_ino) == inode:
+                path.unlink()
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,1 @@
+"""The SQLite store: the writer thread, the tables, and their check, repair and copy."""

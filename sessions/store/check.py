@@ -1,0 +1,153 @@
+"""What must hold in a database of the store, beyond what SQLite checks.
+
+The rule kept here: a check reads and never writes, neither the database nor its
+write-ahead log; it takes one moment of a database that a broker may be using.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from sessions.store.schema import APPLICATION_ID, MIGRATIONS
+
+# The tables in the order in which people are told of them.
+TABLES = {
+    "sessions": "sessions",
+    "subscriptions": "subscriptions",
+    "messages": "messages",
+    "queue": "queue entries",
+    "received": "packet ids",
+    "retained": "retained messages",
+    "stream_ends": "stream ends",
+}
+MAX_PROBLEMS = 100
+BUSY_TIMEOUT = 5.0  # seconds
+
+
+class Rule(NamedTuple):
+    """Rows of `table` for which `condition` holds should not be there as they are."""
+
+    what: str
+    table: str
+    condition: str
+    change: str = ""
+
+    @property
+    def loses(self) -> bool:
+        return not self.change
+
+    @property
+    def find(self) -> str:
+        return f"SELECT count(*) FROM {self.table} WHERE {self.condition}"
+
+    @property
+    def mend(self) -> str:
+        what = f"UPDATE {self.table} SET {self.change}" if self.change else f"DELETE FROM {self.table}"
+        return f"{what} WHERE {self.condition}"
+
+    def text(self, count: int) -> str:
+        return f"{count} {TABLES[self.table]} {self.what}"
+
+
+_NO_SESSION = "session_id NOT IN (SELECT session_id FROM sessions)"
+_SIZE = (
+    "(SELECT length(topic) + length(payload) + length(properties) FROM messages"
+    " WHERE messages.id = message_id)"
+)
+RULES = (
+    Rule("without a session", "subscriptions", _NO_SESSION),
+    Rule("without a session", "received", _NO_SESSION),
+    Rule("without a message", "queue", "message_id NOT IN (SELECT id FROM messages)"),
+    Rule("that no queue entry refers to", "messages", "id NOT IN (SELECT message_id FROM queue)"),
+    Rule(
+        "that share a message and do not say so",
+        "queue",
+        "shared = 0 AND message_id IN"
+        " (SELECT message_id FROM queue GROUP BY message_id HAVING count(*) > 1)",
+        "shared = 1",
+    ),
+    Rule("with a wrong size", "queue", f"size <> {_SIZE}", f"size = {_SIZE}"),
+)
+# The queue of a session that ended goes bit by bit, so only in a salvaged database
+# is an entry without a session the trace of a loss.
+SALVAGE_RULES = (Rule("without a session", "queue", _NO_SESSION),)
+
+
+class DatabaseState(NamedTuple):
+    """What a check found; ``ends`` is None if they cannot be read."""
+
+    counts: dict[str, int]
+    ends: dict[tuple[str, int], int] | None
+    problems: list[str]
+
+
+def is_emptied(path: Path) -> bool:
+    """Whether a database is gone whose write-ahead log is still there; SQLite would delete that."""
+    size = path.stat().st_size if path.exists() else 0
+    wal = Path(f"{path}-wal")
+    return size == 0 and wal.exists() and wal.stat().st_size > 0
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    """A connection that cannot write; the database may be in use.
+
+    A database without a write-ahead log and its index is nobody's at the moment and
+    is opened as an immutable file, since SQLite would make both otherwise.
+    """
+    wal = Path(f"{path}-wal")
+    alone = not os.path.exists(f"{path}-shm") and not (wal.exists() and os.path.getsize(wal))
+    how = "immutable=1" if alone else "mode=ro"
+    return sqlite3.connect(
+        f"file:{quote(str(path))}?{how}", uri=True, isolation_level=None, timeout=BUSY_TIMEOUT
+    )
+
+
+def check_database(path: Path) -> DatabaseState:
+    """Everything that can be told about the database at `path` without changing it.
+
+    Raises `OSError` if there is no such file.
+    """
+    os.stat(path)
+    if is_emptied(path):
+        return DatabaseState({}, None, ["is empty, though its write-ahead log is not"])
+    try:
+        connection = open_to_read(path)
+        try:
+            connection.execute("BEGIN")
+            return _check(connection)
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        return DatabaseState({}, None, [str(error)])
+
+
+def _check(connection: sqlite3.Connection) -> DatabaseState:
+    counts: dict[str, int] = {}
+    problems: list[str] = []
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+        return DatabaseState(counts, None, ["not a database of this broker"])
+    if version > len(MIGRATIONS):
+        newer = f"schema version {version} is newer than this program's {len(MIGRATIONS)}"
+        return DatabaseState(counts, None, [newer])
+    for (text,) in connection.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})"):
+        if text != "ok":
+            problems += [line for line in text.splitlines() if not line.startswith("***")]
+    try:
+        for table in TABLES:
+            counts[table] = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        for rule in RULES:
+            found = connection.execute(rule.find).fetchone()[0]
+            if found:
+                problems.append(rule.text(found))
+    except sqlite3.Error as error:
+        problems.append(str(error))
+    try:
+        rows = connection.execute("SELECT stream, partition, end_offset FROM stream_ends")
+        return DatabaseState(counts, {(name, part): end for name, part, end in rows}, problems)
+    except sqlite3.Error as error:
+        return DatabaseState(counts, None, [*problems, f"stream ends: {error}"])

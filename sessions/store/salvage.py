@@ -1,0 +1,218 @@
+"""Saving what can be read of a damaged database into a new one.
+
+The rule kept here: the damaged files are never written to and never deleted.
+The new database is complete and on disk before they are renamed, to
+``<name>.corrupt-<stamp>`` with their ``-wal``, and it gets the name last; a
+crash in between is finished, or undone, by `settle`.
+
+Rows are told apart by their shape, since the page that says where each table
+begins may be the damaged one; so no two tables may have the same column types.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple, Optional, Sequence
+
+from sessions.store.check import RULES, SALVAGE_RULES, TABLES
+from sessions.store.disk import sync_directory, sync_file
+from sessions.store.pages import PageFile, Record
+from sessions.store.schema import APPLICATION_ID, MIGRATIONS, Migration, StoreError, prepare
+
+SIDE_FILES = ("-wal", "-shm", ".suspect")
+BATCH_ROWS = 1000
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "INTEGER": (int,),
+    "TEXT": (str,),
+    "BLOB": (bytes,),
+    "REAL": (float, int),
+}
+
+
+class Salvaged(NamedTuple):
+    """How it went: where the damaged file is now, rows kept per table, lines for the operator."""
+
+    aside: Path
+    kept: dict[str, int]
+    lines: list[str]
+
+
+class _Shape:
+    """What a row of one table looks like on its page."""
+
+    def __init__(self, connection: sqlite3.Connection, table: str) -> None:
+        (definition,) = connection.execute(
+            "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
+        ).fetchone()
+        self.has_rowid = not definition.rstrip().upper().endswith("WITHOUT ROWID")
+        columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
+        keys = [index for index, column in enumerate(columns) if column[5]]
+        # An INTEGER PRIMARY KEY is the rowid and stands as NULL in the record.
+        self.alias = keys[0] if self.has_rowid and len(keys) == 1 else -1
+        self.types = [_TYPES[column[2]] for column in columns]
+        self.nullable = [not column[3] and not column[5] for column in columns]
+        marks = ", ".join("?" * len(columns))
+        names = ", ".join(column[1] for column in columns)
+        self.insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"
+
+    def row(self, rowid: Optional[int], record: Record) -> Optional[Record]:
+        """The row to insert, None if the record is not of this table.
+
+        A record may lack columns that were added after it was written.
+        """
+        missing = len(self.types) - len(record)
+        if (rowid is not None) != self.has_rowid or missing < 0:
+            return None
+        if not all(self.nullable[len(record) :]):
+            return None
+        values = list(record) + [None] * missing
+        for index, value in enumerate(values):
+            if index == self.alias:
+                if value is not None:
+                    return None
+                values[index] = rowid
+            elif value is None:
+                if not self.nullable[index]:
+                    return None
+            elif not isinstance(value, self.types[index]):
+                return None
+        return tuple(values)
+
+
+def set_aside(path: Path, stamp: str) -> Path:
+    """Rename a database and what belongs to it; the new name of the database."""
+    aside = path.with_name(f"{path.name}.corrupt-{stamp}")
+    number = 2
+    while aside.exists():
+        aside = path.with_name(f"{path.name}.corrupt-{stamp}-{number}")
+        number += 1
+    os.rename(path, aside)
+    _follow(path, aside)
+    return aside
+
+
+def _follow(path: Path, aside: Path) -> None:
+    """Rename what belongs to a database after the database itself."""
+    for suffix in SIDE_FILES:
+        if os.path.exists(f"{path}{suffix}"):
+            os.rename(f"{path}{suffix}", f"{aside}{suffix}")
+    sync_directory(path.parent)
+
+
+def asides(path: Path) -> list[Path]:
+    """The damaged databases that lie beside `path`, oldest first."""
+    found = path.parent.glob(f"{path.name}.corrupt-*")
+    return sorted(other for other in found if not other.name.endswith((*SIDE_FILES, ".txt")))
+
+
+def settle(path: Path) -> None:
+    """Finish a salvage that a crash cut short; without effect otherwise."""
+    path.with_name(f"{path.name}.salvaged.part").unlink(missing_ok=True)
+    finished = path.with_name(f"{path.name}.salvaged")
+    if not finished.exists():
+        return
+    if path.exists():
+        finished.unlink()
+        return
+    for aside in asides(path)[-1:]:
+        _follow(path, aside)
+    os.rename(finished, path)
+    sync_directory(path.parent)
+
+
+def salvage(
+    path: Path, stamp: str, reason: str, migrations: Sequence[Migration] = MIGRATIONS
+) -> Salvaged:
+    """Put a damaged database aside and a new one with all its readable rows in its place.
+
+    The caller holds the lock of the data directory.  ``reason`` and the report
+    are kept in ``<aside>.txt``.  Raises `StoreError` if the database is of a newer
+    program, `OSError` or `sqlite3.Error` if the new one cannot be written; the
+    damaged one is where it was then.
+    """
+    unfinished = path.with_name(f"{path.name}.salvaged.part")
+    unfinished.unlink(missing_ok=True)
+    pages = PageFile(path)
+    try:
+        version = pages.user_version
+        if pages.application_id not in (None, 0, APPLICATION_ID):
+            raise StoreError(f"{path}: not a database of this broker")
+        if version is not None and version > len(migrations):
+            raise StoreError(f"{path}: schema version {version} is newer than this program")
+        known = migrations[: version or len(migrations)]
+        connection = sqlite3.connect(unfinished, isolation_level=None)
+        try:
+            kept, notes = _copy(pages, connection, known)
+        finally:
+            connection.close()
+        notes = [*pages.notes(), *notes]
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+    finally:
+        pages.close()
+    sync_file(unfinished)
+    finished = path.with_name(f"{path.name}.salvaged")
+    os.rename(unfinished, finished)
+    sync_directory(path.parent)
+    aside = set_aside(path, stamp)
+    os.rename(finished, path)
+    what = ", ".join(f"{count} {TABLES.get(table, table)}" for table, count in kept.items())
+    lines = [f"put aside as {aside.name}: {reason}", *notes, f"kept {what}"]
+    report = "".join(f"{line}\n" for line in lines)
+    aside.with_name(f"{aside.name}.txt").write_text(report, encoding="utf-8")
+    sync_directory(path.parent)
+    return Salvaged(aside, kept, lines)
+
+
+def _copy(
+    pages: PageFile, connection: sqlite3.Connection, migrations: Sequence[Migration]
+) -> tuple[dict[str, int], list[str]]:
+    """Fill a new database; the rows kept per table, and what had to be left out."""
+    for pragma in ("auto_vacuum = INCREMENTAL", "synchronous = OFF", "journal_mode = OFF"):
+        connection.execute(f"PRAGMA {pragma}").fetchall()
+    prepare(connection, "the new database", migrations)
+    there = connection.execute(
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE '%sqlite_%'"
+    ).fetchall()
+    tables = sorted((name for (name,) in there), key=[*TABLES].index)
+    shapes = {table: _Shape(connection, table) for table in tables}
+    batches: dict[str, list[Record]] = {table: [] for table in shapes}
+    connection.execute("BEGIN")
+    for rowid, record in pages.records():
+        for table, shape in shapes.items():
+            row = shape.row(rowid, record)
+            if row is not None:
+                batches[table].append(row)
+                if len(batches[table]) == BATCH_ROWS:
+                    connection.executemany(shape.insert, batches[table])
+                    batches[table].clear()
+                break
+    for table, shape in shapes.items():
+        connection.executemany(shape.insert, batches[table])
+    notes = []
+    for rule in (*SALVAGE_RULES, *RULES):
+        count = connection.execute(rule.mend).rowcount
+        if count > 0 and rule.loses:
+            notes.append(f"left out: {rule.text(count)}")
+    connection.execute("COMMIT")
+    kept = {
+        table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        for table in shapes
+    }
+    return kept, notes
+
+
+def set_stream_ends(path: Path, ends: dict[tuple[str, int], int]) -> None:
+    """Write the ends of these partitions into a database that nobody uses."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        rows = [(stream, partition, end) for (stream, partition), end in ends.items()]
+        connection.executemany("INSERT OR REPLACE INTO stream_ends VALUES (?, ?, ?)", rows)
+        connection.execute("COMMIT")
+    finally:
+        connection.close()

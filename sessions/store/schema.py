@@ -1,0 +1,184 @@
+"""The tables of the durable store, and the way an older database becomes today's.
+
+The rule kept here: a database is migrated whole or not at all.  One transaction
+takes it from any older version to the newest, a backup of what it was stands
+beside it first, and one that is newer, foreign or damaged is refused untouched.
+
+`PRAGMA user_version` counts the migrations a database has had; sqlite-utils
+records each by name in ``_sqlite_migrations``.  A table whose rows are found by
+a compound key has no rowid, so that a row is stored once.  The payload stands
+last: a reader of the small columns never follows its overflow pages.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sqlite3
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Callable, Sequence
+
+from sessions.store.disk import sync_directory
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
+
+# "MQTB": tells the broker's database from any other SQLite file.
+APPLICATION_ID = 0x4D515442
+MIGRATION_SET = "sessions"
+# UPDATE ... FROM came with 3.33, JSON for every build with 3.38.
+OLDEST_SQLITE = (3, 33, 0)
+
+Migration = Callable[["Database"], None]
+
+logger = logging.getLogger(__name__)
+
+
+class StoreError(Exception):
+    """The store cannot be used; the text is one line that names file and reason."""
+
+
+class CorruptStore(StoreError):
+    """The database is damaged; `sessions.store.salvage` saves what can be read."""
+
+
+def is_corrupt(error: BaseException | None) -> bool:
+    """Whether an error of SQLite means that the file is not what SQLite wrote."""
+    if not isinstance(error, sqlite3.Error):
+        return False
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # raised by Python's module itself, over text that is no UTF-8
+        return isinstance(error, sqlite3.OperationalError) and "decode" in str(error)
+    return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def _table(db: Database, name: str, columns: dict[str, type], pk: str = "", null: str = "") -> None:
+    """A table whose columns are NOT NULL but for those named in ``null``."""
+    db.table(name).create(
+        columns, pk=pk or None, not_null=set(columns) - {pk} - set(null.split())
+    )
+
+
+def create_tables(db: Database) -> None:
+    """Version 1."""
+    session = {"session_id": int, "client_id": str, "version": int, "expiry_interval": int}
+    away = {"disconnected_at": float, "will": bytes, "will_due": float}
+    _table(db, "sessions", {**session, **away}, "session_id", " ".join(away))
+    db.table("sessions").create_index(["client_id"], unique=True)
+    db.execute(
+        "CREATE TABLE subscriptions (session_id INTEGER NOT NULL, topic_filter TEXT NOT NULL,"
+        " qos INTEGER NOT NULL, options INTEGER NOT NULL, subscription_id INTEGER NOT NULL,"
+        " PRIMARY KEY (session_id, topic_filter)) WITHOUT ROWID"
+    )
+    origin = {"properties": bytes, "publisher": str, "timestamp": int, "expires_at": int}
+    message = {"topic": str, "qos": int, "retain": int, **origin, "payload": bytes}
+    _table(db, "messages", {"id": int, **message}, "id")
+    db.execute(
+        "CREATE TABLE queue (session_id INTEGER NOT NULL, seq INTEGER NOT NULL,"
+        " message_id INTEGER NOT NULL, shared INTEGER NOT NULL, qos INTEGER NOT NULL,"
+        " retain INTEGER NOT NULL, subscription_ids BLOB NOT NULL, packet_id INTEGER NOT NULL,"
+        " state INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY (session_id, seq))"
+        " WITHOUT ROWID"
+    )
+    # Only entries of shared messages are ever looked up by message.
+    db.execute("CREATE INDEX queue_shared ON queue (message_id) WHERE shared = 1")
+    db.execute(
+        "CREATE TABLE received (session_id INTEGER NOT NULL, packet_id INTEGER NOT NULL,"
+        " PRIMARY KEY (session_id, packet_id)) WITHOUT ROWID"
+    )
+    _table(db, "retained", {"topic": str, "qos": int, **origin, "payload": bytes})
+    db.table("retained").create_index(["topic"], unique=True)
+    db.execute(
+        "CREATE TABLE stream_ends (stream TEXT NOT NULL, partition INTEGER NOT NULL,"
+        " end_offset INTEGER NOT NULL, PRIMARY KEY (stream, partition)) WITHOUT ROWID"
+    )
+
+
+def add_username(db: Database) -> None:
+    """Version 2: who the session belongs to, NULL where nobody asked."""
+    db.execute("ALTER TABLE sessions ADD COLUMN username TEXT")
+
+
+def add_rules(db: Database) -> None:
+    """Version 3: whose rules the session is under, NULL for those that hold for all."""
+    db.execute("ALTER TABLE sessions ADD COLUMN rules TEXT")
+
+
+def add_expiry(db: Database) -> None:
+    """Version 4: when a queued message expires, to be found by it; 0 or NULL for never."""
+    db.execute("ALTER TABLE queue ADD COLUMN expires_at INTEGER")
+    db.execute(
+        "UPDATE queue SET expires_at = m.expires_at FROM messages AS m"
+        " WHERE m.id = queue.message_id AND m.expires_at > 0"
+    )
+    db.execute("CREATE INDEX queue_expiry ON queue (expires_at) WHERE expires_at > 0")
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_username, add_rules, add_expiry)
+
+
+def prepare(
+    connection: sqlite3.Connection, path: str, migrations: Sequence[Migration] = MIGRATIONS
+) -> None:
+    """Bring the database to today's schema; `connection` is in autocommit mode.
+
+    ``path`` names the database in errors and is where the backup goes:
+    ``<path>.v<version>.backup``, of the version it was.  Raises `StoreError` if
+    the database is newer than this program or no database of the broker, and
+    `sqlite3.Error` if it cannot be read or written; either leaves it as it was.
+    """
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    application = int(connection.execute("PRAGMA application_id").fetchone()[0])
+    tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    if tables and application != APPLICATION_ID:
+        raise StoreError(f"{path}: not a database of this broker")
+    if version > len(migrations):
+        raise StoreError(
+            f"{path}: schema version {version} is newer than this program's"
+            f" {len(migrations)}; use the newer program"
+        )
+    if version == len(migrations):
+        return
+    backup = f"{path}.v{version}.backup" if tables else ""
+    if backup:
+        _back_up(connection, backup)
+    sqlite_utils = _import_sqlite_utils()
+    pending = sqlite_utils.Migrations(MIGRATION_SET)
+    for migration in migrations:
+        pending(name=migration.__name__)(migration)
+    db = sqlite_utils.Database(connection, recursive_triggers=False, execute_plugins=False)
+    with db.atomic():
+        pending.apply(db)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {len(migrations)}")
+    if backup:
+        logger.info("event=store_migrated from=%d to=%d backup=%s", version, len(migrations), backup)
+
+
+def _import_sqlite_utils() -> ModuleType:
+    """sqlite-utils, which takes pandas and numpy along where they are installed: a second and
+    90 MB for a broker that has no use for them."""
+    hidden = [name for name in ("numpy", "pandas") if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        return importlib.import_module("sqlite_utils")
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+def _back_up(connection: sqlite3.Connection, target: str) -> None:
+    """A copy of the database at `target`, complete and on disk, or none at all."""
+    unfinished = Path(f"{target}.part")
+    unfinished.unlink(missing_ok=True)
+    copy = sqlite3.connect(unfinished)
+    try:
+        connection.backup(copy)
+    finally:
+        copy.close()
+    os.replace(unfinished, target)
+    sync_directory(unfinished.parent)

@@ -1,0 +1,273 @@
+"""Sealing beside a running broker, and both of them killed at each step of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from disk.fixtures import directory, layer  # noqa: F401 - fixtures
+from disk.image import Disk
+from disk.layer import RENAME, Layer, calls
+from support.broker_process import BrokerProcess
+from support.damaged_log import END, EVERYTHING, KEY, make
+from support.paths import TESTS
+from support.raw_client import RawClient
+from support.stream_reads import rows as rows_of
+
+from bridge_spark.datasource import MqttDataSource
+from bridge_spark.log import sealing as sealing_module
+from bridge_spark.log.log_check import check_partition
+from bridge_spark.log.sealed import verify
+from bridge_spark.log.sealer import Sealer, SealingFailed
+from bridge_spark.log.sealing import Sealing
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from mqttbroker.config import settings as settings_module
+from mqttbroker.config.load import ConfigError, load_settings
+
+pytestmark = pytest.mark.one_build
+
+SUPPORT = TESTS / "support"
+StartBroker = Callable[..., BrokerProcess]
+
+# Where a process dies, and the least number of such calls before.
+STEPS = {
+    "the sealer while it writes": "sealer:pwrite:sealing$:4:kill",
+    "the sealer before its file is on disk": "sealer:fsync:sealing$:1:kill",
+    "the sealer while it reads back": "sealer:pread:sealing$:1:kill",
+    "before the file has its name": "host:rename:sealing$:1:kill",
+    "before its name is on disk": "host:fsync:/0$:2:kill",
+    "before the segment's own file goes": "host:unlink:seg$:1:kill",
+    "before its index goes": "host:unlink:idx$:1:kill",
+}
+
+
+def seal_all(data: Path, failpoint: str = "", **more: str) -> int:
+    """Have the log sealed by processes of their own; the exit status of the first."""
+    paths = [str(SUPPORT / "failpoints"), *filter(None, sys.path)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
+    if failpoint:
+        env["FAILPOINT"] = failpoint
+    return subprocess.run([sys.executable, str(SUPPORT / "sealing_host.py"), str(data), str(END)], env=env, timeout=50).returncode
+
+
+def payloads(data: Path) -> dict[int, bytes]:
+    return {row["offset"]: row["payload"] for row in rows_of(data, stream="s")}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_killed_at_any_step(tmp_path: Path, step: str) -> None:
+    directory = make(tmp_path)
+    assert seal_all(tmp_path, STEPS[step]) == (3 if step.startswith("the sealer") else -signal.SIGKILL)
+    assert payloads(tmp_path) == EVERYTHING
+    state = check_partition(directory, END, False)
+    assert (state.start, state.end, state.problems) == (0, END, [])
+    assert seal_all(tmp_path) == 0
+    assert payloads(tmp_path) == EVERYTHING
+    state = check_partition(directory, END, False)
+    assert (state.start, state.end, state.lost, state.problems) == (0, END, [], [])
+    left = {path.suffix for path in directory.iterdir()}
+    assert left == {".seg", ".idx", ".parquet", ""} and len(list(directory.glob("*.seg"))) == 1
+
+
+@pytest.mark.parametrize(
+    "call, code",
+    [("sealer:pwrite:sealing$:4", errno.ENOSPC), ("sealer:fsync:sealing$:1", errno.EIO), ("host:rename:sealing$:1", errno.EIO)],
+)
+def test_a_disk_that_is_full_or_fails_costs_nothing(tmp_path: Path, call: str, code: int) -> None:
+    directory = make(tmp_path)
+    before = {path.name for path in directory.iterdir()}
+    assert seal_all(tmp_path, f"{call}:{code}") == 3
+    assert {path.name for path in directory.iterdir()} == before
+    assert payloads(tmp_path) == EVERYTHING
+
+
+def test_power_lost_at_any_step(directory: Path, layer: Layer) -> None:
+    """By the model of a disk of `disk.image`: what was not synced is there, or not, or in part."""
+    assert seal_all(layer.root / "data", **layer.env) == 0
+    everything = list(calls(layer.log))
+    begin = next(number for number, call in enumerate(everything) if "sealing" in call.path)
+    renamed = [number for number, call in enumerate(everything) if call.kind == RENAME and call.other.endswith(".parquet")]
+    assert len(renamed) == 2
+    disk = Disk(layer.root)
+    for number, call in enumerate(everything):
+        # What becomes of names is decided by few calls, so each is looked at more often.
+        for seed in range(0 if number < begin else 1 if number <= renamed[0] else 6):
+            left = directory / "left"
+            disk.leave(left, Random(f"{number}:{seed}"))
+            opened(left / "data").close()
+            state = check_partition(left / "data/streams/s/0", END, False)
+            assert (state.start, state.end, state.lost, state.problems) == (0, END, [], []), f"before call {number}"
+            assert seed or number % 5 or payloads(left / "data") == EVERYTHING, f"before call {number}"
+            shutil.rmtree(left)
+        disk.apply(call)
+    disk.expect(layer.root)
+
+
+# -- in this process ----------------------------------------------------------------------------------------------------
+
+
+def opened(data: Path) -> StreamLogs:
+    config = StreamConfig("s", ["sensors/#"], segment_bytes=5000, seal=True)
+    logs = StreamLogs(data / "streams", [config], lambda: 1e6)
+    logs.recover({KEY: END})
+    return logs
+
+
+def test_a_failure_is_one_line_and_is_tried_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path)
+    logs = opened(tmp_path)
+    sealing = Sealing(logs)
+    monkeypatch.setattr(sealing_module, "ROOM_BYTES", 1 << 60)
+    waiting = len(list(logs.unsealed()))
+    with caplog.at_level(logging.INFO):
+        while (job := sealing._next()) is not None:
+            sealing._seal(*job)
+    assert logs.sealing_failures == waiting == len(caplog.messages) == 2
+    assert "event=not_sealed " in caplog.messages[0] and " retry_s=60 reason=less than" in caplog.messages[0]
+    assert 0 < (sealing._pause() or 0) <= 60
+    for name in sealing._done:
+        sealing._done[name] = 0.0
+    sealing._seal(*list(logs.unsealed())[0])
+    assert " retry_s=120 " in caplog.messages[-1]
+    monkeypatch.undo()
+    for name in sealing._done:
+        sealing._done[name] = 0.0
+    while (job := sealing._next()) is not None:
+        sealing._seal(*job)
+    logs.committed()
+    assert list(logs.unsealed()) == [] and logs.sealed_segments == waiting
+    sealing._sealer.close()
+    logs.close()
+
+
+def test_a_disk_without_room_is_not_told_of_for_each_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path)
+    logs = opened(tmp_path)
+    sealing = Sealing(logs)
+    monkeypatch.setattr(sealing_module, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(sealing_module, "FAILURES", 1)
+    sealing._round()
+    assert logs.sealing_failures == 1 < len(list(logs.unsealed())) and 0 < (sealing._pause() or 0) <= 60
+    logs.close()
+
+
+def test_a_segment_that_retention_takes_meanwhile_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path)
+    logs = opened(tmp_path)
+    sealing = Sealing(logs)
+    job = sealing._next()
+    assert job is not None
+    with monkeypatch.context() as full:
+        full.setattr(sealing_module, "ROOM_BYTES", 1 << 60)
+        sealing._seal(*job)
+    assert logs.sealing_failures == 1 and sealing._pause() is not None
+    logs._partitions[KEY].drop(1)
+    sealing._seal(*job)
+    assert logs.sealing_failures == 1 and sealing._pause() is None and not list(job[1].glob("*.sealing"))
+    sealing._sealer.close()
+    logs.close()
+
+
+def test_who_does_not_seal_has_no_thread(tmp_path: Path) -> None:
+    sealing = Sealing(StreamLogs(tmp_path, [StreamConfig("s", ["#"])]))
+    sealing.start()
+    assert sealing._thread is None
+    sealing.stop()
+
+
+def test_the_sealing_process_ends_with_its_pipe_and_says_what_is_wrong(tmp_path: Path) -> None:
+    sealer = Sealer()
+    job = {"do": "seal", "source": str(tmp_path / "none"), "target": str(tmp_path / "t"), "stream": "s", "partition": 0,
+           "first_offset": 0, "end_offset": 1, "size": 1}
+    with pytest.raises(SealingFailed, match="none: No such file"):
+        sealer.do(job)
+    process = sealer._process
+    assert process is not None and process.stdin is not None and os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+    process.stdin.close()
+    assert process.wait(10) == 0
+    with pytest.raises(SealingFailed, match="none: No such file"):
+        sealer.do(job)
+    sealer.kill()
+    with pytest.raises(SealingFailed):
+        for _ in range(2):  # it may still be there when it is asked
+            sealer.do({**job, "do": "rescue", "source": "none", "target": "/nowhere/t"})
+    sealer.close()
+
+
+# -- settings -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value, installed, seals", [('"auto"', True, True), ('"auto"', False, False), ("true", True, True), ("false", True, False)]
+)
+def test_who_seals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, installed: bool, seals: bool) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text(f'[streams.s]\nfilters = ["#"]\nseal = {value}\n')
+    monkeypatch.setattr(settings_module, "can_seal", lambda: installed)
+    (stream,) = load_settings(path).streams
+    assert stream.seals is seals
+
+
+def test_sealing_without_pyarrow_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text('[streams.s]\nfilters = ["#"]\nseal = true\n')
+    monkeypatch.setattr(settings_module, "can_seal", lambda: False)
+    with pytest.raises(ConfigError, match=r'streams\.s\.seal.*pip install "mqttbroker\[spark\]"'):
+        load_settings(path)
+
+
+# -- a broker -----------------------------------------------------------------------------------------------------------
+
+CONFIG = {"streams": {"s": {"filters": ["sensors/#"], "partitions": 1, "segment_bytes": "4KiB", "seal": True}}}
+
+
+def test_a_broker_seals_and_serves_what_it_sealed(start_broker: StartBroker, tmp_path: Path) -> None:
+    broker = start_broker(config=CONFIG)
+    with RawClient(broker.port) as client:
+        client.connect("dev")
+        for count in range(100):
+            assert client.publish("sensors/1", b"%d" % count, 1) == 0
+        broker.wait_for_log("event=segment_sealed ", 40)
+        count = 100
+        manifest = json.loads(broker.get("/streams/s"))
+        while not manifest["partitions"][0]["segments"][0]["sealed"]:
+            assert client.publish("sensors/1", b"%d" % count, 1) == 0
+            count += 1
+            manifest = json.loads(broker.get("/streams/s"))
+    (first, *_) = manifest["partitions"][0]["segments"]
+    assert first["file"].endswith(".parquet")
+    data = broker.get(f"/streams/s/0/{first['file']}")
+    path = tmp_path / first["file"]
+    path.write_bytes(data)
+    assert len(data) == first["bytes"] and verify(path).end_offset == first["end_offset"]
+    found = MqttDataSource({"url": broker.url, "stream": "s"})
+    reader = found.reader(found.schema())
+    values = [row["payload"] for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert values == [b"%d" % number for number in range(count)]
+    metrics = broker.get("/metrics").decode()
+    assert "mqttbroker_stream_sealing_failures_total 0.0" in metrics
+    assert 'mqttbroker_stream_sealed_segments{partition="0",stream="s"} 0.0' not in metrics
+    offsets = json.loads(broker.get(f"/streams/s/offsets?timestamp={first['first_timestamp_us']}"))
+    assert offsets["partitions"] == [{"partition": 0, "offset": 0}]
+    broker.restart(kill=True)
+    assert json.loads(broker.get("/streams/s"))["partitions"][0]["segments"][0] == first
+    assert broker.terminate() == 0
+    backup = tmp_path / "backup"
+    run = [sys.executable, "-m", "mqttbroker"]
+    subprocess.run([*run, "backup", str(backup), "--data-dir", str(broker.data_dir)], check=True, env=broker.env)
+    subprocess.run([*run, "check-store", str(backup)], check=True, env=broker.env)
+    shutil.rmtree(backup)

@@ -1,0 +1,449 @@
+"""The Spark source: rows, ranges and offsets in-process, and what Spark makes of them in a real session."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
+from support.sealed_log import seal_closed
+from support.spark_session import StreamWriter, message, spark
+from support.stream_reads import batches, places, rows, source, stream_reader, stream_rows
+
+from bridge_spark.log import segment
+from bridge_spark.log.columns import PropertyError, decode_properties
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from bridge_spark.source.offsets import DataLoss
+from bridge_spark.source.options import OptionError
+from bridge_spark.source.storage import DirectoryStorage, StreamError, UnknownStream
+from sessions.message import Message
+from topic_matcher.filters import matches
+
+pytestmark = pytest.mark.one_build
+
+__all__ = ["spark"]
+
+PROPERTIES = (
+    b"\x01\x01" b"\x03\x00\x10application/json" b"\x08\x00\x05reply" b"\x09\x00\x03\x00\xff\x01"
+    b"\x26\x00\x01a\x00\x011" b"\x26\x00\x02\xc3\xa9\x00\x00" b"\x26\x00\x01a\x00\x012"
+)
+COLUMNS = [
+    "topic", "payload", "qos", "retain", "partition", "offset", "timestamp", "client_id", "content_type",
+    "response_topic", "correlation_data", "user_properties", "stream",
+]
+
+
+def expected(record: Message, partition: int, offset: int) -> dict[str, Any]:
+    properties = decode_properties(record.properties)
+    return {
+        "topic": record.topic, "payload": record.payload, "qos": record.qos, "retain": record.retain,
+        "partition": partition, "offset": offset,
+        "timestamp": datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=record.timestamp),
+        "client_id": record.publisher, "content_type": properties.content_type,
+        "response_topic": properties.response_topic, "correlation_data": properties.correlation_data,
+        "user_properties": list(dict(properties.user_properties).items()), "stream": "sensors",
+    }
+
+
+# --- columns --------------------------------------------------------------------------------------------------------
+
+
+def test_every_column_of_every_message(tmp_path: Path) -> None:
+    records = [
+        message(0, "sensors/a", b"", 0),
+        message(1, "sensors/\u00fc\U0001f600", b"\x00\xff", 2, True, PROPERTIES),
+        message(2, "b", b"x" * 1000, 1, False, b"\x26\x00\x01k\x00\x01v"),
+    ]
+    StreamWriter(tmp_path).append(0, records)
+    found = rows(tmp_path)
+    assert list(found[0]) == COLUMNS
+    assert found == [expected(record, 0, offset) for offset, record in enumerate(records)]
+
+
+def test_the_arrow_schema_is_the_one_that_spark_wants(tmp_path: Path) -> None:
+    StreamWriter(tmp_path).append(0, [message(0, properties=PROPERTIES)])
+    for options in ({}, {"includeUserProperties": "true"}):
+        found = source(tmp_path, **options)
+        for batch in batches(found):
+            batch.validate(full=True)
+            assert batch.schema.equals(to_arrow_schema(found.schema(), timezone="UTC"), check_metadata=True)
+
+
+def test_user_properties_on_request_with_repeats_and_in_order(tmp_path: Path) -> None:
+    StreamWriter(tmp_path).append(0, [message(0, properties=PROPERTIES), message(1)])
+    first, second = rows(tmp_path, includeUserProperties="true")
+    assert [(pair["key"], pair["value"]) for pair in first["user_property_list"]] == [
+        ("a", "1"), ("\u00e9", ""), ("a", "2")]
+    assert dict(first["user_properties"]) == {"a": "2", "\u00e9": ""}
+    assert second["user_property_list"] == [] and second["user_properties"] == []
+
+
+MALFORMED = [b"\x03", b"\x03\x00", b"\x03\x00\x05abc", b"\x03\x00\x01\xff", b"\x26\x00\x01a", b"\x7f\x00", b"\x01"]
+
+
+@pytest.mark.parametrize("data", MALFORMED)
+def test_malformed_properties(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(PropertyError):
+        decode_properties(data)
+    StreamWriter(tmp_path).append(0, [message(0, properties=data)])
+    with pytest.raises(StreamError, match=r"00000000000000000000\.seg"):
+        rows(tmp_path)
+
+
+def test_a_schema_selects_columns_and_nothing_else(tmp_path: Path) -> None:
+    StreamWriter(tmp_path).append(0, [message(0, properties=b"\xff broken")])
+    found = source(tmp_path)
+    chosen = StructType([found.schema()["offset"], found.schema()["topic"]])
+    assert [batch.to_pylist() for batch in batches(found, chosen)] == [[{"offset": 0, "topic": "sensors/a"}]]
+    with pytest.raises(StreamError, match="column 'value' needs the option 'payloadFormat'"):
+        found.reader(StructType().add("value", "double"))
+    with pytest.raises(StreamError, match="'payload' is binary, not string"):
+        found.reader(StructType().add("payload", "string"))
+
+
+def test_small_commits_leave_as_large_batches(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path)
+    for number in range(3000):
+        writer.append(0, [message(number * 10 + n) for n in range(10)])
+    sizes = [batch.num_rows for batch in batches(source(tmp_path))]
+    assert sum(sizes) == 30_000 and all(size >= 10_000 for size in sizes[:-1])
+
+
+# --- ranges ---------------------------------------------------------------------------------------------------------
+
+TOPICS = ["sensors/a", "sensors/a/b", "other", "$SYS/x"]
+COMMIT = st.tuples(st.integers(0, 1), st.integers(1, 20), st.booleans())
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    commits=st.lists(COMMIT, max_size=12),
+    topic_filter=st.sampled_from(["#", "+", "sensors/#", "sensors/+", "$SYS/#"]),
+    cuts=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_any_range_is_a_slice_of_the_whole(
+    tmp_path: Path, commits: list[tuple[int, int, bool]], topic_filter: str, cuts: tuple[float, float]
+) -> None:
+    data = tmp_path / "data"
+    shutil.rmtree(data, ignore_errors=True)
+    writer = StreamWriter(data, partitions=2)
+    stored: list[list[Message]] = [[], []]
+    for partition, count, roll in commits:
+        records = [message(len(stored[partition]) + n, TOPICS[n % len(TOPICS)]) for n in range(count)]
+        writer.append(partition, records)
+        stored[partition] += records
+        if roll:
+            writer.roll(partition)
+    low, high = sorted(cuts)
+    ranges = [(round(low * len(stored[p])), round(high * len(stored[p]))) for p in (0, 1)]
+    found = rows(
+        data, filter=topic_filter,
+        startingOffsets='{"0": %d, "1": %d}' % (ranges[0][0], ranges[1][0]),
+        endingOffsets='{"0": %d, "1": %d}' % (ranges[0][1], ranges[1][1]),
+    )
+    assert found == [
+        expected(stored[partition][offset], partition, offset)
+        for partition in (0, 1) for offset in range(*ranges[partition])
+        if matches(topic_filter, stored[partition][offset].topic)
+    ]
+
+
+def test_nothing_beyond_the_high_watermark(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path)
+    writer.append(0, [message(0), message(1)])
+    writer.append(0, [message(2)], commit=False)
+    (tmp_path / "streams/sensors/0/00000000000000000002.seg").write_bytes(segment.encode_batch([message(9)], 2))
+    assert places(rows(tmp_path)) == [(0, 0), (0, 1)]
+
+
+def test_an_empty_stream(tmp_path: Path) -> None:
+    StreamWriter(tmp_path, partitions=3)
+    assert rows(tmp_path) == []
+    assert stream_reader(tmp_path).initialOffset() == {"0": 0, "1": 0, "2": 0}
+
+
+def test_offsets_by_name_and_number(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path, partitions=2)
+    for partition in (0, 1):
+        writer.append(partition, [message(n) for n in range(5)])
+    assert places(rows(tmp_path, startingOffsets='{"0": 3}', endingOffsets='{"1": 1}')) == [(0, 3), (0, 4), (1, 0)]
+    assert stream_reader(tmp_path).initialOffset() == {"0": 5, "1": 5}
+    assert stream_reader(tmp_path, startingOffsets="earliest").initialOffset() == {"0": 0, "1": 0}
+    assert stream_reader(tmp_path, startingOffsets='{"1": -1, "0": -2}').initialOffset() == {"0": 0, "1": 5}
+    with pytest.raises(OptionError, match="there is no partition 7, only 0 to 1"):
+        rows(tmp_path, startingOffsets='{"7": 0}')
+    with pytest.raises(OptionError, match="endingOffsets.*before it starts"):
+        rows(tmp_path, startingOffsets='{"0": 3}', endingOffsets='{"0": 2}')
+
+
+def test_chunks_smaller_than_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = StreamWriter(tmp_path)
+    for number in range(7):
+        writer.append(0, [message(number * 50 + n) for n in range(50)])
+    for size in (1, 40, 1000, 3001):
+        monkeypatch.setattr(DirectoryStorage, "chunk_bytes", size)
+        assert places(rows(tmp_path)) == [(0, offset) for offset in range(350)]
+
+
+def test_a_stale_index_is_seen_through(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path)
+    for number in range(20):
+        writer.append(0, [message(n, payload=bytes(1000)) for n in range(100)])
+    whole = places(rows(tmp_path, startingOffsets='{"0": 777}'))
+    index = tmp_path / "streams/sensors/0/00000000000000000000.idx"
+    entries = segment.decode_index(index.read_bytes())
+    assert whole == [(0, offset) for offset in range(777, 2000)] and len(entries) > 10
+    wrong = [segment.INDEX_ENTRY.pack(e.first_offset, e.position + (8 if e.position else 0), e.timestamp)
+             for e in entries]
+    index.write_bytes(b"".join(wrong))
+    assert places(rows(tmp_path, startingOffsets='{"0": 777}')) == whole
+    index.unlink()
+    assert places(rows(tmp_path, startingOffsets='{"0": 777}')) == whole
+
+
+def test_a_corrupt_batch_is_named_by_file_and_offset(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path)
+    writer.append(0, [message(n) for n in range(10)])
+    size = writer.segments(0)[0].stat().st_size
+    writer.append(0, [message(n) for n in range(10)])
+    data = bytearray(writer.segments(0)[0].read_bytes())
+    data[size + 100] ^= 1
+    writer.segments(0)[0].write_bytes(data)
+    with pytest.raises(StreamError, match=r"0/0{20}\.seg is corrupt at offset 10: wrong checksum"):
+        rows(tmp_path)
+
+
+def test_the_log_that_the_broker_writes(tmp_path: Path) -> None:
+    logs = StreamLogs(tmp_path / "streams", [StreamConfig("sensors", ["#"], partitions=2, segment_bytes=4096)])
+    logs.recover({})
+    for number in range(50):
+        logs.append({("sensors", p): [message(number * 4 + n) for n in range(4)] for p in (0, 1)})
+        logs.sync()
+        logs.committed()
+    logs.append({("sensors", 0): [message(0)]})
+    logs.close()
+    assert places(rows(tmp_path)) == [(partition, offset) for partition in (0, 1) for offset in range(200)]
+    assert len(list((tmp_path / "streams/sensors/0").glob("*.seg"))) > 2
+
+
+# --- data loss ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shortened(tmp_path: Path) -> StreamWriter:
+    writer = StreamWriter(tmp_path)
+    for _ in range(3):
+        writer.append(0, [message(n) for n in range(10)])
+        writer.roll(0)
+    writer.remove_before(0, 10)
+    return writer
+
+
+def test_retention_is_named_or_skipped(tmp_path: Path, shortened: StreamWriter) -> None:
+    with pytest.raises(DataLoss, match="partition 0: retention has removed the offsets 4 to 9 .*failOnDataLoss=false"):
+        rows(tmp_path, startingOffsets='{"0": 4}')
+    assert len(rows(tmp_path)) == 20
+    assert places(rows(tmp_path, startingOffsets='{"0": 4}', failOnDataLoss="false"))[0] == (0, 10)
+    reader = stream_reader(tmp_path)
+    with pytest.raises(DataLoss, match="offsets 0 to 9"):
+        reader.latestOffset({"0": 0}, ReadAllAvailable())
+    with pytest.raises(DataLoss, match="offsets 0 to 4"):
+        reader.partitions({"0": 0}, {"0": 5})
+    lenient = stream_reader(tmp_path, failOnDataLoss="false")
+    assert lenient.latestOffset({"0": 0}, ReadMaxRows(5)) == {"0": 15}
+    assert len(stream_rows(lenient, {"0": 0}, {"0": 15})) == 5
+
+
+def test_a_stream_that_was_made_anew(tmp_path: Path, shortened: StreamWriter) -> None:
+    reader = stream_reader(tmp_path)
+    with pytest.raises(DataLoss, match="partition 0 ends at offset 30, before 500"):
+        reader.latestOffset({"0": 500}, ReadAllAvailable())
+    with pytest.raises(DataLoss, match="partition 3 does not exist"):
+        reader.latestOffset({"0": 10, "3": 1}, ReadAllAvailable())
+    lenient = stream_reader(tmp_path, failOnDataLoss="false")
+    assert lenient.latestOffset({"0": 500}, ReadAllAvailable()) == {"0": 30}
+
+
+def test_retention_between_planning_and_reading(tmp_path: Path, shortened: StreamWriter) -> None:
+    for lossy in (False, True):
+        found = source(tmp_path, failOnDataLoss=str(not lossy).lower(), minPartitions="2")
+        reader = found.reader(found.schema())
+        tasks = reader.partitions()
+        shortened.remove_before(0, 20)
+        if lossy:
+            assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 10
+        else:
+            with pytest.raises(DataLoss, match="range 10 to 19"):
+                list(reader.read(tasks[0]))
+
+
+# --- admission control ----------------------------------------------------------------------------------------------
+
+
+def test_a_stream_moves_by_limits_to_its_target_and_no_further(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path, partitions=2)
+    for partition in (0, 1):
+        writer.append(partition, [message(n) for n in range(30 * (partition + 1))])
+    reader = stream_reader(tmp_path, startingOffsets="earliest", maxOffsetsPerTrigger="40")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(40)
+    reader.prepareForTriggerAvailableNow()
+    writer.append(0, [message(n) for n in range(100)])
+    position, found = reader.initialOffset(), []
+    while (following := reader.latestOffset(position, limit)) != position:
+        found += stream_rows(reader, position, following)
+        position = following
+    assert position == {"0": 30, "1": 60}
+    assert reader.reportLatestOffset() == {"0": 130, "1": 60}
+    assert sorted(places(found)) == [(0, n) for n in range(30)] + [(1, n) for n in range(60)]
+
+
+def test_the_same_range_yields_the_same_rows_later(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path)
+    writer.append(0, [message(n) for n in range(100)])
+    first = stream_rows(stream_reader(tmp_path), {"0": 10}, {"0": 100})
+    writer.roll(0)
+    writer.append(0, [message(n) for n in range(100)])
+    assert stream_rows(stream_reader(tmp_path), {"0": 10}, {"0": 100}) == first
+
+
+def test_places_that_do_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(UnknownStream, match="option 'path': .* is not a directory"):
+        source(tmp_path / "nowhere")
+    StreamWriter(tmp_path, "meters")
+    with pytest.raises(UnknownStream, match="option 'stream': no stream 'sensors' .*there are: meters"):
+        source(tmp_path)
+
+
+# --- in a real session ----------------------------------------------------------------------------------------------
+
+
+def collected(frame: Any) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in frame.select("partition", "offset", "topic", "payload").collect())
+
+
+def stream_into(session: SparkSession, name: str, checkpoint: Path, options: Mapping[str, str]) -> Any:
+    query = (
+        session.readStream.format("mqtt").options(**options).load()
+        .writeStream.format("parquet").option("path", str(checkpoint / "out"))
+        .option("checkpointLocation", str(checkpoint / "check")).queryName(name).trigger(availableNow=True).start()
+    )
+    query.awaitTermination()
+    return query
+
+
+@pytest.mark.timeout(180)
+def test_batch_and_stream_agree_across_a_restart(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data", partitions=2)
+    for partition in (0, 1):
+        writer.append(partition, [message(n, properties=PROPERTIES) for n in range(500)])
+    options = {"path": str(tmp_path / "data"), "stream": "sensors", "startingOffsets": "earliest"}
+    query = stream_into(spark, "first", tmp_path / "q", options | {"maxOffsetsPerTrigger": "600"})
+    assert [progress["numInputRows"] for progress in query.recentProgress] == [600, 400]
+    writer.append(1, [message(n) for n in range(50)])
+    query = stream_into(spark, "second", tmp_path / "q", options)
+    assert [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]] == [50]
+    batch = spark.read.format("mqtt").option("stream", "sensors").load(str(tmp_path / "data"))
+    assert batch.columns == COLUMNS
+    streamed = spark.read.parquet(str(tmp_path / "q" / "out"))
+    assert streamed.schema.simpleString() == batch.schema.simpleString()
+    assert collected(streamed) == collected(batch)
+    assert batch.where("user_properties['a'] = '2' and content_type = 'application/json'").count() == 1000
+
+
+@pytest.mark.timeout(180)
+def test_refusals_come_at_load_time(spark: SparkSession, tmp_path: Path) -> None:
+    StreamWriter(tmp_path)
+    for options, reason in (
+        ({"stream": "sensors", "ofset": "1"}, "mqtt source: option 'ofset': unknown"),
+        ({"stream": "meters"}, "mqtt source: option 'stream': no stream 'meters'"),
+        ({"stream": "sensors", "filter": "a#"}, "mqtt source: option 'filter': 'a#' is not"),
+    ):
+        for reader in (spark.read, spark.readStream):
+            with pytest.raises(Exception) as caught:
+                reader.format("mqtt").options(**options).load(str(tmp_path))
+            assert reason in str(caught.value)
+
+
+@pytest.mark.timeout(180)
+def test_sql_finds_the_source(spark: SparkSession, tmp_path: Path) -> None:
+    StreamWriter(tmp_path).append(0, [message(n, f"sensors/{n % 2}") for n in range(10)])
+    spark.sql(f"CREATE TEMPORARY VIEW messages USING mqtt OPTIONS (path '{tmp_path}', stream 'sensors')")
+    try:
+        found = spark.sql("SELECT topic, count(*), max(offset) FROM messages GROUP BY topic ORDER BY topic").collect()
+        assert [tuple(row) for row in found] == [("sensors/0", 5, 8), ("sensors/1", 5, 9)]
+    finally:
+        spark.sql("DROP VIEW messages")
+
+
+@pytest.mark.timeout(180)
+def test_predicates_reach_the_reader_where_the_session_lets_them(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = StreamWriter(tmp_path, partitions=2)
+    for partition in (0, 1):
+        writer.append(partition, [message(n, f"sensors/{n % 2}") for n in range(100)])
+    pushing = spark.read.format("mqtt").options(stream="sensors", pushDownFilters="true").load(str(tmp_path))
+    with pytest.raises(Exception, match="filterPushdown.enabled"):
+        pushing.count()
+    condition = ("topic = 'sensors/1' and offset between 10 and 19 and partition in (1, 5) "
+                 "and timestamp >= '2023-11-14 22:13:20.015' and qos = 1")
+    plain = collected(spark.read.format("mqtt").option("stream", "sensors").load(str(tmp_path)).where(condition))
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        found = pushing.where(condition)
+        assert collected(found) == plain and [row[:2] for row in plain] == [(1, 15), (1, 17), (1, 19)]
+        found.explain("formatted")
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    plan = capsys.readouterr().out
+    pushed = plan[plan.index("PushedFilters: "):].partition("\n")[0]
+    for predicate in ("EqualTo(topic,sensors/1)", "GreaterThanOrEqual(offset,10)", "LessThanOrEqual(offset,19)",
+                      "In(partition, [1,5])", "GreaterThanOrEqual(timestamp,2023-11-14 22:13:20.015)"):
+        assert predicate in pushed
+    assert "qos" not in pushed
+    (condition,) = [line for line in plan.splitlines() if line.startswith("Condition")]
+    assert "qos" in condition and "topic" not in condition
+
+
+@pytest.mark.timeout(180)
+def test_a_running_query_reports_where_the_stream_is(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    writer.append(0, [message(n) for n in range(10)])
+    query = (
+        spark.readStream.format("mqtt").options(stream="sensors", startingOffsets="earliest", maxOffsetsPerTrigger="6")
+        .load(str(tmp_path / "data")).select("offset").writeStream.format("memory").queryName("running")
+        .option("checkpointLocation", str(tmp_path / "check")).trigger(processingTime="10 milliseconds").start()
+    )
+    try:
+        query.processAllAvailable()
+        assert [row[0] for row in spark.table("running").collect()] == list(range(10))
+        (state,) = query.recentProgress[0]["sources"]
+        assert (state["endOffset"], state["latestOffset"]) == ('{"0": 6}', '{"0": 10}')
+    finally:
+        query.stop()
+
+
+@pytest.mark.timeout(180)
+def test_spark_reads_sealed_segments_as_the_source_does(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    writer.append(0, [message(0, properties=PROPERTIES, qos=2, retain=True), message(1, "b", b"\xff")])
+    writer.roll(0)
+    writer.append(0, [message(2)])
+    reading = spark.read.format("mqtt").option("stream", "sensors").load(str(tmp_path / "data"))
+    before = reading.orderBy("offset").collect()
+    (file,) = seal_closed(tmp_path / "data/streams/sensors/0")
+    assert reading.orderBy("offset").collect() == before
+    direct = spark.read.parquet(str(file))
+    assert [(field.name, field.dataType) for field in direct.drop("properties").schema] == [
+        (field.name, field.dataType) for field in reading.schema]
+    assert direct.drop("properties").orderBy("offset").collect() == before[:2]

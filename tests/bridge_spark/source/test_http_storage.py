@@ -1,0 +1,125 @@
+"""Reading a stream over HTTP from the broker's own server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from support.spark_session import START_US, message, spark
+from test_datasource import places, rows
+
+from bridge_spark.datasource import MqttDataSource
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from bridge_spark.source import http_client, http_storage
+from bridge_spark.source.storage import SegmentGone, StreamError, UnknownStream
+from mqttbroker.admin.consumer_lag import ConsumerLag
+from mqttbroker.admin.http import HttpServer
+from mqttbroker.config.settings import Consumers
+
+__all__ = ["spark"]
+
+pytestmark = pytest.mark.one_build
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Iterator[StreamLogs]:
+    found = StreamLogs(tmp_path / "streams", [StreamConfig("sensors", ["#"], partitions=2, segment_bytes=8192)])
+    found.recover({})
+    for number in range(40):
+        found.append({("sensors", p): [message(number * 5 + n, f"sensors/{p}") for n in range(5)] for p in (0, 1)})
+        found.sync()
+        found.committed()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def lag(logs: StreamLogs) -> ConsumerLag:
+    return ConsumerLag(logs, [StreamConfig("sensors", ["#"], partitions=2)], Consumers())
+
+
+@pytest.fixture
+def broker_url(logs: StreamLogs, lag: ConsumerLag) -> Iterator[str]:
+    server = HttpServer("127.0.0.1", 0, logs, lambda: b"", list, token="s3cret", consumers=lag)
+    server.start()
+    yield f"http://127.0.0.1:{server.port}"
+    server.stop()
+
+
+def rows_over(url: str, **options: str) -> list[dict[str, Any]]:
+    found = MqttDataSource({"url": url, "stream": "sensors", **options})
+    reader = found.reader(found.schema())
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+def test_the_same_rows_as_from_the_directory(broker_url: str, tmp_path: Path) -> None:
+    for options in ({}, {"filter": "sensors/1"}, {"startingOffsets": '{"0": 57, "1": 199}'},
+                    {"startingTimestamp": str(START_US // 1000 + 120)}):
+        found = rows_over(broker_url, token="s3cret", **options)
+        assert found == rows(tmp_path, **options)
+    assert places(found) == [(partition, offset) for partition in (0, 1) for offset in range(120, 200)]
+
+
+def test_a_wrong_or_missing_token(broker_url: str) -> None:
+    with pytest.raises(StreamError, match="option 'token': .* refused it"):
+        rows_over(broker_url, token="wrong")
+    with pytest.raises(StreamError, match="wants a 'token'"):
+        rows_over(broker_url)
+
+
+def test_an_unknown_stream_and_a_file_that_is_gone(broker_url: str) -> None:
+    with pytest.raises(UnknownStream, match=r"has no stream 'meters' \(there are: sensors\)"):
+        MqttDataSource({"url": broker_url, "stream": "meters", "token": "s3cret"})
+    storage = http_storage.HttpStorage(broker_url, "sensors", "s3cret")
+    with pytest.raises(SegmentGone):
+        storage.read(0, "00000000000000009999.seg", 0, 10)
+    storage.close()
+
+
+def test_a_place_that_is_no_broker(broker_url: str, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "manifest", lambda _: {"hello": "world"})
+    with pytest.raises(StreamError, match="did not answer with a stream's manifest"):
+        rows_over(broker_url, token="s3cret")
+
+
+def test_a_file_that_cannot_be_read_is_named(logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "MAX_WAIT_S", 0.001)
+    server = HttpServer("127.0.0.1", 0, logs, lambda: b"", list)
+    server.start()
+    found = MqttDataSource({"url": f"http://127.0.0.1:{server.port}", "stream": "sensors"})
+    reader = found.reader(found.schema())
+    part = reader.partitions()[0]
+    server.stop()
+    with pytest.raises(StreamError, match=r"^mqtt source: .*0{20}\.seg cannot be read after 6 tries: Connection refused"):
+        list(reader.read(part))
+
+
+@pytest.mark.timeout(180)
+def test_spark_reads_over_http(spark: SparkSession, broker_url: str) -> None:
+    found = spark.read.format("mqtt").options(url=broker_url, stream="sensors", token="s3cret").load()
+    assert found.where("topic = 'sensors/1'").count() == 200
+    with pytest.raises(Exception, match="option 'token': .* refused it"):
+        spark.readStream.format("mqtt").options(url=broker_url, stream="sensors", token="no").load()
+
+
+@pytest.mark.timeout(180)
+def test_a_query_with_a_name_reports_what_it_has_committed(
+    spark: SparkSession, broker_url: str, lag: ConsumerLag, tmp_path: Path
+) -> None:
+    reading = spark.readStream.format("mqtt").options(
+        url=broker_url, stream="sensors", token="s3cret", consumer="job", startingOffsets="earliest",
+        maxOffsetsPerTrigger="300").load()
+    told: list[list[int]] = []
+
+    def tell(*_: object) -> None:
+        told.extend([place.offset for place in consumer.places] for consumer in lag.table("sensors"))
+
+    query = reading.writeStream.foreachBatch(tell).option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+        availableNow=True).start()
+    query.awaitTermination()
+    tell()
+    assert told == [[0, 0], [150, 150], [200, 200]]
+    assert [consumer.name for consumer in lag.table("sensors")] == ["job"]

@@ -1,0 +1,370 @@
+"""Where reads begin and end, how they are cut into tasks, and what pushed predicates spare; all in-process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    Not,
+    StringEndsWith,
+    StringStartsWith,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from pyspark.sql.types import StructType
+from support.sealed_log import seal_closed
+from support.spark_session import START_US, StreamWriter, message
+from support.stream_reads import places, rows, source, stream_reader
+
+from bridge_spark.datasource import FilteringMqttReader, MqttReader, SliceTask
+from bridge_spark.log.segment import IndexEntry
+from bridge_spark.source import plan
+from bridge_spark.source.admission import Admission
+from bridge_spark.source.offsets import limit_rows
+from bridge_spark.source.option_values import OptionError
+from bridge_spark.source.plan import Planner
+from bridge_spark.source.storage import DirectoryStorage, Manifest, PartitionState, Segment
+
+pytestmark = pytest.mark.one_build
+
+START_MS = START_US // 1000
+
+
+# --- times ----------------------------------------------------------------------------------------------------------
+
+
+def at(milliseconds: int) -> str:
+    return str(START_MS + milliseconds)
+
+
+@pytest.fixture
+def stepped(tmp_path: Path) -> Path:
+    """One partition whose clock steps back once: 0, 1 | 2, 50 | 3, 4 ms after the start; the other is at 10 and 20."""
+    writer = StreamWriter(tmp_path, partitions=2)
+    for numbers in ((0, 1), (2, 50), (3, 4)):
+        writer.append(0, [message(number) for number in numbers])
+        writer.roll(0)
+    writer.append(1, [message(10), message(20)])
+    return tmp_path
+
+
+def begins(data: Path, **options: str) -> dict[str, int]:
+    return stream_reader(data, **options).initialOffset()
+
+
+def test_from_a_time_even_when_the_clock_stepped_back(stepped: Path) -> None:
+    for milliseconds, first, second in ((0, 0, 0), (1, 1, 0), (3, 3, 0), (11, 3, 1), (20, 3, 1)):
+        assert begins(stepped, startingTimestamp=at(milliseconds)) == {"0": first, "1": second}
+
+
+def test_a_time_after_the_last_record_is_refused_or_means_the_end(stepped: Path) -> None:
+    with pytest.raises(OptionError, match="'startingTimestamp': partition 1 has received nothing since then"):
+        begins(stepped, startingTimestamp=at(21))
+    with pytest.raises(OptionError, match="'startingOffsetsByTimestamp': partition 0 .*Strategy=latest"):
+        begins(stepped, startingOffsetsByTimestamp='{"0": %s}' % at(51))
+    lenient = {"startingOffsetsByTimestampStrategy": "latest"}
+    assert begins(stepped, startingTimestamp=at(21), **lenient) == {"0": 3, "1": 2}
+
+
+def test_one_time_goes_before_times_per_partition_and_those_before_offsets(stepped: Path) -> None:
+    by_offset = {"startingOffsets": '{"0": 5, "1": 0}'}
+    by_partition = {"startingOffsetsByTimestamp": '{"0": %s}' % at(1)}
+    assert begins(stepped, **by_offset) == {"0": 5, "1": 0}
+    assert begins(stepped, **by_offset, **by_partition) == {"0": 1, "1": 0}
+    assert begins(stepped, **by_offset, **by_partition, startingTimestamp=at(15)) == {"0": 3, "1": 1}
+
+
+def test_a_batch_ends_at_times_by_the_same_precedence(stepped: Path) -> None:
+    by_offset = {"endingOffsets": '{"0": 1, "1": 0}'}
+    by_partition = {"endingOffsetsByTimestamp": '{"0": %s}' % at(2)}
+    assert places(rows(stepped, **by_offset)) == [(0, 0)]
+    assert places(rows(stepped, **by_offset, **by_partition)) == [(0, 0), (0, 1)]
+    assert places(rows(stepped, **by_offset, **by_partition, endingTimestamp=at(20))) == [
+        (0, 0), (0, 1), (0, 2), (1, 0)]
+    assert len(rows(stepped, endingTimestamp=at(999))) == 8
+    assert places(rows(stepped, startingTimestamp=at(1), endingTimestamp=at(3))) == [(0, 1), (0, 2)]
+    with pytest.raises(OptionError, match="'endingTimestamp': partition 0 would end at 0, before it starts at 2"):
+        rows(stepped, startingOffsets='{"0": 2}', endingTimestamp=at(0))
+
+
+@pytest.mark.parametrize("option", [
+    "startingOffsets", "startingOffsetsByTimestamp", "endingOffsets", "endingOffsetsByTimestamp"])
+def test_unknown_partitions_are_refused_when_loading(stepped: Path, option: str) -> None:
+    with pytest.raises(OptionError, match=f"'{option}': there is no partition 2, only 0 to 1"):
+        source(stepped, **{option: '{"0": 0, "2": 0}'})
+
+
+# --- admission ------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1000)), min_size=1, max_size=6), st.integers(1, 2000))
+def test_limits_are_shared_and_exact(waiting: list[tuple[int, int]], limit: int) -> None:
+    start = {number: first for number, (first, _) in enumerate(waiting)}
+    end = {number: first + count for number, (first, count) in enumerate(waiting)}
+    limited = limit_rows(start, end, limit)
+    assert all(start[number] <= limited[number] <= end[number] for number in start)
+    assert sum(limited.values()) - sum(start.values()) == min(limit, sum(count for _, count in waiting))
+
+
+def test_too_few_rows_wait_until_they_are_late() -> None:
+    now = 1000.0
+    admission = Admission(10, 60_000, lambda: now)
+    assert admission.admit({0: 0}, {0: 3}, None, False) == {0: 3}
+    assert admission.admit({0: 3}, {0: 12}, None, False) == {0: 3}
+    assert admission.admit({0: 3}, {0: 12}, None, True) == {0: 12}
+    now += 59.9
+    assert admission.admit({0: 3}, {0: 12}, None, False) == {0: 3}
+    assert admission.admit({0: 3}, {0: 13}, 5, False) == {0: 8}
+    now += 59.9
+    assert admission.admit({0: 8}, {0: 13}, None, False) == {0: 8}
+    now += 0.1
+    assert admission.admit({0: 8}, {0: 13}, None, False) == {0: 13}
+
+
+def test_the_minimum_holds_for_running_queries_and_not_for_available_now(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path)
+    writer.append(0, [message(n) for n in range(5)])
+    options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "4", "maxTriggerDelay": "1h"}
+    reader = stream_reader(tmp_path, **options)
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMinRows(4)
+    assert stream_reader(tmp_path, **options, maxOffsetsPerTrigger="4").getDefaultReadLimit() == ReadMaxRows(4)
+    assert reader.latestOffset({"0": 0}, limit) == {"0": 5}
+    writer.append(0, [message(n) for n in range(3)])
+    assert reader.latestOffset({"0": 5}, limit) == {"0": 5}
+    assert reader.latestOffset({"0": 5}, ReadAllAvailable()) == {"0": 8}
+    reader.prepareForTriggerAvailableNow()
+    assert reader.latestOffset({"0": 5}, limit) == {"0": 8}
+
+
+def test_the_consumer_is_told_of_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    StreamWriter(tmp_path, partitions=2).append(1, [message(n) for n in range(9)])
+    told: list[Any] = []
+    monkeypatch.setattr(DirectoryStorage, "report", lambda self, consumer, offsets: told.append((consumer, offsets)))
+    stream_reader(tmp_path).latestOffset({"0": 0, "1": 5}, ReadAllAvailable())
+    stream_reader(tmp_path, consumer="plant").latestOffset({"0": 0, "1": 7}, ReadAllAvailable())
+    assert told == [("plant", {0: 0, 1: 7})]
+
+
+# --- tasks ----------------------------------------------------------------------------------------------------------
+
+
+class NoIndex(DirectoryStorage):
+    """Segments that stand in a manifest only."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere", "none")
+
+    def index(self, partition: int, segment: Segment) -> list[IndexEntry]:
+        return []
+
+
+def tasks(data: Path, **options: str) -> list[list[plan.Slice]]:
+    found = source(data, **options)
+    return [task.slices for task in found.reader(found.schema()).partitions() if isinstance(task, SliceTask)]
+
+
+def test_a_small_range_is_one_task_and_a_large_one_is_cut_at_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = StreamWriter(tmp_path, partitions=4)
+    for number in range(40):
+        writer.append(number % 4, [message(n, payload=bytes(1000)) for n in range(100)])
+    assert len(tasks(tmp_path)) == 1
+    assert [len(tasks(tmp_path, minPartitions=str(count))) for count in (3, 7, 20)] == [4, 8, 20]
+    monkeypatch.setattr(plan, "MIN_TASK_BYTES", 150_000)
+    cut = tasks(tmp_path)
+    assert len(cut) == 8 and all(part.start_offset % 100 == 0 for task in cut for part in task)
+    whole = [(partition, offset) for partition in range(4) for offset in range(1000)]
+    for options in ({}, {"minPartitions": "37"}, {"maxRecordsPerPartition": "90"}):
+        assert places(rows(tmp_path, **options)) == whole
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4000), st.integers(1, 40_000)), min_size=1, max_size=12),
+    st.none() | st.integers(1, 60), st.none() | st.integers(100, 5000),
+)
+def test_tasks_hold_the_range_once_within_the_limits(
+    sizes: list[tuple[int, int, int]], min_tasks: int | None, max_rows: int | None
+) -> None:
+    states: dict[int, list[Segment]] = {partition: [] for partition in range(4)}
+    for partition, count, row_bytes in sizes:
+        first = states[partition][-1].end_offset if states[partition] else 0
+        states[partition].append(Segment(f"{first:020d}.seg", first, first + count, count * row_bytes))
+    manifest: Manifest = {
+        partition: PartitionState(0, segments[-1].end_offset if segments else 0, tuple(segments))
+        for partition, segments in states.items()}
+    start = {partition: state.high_watermark // 3 for partition, state in manifest.items()}
+    end = {partition: state.high_watermark for partition, state in manifest.items()}
+    planned = Planner(NoIndex()).plan(manifest, start, end, min_tasks, max_rows)
+    covered: dict[int, int] = dict(start)
+    for part in (part for task in planned for part in task):
+        assert part.start_offset == covered[part.partition] < part.end_offset
+        covered[part.partition] = part.end_offset
+    assert covered == end
+    total = sum(end.values()) - sum(start.values())
+    assert len(planned) >= min(min_tasks or 0, total)
+    if max_rows is not None:
+        assert all(sum(part.end_offset - part.start_offset for part in task) <= max_rows for task in planned)
+    elif min_tasks is None:
+        assert len(planned) <= 2 * len(sizes) + 2 * plan.USUAL_TASKS + total * 40_000 // plan.MAX_TASK_BYTES
+
+
+def test_a_large_range_is_cut_evenly_for_all_cores() -> None:
+    segments = tuple(Segment(f"{n}.seg", n * 300_000, (n + 1) * 300_000, 64 << 20) for n in range(20))
+    manifest = {0: PartitionState(0, 6_000_000, segments)}
+    planned = Planner(NoIndex()).plan(manifest, {0: 0}, {0: 6_000_000})
+    assert len(planned) == 20
+    small = Planner(NoIndex()).plan(manifest, {0: 0}, {0: 400_000})
+    counts = [sum(part.end_offset - part.start_offset for part in task) for task in small]
+    assert counts == [50_000] * 8
+
+
+# --- predicates -----------------------------------------------------------------------------------------------------
+
+
+def moment(milliseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=START_MS + milliseconds)
+
+
+def pushing(data: Path, *filters: Filter, **options: str) -> tuple[MqttReader, list[Filter]]:
+    found = source(data, pushDownFilters="true", **options)
+    reader = found.reader(found.schema())
+    assert isinstance(reader, FilteringMqttReader)
+    return reader, list(reader.pushFilters(list(filters)))
+
+
+def read(reader: MqttReader) -> Iterator[dict[str, Any]]:
+    for task in reader.partitions():
+        for batch in reader.read(task):
+            yield from batch.to_pylist()
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each read of a file from now on has asked for."""
+    fetched: list[int] = []
+    fetch = DirectoryStorage.read
+
+    def counted(self: DirectoryStorage, partition: int, file: str, position: int, length: int) -> bytes:
+        fetched.append(length)
+        return fetch(self, partition, file, position, length)
+
+    monkeypatch.setattr(DirectoryStorage, "read", counted)
+    return fetched
+
+
+PUSHED = [
+    (EqualTo(("topic",), "sensors/b"), lambda row: row["topic"] == "sensors/b"),
+    (In(("topic",), ("sensors/a", "none")), lambda row: row["topic"] == "sensors/a"),
+    (StringStartsWith(("topic",), "sens"), lambda row: row["topic"].startswith("sens")),
+    (GreaterThan(("topic",), "sensors/a"), lambda row: row["topic"] > "sensors/a"),
+    (EqualTo(("partition",), 1), lambda row: row["partition"] == 1),
+    (GreaterThanOrEqual(("offset",), 33), lambda row: row["offset"] >= 33),
+    (In(("offset",), (5, 77, 12)), lambda row: row["offset"] in (5, 77, 12)),
+    (GreaterThan(("timestamp",), moment(60)), lambda row: row["timestamp"] > moment(60)),
+    (LessThan(("timestamp",), moment(30)), lambda row: row["timestamp"] < moment(30)),
+    (IsNotNull(("topic",)), lambda row: True),
+]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.sampled_from(PUSHED), min_size=1, max_size=3), st.sampled_from([{}, {"filter": "sensors/+"}]))
+def test_pushed_predicates_leave_the_rows_that_satisfy_them(
+    tmp_path: Path, chosen: list[tuple[Filter, Any]], options: dict[str, str]
+) -> None:
+    if not (tmp_path / "streams").exists():
+        writer = StreamWriter(tmp_path, partitions=2)
+        for number in range(10):
+            for partition in (0, 1):
+                writer.append(partition, [
+                    message(number * 10 + n, ("sensors/a", "sensors/b", "other")[n % 3]) for n in range(10)])
+            if number % 4 == 3:
+                writer.roll(0)
+    reader, rest = pushing(tmp_path, *(pushed for pushed, _ in chosen), **options)
+    assert rest == []
+    assert list(read(reader)) == [row for row in rows(tmp_path, **options) if all(holds(row) for _, holds in chosen)]
+
+
+def test_what_cannot_be_pushed_goes_back_to_spark(tmp_path: Path) -> None:
+    StreamWriter(tmp_path).append(0, [message(0)])
+    theirs = [Not(EqualTo(("topic",), "x")), EqualTo(("payload",), b"x"), StringEndsWith(("topic",), "x"),
+              EqualTo(("user_properties", "a"), "x"), EqualTo(("topic",), None)]
+    _, rest = pushing(tmp_path, theirs[0], EqualTo(("offset",), 0), *theirs[1:])
+    assert all(one is other for one, other in zip(rest, theirs, strict=True))
+
+
+def test_only_an_option_makes_a_reader_that_takes_predicates(tmp_path: Path) -> None:
+    StreamWriter(tmp_path)
+    found = source(tmp_path)
+    assert type(found.reader(found.schema())) is MqttReader and "pushFilters" not in vars(MqttReader)
+
+
+def test_what_is_not_wanted_is_neither_planned_nor_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = StreamWriter(tmp_path, partitions=2)
+    for number in range(200):
+        for partition in (0, 1):
+            writer.append(partition, [message(number * 10 + n, payload=bytes(1000)) for n in range(10)])
+        if number % 50 == 49:
+            writer.roll(0)
+            writer.roll(1)
+    fetched = counting(monkeypatch)
+    monkeypatch.setattr(DirectoryStorage, "chunk_bytes", 64 * 1024)
+
+    def bytes_for(*filters: Filter) -> int:
+        fetched.clear()
+        list(read(pushing(tmp_path, *filters)[0]))
+        return sum(fetched)
+
+    whole = bytes_for()
+    assert whole > 4_000_000
+    assert bytes_for(EqualTo(("partition",), 1)) == whole // 2
+    assert bytes_for(EqualTo(("offset",), 1234)) < whole // 15
+    assert bytes_for(GreaterThanOrEqual(("timestamp",), moment(1900))) < whole // 8
+    assert bytes_for(EqualTo(("partition",), 7)) == bytes_for(LessThan(("offset",), 0)) == 0
+
+
+def test_of_sealed_segments_only_what_is_wanted_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = StreamWriter(tmp_path)
+    for number in range(6):
+        writer.append(0, [
+            message(number * 100 + n, f"plant{number}/a", payload=os.urandom(10_000)) for n in range(100)])
+        writer.roll(0)
+    writer.append(0, [message(600, "plant6/a")])
+    files = seal_closed(tmp_path / "streams/sensors/0")
+    assert len(files) == 6
+    fetched = counting(monkeypatch)
+
+    def cost(*filters: Filter) -> tuple[set[str], int]:
+        reader = pushing(tmp_path, *filters)[0]
+        planned = {part.file for task in reader.partitions() if isinstance(task, SliceTask) for part in task.slices}
+        fetched.clear()
+        list(read(reader))
+        return planned, sum(fetched)
+
+    everything, whole = cost()
+    assert whole > 6_000_000 and len(everything) == 7
+    planned, part = cost(GreaterThanOrEqual(("timestamp",), moment(150)), LessThan(("timestamp",), moment(250)))
+    assert planned == {files[1].name, files[2].name, f"{600:020d}.seg"} and part < whole * 0.45
+    _, part = cost(EqualTo(("topic",), "plant3/a"))
+    assert part < whole * 0.35
+    found = source(tmp_path)
+    few = found.reader(StructType([found.schema()["topic"], found.schema()["timestamp"]]))
+    fetched.clear()
+    assert sum(batch.num_rows for task in few.partitions() for batch in few.read(task)) == 601
+    assert sum(fetched) < whole * 0.15

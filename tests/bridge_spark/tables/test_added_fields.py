@@ -1,0 +1,131 @@
+"""bridge_spark.tables.added_fields: a field nobody announced becomes a column, no value is lost, no type changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Optional
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from support.spark_session import StreamWriter, message, spark
+
+from bridge_spark.ingest import run, run_backfill
+from bridge_spark.tables.added_fields import MAX_ADDED, new_fields
+from bridge_spark.tables.batch_table import BatchTable
+from bridge_spark.tables.delta_table import DeltaBatchTable
+from bridge_spark.tables.ingest_config import IngestConfig, parse_config
+from bridge_spark.tables.ingest_session import IngestError
+
+pytestmark = pytest.mark.one_build
+
+__all__ = ["spark"]
+
+FORMATS = ("parquet", "delta")
+Row = dict[str, Any]
+
+
+@pytest.mark.parametrize("seen, expected", [
+    (["1a", "-a"], {"a": "double"}), (["ta", "fa", "na"], {"a": "boolean"}), (['"a', "[b", "{c"], dict.fromkeys("abc", "string")),
+    (["1a", '"a'], {"a": "string"}), (["na"], {}), (["1b", "1a"], {"a": "double", "b": "double"}), (["1A", "1a"], {"A": "double"}),
+    (["1value"], {}), (["1VALUE"], {}), (["1old"], {"old": "string"}), (["1Old"], {}), (["1gone"], {}), (["1before"], {}),
+    (["1range", "1Batches"], {}), (["1_x", "1a b", "1é", "1a.b", "1"], {}),
+])  # fmt: skip
+def test_what_becomes_a_column(seen: list[str], expected: dict[str, str]) -> None:
+    types = {"value": "double", "old": "string", "gone": "int", "before": "double"}
+    found = new_fields(seen, ["value"], {"before": "double"}, types)
+    assert found == expected and list(found) == sorted(found)
+
+
+def test_there_is_an_end_to_added_columns() -> None:
+    added = {f"c{number}": "double" for number in range(MAX_ADDED - 1)}
+    assert new_fields(["1x", "1y"], [], added, added) == {"x": "double"}
+
+
+def config(tmp_path: Path, schema: str = "n int not null") -> IngestConfig:
+    tables = {table_format: {"stream": "sensors", "schema": schema, "columns": ["offset"], "extra_fields": "add",
+                             "table_format": table_format, "output": str(tmp_path / table_format)} for table_format in FORMATS}
+    return parse_config({"source": {"path": str(tmp_path / "data")}, "tables": tables})
+
+
+def rows(directory: Path) -> list[Row]:
+    """As somebody with another engine has them; empty columns left out."""
+    found = duckdb.sql(f"FROM read_parquet('{directory}/**/*.parquet', union_by_name = true, hive_partitioning = false) ORDER BY \"offset\"")
+    return [{name: value for name, value in zip(found.columns, row) if value is not None and value != {}}
+            for row in found.fetchall()]
+
+
+BATCHES: list[tuple[list[Row], list[Row], Optional[list[str]]]] = [
+    ([{"n": 1}], [{"n": 1}], ["offset", "n", "_extra"]),
+    ([{"n": 2, "unit": "°\"C", "v": 1}, {"n": 3, "v": 2.5e3, "ok": True, "far": None, "Offset": 1}],
+     [{"n": 2, "unit": "°\"C", "v": 1.0}, {"n": 3, "v": 2500.0, "ok": True, "_extra": {"far": "null", "Offset": "1"}}],
+     ["offset", "n", "ok", "unit", "v", "_extra"]),
+    ([{"n": 4, "unit": None, "v": "high", "ok": 1, "far": [1, {"a": "b"}]}, {"n": 5, "v": 2**53 + 1}, {"n": 6, "unit": 7}],
+     [{"n": 4, "far": '[1,{"a":"b"}]', "_extra": {"v": '"high"', "ok": "1"}}, {"n": 5, "_extra": {"v": "9007199254740993"}},
+      {"n": 6, "unit": "7"}], None),
+]  # fmt: skip
+
+
+@pytest.mark.timeout(180)
+def test_new_fields_get_columns(spark: SparkSession, tmp_path: Path) -> None:
+    writer, offset, wanted = StreamWriter(tmp_path / "data"), 0, []
+    for given, expected, columns in BATCHES:
+        writer.append(0, [message(offset + number, "t", json.dumps(one).encode()) for number, one in enumerate(given)])
+        wanted += [{"offset": offset + number, **one} for number, one in enumerate(expected)]
+        offset += len(given)
+        before = {*tmp_path.glob("parquet/*/*.parquet")}
+        run(config(tmp_path), once=True, session=spark)
+        [added] = {*tmp_path.glob("parquet/*/*.parquet")} - before
+        assert columns is None or pq.read_schema(added).names == columns
+    run_backfill(config(tmp_path), {0: 0}, {0: offset}, session=spark)
+    for table in FORMATS:
+        assert rows(tmp_path / table) == wanted
+    wanted[2]["_extra"] = {"Offset": "1"}  # "far", which was null there, has a column by now
+    for table in FORMATS:
+        assert rows(tmp_path / f"{table}.backfill") == wanted
+
+
+@pytest.mark.timeout(180)
+def test_a_text_that_spark_cannot_take_out_of_json_is_not_lost(spark: SparkSession, tmp_path: Path) -> None:
+    payloads = [json.dumps({"n": 1, "t": text}).encode() for text in ("short", "x" * 21_000_000)]
+    StreamWriter(tmp_path / "data").append(0, [message(number, "t", payload) for number, payload in enumerate(payloads)])
+    settings = config(tmp_path)
+    run(dataclasses.replace(settings, tables=settings.tables[:1]), once=True, session=spark)
+    short, long = rows(tmp_path / "parquet")
+    assert short["t"] == "short" and "t" not in long and len(long["_extra"]["t"]) == 21_000_002
+
+
+@pytest.mark.timeout(180)
+def test_columns_of_the_schema_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    payload = {"a.b": 1, "c`d e": 2, "*": 3, "new": 4}
+    StreamWriter(tmp_path / "data").append(0, [message(0, "t", json.dumps(payload).encode())])
+    settings = config(tmp_path, "`a.b` int, `c``d e` int, `*` int")
+    run(dataclasses.replace(settings, tables=settings.tables[:1]), once=True, session=spark)
+    assert rows(tmp_path / "parquet") == [{"offset": 0, **payload}]
+
+
+@pytest.mark.timeout(180)
+def test_columns_outlive_kills_and_a_schema_that_takes_them_over(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    writer.append(0, [message(0, "t", b'{"n": 1, "v": 2}')])
+
+    def die(*_: Any) -> None:
+        raise OSError("killed")
+
+    with monkeypatch.context() as patched, pytest.raises(IngestError):
+        for table in (BatchTable, DeltaBatchTable):
+            patched.setattr(table, "publish", die)
+        run(config(tmp_path), once=True, session=spark)
+    assert not [*tmp_path.glob("parquet/**/*.parquet"), *tmp_path.glob("delta/*.parquet")]
+    run(config(tmp_path), once=True, session=spark)
+    writer.append(0, [message(1, "t", b'{"n": 2, "v": 3}')])
+    run(config(tmp_path, "n int not null, v double"), once=True, session=spark)
+    writer.append(0, [message(2, "t", b'{"n": 3, "v": 4}')])
+    run(config(tmp_path), once=True, session=spark)
+    for table in FORMATS:
+        assert rows(tmp_path / table) == [{"offset": number, "n": number + 1, "v": number + 2.0} for number in range(3)]

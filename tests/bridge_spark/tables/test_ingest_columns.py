@@ -1,0 +1,84 @@
+"""Columns that the ingest job makes of topics, nested payloads, unknown fields and Sparkplug's metrics."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+from support.spark_session import StreamWriter, message, spark
+
+from bridge_spark.ingest import run
+from bridge_spark.source.payload_options import PAYLOAD_FORMATS
+from bridge_spark.tables.ingest_config import parse_config
+from bridge_spark.tables.payload_config import FORMATS
+
+pytestmark = pytest.mark.one_build
+
+__all__ = ["spark"]
+
+JSON = {
+    "topic": "sensors/{plant}/{machine}/json", "schema": "ts timestamp not null, reading struct<value double, unit string>",
+    "fields": ["ts", "reading.value", "reading.unit as unit"], "timestamps": "ms", "extra_fields": "map", "explode": True,
+    "columns": ["offset"],
+}
+METRICS = {"filter": "spBv1.0/#", "format": "sparkplug", "columns": ["offset", "timestamp as received"]}
+# Two metrics, {name "t", datatype Double, 1.5} and {alias 7, datatype Boolean, true}, and seq 9.
+SPARKPLUG = bytes.fromhex("120e 0a0174 200a 69000000000000f83f 1206 1007 200b 7001 1809")
+
+
+def rows(directory: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pq.read_table(directory).to_pylist()
+    return sorted(found, key=lambda row: (row["offset"], row.get("item", 0)))
+
+
+@pytest.mark.timeout(180)
+def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: Path) -> None:
+    StreamWriter(tmp_path / "data").append(0, [
+        message(0, "sensors/p1/m1/json", b'{"ts": 1700000000123, "reading": {"value": 1.5, "unit": "C"}, "new": [1.0]}'),
+        message(1, "sensors/p2/m1/json", b'[{"ts": 0}, {"ts": 1, "reading": null}]'),
+        message(2, "sensors/p2/m1/json", b'[{"ts": 0}, {"reading": null}]'),
+        message(3, "spBv1.0/g/NDATA/n", SPARKPLUG),
+        message(4, "spBv1.0/g/NDATA/n", SPARKPLUG[:-1]),
+        message(5, "elsewhere", b"{}"),
+    ])
+    tables = {name: {"stream": "sensors", "output": str(tmp_path / name), **keys}
+              for name, keys in (("json", JSON), ("metrics", METRICS))}
+    for name, counts in (("json", (3, 1)), ("metrics", (2, 1))):
+        config = {"source": {"path": str(tmp_path / "data")}, "tables": {name: tables[name]}}
+        [table] = run(parse_config(config), once=True, session=spark)
+        assert (table.rows, table.bad) == counts
+    time = [datetime.fromtimestamp(seconds, timezone.utc) for seconds in (1_700_000_000.123, 0, 0.001)]
+    names = ("offset", "plant", "machine", "item", "ts", "value", "unit", "_extra")
+    found = rows(tmp_path / "json")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        (0, "p1", "m1", 0, time[0], 1.5, "C", [("new", "[1.0]")]),
+        (1, "p2", "m1", 0, time[1], None, None, []), (1, "p2", "m1", 1, time[2], None, None, [])]
+    [bad] = rows(tmp_path / "json.rejected")
+    assert (bad["offset"], bad["reason"], bad["payload"]) == (2, "field 'ts' is missing", b'[{"ts": 0}, {"reading": null}]')
+    names = ("offset", "item", "name", "alias", "datatype", "double", "boolean", "seq")
+    assert [tuple(row[name] for name in names) for row in rows(tmp_path / "metrics")] == [
+        (3, 0, "t", None, "Double", 1.5, None, 9), (3, 1, None, 7, "Boolean", None, True, 9)]
+    [bad] = rows(tmp_path / "metrics.rejected")
+    assert (bad["offset"], bad["reason"], bad["payload"]) == (4, "not a Sparkplug payload", SPARKPLUG[:-1])
+
+
+def test_each_format_of_the_job_but_raw_is_one_of_the_source(spark: SparkSession) -> None:
+    assert {*FORMATS} == {*PAYLOAD_FORMATS, "raw"}
+    from bridge_spark.tables.payloads import SchemaError, source_schema, table_schema
+
+    def config(**keys: Any) -> Any:
+        return parse_config({"source": {"path": "d"}, "tables": {"t": {"stream": "s", "output": "o", **keys}}}).tables[0].payload
+
+    schema = table_schema(config(format="number"))
+    assert schema == StructType().add("value", "double", False)
+    assert source_schema(config(format="number"), schema).fieldNames()[-3:] == ["value", "reason", "rejected"]
+    for keys, reason in (({"schema": "a int", "fields": ["b"]}, "no field 'b'"), ({"schema": "a int", "fields": ["a.b"]}, "no field 'a.b'"),
+                         ({"schema": "plant int", "topic": "s/{plant}"}, "two columns are named 'plant'"),
+                         ({"schema": "a string", "format": "number"}, "number type")):
+        with pytest.raises(SchemaError, match=reason):
+            table_schema(config(**keys))

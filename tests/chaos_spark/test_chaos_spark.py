@@ -1,0 +1,149 @@
+"""A short run of `make chaos-spark`; what its verdict holds to be a finding, and what an outbox remembers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from chaos_spark.driver import INSIDE, deaths
+from chaos_spark.outbox import PACKET_IDS, Outbox, Reading, reading_of
+from chaos_spark.run import Plan, Run, chaos
+from chaos_spark.state import START, WINDOW, StateRun
+from chaos_spark.verdict import (
+    GLIMPSES,
+    LOST,
+    MISSING,
+    ORDER,
+    PLACES,
+    REFUSED,
+    TWICE,
+    WINDOWS,
+    WRONG,
+    Findings,
+    Ranges,
+    Row,
+    judge,
+)
+
+pytestmark = pytest.mark.one_build
+
+
+@pytest.mark.timeout(600)
+def test_each_reading_is_in_the_table_once_whoever_is_killed() -> None:
+    run, summary = chaos(partial(Run, Plan("short", "sealing", "both", 2, 3, 400.0, 3.0, 5.0)))
+    assert not run.findings.text(), f"{summary}\n{run.findings.text()}"
+    unused = [row for row, count in run.findings.faults.items() if not run.findings.checked[row]]
+    assert not set(unused) - {LOST, REFUSED, WINDOWS}, f"nothing was checked of: {unused}"
+    assert sum(run.counts[moment] for moment in INSIDE) == run.counts["kills"] == 2
+    assert run.broker_lives.counts["kills"] >= 2 and all(actor.counts["kills"] for actor in run.publishers)
+
+
+def test_a_seed_gives_the_same_deaths() -> None:
+    assert deaths("1", 30) == deaths("1", 30) != deaths("2", 30)
+
+
+# --- the outbox -----------------------------------------------------------------------------------------------------
+
+
+def test_an_outbox_knows_after_a_kill_what_it_knew_before(tmp_path: Path) -> None:
+    path = tmp_path / "outbox"
+    before = Outbox(path)
+    ids = [before.take()[0] for _ in range(PACKET_IDS)]
+    before.received(ids[1])
+    before.received(ids[2])
+    before.complete(ids[2])
+    path.write_bytes(path.read_bytes() + b"R 1")
+    after = Outbox(path)
+    assert (after.outgoing, after.last, after.known) == (before.outgoing, PACKET_IDS, True)
+    assert list(after.outgoing.values())[:2] == [(1, False), (2, True)]
+    assert after.take() == (ids[2], PACKET_IDS + 1)
+    assert Outbox(path).last == PACKET_IDS + 1
+
+
+@pytest.mark.parametrize("number", [1, 49, 98, 99])
+def test_a_reading_is_known_by_its_payload(number: int) -> None:
+    reading = Reading("sensor-1", number)
+    assert reading.parses == (number not in (49, 99))
+    if not reading.parses:
+        assert reading_of(reading.payload) == reading
+
+
+# --- the verdict ----------------------------------------------------------------------------------------------------
+
+
+def row(number: int, offset: int, partition: int = 0) -> Row:
+    reading = Reading("s", number)
+    return Row(partition, offset, reading.topic, "s", number, reading.value)
+
+
+GOOD = [row(number, number - 1) for number in range(1, 7)]
+
+VERDICTS: list[tuple[str, list[Row], Ranges, list[str]]] = [
+    ("nothing", GOOD, [], []),
+    ("a loss", [*GOOD[:2], *GOOD[3:]], [], [MISSING, PLACES]),
+    ("a loss at the beginning", GOOD[1:], [], [MISSING, PLACES]),
+    ("a loss at the end", GOOD[:-1], [], [MISSING, PLACES]),
+    ("a repetition from the log", [*GOOD, row(2, 1)], [], [TWICE, PLACES]),
+    ("a repetition in the log", [*GOOD[:5], row(5, 5)], [], [MISSING, TWICE]),
+    ("a step back", [row(1, 0), row(3, 1), row(2, 2), *GOOD[3:]], [], [ORDER]),
+    ("another value", [*GOOD[:5], GOOD[5]._replace(value=0.0)], [], [WRONG]),
+    ("nobody's reading", [*GOOD, row(7, 6)], [], [WRONG, PLACES]),
+    ("what retention took", [*GOOD[:2], *GOOD[4:]], [(0, 2, 4)], []),
+    ("what retention took first", GOOD[3:], [(0, 0, 3)], []),
+    ("more than retention took", [*GOOD[:1], *GOOD[4:]], [(0, 2, 4)], [MISSING, PLACES, LOST]),
+    ("less than retention took", [*GOOD[:3], *GOOD[4:]], [(0, 2, 4)], [PLACES, LOST]),
+]
+
+
+@pytest.mark.parametrize(("what", "rows", "lost", "expected"), VERDICTS, ids=[case[0] for case in VERDICTS])
+def test_what_the_verdict_finds(what: str, rows: list[Row], lost: Ranges, expected: list[str]) -> None:
+    findings = Findings()
+    judge(findings, rows, [], {"s": 6}, {0: 6}, lost)
+    assert sorted(name for name, texts in findings.faults.items() if texts) == sorted(expected), findings.text()
+    assert all(name in findings.text() for name in expected) and GLIMPSES in findings.table()
+
+
+# --- the verdict on tables with state -------------------------------------------------------------------------------
+
+
+def complete(directory: Path) -> tuple[StateRun, dict[str, Any]]:
+    """A run, and its tables as they ought to be."""
+    run = StateRun("1", "state", 2, directory, ())
+    offsets = {"out": [offsets[0] for offsets in run.log.good.values()], "out.rejected": [*run.log.bad, *run.log.late]}
+    windows = [{"window_start": begin, "window_end": begin + timedelta(seconds=WINDOW), "device": device, "count": one[0],
+                "value_mean": one[1], "value_min": one[2], "value_max": one[3]}
+               for (begin, device), one in run.log.windows().items()]  # fmt: skip
+    return run, {**{name: pandas.DataFrame({"offset": places}) for name, places in offsets.items()},
+                 "out.minute": pandas.DataFrame(windows)}
+
+
+STATES: list[tuple[str, str, Any, list[str]]] = [
+    ("nothing", "out", lambda rows: rows, []),
+    ("a loss", "out", lambda rows: rows[1:], [MISSING]),
+    ("a repetition", "out", lambda rows: pandas.concat([rows, rows[5:6]]), [TWICE, GLIMPSES]),
+    ("a duplicate", "out", lambda rows: pandas.concat([rows, rows[5:6] * 0 + 39]), [WRONG]),
+    ("a lost dead letter", "out.rejected", lambda rows: rows[:-1], [MISSING]),
+    ("no dead letter", "out.rejected", lambda rows: pandas.concat([rows, rows[:1] * 0]), [WRONG]),
+    ("a lost window", "out.minute", lambda rows: rows[3:], [WINDOWS]),
+    ("another count", "out.minute", lambda rows: rows.assign(count=rows["count"] + (rows.index == 7)), [WINDOWS]),
+    ("a window twice", "out.minute", lambda rows: pandas.concat([rows, rows[:1]]), [WINDOWS, GLIMPSES]),
+    ("too few windows", "out.minute", lambda rows: rows[rows["window_start"] < START + timedelta(minutes=5)], [WINDOWS]),
+]
+
+
+@pytest.mark.parametrize(("what", "table", "change", "expected"), STATES, ids=[case[0] for case in STATES])
+def test_what_the_verdict_on_state_finds(what: str, table: str, change: Any, expected: list[str], tmp_path: Path) -> None:
+    run, tables = complete(tmp_path)
+    for name, rows in tables.items():
+        (tmp_path / name).mkdir()
+        rows = change(rows) if name == table else rows
+        pyarrow.parquet.write_table(pyarrow.Table.from_pandas(rows, preserve_index=False), tmp_path / name / "a.parquet")
+    run._judge()
+    assert sorted(row for row, texts in run.findings.faults.items() if texts) == sorted(expected), run.findings.text()

@@ -1,0 +1,318 @@
+"""Consumer lag: what the broker shows of its readers, and whom it warns of retention."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+from support.broker_process import BrokerProcess
+from support.raw_client import RawClient
+from test_metrics import samples
+
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from bridge_spark.source.consumers import ReportError, encode_report, write_report
+from bridge_spark.source.http_storage import HttpStorage
+from bridge_spark.source.storage import DirectoryStorage, Storage
+from mqttbroker.admin.consumer_lag import ConsumerLag, Place, TooManyConsumers
+from mqttbroker.cli.main import main
+from mqttbroker.config.settings import Consumers
+from sessions.message import Message
+
+pytestmark = pytest.mark.one_build
+START = 1_700_000_000.0
+
+
+class World:
+    """A stream of two partitions with small segments, and consumers, under one clock."""
+
+    def __init__(self, directory: Path, wanted: Consumers, age: Optional[float], size: Optional[int]) -> None:
+        self.now = START
+        config = StreamConfig("s", ["#"], 2, retention_age=age, retention_bytes=size, segment_bytes=1000)
+        self.logs = StreamLogs(directory / "streams", [config], lambda: self.now)
+        self.logs.recover({})
+        self.directory = directory / "streams" / "s" / "consumers"
+        self.lag = ConsumerLag(self.logs, [config], wanted, lambda: self.now)
+
+    def append(self, count: int, partition: int = 0) -> None:
+        """One record a second; a few fill a segment."""
+        for _ in range(count):
+            self.now += 1
+            record = Message("t", bytes(30), 1, False, b"", "c", int(self.now * 1e6), 0)
+            self.logs.append({("s", partition): [record]})
+            self.logs.committed()
+
+    def report(self, name: str, offsets: dict[int, int]) -> None:
+        self.lag.report("s", name, encode_report(offsets))
+        os.utime(self.directory / f"{name}.json", (self.now, self.now))
+
+    def place(self, name: str = "job", partition: int = 0) -> Place:
+        consumer, = (consumer for consumer in self.lag.table("s") if consumer.name == name)
+        return next(place for place in consumer.places if place.partition == partition)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def world(age: Optional[float] = None, size: Optional[int] = None, **wanted: Any) -> World:
+        made.append(World(tmp_path / str(len(made)), Consumers(**wanted), age, size))
+        return made[-1]
+
+    yield world
+    for each in made:
+        each.logs.close()
+
+
+def test_lag_in_offsets_and_seconds(make: Callable[..., World]) -> None:
+    world = make()
+    world.append(50)
+    for offset, lag, seconds in ((0, 50, 49.0), (7, 43, 42.0), (29, 21, 20.0), (49, 1, 0.0), (50, 0, 0.0), (60, 0, 0.0)):
+        world.report("job", {0: offset, 1: 0})
+        assert world.place()[1:5] == (offset, lag, seconds, 0)
+    world.now += 5
+    world.report("job", {0: 49})
+    assert world.place().lag_seconds == 5.0
+    assert world.lag.table("s")[0].reported_at == world.now
+
+
+def test_lag_without_an_index_is_estimated(make: Callable[..., World]) -> None:
+    world = make()
+    world.append(30)
+    for path in (world.directory.parent / "0").glob("*.idx"):
+        path.unlink()
+    world.report("job", {0: 15})
+    assert world.place().lag_seconds == pytest.approx(14, abs=1.5)
+
+
+def test_retention_by_age(make: Callable[..., World]) -> None:
+    world = make(age=100.0, retention_warning=20.0)
+    world.append(20)
+    world.report("job", {0: 3})
+    first = world.logs.manifest("s")["partitions"][0]["segments"][0]
+    left = first["last_timestamp_us"] / 1e6 + 100 - world.now
+    assert world.place().seconds_left == pytest.approx(left) and not world.place().at_risk
+    world.now += left - 19
+    assert world.place().at_risk and world.place().seconds_left == pytest.approx(19)
+    world.report("job", {0: first["end_offset"]})
+    assert not world.place().at_risk
+    world.report("job", {0: 20})
+    assert world.place()[5:] == (None, None, False)
+
+
+def test_a_warning_time_longer_than_retention_is_half_of_it(make: Callable[..., World]) -> None:
+    world = make(age=100.0, retention_warning=3600.0)
+    world.append(5)
+    world.report("job", {0: 0})
+    assert not world.place().at_risk
+    world.now += 51
+    assert world.place().at_risk
+
+
+def test_retention_by_size_takes_what_is_left_and_not_before(make: Callable[..., World]) -> None:
+    world = make(size=8000, retention_warning_percent=25)
+    for partition in (0, 1):
+        world.append(30, partition)
+    world.report("job", {0: 15, 1: 15})
+    segment = world.logs.manifest("s")["partitions"][0]["segments"][0]
+    record = segment["bytes"] // segment["end_offset"]
+    for partition in (0, 1):
+        place = world.place(partition=partition)
+        left, appended = place.bytes_left, 0
+        assert left is not None and left > 0
+        while not place.lost:
+            assert place.bytes_left is not None and place.at_risk == (place.bytes_left < 2000)
+            world.append(1)
+            appended += record
+            place = world.place(partition=partition)
+        assert place.at_risk and left < appended <= left + 2 * record
+
+
+def test_warnings_are_repeated_at_a_bounded_rate(
+    make: Callable[..., World], caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make(age=100.0, retention_warning=20.0, warning_interval=600.0, forget_after=1e6)
+    world.append(20)
+    world.report("slow", {0: 3, 1: 0})
+    world.report("fine", {0: 20, 1: 0})
+
+    def warned() -> list[str]:
+        caplog.clear()
+        world.lag.look()
+        return [record.getMessage() for record in caplog.records]
+
+    with caplog.at_level(logging.WARNING):
+        assert warned() == []
+        world.now += 75
+        line, = warned()
+        assert line.startswith("event=consumer_at_risk stream=s consumer=slow partition=0 offset=3 lag=17 seconds_left=")
+        assert line.endswith("bytes_left=any partitions_at_risk=1")
+        assert warned() == []
+        world.now += 601
+        world.append(1)
+        world.report("fine", {0: 21})
+        line, = warned()
+        assert line.startswith("event=consumer_overtaken stream=s consumer=slow partition=0 offset=3 lost=11")
+        assert warned() == []
+        world.now += 601
+        assert len(warned()) == 1
+        world.report("slow", {0: 21})
+        assert warned() == [] and not any(consumer.at_risk for consumer in world.lag.latest)
+
+
+def test_how_many_consumers_there_may_be(make: Callable[..., World], caplog: pytest.LogCaptureFixture) -> None:
+    world = make(max_consumers=2, max_name_length=3)
+    for name in ("a", "b", "a"):
+        world.report(name, {0: 0})
+    with pytest.raises(TooManyConsumers, match="stream 's' has 2 consumers already"):
+        world.report("c", {0: 0})
+    with pytest.raises(ReportError, match="at most 3 characters"):
+        world.report("four", {0: 0})
+    assert world.lag.forget("s", "a") and not world.lag.forget("s", "a") and not world.lag.forget("s", "../../x")
+    world.report("c", {0: 0})
+    write_report(world.directory, "d", encode_report({0: 0}))
+    os.utime(world.directory / "d.json", (world.now + 1, world.now + 1))
+    with caplog.at_level(logging.WARNING):
+        assert "d" in [consumer.name for consumer in world.lag.table("s")] and len(world.lag.table("s")) == 2
+    assert [record.getMessage() for record in caplog.records] == ["event=consumers_too_many stream=s consumers=3 shown=2"]
+    with pytest.raises(KeyError):
+        world.lag.report("x", "a", encode_report({0: 0}))
+
+
+def test_who_is_silent_for_long_is_forgotten(make: Callable[..., World]) -> None:
+    world = make(forget_after=3600.0)
+    world.append(1)
+    world.report("old", {0: 0})
+    (world.directory / ".half").write_text("x")
+    os.utime(world.directory / ".half", (world.now, world.now))
+    world.now += 3000
+    world.report("new", {0: 0})
+    world.now += 601
+    world.lag.look()
+    assert [consumer.name for consumer in world.lag.latest] == ["new"]
+    assert os.listdir(world.directory) == ["new.json"]
+
+
+def test_whatever_lies_in_the_directory(make: Callable[..., World], caplog: pytest.LogCaptureFixture) -> None:
+    world = make()
+    world.report("good", {0: 0})
+    (world.directory / "bad.json").write_text("{")
+    (world.directory / "far.json").write_bytes(encode_report({7: 0}))
+    (world.directory / "a b.json").write_bytes(encode_report({0: 0}))
+    (world.directory / "directory.json").mkdir()
+    (world.directory / "link.json").symlink_to("/etc/passwd")
+    os.mkfifo(world.directory / "pipe.json")
+    (world.directory / "notes.txt").write_text("x")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert [consumer.name for consumer in world.lag.table("s")] == ["good"]
+    assert len(caplog.records) == 6
+
+
+# --- a broker -------------------------------------------------------------------------------------------------------
+
+
+def publish(broker: BrokerProcess, count: int) -> None:
+    with RawClient(broker.port) as client:
+        client.connect("publisher")
+        for _ in range(count):
+            client.publish("r/1", bytes(500), 1)
+
+
+def shown(broker: BrokerProcess) -> dict[str, Any]:
+    listed = json.loads(broker.get("/streams/s/consumers", {"Authorization": "Bearer t"}))
+    return {entry["consumer"]: entry for entry in listed["consumers"]}
+
+
+def request(broker: BrokerProcess, method: str, path: str, body: Optional[bytes] = None, token: str = "t") -> int:
+    asked = urllib.request.Request(broker.url + path, body, {"Authorization": f"Bearer {token}"}, method=method)
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def until(broker: BrokerProcess, check: Callable[[dict[str, float]], bool]) -> None:
+    """Wait for what the metrics of a look say."""
+    deadline = time.monotonic() + 10
+    while not check(found := samples(broker.get("/metrics", {"Authorization": "Bearer t"}))):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+
+
+def test_readers_of_a_broker(
+    start_broker: Callable[..., BrokerProcess], capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker = start_broker(config={
+        "sys_interval": "100ms", "http": {"token": "t"},
+        "consumers": {"interval": "100ms", "max_consumers": 2, "retention_warning_percent": 50},
+        "streams": {"s": {"filters": ["r/#"], "partitions": 1, "segment_bytes": "4KiB", "seal": False, "retention_bytes": "20KiB"}},
+    })  # fmt: skip
+    publish(broker, 10)
+    over_http: Storage = HttpStorage(broker.url, "s", "t")
+    below: Storage = DirectoryStorage(str(broker.data_dir), "s")
+    over_http.report("http", {0: 4})
+    below.report("files", {0: 10})
+    found = shown(broker)
+    assert {name: (entry["lag"], entry["at_risk"]) for name, entry in found.items()} == {
+        "http": (6, False), "files": (0, False)}
+    assert found["http"]["partitions"][0]["offset"] == 4 and found["http"]["lag_seconds"] > 0
+    assert found["files"]["lag_seconds"] == 0 and found["files"]["report_age_seconds"] < 10
+    until(broker, lambda values: values.get("mqttbroker_stream_consumer_lag/http/0/s") == 6)
+    for method, path, body, token, status in (
+        ("PUT", "/streams/s/consumers/http", b"{}", "t", 400),
+        ("PUT", "/streams/s/consumers/.x", b'{"offsets": {}}', "t", 400),
+        ("PUT", "/streams/s/consumers/third", b'{"offsets": {}}', "t", 429),
+        ("PUT", "/streams/s/consumers/http", b'{"offsets": {}}', "x", 401),
+        ("PUT", "/streams/none/consumers/http", b'{"offsets": {}}', "t", 404),
+        ("DELETE", "/streams/s/consumers/http", None, "x", 401),
+        ("DELETE", "/streams/s/consumers/none", None, "t", 404),
+        ("GET", "/streams/none/consumers", None, "t", 404),
+    ):
+        assert request(broker, method, path, body, token) == status, (method, path)
+
+    broker.restart(kill=True)
+    assert shown(broker).keys() == found.keys()
+    over_http.report("http", {0: 5})
+    assert shown(broker)["http"]["lag"] == 5
+    over_http.close()
+
+    publish(broker, 20)
+    broker.wait_for_log(r"event=consumer_at_risk stream=s consumer=http partition=0 offset=5 .*bytes_left=\d+")
+    publish(broker, 30)
+    broker.wait_for_log(r"event=consumer_overtaken stream=s consumer=http partition=0 offset=5 lost=\d+")
+    until(broker, lambda values: values["mqttbroker_stream_consumer_at_risk/http/0/s"] == 1
+          and values["mqttbroker_stream_consumer_lost/http/0/s"] > 0)
+    assert shown(broker)["http"]["at_risk"]
+    assert main(["consumers", "--url", broker.url, "--token", "t"]) == 1
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["STREAM", "CONSUMER", "PARTITION", "OFFSET", "LAG", "BEHIND", "REPORTED", "RETENTION"]
+    assert re.fullmatch(r"s +files +0 +10 +50 +\d+s +\d+s ago +\d+ lost", first)
+    assert re.fullmatch(r"s +http +0 +5 +55 +\d+s +\d+s ago +\d+ lost", second)
+    with RawClient(broker.port) as client:
+        client.connect("watch")
+        client.subscribe("$SYS/broker/streams/s/consumers/at_risk", options=0)
+        assert client.take().payload == b"2"
+    address = ["--config", str(broker.config), "--url", broker.url]
+    assert main(["consumers", "s", *address, "--forget", "http"]) == 0
+    assert main(["consumers", "s", *address, "--forget", "http"]) == 1
+    assert "no such consumer" in capsys.readouterr().err
+    assert shown(broker).keys() == {"files"}
+
+
+def test_reports_that_cannot_be_kept(start_broker: Callable[..., BrokerProcess]) -> None:
+    broker = start_broker(config={"streams": {"s": {"filters": ["r/#"]}}})
+    (broker.data_dir / "streams" / "s" / "consumers").write_text("in the way")
+    assert request(broker, "PUT", "/streams/s/consumers/a", b'{"offsets": {}}') == 503
+    DirectoryStorage(str(broker.data_dir), "s").report("a", {0: 1})
+    HttpStorage(broker.url, "none").report("a", {0: 1})
+    assert json.loads(broker.get("/streams/s/consumers"))["consumers"] == []

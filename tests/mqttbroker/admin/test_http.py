@@ -1,0 +1,345 @@
+"""The HTTP server through a real client: ranges, what is committed, errors, health."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Tuple
+
+import pytest
+
+from bridge_spark.log.segment import iter_batches
+from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from mqttbroker import __version__
+from mqttbroker.admin import http as server_module
+from mqttbroker.admin.http import HttpServer
+from sessions.message import Message
+
+FILE = "00000000000000000000.seg"
+
+
+def records(count: int, start: int = 0, payload: bytes = b"21.5") -> List[Message]:
+    return [
+        Message("sensors/a", payload, 1, False, b"", "dev", (start + index) * 1000, 0)
+        for index in range(count)
+    ]
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Iterator[StreamLogs]:
+    config = StreamConfig("s", ["sensors/#"], 2, segment_bytes=10**9, segment_age=10**12)
+    opened = StreamLogs(tmp_path / "streams", [config])
+    opened.recover({})
+    for start in (0, 10, 20):
+        opened.append({("s", 0): records(10, start)})
+        opened.committed()
+    yield opened
+    opened.close()
+
+
+class Service:
+    """A server with what it reports, and a client for it."""
+
+    def __init__(self, logs: Optional[StreamLogs], token: Optional[str] = None) -> None:
+        self.reasons: List[str] = []
+        self.server = HttpServer(
+            "127.0.0.1", 0, logs, lambda: b"messages_total 5\n", lambda: self.reasons, token
+        )
+        self.server.start()
+
+    def get(
+        self, path: str, headers: Optional[Dict[str, str]] = None, method: str = "GET"
+    ) -> Tuple[int, Dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
+        try:
+            connection.request(method, path, headers=headers or {})
+            response = connection.getresponse()
+            return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+        finally:
+            connection.close()
+
+    def json(self, path: str, status: int = 200) -> Any:
+        found, headers, body = self.get(path)
+        assert found == status, body
+        assert headers["content-type"].startswith("application/json")
+        return json.loads(body)
+
+
+@pytest.fixture
+def service(logs: StreamLogs) -> Iterator[Service]:
+    made = Service(logs)
+    yield made
+    made.server.stop()
+
+
+def content(logs: StreamLogs) -> bytes:
+    path, size = logs.committed_file("s", 0, FILE)
+    return path.read_bytes()[:size]
+
+
+def test_streams_and_their_manifest(service: Service, logs: StreamLogs) -> None:
+    assert service.json("/streams") == {"streams": ["s"]}
+    assert service.json("/streams/s") == {**logs.manifest("s"), "broker_version": __version__}
+    first = service.json("/streams/s")["partitions"][0]
+    assert first["high_watermark"] == 30 and first["segments"][0]["file"] == FILE
+
+
+def test_a_whole_file(service: Service, logs: StreamLogs) -> None:
+    status, headers, body = service.get(f"/streams/s/0/{FILE}")
+    assert (status, body) == (200, content(logs))
+    assert headers["accept-ranges"] == "bytes"
+    status, headers, body = service.get(f"/streams/s/0/{FILE}", method="HEAD")
+    assert (status, headers["content-length"], body) == (200, str(len(content(logs))), b"")
+
+
+def test_the_index_is_served_too(service: Service, logs: StreamLogs) -> None:
+    status, _, body = service.get(f"/streams/s/0/{FILE[:-4]}.idx")
+    assert status == 200 and len(body) == 24
+
+
+def test_ranges(service: Service, logs: StreamLogs) -> None:
+    data = content(logs)
+    size = len(data)
+    for text, start, end in (
+        ("0-0", 0, 1),
+        ("5-99", 5, 100),
+        (f"{size - 1}-", size - 1, size),
+        ("100-", 100, size),
+        (f"100-{size + 10**6}", 100, size),
+        ("-7", size - 7, size),
+        (f"-{size + 5}", 0, size),
+        (f"0-{size - 1}", 0, size),
+    ):
+        status, headers, body = service.get(f"/streams/s/0/{FILE}", {"Range": f"bytes={text}"})
+        assert (status, body) == (206, data[start:end]), text
+        assert headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
+
+
+@pytest.mark.parametrize("wanted", ["bytes={size}-", "bytes=10000000-", "bytes=9-3", "lines=1-2"])
+def test_ranges_that_cannot_be_satisfied(service: Service, logs: StreamLogs, wanted: str) -> None:
+    size = len(content(logs))
+    status, headers, body = service.get(
+        f"/streams/s/0/{FILE}", {"Range": wanted.format(size=size)}
+    )
+    assert (status, headers["content-range"]) == (416, f"bytes */{size}")
+    assert json.loads(body) == {"error": f"bytes 0 to {size - 1} are committed"}
+
+
+def test_nothing_uncommitted_is_served(service: Service, logs: StreamLogs) -> None:
+    data = content(logs)
+    logs.append({("s", 0): records(5, 30), ("s", 1): records(5)})
+    path, _ = logs.committed_file("s", 0, FILE)
+    assert path.stat().st_size > len(data)
+    assert service.get(f"/streams/s/0/{FILE}")[2] == data
+    past = {"Range": f"bytes={len(data)}-"}
+    assert service.get(f"/streams/s/0/{FILE}", past)[0] == 416
+    assert service.get(f"/streams/s/1/{FILE}")[0] == 404
+    logs.committed()
+    status, _, body = service.get(f"/streams/s/0/{FILE}", past)
+    assert status == 206 and data + body == content(logs)
+    assert service.get(f"/streams/s/1/{FILE}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/streams/x",
+        "/streams/x/offsets?timestamp=0",
+        f"/streams/x/0/{FILE}",
+        f"/streams/s/7/{FILE}",
+        f"/streams/s/-1/{FILE}",
+        f"/streams/s/{'9' * 30}/{FILE}",
+        f"/streams/s/%C2%B2/{FILE}",
+        "/streams/s/0/00000000000000000005.seg",
+        "/streams/s/0/high_watermark",
+        "/streams/s/0/..%2Fstream.json",
+        "/streams/s/0/%2Fetc%2Fpasswd",
+        "/nowhere",
+    ],
+)
+def test_what_is_not_there(service: Service, path: str) -> None:
+    assert set(service.json(path, 404)) == {"error"}
+
+
+def test_a_file_that_retention_took_meanwhile(service: Service, logs: StreamLogs) -> None:
+    logs.committed_file("s", 0, FILE)[0].unlink()
+    assert "no file" in service.json(f"/streams/s/0/{FILE}", 404)["error"]
+
+
+def test_methods_that_are_not_allowed(service: Service) -> None:
+    status, headers, body = service.get("/streams", method="POST")
+    assert status == 405 and "GET" in headers["allow"] and "error" in json.loads(body)
+
+
+def test_offsets_by_time(service: Service) -> None:
+    for timestamp, expected in ((0, 0), (12_000, 12), (12_001, 13), (-5, 0), (10**15, 30)):
+        assert service.json(f"/streams/s/offsets?timestamp={timestamp}") == {
+            "stream": "s",
+            "timestamp_us": timestamp,
+            "partitions": [{"partition": 0, "offset": expected}, {"partition": 1, "offset": 0}],
+        }
+    for query in ("", "?timestamp=", "?timestamp=noon", "?timestamp=1.5"):
+        assert "microseconds" in service.json(f"/streams/s/offsets{query}", 400)["error"]
+
+
+def test_a_damaged_segment_is_an_error_in_the_search(service: Service, logs: StreamLogs) -> None:
+    path, _ = logs.committed_file("s", 0, FILE)
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    assert "damaged segment" in service.json("/streams/s/offsets?timestamp=12000", 500)["error"]
+    assert service.json("/livez") == {"status": "ok"}
+
+
+def test_health_and_metrics(service: Service) -> None:
+    assert service.json("/livez") == {"status": "ok"}
+    assert service.json("/readyz") == {"status": "ok"}
+    service.reasons.append("the disk is full")
+    assert service.json("/readyz", 503) == {"status": "not ready", "reasons": ["the disk is full"]}
+    status, headers, body = service.get("/metrics")
+    assert (status, body) == (200, b"messages_total 5\n")
+    assert headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_without_streams(tmp_path: Path) -> None:
+    service = Service(None)
+    try:
+        assert service.json("/streams") == {"streams": []}
+        assert "no stream" in service.json("/streams/s", 404)["error"]
+    finally:
+        service.server.stop()
+
+
+def test_the_token(logs: StreamLogs) -> None:
+    service = Service(logs, "sésame")
+    try:
+        for path in ("/streams", f"/streams/s/0/{FILE}", "/metrics", "/nowhere"):
+            for given in (None, "Bearer no", "Basic sésame", "sésame", "Bearer", "Bearer \xff"):
+                headers = {"Authorization": given.encode("utf-8").decode("latin-1")} if given else {}
+                status, answer, body = service.get(path, headers)
+                assert (status, answer["www-authenticate"]) == (401, "Bearer"), (path, given)
+                assert "token" in json.loads(body)["error"]
+        right = {"Authorization": "bearer " + "sésame".encode().decode("latin-1")}
+        assert service.get("/streams", right)[0] == 200
+        assert service.get("/livez")[0] == service.get("/readyz")[0] == 200
+    finally:
+        service.server.stop()
+
+
+def test_a_port_in_use_is_an_error_of_start(service: Service) -> None:
+    second = HttpServer("127.0.0.1", service.server.port, None, lambda: b"", lambda: [])
+    with pytest.raises(OSError):
+        second.start()
+    second.stop()
+
+
+def test_the_port_is_free_after_stop(logs: StreamLogs) -> None:
+    service = Service(logs)
+    service.server.stop()
+    again = HttpServer("127.0.0.1", service.server.port, None, lambda: b"", lambda: [])
+    again.start()
+    again.stop()
+    again.stop()
+
+
+def test_resuming_while_the_broker_appends(service: Service, logs: StreamLogs) -> None:
+    """A reader that fetches what is new, in pieces that end anywhere, gets every byte once."""
+    finished = threading.Event()
+
+    def append() -> None:
+        for start in range(30, 630, 3):
+            logs.append({("s", 0): records(3, start, bytes(2000))})
+            if start % 2:
+                logs.rollback()
+                logs.append({("s", 0): records(3, start, bytes(1000))})
+            logs.committed()
+        finished.set()
+
+    writer = threading.Thread(target=append)
+    writer.start()
+    received = b""
+    while True:
+        last = finished.is_set()
+        wanted = {"Range": f"bytes={len(received)}-{len(received) + 30_000}"}
+        status, headers, body = service.get(f"/streams/s/0/{FILE}", wanted)
+        assert status in (206, 416)
+        if status == 206:
+            received += body
+        elif last:
+            break
+    writer.join()
+    assert received == content(logs)
+    assert list(iter_batches(received))[-1].end_offset == 630
+
+
+def large(logs: StreamLogs) -> int:
+    logs.append({("s", 1): records(40, payload=bytes(500_000))})
+    logs.committed()
+    return logs.committed_file("s", 1, FILE)[1]
+
+
+def stalled(service: Service) -> socket.socket:
+    """A client that asks for a large file and reads its first bytes only."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(20)
+    client.connect(("127.0.0.1", service.server.port))
+    client.sendall(f"GET /streams/s/1/{FILE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    assert client.recv(12) == b"HTTP/1.1 200"
+    return client
+
+
+def test_stalled_readers_hold_up_nobody(service: Service, logs: StreamLogs) -> None:
+    size = large(logs)
+    clients = [stalled(service) for _ in range(5)]
+    assert len(service.get(f"/streams/s/1/{FILE}")[2]) == size
+    assert service.json("/livez") == {"status": "ok"}
+    for client in clients:
+        client.close()
+    assert len(service.get(f"/streams/s/1/{FILE}")[2]) == size
+
+
+def test_a_stalled_reader_is_cut_off(
+    service: Service, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "SLICE_TIMEOUT", 0.05)
+    size = large(logs)
+    client = stalled(service)
+    monkeypatch.setattr(server_module, "MAX_DOWNLOADS", 1)
+    while service.get("/streams/s/0/" + FILE)[0] == 503:
+        pass
+    received = 0
+    try:
+        while data := client.recv(1 << 20):
+            received += len(data)
+    except ConnectionResetError:
+        pass
+    client.close()
+    assert received < size
+
+
+def test_too_many_downloads_are_told_to_come_again(
+    service: Service, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "MAX_DOWNLOADS", 1)
+    large(logs)
+    client = stalled(service)
+    status, headers, _ = service.get(f"/streams/s/0/{FILE}")
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert service.json("/streams")
+    client.close()
+    while service.get(f"/streams/s/0/{FILE}")[0] == 503:
+        pass
+
+
+def test_stop_does_not_wait_for_a_stalled_reader(
+    logs: StreamLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "STOP_TIMEOUT", 0.1)
+    service = Service(logs)
+    large(logs)
+    client = stalled(service)
+    service.server.stop()
+    client.close()
+    assert not any(thread.name == "http" for thread in threading.enumerate())

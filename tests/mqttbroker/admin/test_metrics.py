@@ -1,0 +1,92 @@
+"""``/metrics``, ``/livez`` and ``/readyz`` of a broker, and every cause of a drop."""
+
+from __future__ import annotations
+
+import urllib.error
+from collections.abc import Callable
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+from support.broker_process import BrokerProcess
+from support.core import Core
+from support.raw_client import RawClient
+
+from mqttbroker.admin.metrics import Metrics
+from mqttbroker.codec.packets import Publish
+from mqttbroker.codec.properties import Properties
+
+
+def samples(text: bytes) -> dict[str, float]:
+    """Samples by name, labels appended."""
+    found = {}
+    for family in text_string_to_metric_families(text.decode("utf-8")):
+        assert family.documentation
+        for sample in family.samples:
+            found[sample.name + "".join(f"/{value}" for _, value in sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_a_broker_tells_its_numbers_over_http(start_broker: Callable[..., BrokerProcess]) -> None:
+    broker = start_broker(config={"sys_interval": "0s", "streams": {"log": {"filters": ["a/#"], "partitions": 1}}})
+    with RawClient(broker.port) as client:
+        client.connect("c")
+        client.subscribe("a/#", "b", options=0)
+        for qos in (0, 1, 2):
+            client.publish("a/1", b"x", qos, retain=True)
+        client.ping()
+        found = samples(broker.get("/metrics"))
+        assert found["mqttbroker_clients_connected"] == found["mqttbroker_sessions"] == 1
+        assert found["mqttbroker_subscriptions"] == 2
+        assert found["mqttbroker_retained_messages"] == 1
+        assert found["mqttbroker_publish_received_total"] == found["mqttbroker_publish_sent_total"] == 3
+        assert found["mqttbroker_packets_received_total"] == 1 + 1 + 3 + 1 + 1
+        assert found["mqttbroker_store_failures_total"] == 0
+        assert found["mqttbroker_stream_high_watermark/0/log"] == 3
+        assert found["mqttbroker_protocol_errors_total"] == 0
+        client.send(b"\x00\x00")
+        client.expect_closed()
+        assert samples(broker.get("/metrics"))["mqttbroker_protocol_errors_total"] == 1
+    assert broker.get("/livez") and broker.get("/readyz")
+    try:
+        broker.get("/none")
+    except urllib.error.HTTPError as error:
+        assert error.code == 404
+
+
+def test_every_drop_has_its_cause(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=1, max_retained_messages=1) as core:
+        metrics = Metrics(core.broker, None)
+        publisher = core.connect("p")
+        away = core.connect("away", 4, clean_start=False)
+        away.subscribe("q", options=1)
+        away.close()
+        soon = Properties()
+        soon.message_expiry_interval = 1
+        publisher.publish("q", b"", 1, properties=soon)
+        publisher.publish("q", b"", 1)
+        core.advance(2)
+        core.connect("away", 4, clean_start=False)
+        small = Properties()
+        small.maximum_packet_size = 20
+        core.connect("small", properties=small).subscribe("large", options=0)
+        publisher.publish("large", b"x" * 100)
+        publisher.publish("$SYS/x", b"")
+        slow = core.connect("slow")
+        slow.subscribe("slow", options=0)
+        slow.protocol.congest()
+        for _ in range(5):
+            publisher.publish("slow", b"x" * 1_000_000)
+        assert publisher.publish("kept", b"x", 1, retain=True) < 0x80
+        assert publisher.publish("kept", b"y", 1, retain=True) < 0x80
+        assert publisher.publish("one/too/many", b"x", 1, retain=True) == 0x97
+        core.eager = False
+        publisher.send(Publish("q", b"", 1, False, False, 900))
+        core.fail()
+        causes = dict.fromkeys(metrics.drops(), 1)
+        elsewhere = ("queue_full_oldest", "total_full", "memory_full", "refused")  # in test_bounds
+        causes.update(dict.fromkeys(elsewhere, 0))
+        assert len(causes) == 11
+        assert metrics.drops() == causes
+        found = samples(metrics.render())
+        assert {cause: found[f"mqttbroker_messages_dropped_total/{cause}"] for cause in causes} == causes
+        assert found["mqttbroker_store_failures_total"] == 1

@@ -1,0 +1,113 @@
+"""``$SYS`` over MQTT: Mosquitto's names, units and formats."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.broker_process import BrokerProcess
+from support.core import Core
+from support.raw_client import RawClient
+
+from mqttbroker.admin.metrics import Metrics
+from mqttbroker.admin.sys_topics import SysTopics
+from mqttbroker.codec.packets import Publish
+from mqttbroker.codec.properties import Properties
+
+NUMBERS = (
+    ["clients/" + name for name in "total connected disconnected active inactive maximum expired".split()]
+    + ["messages/" + name for name in "received sent stored".split()]
+    + ["bytes/received", "bytes/sent", "subscriptions/count", "retained messages/count", "shared_subscriptions/count"]
+    + ["publish/messages/" + name for name in "received sent dropped".split()]
+    + ["publish/bytes/received", "publish/bytes/sent", "store/messages/count", "store/messages/bytes"]
+)
+
+
+def read(client: RawClient) -> dict[str, bytes]:
+    client.subscribe("$SYS/#", options=0)
+    found = {}
+    for packet in client.ping():
+        assert isinstance(packet, Publish) and packet.qos == 0
+        found[packet.topic.removeprefix("$SYS/broker/")] = packet.payload
+    client.unsubscribe("$SYS/#")
+    return found
+
+
+def test_the_names_that_monitoring_knows(start_broker: Callable[..., BrokerProcess]) -> None:
+    broker = start_broker(config={"sys_interval": "100ms"})
+    with RawClient(broker.port) as client:
+        client.connect("watch")
+        deadline = time.monotonic() + 10
+        while (values := read(client)).get("clients/connected") != b"1":
+            assert time.monotonic() < deadline, values
+        assert re.fullmatch(rb"mqttbroker version \S+", values["version"])
+        assert re.fullmatch(rb"\d+ seconds", values["uptime"])
+        for name in NUMBERS:
+            assert values[name].isdigit(), name
+        for load in ("messages/received", "messages/sent", "bytes/received", "publish/sent", "connections"):
+            for minutes in (1, 5, 15):
+                assert re.fullmatch(rb"\d+\.\d\d", values[f"load/{load}/{minutes}min"])
+        client.subscribe("#", options=0)
+        client.publish("mine", b"x")
+        assert [packet.topic for packet in client.ping() if isinstance(packet, Publish)] == ["mine"]
+        client.subscribe("$SYS/broker/uptime", options=0 | 2 << 4)
+        message = client.take()
+        assert message.topic == "$SYS/broker/uptime" and not message.retain
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Core:
+    return Core(tmp_path)
+
+
+def test_values_are_what_was_counted(core: Core) -> None:
+    with core:
+        topics = SysTopics(Metrics(core.broker, None), 10)
+        kept = Properties()
+        kept.session_expiry_interval = 10
+        core.connect("gone", properties=kept).close()
+        subscriber, publisher = core.connect("s"), core.connect("p", 4)
+        subscriber.subscribe("t", "u", "$share/g/t")
+        for qos in (0, 1, 2):
+            publisher.publish("t", b"12345", qos)
+        publisher.publish("kept", b"123", 0, retain=True)
+        subscriber.arrived()
+        core.advance(11)
+        values = topics.values()
+        for name, value in {
+            "clients/total": 2,
+            "clients/connected": 2,
+            "clients/maximum": 2,
+            "clients/expired": 1,
+            "clients/disconnected": 0,
+            "subscriptions/count": 3,
+            "shared_subscriptions/count": 1,
+            "retained messages/count": 1,
+            "publish/messages/received": 4,
+            "publish/messages/sent": 6,
+            "publish/messages/dropped": 0,
+            "publish/bytes/received": 10 + 12 + 12 + 11,
+        }.items():
+            assert values[f"$SYS/broker/{name}"] == str(value), name
+        stats = core.broker.outbound.stats
+        assert values["$SYS/broker/bytes/sent"] == str(stats.bytes_sent)
+        assert stats.messages_received == 3 + 1 + 5 and stats.messages_sent == 3 + 1 + 6 + 3
+
+
+def test_values_are_retained_published_when_they_change_and_not_stored(core: Core) -> None:
+    with core:
+        topics = SysTopics(Metrics(core.broker, None), 10)
+        topics.publish()
+        client = core.connect("c")
+        client.subscribe("$SYS/broker/version", "$SYS/broker/clients/connected", options=0)
+        assert [(packet.payload, packet.retain) for packet in client.arrived()][1:] == [(b"0", True)]
+        topics.publish()
+        assert [(packet.payload, packet.retain) for packet in client.arrived()] == [(b"1", False)]
+        topics.publish()
+        assert client.arrived() == []
+        core.settle()
+        core.kill()
+        assert len(core.broker.retained) == 0

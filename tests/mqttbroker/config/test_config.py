@@ -1,0 +1,259 @@
+"""Settings: defaults, file, environment and flags, and one clear line for everything that can be wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.paths import ROOT
+
+from mqttbroker.config.load import FLAGS, ConfigError, load_settings
+from mqttbroker.config.settings import Consumers, Http, Limits, Listener, Log, Redirect, Settings, Stream
+
+CONF = ROOT / "conf" / "mqttbroker.toml"
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "broker.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems(
+    path: Optional[Path] = None, environ: Optional[dict[str, str]] = None, flags: Optional[dict[str, str]] = None
+) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path, environ, flags)
+    return caught.value.problems
+
+
+# --- the documented file ------------------------------------------------------------------------------------------
+
+
+def documented() -> str:
+    """conf/mqttbroker.toml with its example stream switched on."""
+    return re.sub(r"^#(?=\[streams|[a-z_]+ = )", "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def test_the_file_says_the_defaults() -> None:
+    assert load_settings(CONF) == Settings()
+
+
+def test_the_file_lists_every_key() -> None:
+    tables = tomllib.loads(documented())
+    expected = {
+        "": Settings,
+        "log": Log,
+        "http": Http,
+        "limits": Limits,
+        "redirect": Redirect,
+        "consumers": Consumers,
+        "listeners": Listener,
+        "streams": Stream,
+    }
+    for name, section in expected.items():
+        table: Any = tables
+        if name == "listeners":
+            table = tables["listeners"][0]
+        elif name == "streams":
+            table = tables["streams"]["sensors"]
+        elif name:
+            table = tables[name]
+        keys = {field.name for field in dataclasses.fields(section)} - ({"name"} if section is Stream else set())
+        assert set(table) == keys, f"[{name}]"
+
+
+def test_the_example_stream_says_the_defaults(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, documented()))
+    assert settings.streams == (Stream(name="sensors", filters=("sensors/#",)),)
+
+
+# --- precedence ---------------------------------------------------------------------------------------------------
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    settings = load_settings(None, {}, {})
+    assert settings == Settings()
+    assert (settings.listeners[0].host, settings.listeners[0].port) == ("127.0.0.1", 1883)
+    assert (settings.data_dir, settings.allow_anonymous) == (Path("data"), "loopback")
+
+
+def test_flags_override_environment_overrides_file(tmp_path: Path) -> None:
+    path = write(tmp_path, 'durability = "off"\nlog.level = "error"\n[[listeners]]\nport = 1\nhost = "::1"\n')
+    environ = {"MQTTBROKER_LISTENERS__0__PORT": "2", "MQTTBROKER_DURABILITY": "interval", "HOME": "x"}
+    settings = load_settings(path, environ, {"--port": "3"})
+    assert settings.listeners == (Listener(host="::1", port=3),)
+    assert (settings.durability, settings.log.level) == ("interval", "error")
+
+
+def test_every_flag_reaches_its_key() -> None:
+    values = {
+        "--host": "0.0.0.0", "--port": "0", "--http-port": "off", "--data-dir": "d",
+        "--durability": "off", "--allow-anonymous": "true", "--log-level": "debug",
+    }  # fmt: skip
+    assert set(values) == set(FLAGS)
+    settings = load_settings(None, {}, values)
+    assert settings.listeners == (Listener("0.0.0.0", 0),)
+    assert (settings.http.port, settings.data_dir, settings.durability) == (None, Path("d"), "off")
+    assert (settings.allow_anonymous, settings.log.level) == (True, "debug")
+
+
+def test_environment_adds_listeners_and_changes_streams(tmp_path: Path) -> None:
+    path = write(tmp_path, '[streams.Sensors]\nfilters = ["a/#"]\n')
+    environ = {
+        "MQTTBROKER_LISTENERS__1__PORT": "1884",
+        "MQTTBROKER_STREAMS__SENSORS__PARTITIONS": "9",
+        "MQTTBROKER_STREAMS__SENSORS__FILTERS": "a/+, b/#",
+        "MQTTBROKER_STREAMS__SENSORS__RETENTION_AGE": "7d",
+        "MQTTBROKER_LIMITS__RETAIN_AVAILABLE": "false",
+    }
+    settings = load_settings(path, environ)
+    assert [listener.port for listener in settings.listeners] == [1883, 1884]
+    assert settings.streams == (Stream("Sensors", ("a/+", "b/#"), partitions=9, retention_age=604800.0),)
+    assert settings.limits.retain_available is False
+
+
+def test_what_kubernetes_and_the_build_put_into_the_environment_is_no_setting() -> None:
+    environ = {
+        "MQTTBROKER_SERVICE_HOST": "10.0.0.1",
+        "MQTTBROKER_SERVICE_PORT": "1883",
+        "MQTTBROKER_SERVICE_PORT_MQTT": "1883",
+        "MQTTBROKER_PORT": "tcp://10.0.0.1:1883",
+        "MQTTBROKER_PORT_1883_TCP": "tcp://10.0.0.1:1883",
+        "MQTTBROKER_PORT_1883_TCP_ADDR": "10.0.0.1",
+        "MQTTBROKER_COMPILE": "1",
+    }
+    assert load_settings(None, environ) == Settings()
+
+
+# --- values -------------------------------------------------------------------------------------------------------
+
+GOOD = [
+    ('durability_interval = "250ms"', "durability_interval", 0.25),
+    ('sys_interval = "1.5m"', "sys_interval", 90.0),
+    ("allow_anonymous = false", "allow_anonymous", False),
+    ('password_file = "p"', "password_file", Path("p")),
+    ('http.token = "secret"', "http.token", "secret"),
+    ('http.port = "off"', "http.port", None),
+    ('response_information = "r/%c/%u/"', "response_information", "r/%c/%u/"),
+    ('limits.max_packet_size = "64KiB"', "limits.max_packet_size", 65536),
+    ('limits.max_packet_size = "1.5 MiB"', "limits.max_packet_size", 1572864),
+    ('limits.max_session_expiry = "2d"', "limits.max_session_expiry", 172800.0),
+    ('limits.max_session_expiry = "never"', "limits.max_session_expiry", None),
+]
+
+
+@pytest.mark.parametrize(("text", "path", "value"), GOOD)
+def test_good_values(tmp_path: Path, text: str, path: str, value: object) -> None:
+    found: Any = load_settings(write(tmp_path, text))
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == value and type(found) is type(value)
+
+
+BAD = [
+    ("listeners = []", "listeners: must be one or more [[listeners]] tables"),
+    ("[[listeners]]\nport = 99999", "listeners.0.port: must be 0–65535, got 99999"),
+    ('[[listeners]]\nport = "1883"', 'listeners.0.port: must be a whole number, got "1883"'),
+    ("[[listeners]]\nport = true", "listeners.0.port: must be a whole number, got true"),
+    ("[[listeners]]\nhost = 5", "listeners.0.host: must be a string"),
+    ("[[listeners]]\n[[listeners]]", "listeners.1.port: 127.0.0.1:1883 is taken by an earlier listener"),
+    ("[[listeners]]\nprot = 1", "listeners.0.prot: unknown key, did you mean port?"),
+    ("port = 1884", "port: unknown key, did you mean listeners.0.port?"),
+    ("max_inflight = 5", "max_inflight: unknown key, did you mean limits.max_inflight?"),
+    ("server_reference = 'x'", "server_reference: unknown key, did you mean redirect.server_reference?"),
+    ("zzz = 1", "zzz: unknown key"),
+    ("log = 3", "log: must be a table of keys, got 3"),
+    ("log.level = 'loud'", 'log.level: must be "debug", "info", "warning" or "error", got "loud"'),
+    ("durability = 1", 'durability: must be "commit", "interval" or "off", got 1'),
+    ("durability_interval = 5", 'durability_interval: must be a duration like "500ms", "10s", "5m", "12h" or "7d", got 5'),
+    ("durability_interval = '2h'", "durability_interval: must be 1ms–1h, got 2h"),
+    ("allow_anonymous = 'yes'", 'allow_anonymous: must be true, false or "loopback", got "yes"'),
+    ("response_information = 'r/+'", 'response_information: must be a topic name, got "r/+"'),
+    ("response_information = 'r/x%c'", 'response_information: %c and %u must be a whole level, not part of "x%c"'),
+    ("http.port = 70000", 'http.port: must be 0–65535, or "off", got 70000'),
+    ("limits.max_packet_size = '1MB'",
+     'limits.max_packet_size: must be a size like "512B", "64KiB", "10MiB" or "1GiB", got "1MB"'),
+    ("limits.max_packet_size = '1GiB'", "limits.max_packet_size: must be 128B–256MiB, got 1GiB"),
+    ("limits.max_session_expiry = 'ever'",
+     'limits.max_session_expiry: must be a duration like "500ms", "10s", "5m", "12h" or "7d", or "never", got "ever"'),
+    ("limits.retain_available = 1", "limits.retain_available: must be true or false, got 1"),
+    ("streams = 1", "streams: must be [streams.NAME] tables"),
+    ("[streams.s]", "streams.s.filters: is required"),
+    ("[streams.s]\nfilters = []", "streams.s.filters: must be a list of one or more topic filters, got a list"),
+    ("[streams.s]\nfilters = ['a/#/b']", 'streams.s.filters: "a/#/b" is not a topic filter that a stream can keep'),
+    ("[streams.s]\nfilters = ['$share/g/a']",
+     'streams.s.filters: "$share/g/a" is not a topic filter that a stream can keep'),
+    ("[streams.s]\nfilters = ['a']\nkey = 'user-property:'",
+     'streams.s.key: must be "topic", "client" or "user-property:NAME", got "user-property:"'),
+    ("[streams.s]\nfilters = ['a']\ndedup = true", "streams.s.dedup: unknown key"),
+    ("[streams.'a/b']\nfilters = ['a']",
+     "streams.a/b: a stream's name must be 1–64 of A–Z a–z 0–9 _ -, first a letter or digit"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "problem"), BAD)
+def test_bad_values_are_one_line(tmp_path: Path, text: str, problem: str) -> None:
+    path = write(tmp_path, text)
+    assert problems(path) == [f"{path}: {problem}"]
+
+
+def test_all_problems_are_said_and_each_names_who_said_it(tmp_path: Path) -> None:
+    path = write(tmp_path, 'durability = "x"\n[limits]\nmax_inflight = 0\n')
+    found = problems(path, {"MQTTBROKER_LISTENERS__0__PORT": "70000"}, {"--log-level": "loud"})
+    assert sorted(line.split(": ")[0] for line in found) == sorted(
+        [str(path), str(path), "MQTTBROKER_LISTENERS__0__PORT", "--log-level"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("MQTTBROKER_LOG", "debug", 'log: must be a table of keys, got "debug"'),
+        ("MQTTBROKER_LISTENERS", "x", "listeners: must be one or more [[listeners]] tables"),
+        ("MQTTBROKER_LISTENERS__7__PORT", "1", "listeners.7: must be a number from 0 to 1 here"),
+        ("MQTTBROKER_LIMITS__MAX_PAKET_SIZE", "1B", "limits.max_paket_size: unknown key, did you mean max_packet_size?"),
+        ("MQTTBROKER_PORT", "1884", "port: unknown key, did you mean listeners.0.port?"),
+    ],
+)
+def test_bad_variables_are_named(name: str, text: str, problem: str) -> None:
+    assert problems(None, {name: text}) == [f"{name}: {problem}"]
+
+
+def test_a_token_is_never_shown(tmp_path: Path) -> None:
+    assert "hunter2" not in "\n".join(problems(write(tmp_path, 'http.token = ["hunter2"]')))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.toml"
+    assert problems(missing) == [f"{missing}: cannot be read: No such file or directory"]
+    assert problems(tmp_path) == [f"{tmp_path}: cannot be read: Is a directory"]
+    broken = write(tmp_path, "a = = 1")
+    (line,) = problems(broken)
+    assert re.fullmatch(r".*broker\.toml: not TOML: .*line 1.*", line)
+    broken.write_bytes(b"a = '\xff'")
+    assert problems(broken) == [f"{broken}: not UTF-8 at byte 5"]
+
+
+def test_odd_keys_stay_on_their_line(tmp_path: Path) -> None:
+    path = write(tmp_path, '"a\\nb" = 1')
+    assert problems(path) == [f'{path}: "a\\nb": unknown key']
+
+
+@given(st.dictionaries(st.text(st.sampled_from("ABCLOGHTPSREAMI_0"), max_size=12), st.text(max_size=8), max_size=4))
+def test_any_environment_is_settings_or_problems(variables: dict[str, str]) -> None:
+    try:
+        load_settings(None, {f"MQTTBROKER_{name}": text for name, text in variables.items()})
+    except ConfigError as error:
+        assert error.problems and all("\n" not in line for line in error.problems)
+
+
+def test_settings_are_immutable() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Settings().log.level = "debug"  # type: ignore[misc]

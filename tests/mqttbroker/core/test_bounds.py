@@ -1,0 +1,426 @@
+"""The bounds of what waits: of one session and of all, in messages and in bytes, and what becomes of what is too much."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.core import Core, CoreClient
+from test_session import away, drain, durable, publish
+
+from mqttbroker.admin.metrics import Metrics
+from mqttbroker.codec.packets import Connack, Connect, Puback, Publish, Will
+from mqttbroker.codec.properties import Properties
+
+
+def stored(core: Core) -> list[tuple[int, int]]:
+    """(entries, messages) on disk."""
+    connection = sqlite3.connect(core.directory / "core.db")
+    try:
+        query = "SELECT (SELECT count(*) FROM queue), (SELECT count(*) FROM messages)"
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def counts_agree(core: Core) -> None:
+    """The shelf counts what the sessions count, and away from all clients that is what the disk has."""
+    sessions = core.broker.registry.by_id.values()
+    shelf = core.broker.shelf
+    assert shelf.queued_messages == sum(session.queued_messages for session in sessions)
+    assert shelf.queued_bytes == sum(session.queued_bytes for session in sessions)
+    everybody = core.broker.registry.sessions.values()
+    assert shelf.memory_bytes == sum(session.memory_bytes + session.late_bytes for session in everybody)
+
+
+def payloads(client: CoreClient) -> list[bytes]:
+    return [packet.payload for packet in client.arrived() if isinstance(packet, Publish)]
+
+
+# --- one session's queue ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "policy, kept, cause",
+    [("drop_newest", range(5), "queue_full"), ("drop_oldest", range(3, 8), "queue_full_oldest")],
+)
+@pytest.mark.parametrize("where", ["away", "there", "transient"])
+def test_a_full_queue_drops_by_its_policy(tmp_path: Path, policy: str, kept: range, cause: str, where: str) -> None:
+    with Core(tmp_path, max_queued_messages=5, queue_full=policy) as core:
+        if where == "away":
+            session = away(core, qos=1)
+        else:
+            client = durable(core, "sub") if where == "there" else core.connect("sub")
+            client.subscribe("t/#", options=1)
+            assert client.protocol.session is not None
+            session = client.protocol.session
+            client.protocol.ready = False  # what it was sent has not left yet
+        publish(core, range(8))
+        drops = Metrics(core.broker, None).drops()
+        assert {name for name, count in drops.items() if count} == {cause} and drops[cause] == 3
+        assert session.queued_messages == 5
+        counts_agree(core)
+        if where == "away":
+            assert stored(core) == [(5, 5)]
+            client = durable(core, "sub")
+        else:
+            client.protocol.relieved()
+        assert drain(client) == list(kept)
+        assert session.queued_messages == 0
+        counts_agree(core)
+
+
+def test_the_oldest_make_room_by_their_bytes(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_bytes=2048, queue_full="drop_oldest") as core:
+        session = away(core, qos=1)
+        publisher = core.connect("pub")
+        for letter, size in ((b"a", 900), (b"b", 900), (b"c", 100), (b"d", 1500), (b"e", 4000)):
+            assert publisher.publish("t/1", letter * size, 1) == 0
+        # e alone is more than the queue may hold, so that nothing has to go for it.
+        assert [payload[:1] for payload in payloads(durable(core, "sub"))] == [b"c", b"d"]
+        tally = core.broker.shelf.tally
+        assert (tally.queue_full, tally.queue_full_oldest, session.queued_bytes) == (1, 2, 3 + 100 + 3 + 1500)
+
+
+def test_the_oldest_of_a_long_queue_make_room_piece_by_piece(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=3000, queue_full="drop_oldest") as core:
+        session = away(core, qos=1)
+        publish(core, range(7500))
+        assert session.queued_messages == 3000
+        assert core.broker.shelf.tally.queue_full_oldest == 4500
+        counts_agree(core)
+        assert drain(durable(core, "sub")) == list(range(4500, 7500))
+        assert stored(core) == [(0, 0)]
+
+
+def test_what_was_sent_is_not_dropped_for_what_is_new(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=3, queue_full="drop_oldest") as core:
+        client = durable(core, "sub")
+        client.subscribe("t/#", options=1)
+        publish(core, range(3))
+        assert [packet.payload for packet in client.arrived()] == [b"0", b"1", b"2"]
+        client.close()
+        publish(core, range(3, 6))
+        assert core.broker.shelf.tally.queue_full + core.broker.shelf.tally.queue_full_oldest == 3
+        again = durable(core, "sub")
+        assert [(packet.dup, packet.payload) for packet in again.arrived()] == [(True, b"%d" % n) for n in range(3)]
+
+
+def test_a_shared_message_stays_with_those_who_have_room(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=2, queue_full="drop_oldest") as core:
+        away(core, qos=1)
+        reader = durable(core, "reader")
+        reader.subscribe("t/#", options=1)
+        for number in range(4):
+            publish(core, range(number, number + 1))
+            assert drain(reader) == [number]
+        assert stored(core) == [(2, 2)]
+        assert drain(durable(core, "sub")) == [2, 3]
+        assert stored(core) == [(0, 0)]
+
+
+def test_nothing_is_dropped_from_a_queue_that_its_client_has_come_for(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=3, queue_full="drop_oldest") as core:
+        away(core, qos=1)
+        publish(core, range(3))
+        publisher = core.connect("pub")
+        core.eager = False
+        client = core.client()
+        client.send(Connect("sub", 5, False, properties=lasting_session()))
+        publisher.send(Publish("t/1", b"3", 1, False, False, 1))
+        core.settle()
+        core.eager = True
+        assert client.expect(Connack).session_present
+        assert drain(client) == [0, 1, 2]
+        counts_agree(core)
+        assert stored(core) == [(0, 0)]
+
+
+def lasting_session() -> Properties:
+    properties = Properties()
+    properties.session_expiry_interval = 0xFFFFFFFF
+    return properties
+
+
+# --- refusal ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_publisher_keeps_what_finds_no_room(tmp_path: Path, qos: int) -> None:
+    with Core(tmp_path, max_queued_messages=2, queue_full="refuse") as core:
+        away(core)
+        reader = core.connect("reader")
+        reader.subscribe("t/#", options=2)
+        publisher = core.connect("pub")
+        assert [publisher.publish("t/1", b"%d" % n, qos) for n in range(4)] == [0, 0, 0x97, 0x97]
+        assert publisher.publish("t/1", b"9", 0) == 0
+        # Nobody has what was refused, and it may be sent again under any id.
+        assert drain(reader) == [0, 1, 9]
+        assert Metrics(core.broker, None).drops()["refused"] == 2
+        assert drain(durable(core, "sub")) == [0, 1]
+        assert publisher.publish("t/1", b"2", qos) == 0
+
+
+def test_an_older_publisher_is_closed_and_not_answered(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=1, queue_full="refuse") as core:
+        away(core)
+        publisher = core.connect("pub", 4)
+        publisher.send(*(Publish("t/1", b"%d" % n, 1, False, False, n) for n in (1, 2, 3)))
+        assert publisher.arrived() == [] and publisher.closed
+        assert drain(durable(core, "sub")) == [1]
+
+
+def test_a_slow_reader_without_a_kept_session_has_messages_refused_too(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=3, queue_full="refuse") as core:
+        reader = core.connect("reader")
+        reader.subscribe("t/#", options=1)
+        publisher = core.connect("pub")
+        assert [publisher.publish("t/1", b"", 1) for _ in range(5)] == [0, 0, 0, 0x97, 0x97]
+
+
+def test_a_group_refuses_only_if_nobody_takes_the_message(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=2, queue_full="refuse") as core:
+        away(core, qos=1, topic_filter="$share/g/t/#")
+        member = core.connect("member")
+        member.subscribe("$share/g/t/#", options=1)
+        publisher = core.connect("pub")
+        for number in range(4):
+            assert publisher.publish("t/1", b"%d" % number, 1) == 0
+            assert drain(member) == [number]
+        member.disconnect()
+        assert [publisher.publish("t/1", b"9", 1) for _ in range(3)] == [0, 0, 0x97]
+
+
+# --- all sessions together ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [{"max_total_queued_messages": 7}, {"max_total_queued_bytes": 7 * (3 + 200) + 100}])
+@pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest", "refuse"])
+def test_all_queues_together_are_bounded(tmp_path: Path, limit: dict[str, int], policy: str) -> None:
+    with Core(tmp_path, queue_full=policy, **limit) as core:
+        for name in ("one", "two"):
+            client = durable(core, name)
+            client.subscribe("t/#", options=1)
+            client.disconnect()
+        online = durable(core, "online")
+        online.subscribe("u", "t/1", options=1)
+        publisher = core.connect("pub")
+        text = b"%0200d"
+        for number in range(3):
+            assert publisher.publish("t/1", text % number, 1) == 0 and drain(online) == [number]
+        assert publisher.publish("t/1", text % 3, 1) == 0x97
+        # Who takes messages at once is not the worse for it.
+        assert publisher.publish("u", b"4", 1) == 0 and drain(online) == [4]
+        counts_agree(core)
+        core.kill()
+        assert core.broker.shelf.queued_messages == 6
+        assert core.connect("pub").publish("t/1", text % 5, 1) == 0x97
+        assert drain(durable(core, "one")) == [0, 1, 2]
+        assert core.connect("pub").publish("t/2", text % 6, 1) == 0
+        durable(core, "two", clean_start=True)
+        counts_agree(core)
+
+
+def test_a_message_that_nobody_can_be_refused_is_dropped_and_counted(tmp_path: Path) -> None:
+    with Core(tmp_path, max_total_queued_messages=1) as core:
+        away(core, qos=1)
+        will = Publish("t/will", b"1", 1)
+        for name in ("a", "b"):
+            client = core.client()
+            client.connect(name, will=_will(will))
+            client.close()
+        assert core.broker.shelf.queued_messages == 1 and core.broker.shelf.tally.total_full == 1
+
+
+def _will(message: Publish) -> Will:
+    return Will(message.topic, message.payload, message.qos, False)
+
+
+def test_what_waits_in_memory_is_bounded_over_all(tmp_path: Path) -> None:
+    with Core(tmp_path, max_total_queue_memory_bytes=2048) as core:
+        readers = [core.connect("transient"), durable(core, "kept")]
+        for client in readers:
+            client.subscribe("t/#", options=1)
+            client.protocol.ready = False
+        publisher = core.connect("pub")
+        for number in range(20):
+            assert publisher.publish("t/1", b"%0200d" % number, 1) == 0
+            assert core.broker.shelf.memory_bytes <= 2048
+        dropped = core.broker.shelf.tally.memory_full
+        assert 10 <= dropped < 20
+        counts_agree(core)
+        for client in readers:
+            client.protocol.relieved()
+        core.settle()
+        assert len(drain(readers[0])) == 20 - dropped
+        # The one with a disk has them all.
+        assert drain(readers[1]) == list(range(20))
+        counts_agree(core)
+        assert core.broker.shelf.memory_bytes == 0
+
+
+# --- messages whose time is over ----------------------------------------------------------------------------------
+
+
+def lasting(seconds: int) -> Properties:
+    properties = Properties()
+    properties.message_expiry_interval = seconds
+    return properties
+
+
+def test_messages_expire_on_disk_without_their_client(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        session = away(core, qos=1)
+        publisher = core.connect("pub")
+        for number in range(2500):
+            publisher.publish("t/1", b"%d" % number, 1, properties=lasting(60 if number % 5 else 600))
+        publisher.publish("t/1", b"2500", 1)
+        core.advance(59)
+        assert stored(core) == [(2501, 2501)]
+        core.advance(2)
+        assert stored(core) == [(501, 501)] and session.queued_messages == 501
+        counts_agree(core)
+        core.kill()
+        core.advance(600)
+        assert stored(core) == [(1, 1)]
+        assert core.broker.shelf.tally.expired == 500
+        counts_agree(core)
+        assert drain(durable(core, "sub")) == [2500]
+
+
+def test_a_queue_that_was_full_and_dropped_its_oldest_expires_too(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=3, queue_full="drop_oldest") as core:
+        away(core, qos=1)
+        publisher = core.connect("pub")
+        for number in range(5):
+            publisher.publish("t/1", b"%d" % number, 1, properties=lasting(60))
+        core.advance(61)
+        core.advance(61)
+        assert stored(core) == [(0, 0)]
+        tally = core.broker.shelf.tally
+        assert (tally.queue_full_oldest, tally.expired) == (2, 3)
+        counts_agree(core)
+
+
+def test_a_session_that_is_back_passes_over_them_itself(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queue_memory_messages=2) as core:
+        away(core, qos=1)
+        publisher = core.connect("pub")
+        for number in range(10):
+            publisher.publish("t/1", b"%d" % number, 1, properties=lasting(10))
+        client = durable(core, "sub", window=1)
+        session = client.protocol.session
+        assert session is not None
+        assert [packet.payload for packet in client.arrived()] == [b"0"]
+        core.advance(11)
+        assert session.queued_messages == 10
+        client.close()
+        # It was there when they expired; later they go as well, but for the one that was sent.
+        core.advance(61)
+        assert session.queued_messages == 1 and stored(core) == [(1, 1)]
+        counts_agree(core)
+        assert [packet.payload for packet in durable(core, "sub").arrived()] == [b"0"]
+
+
+def test_a_session_that_left_during_the_search_has_seen_to_them(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = durable(core, "sub", window=1)
+        client.subscribe("t/#", options=1)
+        publisher = core.connect("pub")
+        for number in range(5):
+            publisher.publish("t/1", b"%d" % number, 1, properties=lasting(10))
+        core.eager = False
+        core.advance(11)
+        core.take()
+        # Its acknowledgement has the session look at what waits, and pass over it.
+        (sent,) = client.arrived()
+        client.send(Puback(sent.packet_id))
+        client.close()
+        core.settle()
+        assert core.broker.shelf.tally.expired == 4
+        counts_agree(core)
+        assert core.broker.shelf.queued_messages == 0 and stored(core) == [(0, 0)]
+
+
+def test_a_message_of_two_goes_with_the_second(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        away(core, qos=1)
+        other = durable(core, "other", window=1)
+        other.subscribe("t/#", options=1)
+        publisher = core.connect("pub")
+        for number in range(3):
+            publisher.publish("t/1", b"%d" % number, 1, properties=lasting(10))
+        core.advance(11)
+        assert stored(core) == [(3, 3)]
+        assert drain(other) == [0]
+        assert stored(core) == [(0, 0)]
+
+
+def test_retained_messages_expire_unasked(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        publisher = core.connect("pub")
+        for number in range(1500):
+            publisher.publish(f"r/{number}", b"x", 1, retain=True, properties=lasting(10 if number % 2 else 1000))
+        for _ in range(4):
+            core.advance(10)
+        assert len(core.broker.retained) == 750
+        core.kill()
+        assert len(core.broker.retained) == 750
+
+
+# --- whatever happens ---------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    policy=st.sampled_from(["drop_newest", "drop_oldest", "refuse"]),
+    steps=st.lists(
+        st.sampled_from(["publish", "publish", "expiring", "come", "go", "slow", "wait", "fail", "kill"]), max_size=40
+    ),
+)
+def test_the_counts_agree_whatever_happens(tmp_path: Path, policy: str, steps: list[str]) -> None:
+    for file in tmp_path.iterdir():
+        file.unlink()
+    with Core(
+        tmp_path,
+        queue_full=policy,
+        max_queued_messages=5,
+        max_total_queued_messages=8,
+        max_queue_memory_messages=2,
+        max_total_queue_memory_bytes=1024,
+    ) as core:
+        for name in ("one", "two"):
+            client = durable(core, name)
+            client.subscribe("t/#", options=1)
+        publisher = core.connect("pub")
+        for number, step in enumerate(steps):
+            if step in ("publish", "expiring"):
+                publisher.publish("t/1", b"%0200d" % number, 1, properties=lasting(5) if step == "expiring" else None)
+            elif step == "come":
+                drain(durable(core, "one"))
+            elif step == "slow":
+                durable(core, "two", window=1).arrived()
+            elif step == "go":
+                for client in core.clients:
+                    if client is not publisher and not client.closed:
+                        client.close()
+            elif step == "wait":
+                core.advance(6)
+            elif step == "fail":
+                core.eager = False
+                publisher.send(Publish("t/1", b"f", 1, False, False, 60000))
+                core.fail()
+                core.eager = True
+                core.settle()
+                publisher.arrived()
+            elif step == "kill":
+                core.kill()
+                publisher = core.connect("pub")
+            counts_agree(core)
+        for name in ("one", "two"):
+            drain(durable(core, name))
+        counts_agree(core)
+        assert core.broker.shelf.queued_messages == 0 and stored(core) == [(0, 0)]

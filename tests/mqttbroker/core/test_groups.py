@@ -1,0 +1,142 @@
+"""Strategies of shared subscriptions: who of a group is chosen, and that nobody is who cannot when another can."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqttbroker.core.groups import Group, HashTopic, LeastLoaded, Member, RandomMember, Strategy
+from sessions.context import Limits, Shelf
+from sessions.delivery import Delivery, Outlet
+from sessions.journal import Journal
+from sessions.message import Message
+from sessions.session import Session, Subscription
+
+SHELF = Shelf(Journal(True), Limits(10, 10, 1000, 10, 1000))
+
+STRATEGIES: list[Callable[[], Strategy]] = [Strategy, lambda: RandomMember(Random(5).random), HashTopic, LeastLoaded]
+every_strategy = pytest.mark.parametrize("make", STRATEGIES, ids=["round_robin", "random", "hash_topic", "least_loaded"])
+
+ABLE, STALLED, FULL, AWAY, LOST = range(5)
+RANK = {ABLE: 0, STALLED: 1, FULL: 1, AWAY: 2}
+
+
+def group_of(*states: int) -> Group:
+    """A group whose members, ``m0``, ``m1`` …, are in these states; one that is lost keeps nothing."""
+    group = Group("g", "t")
+    for number, state in enumerate(states):
+        session = Session(SHELF, number + 1 if state in (AWAY, FULL) else 0, f"m{number}")
+        if state not in (AWAY, LOST):
+            session.attach(Outlet(), 2)
+            session.outlet.ready = state != STALLED  # type: ignore[union-attr]
+        if state == FULL:
+            message = Message("t", b"", 1, False, b"", "p", 0, 0)
+            session.in_flight = {n: Delivery(session, session.id, message, 1, False, b"") for n in (1, 2)}
+        group.members.append(Member(Subscription(session, "$share/g/t", 1, 0)))
+    return group
+
+
+def chosen(strategy: Strategy, group: Group, topic: str = "t") -> int:
+    """The number of the member that gets the message, -1 for nobody."""
+    member = strategy.choose(group, topic)
+    return -1 if member is None else group.members.index(member)
+
+
+@every_strategy
+@settings(deadline=None)
+@given(states=st.lists(st.integers(ABLE, LOST), max_size=6), topics=st.lists(st.text(max_size=3), min_size=1, max_size=8))
+def test_the_chosen_is_among_those_who_come_first(
+    make: Callable[[], Strategy], states: list[int], topics: list[str]
+) -> None:
+    strategy, group = make(), group_of(*states)
+    first = min((RANK[state] for state in states if state != LOST), default=-1)
+    for topic in topics:
+        number = chosen(strategy, group, topic)
+        assert (-1 if number < 0 else RANK[states[number]]) == first
+
+
+@every_strategy
+@pytest.mark.parametrize("states", [(ABLE,) * 4, (FULL, ABLE, LOST, ABLE, AWAY), (FULL, STALLED), (AWAY, LOST, AWAY)])
+def test_nobody_who_could_is_left_out(make: Callable[[], Strategy], states: tuple[int, ...]) -> None:
+    strategy, group = make(), group_of(*states)
+    best = min(RANK[state] for state in states if state != LOST)
+    equals = {number for number, state in enumerate(states) if RANK.get(state) == best}
+    assert {chosen(strategy, group, f"topic/{n}") for n in range(100)} == equals
+
+
+def test_round_robin_goes_on_after_the_last_one_chosen() -> None:
+    strategy, group = Strategy(), group_of(ABLE, FULL, ABLE)
+    assert [chosen(strategy, group) for _ in range(5)] == [0, 2, 0, 2, 0]
+
+
+@pytest.mark.parametrize("make", [Strategy, LeastLoaded], ids=["round_robin", "least_loaded"])
+def test_turns_are_the_groups_where_only_a_part_of_it_may_read_a_topic(make: Callable[[], Strategy]) -> None:
+    strategy, group = make(), group_of(*[ABLE] * 4)
+    turns: Counter[int] = Counter()
+    for number in range(9):  # a topic each, as the router asks for it
+        readers = Group(group.name, group.topic_filter)
+        readers.whole, readers.members = group, group.members[1:]
+        turns[chosen(strategy, readers, f"t/{number}")] += 1
+    assert turns == {0: 3, 1: 3, 2: 3}
+
+
+def test_random_takes_what_it_is_given() -> None:
+    numbers = iter([0.0, 0.999, 0.5, 0.34, 0.32])
+    strategy, group = RandomMember(lambda: next(numbers)), group_of(ABLE, FULL, ABLE, ABLE)
+    assert [chosen(strategy, group) for _ in range(5)] == [0, 3, 2, 2, 0]
+
+
+TOPICS = [f"site/{n}/temperature" for n in range(1000)]
+
+
+def shares(group: Group) -> dict[str, str]:
+    """Topic -> the client id of the member that gets its messages."""
+    strategy = HashTopic()
+    found = {}
+    for topic in TOPICS:
+        member = strategy.choose(group, topic)
+        assert member is not None and strategy.choose(group, topic) is member
+        found[topic] = member.session.client_id
+    return found
+
+
+def test_topics_are_spread_evenly_over_members_with_like_names() -> None:
+    counts = Counter(shares(group_of(*[ABLE] * 8)).values())
+    assert len(counts) == 8 and all(80 < count < 170 for count in counts.values()), counts
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.permutations(range(6)), st.integers(0, 5), st.sampled_from([FULL, STALLED, AWAY, LOST]))
+def test_only_the_topics_of_a_member_that_cannot_take_them_move(order: list[int], leaver: int, state: int) -> None:
+    group = group_of(*[ABLE] * 6)
+    before = shares(group)
+    group.members = [group.members[number] for number in order]  # whoever joined first
+    name = f"m{leaver}"
+    left = group_of(*[state if number == leaver else ABLE for number in range(6)])
+    after = shares(left)
+    assert shares(group) == before
+    assert {topic for topic in TOPICS if before[topic] != after[topic]} == {t for t in TOPICS if before[t] == name}
+    heirs = Counter(after[topic] for topic in TOPICS if before[topic] == name)
+    assert len(heirs) == 5, "the topics of one go to all others"
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 60))
+def test_least_loaded_levels_the_loads(loads: list[int], messages: int) -> None:
+    strategy, group = LeastLoaded(), group_of(*[ABLE] * len(loads))
+    for member, load in zip(group.members, loads):
+        member.session.queued_messages = load
+    for _ in range(messages):
+        member = strategy.choose(group, "t")  # type: ignore[assignment]
+        assert member.session.queued_messages == min(m.session.queued_messages for m in group.members)
+        member.session.queued_messages += 1
+
+
+def test_least_loaded_gives_equals_their_turn() -> None:
+    strategy, group = LeastLoaded(), group_of(ABLE, ABLE, FULL, ABLE)
+    assert sorted(chosen(strategy, group) for _ in range(9)) == [0, 0, 0, 1, 1, 1, 3, 3, 3]

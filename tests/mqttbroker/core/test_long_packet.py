@@ -1,0 +1,53 @@
+"""Long packets while they come: few pieces, nothing lost, and where the payload begins."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mqttbroker.codec.packets import Publish
+from mqttbroker.codec.properties import Properties
+from mqttbroker.core.long_packet import PIECE, LongPacket, payload_start, total
+
+
+@given(st.lists(st.integers(1, 3 * PIECE), min_size=1, max_size=30))
+def test_the_pieces_are_the_packet_and_few(sizes: list[int]) -> None:
+    packet = bytes(range(251)) * (sum(sizes) // 251 + 1)
+    packet = packet[: sum(sizes)]
+    found = LongPacket(packet[: sizes[0]], len(packet))
+    position = sizes[0]
+    for size in sizes[1:]:
+        assert found.missing == len(packet) - position
+        found.add(packet[position : position + size])
+        position += size
+    assert found.missing == 0
+    pieces = found.take()
+    assert b"".join(pieces) == packet and total(pieces) == len(packet)
+    assert all(len(piece) >= PIECE for piece in pieces[:-1])
+
+
+def test_a_piece_that_is_long_enough_is_kept_as_it_came() -> None:
+    first, second = bytes(PIECE), bytes(2 * PIECE)
+    found = LongPacket(first, 4 * PIECE)
+    for part in (second, second[1:], b"x"):
+        found.add(part[: found.missing])
+    pieces = found.take()
+    assert pieces[0] is first and pieces[1] is second and len(pieces) == 3
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("length", [0, 100, 200, 20_000])
+def test_where_the_payload_begins(version: int, qos: int, length: int) -> None:
+    properties = Properties()
+    properties.content_type = "x" * length if length else None
+    packet = Publish("t/1", b"payload", qos, packet_id=1 if qos else 0, properties=properties).encode(version)
+    body = 2
+    while packet[body - 1] >= 128:
+        body += 1
+    start = packet.index(b"payload")
+    assert payload_start(packet, body, qos, version) == start
+    for size in range(body, min(start, 300)):  # the header is not whole: it is said to end beyond
+        assert payload_start(packet[:size], body, qos, version) > size
+    assert payload_start(packet[:start], body, qos, version) == start

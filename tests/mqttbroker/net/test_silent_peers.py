@@ -1,0 +1,81 @@
+"""Peers that are gone without a word, and peers that do not read: they cost nobody but themselves."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+from support.broker_process import BrokerProcess
+from support.core import wait_until
+from support.raw_client import RawClient
+
+from mqttbroker.codec.packets import Publish, Will
+from mqttbroker.codec.properties import Properties
+
+StartBroker = Callable[..., BrokerProcess]
+BLOCK = bytes(65_536)
+CONFIG = {"limits": {"max_outbox_bytes": "256KiB"}}
+
+
+def sample(broker: BrokerProcess, name: str) -> float:
+    lines = broker.get("/metrics").decode().splitlines()
+    return float(next(line.split()[-1] for line in lines if line.startswith(name)))
+
+
+def deaf(broker: BrokerProcess, version: int) -> RawClient:
+    """A client whose system takes in hardly anything that it does not read itself."""
+    client = RawClient(broker.port, version)
+    client.socket.close()
+    client.socket = socket.socket()
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.socket.settimeout(5)
+    client.socket.connect((broker.host, broker.port))
+    return client
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_peer_that_is_gone_without_a_word(start_broker: StartBroker, version: int) -> None:
+    """No FIN comes, and nothing can be sent any more: keep alive ends it, its will follows, its session stays."""
+    broker = start_broker(config=CONFIG)
+    watching, publisher = RawClient(broker.port), RawClient(broker.port)
+    watching.connect("watching")
+    watching.subscribe("will/#")
+    publisher.connect("publisher")
+    before = len(os.listdir(f"/proc/{broker.pid}/fd"))
+    gone = deaf(broker, version)
+    properties = Properties()
+    if version == 5:
+        properties.session_expiry_interval = 3600
+    gone.connect("gone", clean_start=False, properties=properties, keep_alive=1, will=Will("will/gone", b"gone", 1))
+    gone.subscribe("blocks", options=1)
+    blocks = [b"%d " % number + BLOCK for number in range(40)]
+    for block in blocks:
+        assert publisher.publish("blocks", block, 1) == 0
+    message = watching.take()
+    assert (message.topic, message.payload) == ("will/gone", b"gone")
+    broker.wait_for_log("event=disconnected client=gone .*keep alive timeout")
+    wait_until(lambda: len(os.listdir(f"/proc/{broker.pid}/fd")) == before, 15)
+    assert sample(broker, "mqttbroker_clients_connected") == 2
+    with RawClient(broker.port, version) as back:
+        connack = back.connect("gone", clean_start=False, properties=properties)
+        assert connack.session_present
+        assert [back.take().payload for _ in blocks] == blocks
+    gone.close()
+
+
+def test_a_peer_that_does_not_read_keeps_nobody_waiting(start_broker: StartBroker) -> None:
+    broker = start_broker(config=CONFIG)
+    slow, fast, publisher = deaf(broker, 5), RawClient(broker.port), RawClient(broker.port)
+    for client_id, client in (("slow", slow), ("fast", fast), ("publisher", publisher)):
+        client.connect(client_id)
+    for client in (slow, fast):
+        client.subscribe("blocks", options=0)
+    for number in range(200):
+        publisher.send(Publish("blocks", b"%d " % number + BLOCK))
+        assert fast.take().payload.startswith(b"%d " % number)
+    dropped = sample(broker, 'mqttbroker_messages_dropped_total{cause="slow_subscriber"}')
+    received = [int(packet.payload.split()[0]) for packet in slow.ping() if isinstance(packet, Publish)]
+    assert received == sorted(received) and len(received) + dropped == 200
+    assert dropped > 100

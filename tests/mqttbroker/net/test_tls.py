@@ -1,0 +1,361 @@
+"""TLS and mutual TLS, under MQTT and under WebSocket: who gets in, as whom, and what a reload changes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any, Optional
+
+import paho.mqtt.client as paho
+import pytest
+import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from support.broker_process import BrokerProcess
+from support.stream_client import StreamClient, WebSocketStream, tcp_socket
+
+from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED
+from mqttbroker.config.load import ConfigError, load_settings
+from mqttbroker.config.settings import Listener
+from mqttbroker.net.tls import server_context
+
+Start = Callable[..., BrokerProcess]
+
+
+class Files:
+    """An authority, and the PEM files of a server in ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.authority = trustme.CA()
+        self.directory = directory
+        self.cafile = directory / "ca.pem"
+        self.certfile = directory / "server.pem"
+        self.keyfile = directory / "server.key"
+        self.authority.cert_pem.write_to_path(str(self.cafile))
+        self.new_server_certificate()
+
+    def new_server_certificate(self) -> None:
+        certificate = self.authority.issue_cert("localhost", "127.0.0.1")
+        self.certfile.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+        certificate.private_key_pem.write_to_path(str(self.keyfile))
+
+    def config(self, kind: str = "tls", **more: Any) -> dict[str, Any]:
+        """A plain listener, and one with TLS and client certificates signed by this authority."""
+        files = {"certfile": str(self.certfile), "keyfile": str(self.keyfile), "cafile": str(self.cafile)}
+        return {"listeners": [{"host": "127.0.0.1"}, {"type": kind, "port": 0, **files, **more}]}
+
+    def client(self, name: Optional[str] = None, authority: Optional[trustme.CA] = None) -> ssl.SSLContext:
+        """What a client connects with: without a certificate unless it has a ``name``."""
+        context = ssl.create_default_context()
+        self.authority.configure_trust(context)
+        if name is not None:
+            (authority or self.authority).issue_cert(f"{name}@example.org", common_name=name).configure_cert(context)
+        return context
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+def port_of(broker: BrokerProcess, kind: str) -> int:
+    broker.wait_for_log("event=started")
+    return int(broker.wait_for_log(rf"event=listening type={kind} .*port=(\d+)")[1])
+
+
+def secure_socket(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
+    return context.wrap_socket(tcp_socket(port), server_hostname="localhost")
+
+
+def open_client(broker: BrokerProcess, context: ssl.SSLContext, kind: str = "tls", version: int = 5) -> StreamClient:
+    sock = secure_socket(port_of(broker, kind), context)
+    return StreamClient(WebSocketStream(sock) if kind == "wss" else sock, version)
+
+
+# --- in general ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["tls", "wss"])
+def test_messages_through_tls(start_broker: Start, files: Files, kind: str) -> None:
+    broker = start_broker(config=files.config(kind))
+    with open_client(broker, files.client(), kind) as client:
+        assert client.connect("secure").reason_code == 0
+        client.subscribe("tls", options=2)
+        payload = os.urandom(300_000)
+        for qos in range(3):
+            client.publish("tls", payload, qos)
+            assert client.take().payload == payload
+        client.disconnect()
+
+
+@pytest.mark.parametrize(
+    ("oldest", "newest", "welcome"),
+    [("1.2", "TLSv1_2", True), ("1.2", "TLSv1_3", True), ("1.3", "TLSv1_3", True), ("1.3", "TLSv1_2", False)],
+)
+def test_versions(start_broker: Start, files: Files, oldest: str, newest: str, welcome: bool) -> None:
+    broker = start_broker(config=files.config(tls_version=oldest))
+    context = files.client()
+    context.maximum_version = ssl.TLSVersion[newest]
+    if welcome:
+        assert secure_socket(port_of(broker, "tls"), context).version() == newest.replace("_", ".")
+    else:
+        with pytest.raises(ssl.SSLError):
+            secure_socket(port_of(broker, "tls"), context)
+
+
+def test_what_is_older_than_1_2_is_not_spoken(files: Files) -> None:
+    context = server_context(Listener(type="tls", certfile=files.certfile, keyfile=files.keyfile))
+    assert context is not None and context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+def test_protocol_names(start_broker: Start, files: Files) -> None:
+    broker = start_broker(config=files.config())
+    for offered, chosen in ((["mqtt"], "mqtt"), (["x-amzn-mqtt-ca", "mqtt"], "mqtt"), (["h2"], None), (None, None)):
+        context = files.client()
+        if offered:
+            context.set_alpn_protocols(offered)
+        assert secure_socket(port_of(broker, "tls"), context).selected_alpn_protocol() == chosen
+
+
+def test_plain_mqtt_disturbs_nobody(start_broker: Start, files: Files) -> None:
+    broker = start_broker(config=files.config())
+    with open_client(broker, files.client()) as client, tcp_socket(port_of(broker, "tls")) as plain:
+        client.connect("bystander")
+        plain.sendall(b"\x10\x0c\x00\x04MQTT\x05\x02\x00\x00\x00\x00" * 20)
+        while plain.recv(65536):
+            pass
+        client.ping()
+
+
+def test_a_handshake_that_fails_is_one_line_and_counted(start_broker: Start, files: Files) -> None:
+    config = files.config(client_certificate="optional", tls_version="1.3")
+    broker = start_broker(config={**config, "limits": {"connect_timeout": "700ms"}})
+    untrusting, old = ssl.create_default_context(), files.client()
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def shake(context: ssl.SSLContext) -> Callable[[socket.socket], object]:
+        return lambda sock: context.wrap_socket(sock, server_hostname="localhost").recv(1)
+
+    attempts: list[tuple[Callable[[socket.socket], object], str]] = [
+        (lambda sock: sock.sendall(b"\x10\x0c\x00\x04MQTT\x05\x02\x00\x00\x00\x00"), "wrong version number"),
+        (lambda sock: sock.sendall(b"GET / HTTP/1.1\r\n\r\n"), "http request"),
+        (lambda sock: sock.close(), "closed by the client"),
+        (lambda sock: sock.recv(1), "not done in time"),
+        (shake(old), "unsupported protocol"),
+        (shake(untrusting), ".*alert unknown ca"),
+        (shake(files.client("stranger", trustme.CA())), "unable to get local issuer certificate"),
+    ]
+    for number, (attempt, reason) in enumerate(attempts):
+        with tcp_socket(port_of(broker, "tls")) as sock:
+            host, port = sock.getsockname()
+            with suppress(OSError):
+                attempt(sock)
+            broker.wait_for_log(f"event=refused .*address={host}:{port} reason=TLS handshake: {reason}$")
+        assert broker.log.count(f"{host}:{port} ") == 1
+        assert f'handshakes_failed_total{{layer="tls"}} {number + 1}.0' in broker.get("/metrics").decode()
+
+
+# --- client certificates ------------------------------------------------------------------------------------------
+
+
+def shut_out(broker: BrokerProcess, context: ssl.SSLContext) -> None:
+    """With TLS 1.3 a client learns only after its own handshake that its certificate was not taken."""
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        with open_client(broker, context) as client:
+            client.connect("stranger")
+
+
+def test_a_required_certificate(start_broker: Start, files: Files) -> None:
+    broker = start_broker(config=files.config(client_certificate="required"))
+    with open_client(broker, files.client("pump")) as client:
+        assert client.connect("pump").reason_code == 0
+    shut_out(broker, files.client())
+    shut_out(broker, files.client("pump", trustme.CA()))
+
+
+def test_an_optional_certificate(start_broker: Start, files: Files) -> None:
+    broker = start_broker(config=files.config(client_certificate="optional"))
+    for context in (files.client("pump"), files.client()):
+        with open_client(broker, context) as client:
+            assert client.connect("pump").reason_code == 0
+    shut_out(broker, files.client("pump", trustme.CA()))
+
+
+def revoke(files: Files, serial: int) -> Path:
+    """The authority's list of what it revoked, as a file."""
+    authority = x509.load_pem_x509_certificate(files.authority.cert_pem.bytes())
+    key: Any = serialization.load_pem_private_key(files.authority.private_key_pem.bytes(), None)
+    now = datetime.now(timezone.utc)
+    revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
+    builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject).last_update(now)
+    crl = builder.next_update(now + timedelta(days=1)).add_revoked_certificate(revoked).sign(key, hashes.SHA256())
+    path = files.directory / "revoked.pem"
+    path.write_bytes(crl.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+def test_a_revoked_certificate(start_broker: Start, files: Files) -> None:
+    stolen = files.authority.issue_cert("stolen@example.org", common_name="stolen")
+    serial = x509.load_pem_x509_certificate(stolen.cert_chain_pems[0].bytes()).serial_number
+    crlfile = str(revoke(files, serial))
+    broker = start_broker(config=files.config(client_certificate="required", crlfile=crlfile))
+    context = files.client()
+    stolen.configure_cert(context)
+    shut_out(broker, context)
+    with open_client(broker, files.client("pump")) as client:
+        assert client.connect("pump").reason_code == 0
+
+
+@pytest.mark.parametrize("kind", ["tls", "wss"])
+def test_the_common_name_is_the_user_name(start_broker: Start, files: Files, kind: str) -> None:
+    more = {"client_certificate": "optional", "use_identity_as_username": True, "allow_anonymous": False}
+    broker = start_broker(config=files.config(kind, **more))
+    with open_client(broker, files.client("pump"), kind) as client:
+        assert client.connect("known").reason_code == 0
+    with open_client(broker, files.client(), kind) as client:
+        assert client.connect("anonymous").reason_code == NOT_AUTHORIZED
+
+
+@pytest.mark.parametrize(("version", "code"), [(4, 5), (5, BAD_USER_NAME_OR_PASSWORD)])
+def test_a_certificate_without_a_name(start_broker: Start, files: Files, version: int, code: int) -> None:
+    broker = start_broker(config=files.config(client_certificate="required", use_identity_as_username=True))
+    context = files.client()
+    files.authority.issue_cert("nameless@example.org").configure_cert(context)
+    with open_client(broker, context, version=version) as client:
+        assert client.connect("nameless").reason_code == code
+
+
+# --- reload -------------------------------------------------------------------------------------------------------
+
+
+def serial_of(sock: Any) -> Any:
+    certificate = sock.getpeercert()
+    assert certificate is not None
+    return certificate["serialNumber"]
+
+
+def test_sighup_reads_the_files_again(start_broker: Start, files: Files) -> None:
+    broker = start_broker(config=files.config(client_certificate="required"))
+    trusted = files.client("pump")
+    with open_client(broker, trusted) as old:
+        assert old.connect("old").reason_code == 0
+        before = serial_of(old.socket)
+        stranger = trustme.CA()
+        files.new_server_certificate()
+        stranger.cert_pem.write_to_path(str(files.cafile))
+        os.kill(broker.pid, signal.SIGHUP)
+        broker.wait_for_log("event=certificates_reloaded")
+        with open_client(broker, files.client("pump", stranger)) as new:
+            assert new.connect("new").reason_code == 0
+            assert serial_of(new.socket) != before
+        shut_out(broker, trusted)  # its authority is no longer among them
+        old.ping()
+
+
+def test_a_reload_of_broken_files_changes_nothing(start_broker: Start, files: Files) -> None:
+    broker = start_broker(config=files.config())
+    broker.wait_for_log("event=started")
+    files.certfile.write_text("nonsense")
+    os.kill(broker.pid, signal.SIGHUP)
+    reason = broker.wait_for_log("event=reload_failed listener=.* reason=(.*)")[1]
+    assert str(files.certfile) in reason
+    with open_client(broker, files.client()) as client:
+        assert client.connect("still").reason_code == 0
+
+
+# --- files and settings that cannot be ----------------------------------------------------------------------------
+
+
+def encrypt(files: Files) -> None:
+    key = serialization.load_pem_private_key(files.keyfile.read_bytes(), None)
+    scheme = serialization.BestAvailableEncryption(b"secret")
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    files.keyfile.write_bytes(key.private_bytes(pem, pkcs8, scheme))
+
+
+def other_key(files: Files) -> None:
+    trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(str(files.keyfile))
+
+
+BROKEN: list[tuple[str, Callable[[Files], Any], str]] = [
+    ("missing certificate", lambda f: f.certfile.unlink(), "certfile {f.certfile}: No such file or directory"),
+    ("missing key", lambda f: f.keyfile.unlink(), "keyfile {f.keyfile}: No such file or directory"),
+    ("missing authority", lambda f: f.cafile.unlink(), "cafile {f.cafile}: No such file or directory"),
+    ("certificate that is none", lambda f: f.certfile.write_text("x"),
+     "certfile {f.certfile} and keyfile {f.keyfile}: not PEM, or damaged"),
+    ("authority that is none", lambda f: f.cafile.write_text("x"), "cafile {f.cafile}: not PEM, or damaged"),
+    ("another's key", other_key, "certfile {f.certfile} and keyfile {f.keyfile}: they do not belong together"),
+    ("encrypted key", encrypt,
+     "keyfile {f.keyfile}: is encrypted; a broker that starts by itself needs a key without a password"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "message"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
+def test_broken_files_are_one_line(files: Files, damage: Callable[[Files], Any], message: str) -> None:
+    listener = Listener(
+        type="tls", certfile=files.certfile, keyfile=files.keyfile, cafile=files.cafile, client_certificate="required"
+    )
+    server_context(listener)
+    damage(files)
+    with pytest.raises(OSError) as caught:
+        server_context(listener)
+    assert str(caught.value) == message.format(f=files)
+
+
+WRONG: list[tuple[str, str]] = [
+    ('type = "unix"', "path: is required for a Unix socket"),
+    ('type = "tls"\nkeyfile = "k"', 'certfile: is required for type "tls"'),
+    ('certfile = "c"', 'certfile: a listener of type "tcp" has none'),
+    ('path = "p"', 'path: a listener of type "tcp" has none'),
+    ('type = "unix"\npath = "p"\nport = 5', 'port: a listener of type "unix" has none'),
+    ('origins = ["https://x"]', 'origins: a listener of type "tcp" has none'),
+    ('type = "tls"\ncertfile = "c"\nkeyfile = "k"\nclient_certificate = "required"',
+     "cafile: is required to check client certificates"),
+    ('type = "tls"\ncertfile = "c"\nkeyfile = "k"\nuse_identity_as_username = true',
+     'client_certificate: must be "optional" or "required" for use_identity_as_username'),
+    ('type = "tls"\ncertfile = "c"\nkeyfile = "k"\ncrlfile = "r"', "crlfile: needs client_certificate"),
+    ('type = "unix"\npath = "p"\nmode = "rw"', 'mode: must be permissions like "0660", got "rw"'),
+    ('max_connections = 0', 'max_connections: must be 1–10000000, or "global", got 0'),
+    ('allow_anonymous = "no"', 'allow_anonymous: must be true, false or "loopback", or "global", got "no"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "problem"), WRONG, ids=[problem for _, problem in WRONG])
+def test_settings_that_do_not_go_together(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "broker.toml"
+    path.write_text(f"[[listeners]]\n{text}\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path)
+    assert caught.value.problems == [f"{path}: listeners.0.{problem}"]
+
+
+# --- clients of other hands ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "transport"), [("tls", "tcp"), ("wss", "websockets")])
+def test_paho(start_broker: Start, files: Files, kind: str, transport: Any) -> None:
+    broker = start_broker(config=files.config(kind, client_certificate="required"))
+    received: list[bytes] = []
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, "paho", protocol=paho.MQTTv5, transport=transport)
+    client.tls_set_context(files.client("paho"))
+
+    def on_connect(*_: Any) -> None:
+        client.subscribe("paho", 1)
+
+    def on_subscribe(*_: Any) -> None:
+        client.publish("paho", b"hello", 1)
+
+    def on_message(_client: Any, _userdata: Any, message: Any) -> None:
+        received.append(message.payload)
+        client.disconnect()
+
+    client.on_connect, client.on_subscribe, client.on_message = on_connect, on_subscribe, on_message
+    client.connect("localhost", port_of(broker, kind))
+    client.loop_forever()
+    assert received == [b"hello"]

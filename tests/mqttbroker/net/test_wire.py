@@ -1,0 +1,383 @@
+"""The wire: turns are shared, nothing is lost between them, and a client that is gone leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.core import Core
+
+from mqttbroker.auth.security import Security
+from mqttbroker.codec.packets import (
+    Connect,
+    Disconnect,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    decode,
+)
+from mqttbroker.core.connection import BULKY
+from mqttbroker.core.long_packet import PIECE
+from mqttbroker.net.listener_policy import Entrance
+from mqttbroker.net.wire import ALL_BULK, BULK, MUCH, SLICE, Turn, Wire
+
+
+class Timer:
+    def cancel(self) -> None:
+        pass
+
+
+class Loop:
+    """Runs what is to be run soon when it is asked to; time passes with every look at it."""
+
+    def __init__(self) -> None:
+        self.soon: list[Any] = []
+        self.now = 0.0
+        self.look = 0.0
+
+    def call_soon(self, call: Any) -> None:
+        self.soon.append(call)
+
+    def call_later(self, seconds: float, call: Any) -> Timer:
+        return Timer()
+
+    def time(self) -> float:
+        self.now += self.look
+        return self.now
+
+    def turn(self) -> None:
+        calls, self.soon = self.soon, []
+        for call in calls:
+            call()
+
+    def run(self) -> None:
+        """Until nothing is to be run."""
+        while self.soon:
+            self.turn()
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.reading = True
+        self.written = b""
+        self.parts: list[bytes] = []
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else None
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self.parts += parts
+        self.written += b"".join(parts)
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        self.reading = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> Iterator[Core]:
+    with Core(tmp_path, durability="off") as made:
+        yield made
+
+
+def begin(core: Core) -> tuple[Loop, Turn]:
+    loop = Loop()
+    return loop, Turn(core.broker, loop, lambda _: None, True)
+
+
+def join(core: Core, loop: Loop, turn: Turn, name: str) -> Wire:
+    def defect(_: object) -> None:
+        raise AssertionError("a defect")
+
+    broker, security = core.broker, Security(core.settings)
+    wire = Wire(turn, Entrance(security.policy, broker.terms, None, False), lambda: name, defect)
+    wire.connection_made(Transport())
+    wire.data_received(Connect(name, 5).encode(5))
+    wire.data_received(Subscribe(1, [Subscription("a/+", 0)]).encode(5))
+    return wire
+
+
+def test_who_sends_much_takes_turns_with_the_others_and_loses_nothing(core: Core) -> None:
+    loop, turn = begin(core)
+    loud, quiet = join(core, loop, turn, "loud"), join(core, loop, turn, "quiet")
+    loop.turn()
+    stats = core.broker.outbound.stats
+    packet = Publish("b/loud", bytes(100), 0, False, False, 0).encode(5)
+    loop.look = 1.0  # each look at the clock uses a share up
+    count = 5 * SLICE // len(packet)
+    loud.data_received(packet * count + Publish("a/last", b"", 0, False, False, 0).encode(5))
+    assert 0 < stats.publish_received < count / 2 and not loud.transport.reading
+    for number in range(1, 5):
+        before = stats.publish_received
+        quiet.data_received(Publish("a/quiet", b"%d" % number, 0, False, False, 0).encode(5))
+        loop.turn()
+        assert stats.publish_received > before + 1 and b"a/quiet" in quiet.transport.written
+    loop.run()
+    assert stats.publish_received == count + 5 and loud.transport.reading
+    assert loud.transport.written.endswith(Publish("a/last", b"", 0, False, False, 0).encode(5))
+
+
+def test_what_was_not_taken_in_yet_is_taken_before_what_comes_later(core: Core) -> None:
+    loop, turn = begin(core)
+    wire = join(core, loop, turn, "one")
+    loop.turn()
+    loop.look = 1.0
+    wire.transport.written = b""
+    sent = b"".join(Publish("a/1", b"%09d" % number, 0, False, False, 0).encode(5) for number in range(6000))
+    wire.data_received(sent[:70_001])
+    wire.data_received(sent[70_001:])
+    loop.run()
+    assert wire.transport.written == sent
+
+
+def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
+    loop, turn = begin(core)
+    wire = join(core, loop, turn, "one")
+    wire.data_received(Subscribe(2, [Subscription("a/+", 1)]).encode(5))
+    loop.turn()
+    stats = core.broker.outbound.stats
+    wire.transport.written, before = b"", stats.bytes_sent
+    bulky = Publish("a/1", bytes(10 * BULKY), 1, False, False, 1)
+    for packet in (Publish("a/0", b"before", 0), bulky, Publish("a/2", b"after", 0)):
+        wire.data_received(packet.encode(5))
+    written = [0]
+    while loop.soon:
+        loop.turn()
+        written.append(len(wire.transport.written))
+    assert len(wire.transport.parts) > 10 * BULKY // BULK
+    assert all(later - earlier <= BULK for earlier, later in pairwise(written))
+    assert stats.bytes_sent - before == len(wire.transport.written)
+    payloads, position = [], 0
+    while position < len(wire.transport.written):
+        packet, position = decode(wire.transport.written, 5, position)
+        payloads.append(packet.payload if isinstance(packet, Publish) else type(packet))
+    assert payloads == [b"before", bulky.payload, Puback, b"after"]
+    parts = len(wire.transport.parts)
+    wire.data_received(Publish("a/1", b"small", 1, False, False, 2).encode(5))
+    loop.turn()
+    assert b"small" in wire.transport.written and len(wire.transport.parts) == parts
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_what_came_in_long_pieces_leaves_in_them(core: Core, qos: int) -> None:
+    loop, turn = begin(core)
+    reader, writer = join(core, loop, turn, "reader"), join(core, loop, turn, "writer")
+    reader.data_received(Subscribe(2, [Subscription("a/+", qos)]).encode(5))
+    writer.data_received(Unsubscribe(2, ["a/+"]).encode(5))
+    loop.turn()
+    packet = Publish("a/1", bytes(range(250)) * 8000, qos, packet_id=1 if qos else 0).encode(5)
+    reader.transport.written, before = b"", core.broker.outbound.stats.publish_bytes_sent
+    pieces = [packet[at : at + 2 * PIECE] for at in range(0, len(packet), 2 * PIECE)]
+    for piece in pieces:
+        writer.data_received(piece)
+        loop.turn()
+    loop.run()
+    assert reader.transport.written == packet  # the first packet identifier is 1 on either side
+    assert core.broker.outbound.stats.publish_bytes_sent - before == len(packet)
+    sent = [part.obj if isinstance(part, memoryview) else part for part in reader.transport.parts]
+    assert set(map(id, sent)) >= set(map(id, pieces[1:]))
+
+
+@pytest.mark.parametrize("readers", [1, 10])
+def test_a_turn_writes_no_more_of_what_is_bulky_however_many_want_it(core: Core, readers: int) -> None:
+    loop, turn = begin(core)
+    wires = [join(core, loop, turn, f"reader{number}") for number in range(readers)]
+    loop.turn()
+    for wire in wires:
+        wire.transport.written = b""
+    packet = Publish("a/1", bytes(5 * BULK), 0, packet_id=0).encode(5)
+    wires[0].data_received(packet)
+    before = 0
+    while loop.soon:
+        loop.turn()
+        if before > 3 * ALL_BULK:  # who was behind is served before the others are again
+            assert all(wire.transport.written for wire in wires)
+        after = sum(len(wire.transport.written) for wire in wires)
+        assert after - before <= min(ALL_BULK, readers * BULK) + BULKY
+        before = after
+    assert [wire.transport.written for wire in wires] == [packet] * readers
+
+
+def test_who_takes_no_more_is_not_asked_again_until_it_does(core: Core) -> None:
+    loop, turn = begin(core)
+    wire = join(core, loop, turn, "slow")
+    loop.turn()
+    wire.transport.written = b""
+    packet = Publish("a/1", bytes(3 * BULK), 0).encode(5)
+    wire.data_received(packet)
+    wire.pause_writing()
+    loop.run()
+    assert not wire.transport.written
+    wire.resume_writing()
+    loop.turn()
+    assert len(wire.transport.written) == BULK
+    wire.data_received(Publish("a/2", b"small", 0).encode(5))
+    loop.run()
+    assert wire.transport.written == packet + Publish("a/2", b"small", 0).encode(5)
+
+
+@pytest.mark.parametrize("writers, readers", [(1, 1), (1, 10), (10, 1)])
+def test_what_is_long_waits_within_the_limit_of_an_outbox_and_nobody_starves(core: Core, writers: int, readers: int) -> None:
+    loop, turn = begin(core)
+    sending = [join(core, loop, turn, f"writer{number}") for number in range(writers)]
+    for wire in sending:
+        wire.data_received(Unsubscribe(2, ["a/+"]).encode(5))
+    reading = [join(core, loop, turn, f"reader{number}") for number in range(readers)]
+    calm = join(core, loop, turn, "calm")
+    calm.data_received(Unsubscribe(2, ["a/+"]).encode(5) + Subscribe(3, [Subscription("calm", 0)]).encode(5))
+    loop.turn()
+    calm.transport.written = b""
+    size = 4 * MUCH
+    packet = Publish("a/1", bytes(size), 0).encode(5)
+    pieces = [packet[: 2 * MUCH], packet[2 * MUCH : 3 * MUCH], packet[3 * MUCH :]]
+    picture = Publish("calm", bytes(size), 0).encode(5)
+    limit = core.broker.outbound.max_backlog
+    for number in range(100):
+        for wire in sending:
+            if wire.transport.reading:
+                wire.data_received(pieces[number % len(pieces)])
+        if number == 20:
+            calm.data_received(picture)
+        loop.turn()
+        for wire in reading:
+            wire.transport.written = b""
+            waiting = sum(map(len, wire.protocol.outbox)) - wire.protocol.written
+            assert waiting <= limit + 2 * len(packet) and wire.protocol.backlog == waiting
+    assert calm.transport.written == picture
+    assert not core.broker.outbound.stats.publish_dropped_slow
+
+
+def test_a_queue_of_long_messages_fills_no_outbox_that_is_full(core: Core) -> None:
+    loop, turn = begin(core)
+    wire = join(core, loop, turn, "reader")
+    wire.data_received(Subscribe(2, [Subscription("a/+", 1)]).encode(5))
+    loop.turn()
+    wire.transport.written = b""
+    publisher = core.connect("p")
+    size = 1_000_000
+    for _ in range(30):
+        publisher.publish("a/1", bytes(size), 1)
+    most = 0
+    while loop.soon:
+        loop.turn()
+        most = max(most, sum(map(len, wire.protocol.outbox)))
+    assert len(wire.transport.written) > 30 * size and most <= core.broker.outbound.max_backlog + 2 * size
+
+
+def test_short_packets_behind_a_long_one_leave_with_it(core: Core) -> None:
+    loop, turn = begin(core)
+    wire = join(core, loop, turn, "one")
+    loop.turn()
+    wire.transport.written = b""
+    short = Publish("a/2", b"x" * 500, 0).encode(5)
+    sent = short * 10 + Publish("a/1", bytes(10 * BULK), 0).encode(5) + short * 1000
+    wire.data_received(sent)
+    written = [0]
+    while loop.soon:
+        loop.turn()
+        written.append(len(wire.transport.written))
+    assert wire.transport.written == sent
+    assert all(later - earlier <= BULK + BULKY for earlier, later in pairwise(written))
+    assert len(wire.transport.parts) < 50
+
+
+def test_a_replay_goes_on_when_what_it_sent_has_left(tmp_path: Path) -> None:
+    with Core(tmp_path, durability="off", max_outbox_bytes=65_536) as core:
+        publisher = core.connect("p")
+        for number in range(12):
+            publisher.publish(f"t/{number}", bytes(100_000), 1, retain=True)
+        loop, turn = begin(core)
+        turn.flush()  # of what Core has no wire for
+        wire = join(core, loop, turn, "one")
+        wire.data_received(Subscribe(2, [Subscription("t/+", 0)]).encode(5))
+        loop.run()
+        assert len(wire.transport.written) > 1_200_000
+
+
+def test_after_much_from_one_client_the_others_are_read(core: Core) -> None:
+    loop, turn = begin(core)
+    wire = join(core, loop, turn, "loud")
+    loop.turn()
+    wire.data_received(Publish("a/1", bytes(MUCH), 0).encode(5)[:MUCH])
+    assert not wire.transport.reading
+    loop.turn()
+    assert wire.transport.reading
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_an_acknowledgement_wakes_the_replay_that_waits_for_it(tmp_path: Path, qos: int) -> None:
+    with Core(tmp_path, durability="off", max_inflight=100, max_queued_messages=500) as core:
+        publisher = core.connect("p")
+        for number in range(1000):
+            publisher.publish(f"t/{number}", b"x", qos, retain=True)
+        loop, turn = begin(core)
+        turn.flush()  # of what Core has no wire for
+        wire = join(core, loop, turn, "one")
+        wire.data_received(Subscribe(2, [Subscription("t/+", 2)]).encode(5))
+        count = 0
+        while count < 1000:
+            assert loop.soon, f"nobody goes on after {count}"
+            while loop.soon:
+                loop.turn()
+            written, wire.transport.written = wire.transport.written, b""
+            answers, position = b"", 0
+            while position < len(written):
+                packet, position = decode(written, 5, position)
+                if isinstance(packet, Publish):
+                    count += 1
+                    answers += (Puback(packet.packet_id) if qos == 1 else Pubrec(packet.packet_id)).encode(5)
+                elif isinstance(packet, Pubrel):
+                    answers += Pubcomp(packet.packet_id).encode(5)
+            wire.data_received(answers)
+
+
+@pytest.mark.parametrize("polite", [True, False])
+def test_a_client_that_is_gone_leaves_no_cycle(core: Core, polite: bool) -> None:
+    loop, turn = begin(core)
+
+    def visit(name: str) -> None:
+        wire = join(core, loop, turn, name)
+        wire.data_received(Publish(f"a/{name}", b"x", 0, False, False, 0).encode(5) * 2000)
+        loop.turn()
+        if polite:
+            wire.data_received(Disconnect(0).encode(5))
+        loop.turn()
+        wire.connection_lost(None)
+        while loop.soon:
+            loop.turn()
+
+    visit("first")
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(20):
+            visit(f"c{number}")
+        core.broker.router.cache.clear()
+        assert gc.collect() < 20
+    finally:
+        gc.enable()

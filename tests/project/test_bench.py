@@ -1,0 +1,164 @@
+"""``make bench``: every load can be made, what is measured is right, and what is wrong is no figure."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chaos.log_reader import LogReader
+from support.paths import ROOT
+
+BENCH = ROOT / "bench"
+sys.path.append(str(BENCH))
+
+import report  # noqa: E402
+import run  # noqa: E402
+import runner  # noqa: E402
+import scenarios  # noqa: E402
+import spark  # noqa: E402
+
+pytestmark = pytest.mark.one_build
+
+OURS = {"MQTTBROKER": f"{sys.executable} -P -m mqttbroker"}
+TINY = "features-q1 retained100k v5-alias-q0 ws-q0 tls-q0 storm5000"
+
+
+@pytest.fixture(scope="module")
+def generator() -> runner.Generator:
+    return runner.build_generator()
+
+
+@pytest.mark.timeout(180)
+def test_tiny_loads_give_every_figure(tmp_path: Path, generator: runner.Generator) -> None:
+    if not generator.in_c:
+        pytest.skip("needs a C compiler")
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "run.py"), "--rounds", "1", "--duration", "0.05", "--scale", "0.002",
+         "--no-mosquitto", "--scenarios", TINY, "--results", str(tmp_path / "results")],
+        env={**os.environ, **OURS, "PEERS": ""}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "results").glob("*.json")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert set(found["medians"]) == set(TINY.split())
+    # The CPU time of a few connections may be less than a tick of the system's clock.
+    missing = [(scenario, title) for scenario, figures in found["medians"].items() for title, figure in figures.items()
+               if not (figure["mqttbroker"] or title.startswith("CPU") and figure["mqttbroker"] == 0)]  # fmt: skip
+    assert not missing
+    assert "| features-q1" in done.stdout
+
+
+def test_the_generator_without_a_compiler(tmp_path: Path) -> None:
+    slow = runner.Generator([sys.executable, str(BENCH / "py_load.py")], False)
+    peer = runner.Peer(runner.OURS, BENCH / "brokers" / "mqttbroker.sh", OURS)
+    bench = runner.Bench([peer], slow, tmp_path, 0.05)
+    bench.round(scenarios.chosen("p2p-q1-64 p2p-q2-64"), 0, lambda _: None)
+    (result,) = bench.runs
+    assert result["ok"] and result["delivered"] == result["published"] > 0 and result["cpu_us_per_delivered"] > 0
+
+
+@pytest.mark.parametrize("scenario", scenarios.all_scenarios(0.001).values(), ids=lambda scenario: scenario.name)
+def test_the_generator_understands_every_scenario(scenario: scenarios.Scenario, generator: runner.Generator) -> None:
+    if scenario.needs_c and not generator.in_c:
+        pytest.skip("needs a C compiler")
+    arguments = [*scenario.arguments.format(rate=1).split(), "--mqtt-version", str(scenario.mqtt)]
+    nobody = str(runner.free_port())
+    done = subprocess.run([*generator.command, "--port", nobody, *arguments], capture_output=True, text=True)
+    assert "refused" in (done.stdout + done.stderr).lower() or '"connect_failures":10' in done.stdout, done.stderr
+
+
+def result(broker: str, cpu: float, **more: Any) -> dict[str, Any]:
+    return {"scenario_name": "p2p-q0-1k", "broker": broker, "ok": True, "cpu_us_per_delivered": cpu, **more}
+
+
+def test_figures_are_medians_of_right_runs() -> None:
+    runs = [result("a", 1), result("a", 9), result("a", 2), result("b", 4), result("b", 0.1, ok=False, lost=3)]
+    row = report.table(runs, scenarios.chosen("p2p-q0-1k"), ["a", "b"]).splitlines()[2]
+    assert [cell.strip() for cell in row.strip("|").split("|")] == ["p2p-q0-1k", "CPU µs/message", "2.00", "4.00", "0.50"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"),
+    [({"lost": 1}, "lost"), ({"misordered": 1}, "misordered"), ({"error": "not offered"}, "–"), ({}, "stalled"),
+     ({"error": "did not start"}, "failed"), ({"qos": 1, "dup": 5, "unacked": 1}, "unacked")],
+)  # fmt: skip
+def test_a_broker_that_is_wrong_has_no_figure(wrong: dict[str, Any], shown: str) -> None:
+    runs = [result("a", 1), result("b", 0.1, ok=False, **wrong)]
+    row = report.table(runs, scenarios.chosen("p2p-q0-1k"), ["a", "b"]).splitlines()[2]
+    assert [cell.strip() for cell in row.strip("|").split("|")][2:] == ["1.00", shown, ""]
+
+
+def test_no_round_begins_that_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, rounds = [0.0], []
+    monkeypatch.setattr(run.time, "monotonic", lambda: clock[0])
+
+    class Slow:
+        def round(self, chosen: object, number: int, say: object) -> None:
+            rounds.append(number)
+            clock[0] += 100
+
+    run.measure(Slow(), run.parse(["--rounds", "9", "--minutes", "6"]), 0.0)  # type: ignore[arg-type]
+    assert rounds == [0, 1, 2]
+
+
+def test_an_unknown_scenario_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.parse(["--scenarios", "p2p-q0-64 nonsense"])
+    assert "nonsense" in capsys.readouterr().err
+
+
+@pytest.mark.slow(reason="loads brokers one after the other")
+@pytest.mark.timeout(180)
+def test_the_stand_alone_scripts_give_their_figures(tmp_path: Path, generator: runner.Generator) -> None:
+    small = {
+        "trie.py": ("--subscriptions", "2000", "--cache", "1000", "--topics", "3000"),
+        "pauses.py": ("--clients", "20", "--rate", "200", "--seconds", "0.2"),
+        "bystanders.py": ("--seconds", "0.2", "--rounds", "1", "--retained", "500"),
+    }
+    for script, arguments in small.items():
+        if script != "trie.py" and not generator.in_c:
+            continue
+        done = subprocess.run(
+            [sys.executable, str(BENCH / script), *arguments], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "nan" not in done.stdout and done.stdout.count("\n|") > 3
+
+
+# --- Spark ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_that_spark_reads_is_as_large_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark, "SEGMENT_BYTES", 400_000)
+    spark.fill(tmp_path / "data", 9_000)
+    spark.sealed_copy(tmp_path / "data", tmp_path / "sealed")
+    found = LogReader(tmp_path / "data", spark.STREAM).arrow_records()
+    assert len(list((tmp_path / "sealed").rglob("*.parquet"))) >= spark.PARTITIONS
+    assert LogReader(tmp_path / "sealed", spark.STREAM).arrow_records() == found
+    assert len(found) == 9_000 and {len(record.payload) for record in found} == {spark.PAYLOAD}
+    assert {json.loads(record.payload)["n"] for record in found} == set(range(9_000))
+    assert {record.partition for record in found} == set(range(spark.PARTITIONS))
+
+
+FAKE = """
+import json, sys
+rows = int(sys.argv[sys.argv.index("--rows") + 1])
+for broker, rate in (("mqttbroker", 800_000), ("Parquet files", 1_000_000)):
+    print(json.dumps({"scenario_name": sys.argv[-1], "broker": broker, "round": 0, "ok": rows == 4_000, "rows_per_s": rate}))
+"""
+
+
+def test_what_spark_is_measured_at_stands_beside_its_parquet_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "spark.py").write_text(FAKE)
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    options = run.parse(["--scenarios", "spark-path", "--scale", "0.001"])
+    runs = run.measure_spark(options, ["spark-path"], 1.0)
+    first = report.table(runs, options.chosen, ["mqttbroker", scenarios.PARQUET]).splitlines()[2]
+    assert [cell.strip() for cell in first.strip("|").split("|")] == ["spark-path", "rows/s ↑", "800,000", "1,000,000", "0.80"]

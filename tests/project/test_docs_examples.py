@@ -1,0 +1,123 @@
+"""The examples of the pages: what a reader copies from them runs.
+
+The rule kept here: a Python block is run as it stands, but for the broker's address and for waiting until a stream has
+read what there is instead of for ever; a TOML block is checked by what reads it; a command has each option it is given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import paho.mqtt.client as paho
+import pytest
+from support.broker_process import BrokerProcess
+from support.class_archive import QUICK_JVM
+from support.spark_session import python_path
+
+from bridge_spark.tables.ingest_config import parse_config
+from mqttbroker.cli.main import main
+
+pytestmark = pytest.mark.one_build
+
+PAGES = ("README.md", "docs/spark.md")
+ADDRESS = "http://127.0.0.1:18083"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FAST = f'--driver-java-options "{QUICK_JVM} -Dspark.ui.enabled=false" --conf spark.sql.shuffle.partitions=2 pyspark-shell'
+RUN = """
+import json, sys
+from support.paths import ROOT
+names = {}
+for page, line, code in json.load(sys.stdin):
+    print(f"--- {page} {line}", flush=True)
+    exec(compile("\\n" * line + code, page, "exec"), names.setdefault(page, {}))
+"""
+
+
+class Block(NamedTuple):
+    """A fenced block, by the line on which it opens."""
+
+    line: int
+    language: str
+    code: str
+
+
+def blocks(page: str, language: str) -> list[Block]:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = [Block(text.count("\n", 0, match.start()) + 1, match[1], match[2]) for match in BLOCK.finditer(text)]
+    return [block for block in found if block.language == language]
+
+
+def publish_readings(port: int) -> int:
+    """Readings of four machines and one that is none; how many."""
+    client = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    client.connect("127.0.0.1", port)
+    client.loop_start()
+    sent = []
+    for number in range(40):
+        topic = f"sensors/plant{number % 2}/machine{number % 4}/temperature"
+        reading = {"ts": f"2026-01-31T12:{number:02d}:00Z", "device": f"d{number % 4}", "value": 20 + number / 10}
+        sent.append(client.publish(topic, json.dumps(reading), qos=1))
+    sent.append(client.publish("sensors/plant1/machine1/temperature", "broken", qos=1))
+    for message in sent:
+        message.wait_for_publish(10)
+        assert message.is_published()
+    client.disconnect()
+    client.loop_stop()
+    return len(sent)
+
+
+@pytest.mark.timeout(400)
+def test_python_runs(tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
+    broker = start_broker(config={"streams": {"sensors": {"filters": ["sensors/#"], "partitions": 2}}})
+    publish_readings(broker.port)
+    program = []
+    for page in PAGES:
+        examples = blocks(page, "python")
+        assert examples
+        for block in examples:
+            code = block.code.replace(ADDRESS, broker.url)
+            code = code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()")
+            program.append((page, block.line, code))
+    environment = {
+        **os.environ, "PYTHONPATH": python_path(), "PYSPARK_PYTHON": sys.executable, "PYSPARK_SUBMIT_ARGS": FAST,
+    }
+    done = subprocess.run([sys.executable, "-c", RUN], input=json.dumps(program), cwd=tmp_path, env=environment,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:]
+    for page in PAGES:
+        assert "sensors/plant" in "".join(re.findall(rf"^--- {re.escape(page)} .*?(?=^--- |\Z)", done.stdout, re.M | re.S))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_toml_is_understood(page: str, tmp_path: Path) -> None:
+    examples = blocks(page, "toml")
+    assert examples
+    for block in examples:
+        document = tomllib.loads(block.code)
+        if "tables" in document:
+            parse_config({"source": {"path": "data"}, **document}, f"{page}:{block.line}")
+        else:
+            file = tmp_path / f"{block.line}.toml"
+            file.write_text(block.code, encoding="utf-8")
+            assert main(["check-config", str(file)]) == 0, f"{page}:{block.line}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_know_their_options(page: str) -> None:
+    for block in blocks(page, "sh"):
+        for line in block.code.splitlines():
+            found = re.match(r"(?:\.venv/bin/)?mqttbroker ([a-z-]+)(.*)", line.split("#")[0])
+            if found is None:
+                continue
+            help_text = subprocess.run([sys.executable, "-m", "mqttbroker", found[1], "--help"], capture_output=True,
+                                       text=True, check=False).stdout
+            for option in re.findall(r"(--[a-z-]+)", found[2]):
+                assert option in help_text, f"{page}:{block.line}: {found[1]} has no {option}"

@@ -1,0 +1,197 @@
+"""sessions.store.schema: a database is migrated whole, backed up first, or refused untouched."""
+
+from __future__ import annotations
+
+import gzip
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+from sqlite_utils import Database
+from support.broker_process import BrokerProcess
+from support.paths import VECTORS
+from support.raw_client import RawClient
+
+from mqttbroker.codec.packets import Pubcomp, Publish, Pubrec, Pubrel
+from mqttbroker.codec.properties import Properties
+from sessions.store.schema import APPLICATION_ID, MIGRATIONS, StoreError, prepare
+
+NEWEST = len(MIGRATIONS)
+
+
+def add_note(db: Database) -> None:
+    db.table("sessions").add_column("note", str)
+
+
+def fail_halfway(db: Database) -> None:
+    db.execute("DROP TABLE retained")
+    raise sqlite3.OperationalError("no more")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "broker.db"
+
+
+@pytest.fixture
+def connection(path: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(path, isolation_level=None)
+    yield connection
+    connection.close()
+
+
+def version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_a_new_database_gets_the_newest_schema(connection: sqlite3.Connection, path: Path) -> None:
+    prepare(connection, str(path))
+    assert version(connection) == NEWEST
+    assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+    db = Database(connection)
+    assert {
+        "sessions",
+        "subscriptions",
+        "messages",
+        "queue",
+        "received",
+        "retained",
+        "stream_ends",
+    } <= set(db.table_names())
+    assert [row["name"] for row in db["_sqlite_migrations"].rows] == [
+        migration.__name__ for migration in MIGRATIONS
+    ]
+    assert list(path.parent.glob("*.backup")) == []
+
+
+def test_preparing_again_changes_nothing(connection: sqlite3.Connection, path: Path) -> None:
+    prepare(connection, str(path))
+    before = list(connection.iterdump())
+    prepare(connection, str(path))
+    assert list(connection.iterdump()) == before
+
+
+def test_an_older_database_is_migrated_after_a_backup(
+    connection: sqlite3.Connection, path: Path
+) -> None:
+    prepare(connection, str(path))
+    connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL, 'u', NULL)")
+    before = list(connection.iterdump())
+    prepare(connection, str(path), (*MIGRATIONS, add_note))
+    assert version(connection) == NEWEST + 1
+    assert connection.execute("SELECT client_id, note FROM sessions").fetchall() == [("c", None)]
+    with sqlite3.connect(f"{path}.v{NEWEST}.backup") as backup:
+        assert list(backup.iterdump()) == before
+        assert version(backup) == NEWEST
+    backup.close()
+    assert list(path.parent.glob("*.part")) == []
+
+
+def test_sessions_of_version_1_belong_to_nobody_under_the_rules_for_all(
+    connection: sqlite3.Connection, path: Path
+) -> None:
+    prepare(connection, str(path), MIGRATIONS[:1])
+    connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL)")
+    prepare(connection, str(path))
+    assert connection.execute("SELECT client_id, username, rules FROM sessions").fetchall() == [("c", None, None)]
+
+
+def test_what_was_queued_before_version_4_expires_as_its_message(
+    connection: sqlite3.Connection, path: Path
+) -> None:
+    prepare(connection, str(path), MIGRATIONS[:3])
+    for key, expires_at in ((1, 0), (2, 77)):
+        connection.execute("INSERT INTO messages VALUES (?, 't', 1, 0, x'', 'p', 5, ?, x'')", (key, expires_at))
+        connection.execute("INSERT INTO queue VALUES (1, ?1, ?1, 0, 1, 0, x'', 0, 0, 1)", (key,))
+    prepare(connection, str(path))
+    assert connection.execute("SELECT seq, expires_at FROM queue").fetchall() == [(1, None), (2, 77)]
+
+
+def test_a_broker_goes_on_with_what_its_first_version_left(tmp_path: Path) -> None:
+    """The vector is the database of a broker of schema version 1: a client away with
+    four messages, a retained one, and a QoS 2 message whose PUBREL has not come."""
+    database = tmp_path / "data" / "mqttbroker.db"
+    database.parent.mkdir()
+    old = gzip.decompress((VECTORS / "store-v1.db.gz").read_bytes())
+    database.write_bytes(old)
+    kept = Properties()
+    kept.session_expiry_interval = 0xFFFFFFFF
+    with BrokerProcess(tmp_path / "data") as broker:
+        assert f"event=store_migrated from=1 to={NEWEST} backup={database}.v1.backup" in broker.log
+        with RawClient(broker.port) as away:
+            assert away.connect("away", clean_start=False, properties=kept).session_present
+            assert [away.take().payload for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+            away.subscribe("kept")
+            assert away.take().payload == b"value"
+        with RawClient(broker.port) as publisher:
+            assert publisher.connect("publisher", clean_start=False, properties=kept).session_present
+            publisher.send(Publish("s/4", b"4", 2, False, True, 77))
+            assert publisher.expect(Pubrec).packet_id == 77
+            publisher.send(Pubrel(77))
+            assert publisher.expect(Pubcomp).packet_id == 77
+        with RawClient(broker.port) as away:
+            assert away.connect("away", clean_start=False, properties=kept).session_present
+            away.expect_nothing()
+    backup = database.with_name("mqttbroker.db.v1.backup")
+    with closing(sqlite3.connect(database)) as new, closing(sqlite3.connect(backup)) as copy:
+        assert (version(new), version(copy)) == (NEWEST, 1)
+        copied = list(copy.iterdump())
+    database.write_bytes(old)
+    with closing(sqlite3.connect(database)) as again:
+        assert list(again.iterdump()) == copied
+
+
+def test_a_failed_migration_leaves_the_older_database(
+    connection: sqlite3.Connection, path: Path
+) -> None:
+    prepare(connection, str(path))
+    before = list(connection.iterdump())
+    with pytest.raises(sqlite3.OperationalError, match="no more"):
+        prepare(connection, str(path), (*MIGRATIONS, add_note, fail_halfway))
+    assert list(connection.iterdump()) == before
+    assert version(connection) == NEWEST
+    prepare(connection, str(path), (*MIGRATIONS, add_note))
+    assert version(connection) == NEWEST + 1
+
+
+def test_a_failed_migration_leaves_a_new_file_empty(
+    connection: sqlite3.Connection, path: Path
+) -> None:
+    with pytest.raises(sqlite3.OperationalError):
+        prepare(connection, str(path), (*MIGRATIONS, fail_halfway))
+    assert connection.execute("SELECT * FROM sqlite_master").fetchall() == []
+    assert version(connection) == 0
+
+
+def test_a_newer_database_is_refused(connection: sqlite3.Connection, path: Path) -> None:
+    prepare(connection, str(path), (*MIGRATIONS, add_note))
+    before = list(connection.iterdump())
+    with pytest.raises(StoreError) as caught:
+        prepare(connection, str(path))
+    assert str(caught.value) == (
+        f"{path}: schema version {NEWEST + 1} is newer than this program's {NEWEST};"
+        " use the newer program"
+    )
+    assert list(connection.iterdump()) == before
+
+
+def test_a_foreign_database_is_refused(connection: sqlite3.Connection, path: Path) -> None:
+    connection.execute("CREATE TABLE songs (title)")
+    with pytest.raises(StoreError) as caught:
+        prepare(connection, str(path))
+    assert str(caught.value) == f"{path}: not a database of this broker"
+    assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("songs",)]
+
+
+def test_a_new_database_does_not_load_pandas(path: Path) -> None:
+    program = (
+        "import sqlite3, sys; from sessions.store.schema import prepare;"
+        "prepare(sqlite3.connect(sys.argv[1], isolation_level=None), sys.argv[1]);"
+        "print('sqlite_utils' in sys.modules, [name for name in ('numpy', 'pandas') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.split(maxsplit=1) == ["True", "[]\n"]

@@ -1,0 +1,387 @@
+"""sessions.store.writer: what is reported committed is there after anything, and nothing half."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Callable, List, Optional, Tuple
+
+import pytest
+from support import store_writer
+from support.store_cases import (  # noqa: F401 - fixtures
+    Opened,
+    log,
+    opened,
+    path,
+    query,
+    queued,
+    session_row,
+)
+from support.store_writer import ENTRIES, KEPT, FileLog, Writer, commit_number
+
+from sessions.message import Message
+from sessions.store import schema
+from sessions.store import writer as store_module
+from sessions.store.schema import MIGRATIONS, StoreError
+from sessions.store.writer import Store
+from sessions.write_set import Page, WriteSet
+
+# -- the log ----------------------------------------------------------------
+
+
+def stream_set(number: int) -> WriteSet:
+    write_set = queued(1, [number])
+    record = Message("s", number.to_bytes(8, "big"), 1, False, b"", "p", number, 0)
+    write_set.stream_messages = {("s", 0): [record]}
+    return write_set
+
+
+def test_the_log_is_synced_before_and_told_after_the_commit(
+    opened: Opened, path: Path, log: FileLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, writer = opened("commit", log)
+    known: List[Tuple[str, List[Any]]] = []
+
+    def observed(name: str, call: Callable[[], None]) -> None:
+        call()
+        known.append((name, query(path, "SELECT end_offset FROM stream_ends")))
+
+    for name in ("sync", "committed"):
+        monkeypatch.setattr(log, name, functools.partial(observed, name, getattr(log, name)))
+    writer.commit(stream_set(1))
+    assert log.events == ["recover", "append", "sync", "committed"]
+    assert known == [("sync", []), ("committed", [1])]
+
+
+def test_no_stream_message_no_log(opened: Opened, log: FileLog) -> None:
+    _, writer = opened("commit", log)
+    writer.commit(queued(1, [1]))
+    assert log.events == ["recover"]
+
+
+def test_the_log_is_cut_back_to_what_sqlite_knows(opened: Opened, log: FileLog) -> None:
+    _, writer = opened("commit", log)
+    writer.commit(stream_set(1))
+    writer.store.stop()
+    with open(log.path(("s", 0)), "ab") as file:
+        file.write(bytes(24))
+    with open(log.path(("never", 3)), "ab") as file:
+        file.write(bytes(8))
+    again = FileLog(log.directory)
+    opened("commit", again)
+    assert again.records(("s", 0)) == [1]
+    assert again.records(("never", 3)) == []
+
+
+@pytest.mark.parametrize("fail_in", ["append", "sync"])
+def test_a_failing_log_fails_the_commit_whole(
+    opened: Opened, path: Path, log: FileLog, fail_in: str
+) -> None:
+    _, writer = opened("commit", log)
+    writer.commit(stream_set(1))
+    log.fail_in = fail_in
+    write_set = stream_set(2)
+    write_set.pages = [store_writer.PageRequest(1, 0, 5, True)]
+    _, pages, error = writer.outcome(write_set)
+    assert pages == [] and str(error) == f"{fail_in} fails"
+    assert query(path, "SELECT seq FROM queue") == log.records(("s", 0)) == [1]
+    log.fail_in = ""
+    writer.commit(stream_set(2))
+    assert query(path, "SELECT seq FROM queue") == log.records(("s", 0)) == [1, 2]
+    assert query(path, "SELECT end_offset FROM stream_ends") == [2]
+
+
+def test_a_failing_rollback_is_repeated_before_the_next_commit(
+    opened: Opened, path: Path, log: FileLog
+) -> None:
+    _, writer = opened("commit", log)
+    writer.commit(stream_set(1))
+    clash = stream_set(1)
+    log.fail_in = "rollback"
+    assert isinstance(writer.outcome(clash)[2], sqlite3.IntegrityError)
+    assert str(writer.outcome(stream_set(2))[2]) == "rollback fails"
+    log.fail_in = ""
+    writer.commit(stream_set(3))
+    assert query(path, "SELECT seq FROM queue") == log.records(("s", 0)) == [1, 3]
+
+
+def test_watermarks_that_fail_do_not_undo_a_commit(
+    opened: Opened, path: Path, log: FileLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, writer = opened("commit", log)
+    log.fail_in = "committed"
+    writer.commit(stream_set(1))
+    assert "high watermarks" in caplog.text
+    log.fail_in = ""
+    writer.commit(stream_set(2))
+    assert query(path, "SELECT seq FROM queue") == log.records(("s", 0)) == [1, 2]
+
+
+def test_stream_messages_without_a_log_are_refused(opened: Opened, path: Path) -> None:
+    _, writer = opened()
+    with pytest.raises(ValueError, match="no stream log"):
+        writer.commit(stream_set(1))
+    assert query(path, "SELECT * FROM queue") == []
+
+
+# -- failures ---------------------------------------------------------------
+
+
+def test_a_full_disk_fails_the_commit_and_no_other(
+    opened: Opened, path: Path, log: FileLog
+) -> None:
+    """No file may grow for a while: what a full disk or a quota does."""
+    _, writer = opened("commit", log)
+    writer.commit(stream_set(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = path.with_name("broker.db-wal").stat().st_size
+    big = stream_set(2)
+    big.retained = [("r", bytes(1_000_000), 1, b"", "p", 1, 0)]
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50_000, hard))
+        _, _, first = writer.outcome(big)
+        _, _, second = writer.outcome(big)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert isinstance(first, sqlite3.OperationalError)
+    assert isinstance(second, sqlite3.OperationalError)
+    assert query(path, "SELECT seq FROM queue") == log.records(("s", 0)) == [1]
+    writer.commit(big)
+    recovered, _ = opened("commit", FileLog(log.directory))
+    assert recovered.retained == big.retained
+    assert query(path, "SELECT seq FROM queue") == log.records(("s", 0)) == [1, 2]
+
+
+def test_a_full_database_fails_the_commit_and_no_other(opened: Opened, path: Path) -> None:
+    _, writer = opened()
+    connection = writer.store._connection
+    assert connection is not None
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages + 20}")
+    keys = list(range(1, 2000))
+    _, _, error = writer.outcome(queued(1, keys, b"x" * 100))
+    assert isinstance(error, sqlite3.OperationalError) and "full" in str(error)
+    assert query(path, "SELECT count(*) FROM messages") == [0]
+    connection.execute("PRAGMA max_page_count = 1000000")
+    writer.commit(queued(1, keys, b"x" * 100))
+    assert query(path, "SELECT count(*) FROM messages") == [len(keys)]
+
+
+def test_a_report_that_fails_does_not_stop_the_writer(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(path, "commit", None)
+    store.recover()
+    reports: List[Optional[Exception]] = []
+
+    def done(write_set: WriteSet, pages: List[Page], error: Optional[Exception]) -> None:
+        reports.append(error)
+        raise RuntimeError("nobody listens")
+
+    store.start(done)
+    store.submit(queued(1, [1]))
+    store.submit(queued(1, [2]))
+    store.stop()
+    assert reports == [None, None]
+    assert "nobody listens" in caplog.text
+    assert query(path, "SELECT seq FROM queue") == [1, 2]
+
+
+def test_stop_finishes_what_was_submitted_and_leaves_one_file(path: Path) -> None:
+    store = Store(path, "commit", None)
+    store.recover()
+    store.start(lambda *outcome: None)
+    for number in range(1, 51):
+        store.submit(queued(1, [number]))
+    store.stop()
+    assert sorted(os.listdir(path.parent)) == ["broker.db", "lock"]
+    assert query(path, "SELECT count(*) FROM queue") == [50]
+
+
+# -- what cannot be used ----------------------------------------------------
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(StoreError) as caught:
+        Store(path, "commit", None).recover()
+    text = str(caught.value)
+    assert "\n" not in text and str(path.parent) in text
+    return text
+
+
+def test_one_store_per_data_directory(opened: Opened, path: Path) -> None:
+    _, writer = opened()
+    assert refusal(path) == f"{path.parent}: in use by another process"
+    writer.store.stop()
+    opened()
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert "file" in refusal(tmp_path / "file" / "broker.db")
+
+
+def test_a_path_that_is_a_directory(path: Path) -> None:
+    path.mkdir(parents=True)
+    assert refusal(path) == f"{path}: unable to open database file"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_database_that_cannot_be_written(opened: Opened, path: Path) -> None:
+    _, writer = opened()
+    writer.store.stop()
+    path.chmod(0o400)
+    assert "readonly" in refusal(path)
+
+
+def test_no_database_at_all(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"These are not the pages you are looking for. " * 200)
+    before = path.read_bytes()
+    assert refusal(path) == f"{path}: file is not a database"
+    assert path.read_bytes() == before
+    # And nothing stays locked.
+    path.unlink()
+    store = Store(path, "commit", None)
+    store.recover()
+    store.stop()
+
+
+def test_a_damaged_database(opened: Opened, path: Path) -> None:
+    _, writer = opened()
+    write_set = queued(1, list(range(1, 500)))
+    write_set.sessions = [session_row(number) for number in range(1, 500)]
+    writer.commit(write_set)
+    writer.store.stop()
+    data = bytearray(path.read_bytes())
+    data[8192:] = random.Random(4).randbytes(len(data) - 8192)
+    path.write_bytes(data)
+    assert refusal(path).startswith(f"{path}: ")
+    assert path.read_bytes() == data
+
+
+def test_an_older_database_is_migrated_at_start(
+    opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, writer = opened()
+    write_set = WriteSet()
+    write_set.sessions = [session_row(1)]
+    writer.commit(write_set)
+
+    def add_note(db: Any) -> None:
+        db.table("sessions").add_column("note", str)
+
+    newer = functools.partial(schema.prepare, migrations=(*MIGRATIONS, add_note))
+    monkeypatch.setattr(store_module, "prepare", newer)
+    recovered, writer = opened()
+    assert recovered.sessions == write_set.sessions
+    writer.store.stop()
+    backup = path.with_name(f"broker.db.v{len(MIGRATIONS)}.backup")
+    assert query(backup, "SELECT client_id FROM sessions") == ["client-1"]
+    monkeypatch.undo()
+    assert "newer than this program" in refusal(path)
+
+
+def test_an_unknown_durability_is_refused(path: Path) -> None:
+    with pytest.raises(ValueError, match="'sometimes'"):
+        Store(path, "sometimes", None)
+
+
+# -- durability -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", ["commit", "interval"])
+def test_commits_are_synced(opened: Opened, path: Path, durability: str) -> None:
+    _, writer = opened(durability)
+    connection = writer.store._connection
+    assert connection is not None
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+
+
+def test_off_keeps_state_in_memory_and_the_log_unsynced(
+    opened: Opened, path: Path, log: FileLog
+) -> None:
+    _, writer = opened("off", log)
+    writer.commit(stream_set(1))
+    assert [row[0] for row in writer.page(1).rows] == [1]
+    assert log.events == ["recover all", "append", "committed"]
+    assert sorted(os.listdir(path.parent)) == ["lock", "streams"]
+    again = FileLog(log.directory)
+    recovered, _ = opened("off", again)
+    assert recovered.queues == []
+    assert again.records(("s", 0)) == [1]
+
+
+ROUNDS = 12
+
+
+def test_kill_9_loses_nothing_reported(tmp_path: Path) -> None:
+    """Whenever the writer is killed, the disk holds a whole commit, the last reported or one more."""
+    rng = random.Random(20)
+    reported = -1
+    for _ in range(ROUNDS):
+        victim = subprocess.Popen(
+            [sys.executable, store_writer.__file__, str(tmp_path)],
+            stdout=subprocess.PIPE,
+        )
+        assert victim.stdout is not None
+        target = rng.randrange(1, 60)
+        for _ in range(target):
+            reported = int(victim.stdout.readline())
+        # From here it runs on; how far is up to the scheduler.
+        victim.send_signal(signal.SIGKILL)
+        rest = victim.stdout.read().split(b"\n")[:-1]
+        victim.wait()
+        victim.stdout.close()
+        if rest:
+            reported = int(rest[-1])
+        last = verify(tmp_path)
+        assert last in (reported, reported + 1)
+
+
+def verify(directory: Path) -> int:
+    """The number of the last commit on disk, all of which and only of which must be there."""
+    log = FileLog(directory / "streams")
+    store = Store(directory / "broker.db", "commit", log)
+    recovered = store.recover()
+    writer = Writer(store)
+    try:
+        page = writer.page(1)
+        path = directory / "broker.db"
+        (last,) = [int(str(row[1], "ascii")) for row in recovered.retained]
+        assert recovered.sessions == commit_number(last).sessions
+        assert recovered.subscriptions == commit_number(last).subscriptions
+        expected = list(range(max(0, last - KEPT + 1) * ENTRIES, (last + 1) * ENTRIES))
+        assert [row[0] for row in page.rows] == expected
+        assert [row[9] for row in page.rows] == [b"%d" % key for key in expected]
+        assert [row[5] for row in page.rows] == [2] * (len(expected) - ENTRIES) + [0] * ENTRIES
+        assert page.received == [last % 60000 + 1]
+        assert query(path, "SELECT id FROM messages") == expected
+        for partition in (0, 1):
+            numbers = list(range(partition, last + 1, 2))
+            if numbers:
+                assert log.records(("s", partition)) == numbers
+        assert query(path, "PRAGMA integrity_check") == ["ok"]
+        return last
+    finally:
+        store.stop()
+
+
+def test_a_log_hears_of_time_passing_without_work(
+    opened: Opened, log: FileLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LOG_LOOK", 0.01)
+    heard = threading.Event()
+    monkeypatch.setattr(log, "committed", heard.set)
+    opened("commit", log)
+    assert heard.wait(10)

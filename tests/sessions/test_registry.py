@@ -1,0 +1,60 @@
+"""Sessions by client id, and the moment each one ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from sessions.context import Limits, Shelf
+from sessions.journal import Journal
+from sessions.registry import Registry
+from sessions.session import NEVER, Session
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry(Shelf(Journal(True), Limits(10, 10, 1000, 10, 1000)), next_session_id=5)
+
+
+def away(registry: Registry, client_id: str, since: float, expiry: int) -> Session:
+    session = registry.create(client_id, True)
+    session.expiry_interval = expiry
+    session.disconnected_at = since
+    registry.schedule_end(session)
+    return session
+
+
+def test_one_client_id_one_session(registry: Registry) -> None:
+    first = registry.create("c", True)
+    transient = registry.create("d", False)
+    second = registry.create("c", True)
+    assert (first.id, transient.id, second.id) == (5, 0, 6)
+    assert registry.get("c") is second and registry.get("none") is None and len(registry) == 2
+    registry.remove(first)
+    assert registry.get("c") is second and list(registry.by_id) == [6]
+    registry.remove(second)
+    registry.remove(transient)
+    assert len(registry) == 0 and not registry.by_id
+
+
+def test_sessions_end_when_their_time_is_over(registry: Registry) -> None:
+    late, early = away(registry, "late", 100.0, 20), away(registry, "early", 105.0, 10)
+    away(registry, "never", 0.0, NEVER)
+    assert registry.expired(114.9) == []
+    assert registry.expired(115.0) == [early]
+    assert registry.expired(200.0) == [late]
+    assert registry.expired(300.0) == []
+
+
+def test_a_session_whose_client_came_back_does_not_end(registry: Registry) -> None:
+    session = away(registry, "c", 100.0, 10)
+    session.disconnected_at = 108.0
+    registry.schedule_end(session)
+    assert registry.expired(111.0) == []
+    assert registry.expired(118.0) == [session]
+
+
+def test_a_session_gone_for_another_reason_does_not_end_again(registry: Registry) -> None:
+    registry.remove(away(registry, "c", 100.0, 10))
+    fresh = away(registry, "c", 105.0, 10)
+    assert registry.expired(111.0) == []
+    assert registry.expired(115.0) == [fresh]

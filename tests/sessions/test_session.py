@@ -1,0 +1,481 @@
+"""One client's session: windows, packet ids, order, paging, and what a failed commit leaves of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.core import Core, CoreClient
+
+from mqttbroker.codec.packets import Connect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
+from mqttbroker.codec.properties import Properties
+from sessions.session import Session
+
+LIMITS = {"max_queue_memory_messages": 40}
+
+
+def durable(core: Core, client_id: str, window: int = 65535, clean_start: bool = False) -> CoreClient:
+    """Connect a client whose session is kept for ever."""
+    properties = Properties()
+    properties.session_expiry_interval = 0xFFFFFFFF
+    properties.receive_maximum = window
+    return core.connect(client_id, clean_start=clean_start, properties=properties)
+
+
+def away(core: Core, qos: int = 2, topic_filter: str = "t/#") -> Session:
+    """A durable session ``sub`` whose client has subscribed and left."""
+    client = durable(core, "sub")
+    client.subscribe(topic_filter, options=qos)
+    client.disconnect()
+    session = core.broker.registry.get("sub")
+    assert session is not None
+    return session
+
+
+def publish(core: Core, numbers: range, qos: int = 1, topic: str = "t/1") -> None:
+    """Messages whose payload is their number, each acknowledged."""
+    client = core.connect("pub")
+    for start in range(numbers.start, numbers.stop, 500):
+        part = range(start, min(start + 500, numbers.stop))
+        ids = list(range(1, len(part) + 1))
+        client.send(*(Publish(topic, b"%d" % n, qos, False, False, n - start + 1) for n in part))
+        answers = [client.expect(Puback if qos == 1 else Pubrec) for _ in part]
+        assert [answer.packet_id for answer in answers] == ids
+        assert {answer.reason_code for answer in answers} == {0}
+        if qos == 2:
+            client.send(*map(Pubrel, ids))
+            assert [client.expect(Pubcomp).packet_id for _ in part] == ids
+    client.disconnect()
+
+
+def numbers_of(packets: list[Publish]) -> list[int]:
+    return [int(packet.payload) for packet in packets]
+
+
+def answers_to(packets: list[Packet]) -> list[Packet]:
+    """What a client answers to PUBLISH and PUBREL."""
+    answers: list[Packet] = []
+    for packet in packets:
+        if isinstance(packet, Publish) and packet.qos:
+            answers.append(Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id))
+        elif isinstance(packet, Pubrel):
+            answers.append(Pubcomp(packet.packet_id))
+    return answers
+
+
+def drain(client: CoreClient) -> list[int]:
+    """Take and acknowledge everything, at once what has come at once; the numbers in their order."""
+    found: list[int] = []
+    while True:
+        packets = client.arrived()
+        if not packets:
+            return found
+        found += numbers_of([packet for packet in packets if isinstance(packet, Publish)])
+        client.send(*answers_to(packets))
+
+
+# --- windows and packet ids ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("kept", [False, True], ids=["transient", "durable"])
+def test_no_more_than_the_window_is_under_way(tmp_path: Path, qos: int, kept: bool) -> None:
+    with Core(tmp_path) as core:
+        properties = Properties()
+        properties.receive_maximum = 3
+        properties.session_expiry_interval = 60 if kept else 0
+        client = core.connect("sub", properties=properties)
+        client.subscribe("t/#", options=qos)
+        publish(core, range(10), qos)
+        first = client.arrived()
+        assert numbers_of(first) == [0, 1, 2]
+        assert [packet.packet_id for packet in first] == [1, 2, 3]
+        if qos == 1:
+            client.send(Puback(2))
+        else:
+            client.send(Pubrec(2))
+            assert client.expect(Pubrel).packet_id == 2
+            client.expect_nothing()
+            client.send(Pubcomp(2))
+        fourth = client.expect(Publish)
+        assert (fourth.payload, fourth.packet_id, fourth.dup) == (b"3", 4, False)
+        client.expect_nothing()
+
+
+@pytest.mark.normative("3.1.1", "MQTT-2.3.1-4")
+@pytest.mark.normative("5", "MQTT-2.2.1-4", "MQTT-4.3.2-1", "MQTT-4.3.3-1")
+def test_packet_ids_wrap_around_the_ones_in_use(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = core.connect("sub")
+        client.subscribe("t/#", options=1)
+        session = core.broker.registry.get("sub")
+        assert session is not None
+        publish(core, range(1))
+        session.last_packet_id = 65534
+        publish(core, range(3))
+        assert [packet.packet_id for packet in client.arrived()] == [1, 65535, 2, 3]
+
+
+def test_the_window_of_the_broker_is_its_own_limit(tmp_path: Path) -> None:
+    with Core(tmp_path, max_inflight=2, max_inflight_unkept=2) as core:
+        client = core.connect("sub")
+        client.subscribe("t/#", options=1)
+        publish(core, range(5))
+        assert numbers_of(client.arrived()) == [0, 1]
+        client.send(Puback(1), Puback(2))
+        assert numbers_of(client.arrived()) == [2, 3]
+
+
+def test_what_is_not_kept_has_a_window_of_its_own(tmp_path: Path) -> None:
+    with Core(tmp_path, max_inflight=1, max_inflight_unkept=3) as core:
+        client = core.connect("sub")
+        client.subscribe("t/#", options=1)
+        publish(core, range(6))
+        assert numbers_of(client.arrived()) == [0, 1, 2]
+        client.send(Puback(1), Puback(2))
+        client.expect_nothing()
+        client.send(Puback(3))
+        assert numbers_of(client.arrived()) == [3]
+        client.send(Puback(4))
+        assert numbers_of(client.arrived()) == [4]
+        properties = Properties()
+        properties.receive_maximum = 2
+        narrow = core.connect("narrow", properties=properties)
+        narrow.subscribe("t/#", options=1)
+        publish(core, range(6, 9))
+        assert numbers_of(narrow.arrived()) == [6, 7]
+
+
+def test_acknowledgements_of_ids_that_are_not_in_use_change_nothing(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = core.connect("sub")
+        client.subscribe("t/#", options=2)
+        publish(core, range(1), 1)
+        publish(core, range(1, 2), 2)
+        assert [(packet.qos, packet.packet_id) for packet in client.arrived()] == [(1, 1), (2, 2)]
+        client.send(Puback(9), Pubcomp(9), Pubrec(9, 0x80))
+        client.expect_nothing()
+        client.send(Pubrec(9))
+        assert client.expect(Pubrel).reason_code == 0x92
+        client.send(Pubrec(2))
+        assert client.expect(Pubrel).reason_code == 0
+        client.send(Pubrec(2))
+        assert client.expect(Pubrel).packet_id == 2
+        client.send(Pubcomp(2), Puback(1))
+        session = core.broker.registry.get("sub")
+        assert session is not None and not session.in_flight and session.queued_messages == 0
+
+
+def test_what_passes_through_may_be_acknowledged_in_any_order(tmp_path: Path) -> None:
+    with Core(tmp_path, max_inflight=4, max_inflight_unkept=4) as core:
+        client = core.connect("sub")
+        client.subscribe("t/#", options=1)
+        session = core.broker.registry.get("sub")
+        assert session is not None
+        for first, order in [(1, (3, 1, 1, 2, 4)), (5, (8, 7, 6, 5)), (9, (9, 11, 10, 12))]:
+            publish(core, range(5))
+            assert [packet.packet_id for packet in client.arrived()] == [first, first + 1, first + 2, first + 3]
+            client.send(*map(Puback, order[:2]))
+            publish(core, range(1))
+            assert len(client.arrived()) == 2
+            client.send(*map(Puback, order[2:]))
+            client.send(*map(Puback, range(first + 4, first + 6)))
+            assert session.under_way == session.queued_messages == 0
+            session.last_packet_id = first + 3
+
+
+@pytest.mark.parametrize("reason_code", [0, 0x80])
+def test_a_qos_2_message_that_nobody_keeps_is_delivered_once(tmp_path: Path, reason_code: int) -> None:
+    with Core(tmp_path, max_inflight=2, max_inflight_unkept=2) as core:
+        client = core.connect("sub")
+        client.subscribe("t/#", options=2)
+        publisher = core.connect("pub")
+        packet = Publish("t", b"0", 2, packet_id=7)
+        publisher.send(packet, Publish("t", b"0", 2, dup=True, packet_id=7))
+        assert [type(answer) for answer in publisher.arrived()] == [Pubrec, Pubrec]
+        publisher.send(Pubrel(7), Pubrel(7))
+        assert [answer.reason_code for answer in publisher.arrived()] == [0, 0x92]
+        publisher.send(packet, Publish("t", b"1", 2, packet_id=8))
+        assert [(packet.packet_id, packet.qos) for packet in client.arrived()] == [(1, 2), (2, 2)]
+        client.send(Pubrec(1, reason_code))
+        if reason_code == 0:
+            assert client.expect(Pubrel).packet_id == 1
+            client.expect_nothing()
+            client.send(Pubcomp(1))
+        assert [packet.packet_id for packet in client.arrived()] == [3]
+        client.send(Pubrec(2), Pubrec(3))
+        client.send(Pubcomp(2), Pubcomp(3))
+        session = core.broker.registry.get("sub")
+        assert session is not None and session.under_way == session.queued_messages == 0
+
+
+WRONG = [(1, [Pubrec(1)]), (1, [Pubcomp(1)]), (1, [Pubrec(1, 0x80)]), (2, [Puback(1)]), (2, [Pubcomp(1)]), (2, [Pubrec(1), Puback(1)])]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    "version, qos, answers",
+    [(version, *row) for version in (4, 5) for row in WRONG] + [(5, 2, [Pubrec(1), Pubrec(1, 0x80)])],
+)
+def test_an_acknowledgement_of_another_kind_ends_the_connection(
+    tmp_path: Path, version: int, qos: int, answers: list[Packet], kept: bool
+) -> None:
+    """Section 4.3; to take it for none would leave the delivery open for ever."""
+    with Core(tmp_path) as core:
+        client = durable(core, "sub") if kept and version == 5 else core.connect("sub", version, clean_start=not kept)
+        client.subscribe("t", options=qos)
+        publish(core, range(1), qos, "t")
+        assert client.expect(Publish).packet_id == 1
+        for answer in answers:
+            assert not client.closed
+            client.send(answer)
+        end = [packet for packet in client.arrived() if not isinstance(packet, Pubrel)]
+        assert client.closed and [packet.reason_code for packet in end] == ([0x82] if version == 5 else [])
+        assert core.connect("pub").publish("t", b"", 1) == (0 if kept else 0x10)
+
+
+def test_pubrec_with_an_error_ends_the_delivery(tmp_path: Path) -> None:
+    properties = Properties()
+    properties.receive_maximum = 1
+    with Core(tmp_path) as core:
+        client = core.connect("sub", properties=properties)
+        client.subscribe("t/#", options=2)
+        publish(core, range(2), 2)
+        assert client.expect(Publish).payload == b"0"
+        client.send(Pubrec(1, 0x87))
+        following = client.expect(Publish)
+        assert (following.payload, following.packet_id) == (b"1", 2)
+
+
+# --- away and back ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["same process", "after a kill"])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_returning_client_gets_what_was_under_way_and_then_the_rest(tmp_path: Path, qos: int, kill: bool) -> None:
+    with Core(tmp_path) as core:
+        client = durable(core, "sub", window=4)
+        client.subscribe("t/#", options=qos)
+        publish(core, range(10), qos)
+        assert [packet.packet_id for packet in client.arrived()] == [1, 2, 3, 4]
+        client.send(Puback(2) if qos == 1 else Pubrec(2))
+        client.arrived()
+        client.close()
+        if kill:
+            core.kill()
+        client = durable(core, "sub", window=6)
+        assert client.connack.session_present
+        packets = client.arrived()
+        released = [packet for packet in packets if isinstance(packet, Pubrel)]
+        messages = [packet for packet in packets if isinstance(packet, Publish)]
+        assert [packet.packet_id for packet in released] == ([] if qos == 1 else [2])
+        again = [1, 3, 4, 5] if qos == 1 else [1, 3, 4]
+        assert [packet.packet_id for packet in messages][: len(again)] == again
+        assert [packet.dup for packet in messages] == [packet.packet_id in again for packet in messages]
+        assert numbers_of(messages) == sorted(numbers_of(messages))
+        assert len(messages) + len(released) == 6
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_long_queue_drains_in_order_while_new_messages_come(tmp_path: Path, qos: int) -> None:
+    with Core(tmp_path, **LIMITS) as core:
+        session = away(core)
+        publish(core, range(3200), qos)
+        assert session.queued_messages == 3200
+        core.kill()
+        client = durable(core, "sub", window=50)
+        found: list[int] = []
+        fresh = 3200
+        while len(found) < 3600:
+            packets = client.arrived()
+            assert packets, f"nothing after {len(found)}"
+            found += numbers_of([packet for packet in packets if isinstance(packet, Publish)])
+            client.send(*answers_to(packets))
+            if fresh < 3600 and len(found) > 1500:
+                publish(core, range(fresh, fresh + 40), qos)
+                fresh += 40
+        assert found == list(range(3600))
+        drain(client)
+        session = client.protocol.session
+        assert session.queued_messages == 0 and session.queued_bytes == 0 and session.stored_seq == 0
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2])
+def test_a_takeover_in_the_middle_of_a_drain_loses_and_doubles_nothing(tmp_path: Path, commits: int) -> None:
+    """The page that the first connection asked for comes while the second one waits for its own."""
+    with Core(tmp_path, **LIMITS) as core:
+        away(core)
+        publish(core, range(2500))
+        first = durable(core, "sub", window=30)
+        core.eager = False
+        taken: list[int] = []
+        session = core.broker.registry.get("sub")
+        assert session is not None
+        while not session.paging:
+            packets = first.arrived()
+            taken += numbers_of(packets)
+            first.send(*(Puback(packet.packet_id) for packet in packets))
+        assert taken == list(range(len(taken)))
+        core.take()
+        second = core.client()
+        properties = Properties()
+        properties.session_expiry_interval = 0xFFFFFFFF
+        second.send(Connect("sub", 5, False, properties=properties))
+        for _ in range(commits):
+            core.commit()
+        core.eager = True
+        publish(core, range(2500, 2510))
+        core.settle()
+        packets = second.arrived()
+        assert packets[0].session_present
+        found = numbers_of(packets[1:])
+        second.send(*(Puback(packet.packet_id) for packet in packets[1:]))
+        found += drain(second)
+        assert found == list(range(len(taken), 2510))
+
+
+def test_the_smallest_memory_still_drains(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queue_memory_messages=1, max_inflight=1) as core:
+        away(core, qos=1)
+        publish(core, range(30))
+        client = durable(core, "sub", window=1)
+        publish(core, range(30, 40))
+        assert drain(client) == list(range(40))
+
+
+def test_pages_are_bounded_by_bytes(tmp_path: Path) -> None:
+    with Core(tmp_path, max_transient_queue_bytes=10_000, max_queue_memory_messages=1000) as core:
+        away(core, qos=1)
+        client = core.connect("pub")
+        for n in range(20):
+            assert client.publish("t/1", b"%04d" % n + b" " * 2000, 1) == 0
+        back = durable(core, "sub", window=1)
+        session = back.protocol.session
+        found = []
+        while session.queued_messages:
+            assert session.memory_bytes <= 10_000
+            found.append(int(back.take().payload))
+        assert found == list(range(20))
+
+
+def test_a_queue_that_is_full_refuses_and_counts(tmp_path: Path) -> None:
+    with Core(tmp_path, max_queued_messages=5) as core:
+        away(core, qos=1)
+        publish(core, range(8))
+        assert core.broker.shelf.tally.queue_full == 3
+        client = durable(core, "sub")
+        assert drain(client) == [0, 1, 2, 3, 4]
+        publish(core, range(8, 10))
+        assert drain(client) == [8, 9]
+
+
+def test_messages_that_expired_are_counted_and_not_sent(tmp_path: Path) -> None:
+    properties = Properties()
+    properties.message_expiry_interval = 10
+    with Core(tmp_path) as core:
+        away(core, qos=1)
+        client = core.connect("pub")
+        client.publish("t/1", b"1", 1, properties=properties)
+        client.publish("t/1", b"2", 1)
+        core.advance(10)
+        message = durable(core, "sub").take()
+        assert (message.payload, message.packet_id) == (b"2", 2)
+        assert core.broker.shelf.tally.expired == 1
+
+
+def test_messages_that_expire_while_the_window_is_full_leave_their_ids_out(tmp_path: Path) -> None:
+    properties = Properties()
+    properties.message_expiry_interval = 10
+    with Core(tmp_path) as core:
+        subscriber = durable(core, "sub", window=1)
+        subscriber.subscribe("t/#", options=1)
+        client = core.connect("pub")
+        for payload, expiring in ((b"1", None), (b"2", properties), (b"3", properties), (b"4", None)):
+            client.publish("t/1", payload, 1, properties=expiring)
+        core.advance(10)
+        messages = [subscriber.take() for _ in range(2)]
+        assert [(message.payload, message.packet_id) for message in messages] == [(b"1", 1), (b"4", 4)]
+
+
+# --- when the store fails -----------------------------------------------------------------------------------------
+
+
+def test_a_refused_message_that_was_already_sent_is_counted_once(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = durable(core, "sub")
+        client.subscribe("t/#", options=1)
+        publisher = core.connect("pub")
+        core.eager = False
+        publisher.send(Publish("t/1", b"0", 1, False, False, 1))
+        assert client.expect(Publish).payload == b"0"
+        core.take()
+        core.fail()
+        assert publisher.expect(Puback).reason_code == 0x97
+        client.send(Puback(1))
+        session = client.protocol.session
+        assert (session.queued_messages, session.queued_bytes) == (0, 0)
+        core.eager = True
+        publish(core, range(1, 4))
+        assert drain(client) == [1, 2, 3]
+        assert (session.queued_messages, session.queued_bytes) == (0, 0)
+
+
+def test_a_refused_message_gives_its_place_in_the_window_to_the_next(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = durable(core, "sub", window=1)
+        client.subscribe("t/#", options=2)
+        publisher = core.connect("pub")
+        core.eager = False
+        publisher.send(Publish("t/1", b"0", 2, False, False, 1))
+        core.take()
+        publisher.send(Publish("t/1", b"1", 2, False, False, 2))
+        core.fail()
+        core.settle()
+        assert [packet.reason_code for packet in publisher.arrived()] == [0x97, 0]
+        assert client.expect(Publish).payload == b"1"
+
+
+def test_what_the_store_refused_is_gone_for_a_client_that_is_away(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        session = away(core, qos=1)
+        publisher = core.connect("pub")
+        core.eager = False
+        publisher.send(Publish("t/1", b"0", 1, False, False, 1))
+        core.fail()
+        assert publisher.expect(Puback).reason_code == 0x97
+        assert (session.queued_messages, session.queued_bytes) == (0, 0)
+        core.eager = True
+        publish(core, range(1, 3))
+        assert drain(durable(core, "sub")) == [1, 2]
+
+
+def test_an_acknowledgement_whose_commit_failed_is_written_later(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        away(core, qos=1)
+        publish(core, range(3))
+        client = durable(core, "sub")
+        assert numbers_of(client.arrived()) == [0, 1, 2]
+        core.eager = False
+        client.send(Puback(1), Puback(2))
+        core.fail()
+        core.settle()
+        core.kill()
+        core.eager = True
+        assert drain(durable(core, "sub")) == [2]
+
+
+def test_a_pubrec_whose_commit_failed_is_written_later(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        away(core)
+        publish(core, range(1), 2)
+        client = durable(core, "sub")
+        core.eager = False
+        client.expect(Publish)
+        client.send(Pubrec(1))
+        core.fail()
+        assert client.arrived() == []
+        core.settle()
+        assert client.expect(Pubrel).packet_id == 1
+        core.kill()
+        core.eager = True
+        assert [type(packet) for packet in durable(core, "sub").arrived()] == [Pubrel]

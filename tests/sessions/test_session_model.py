@@ -1,0 +1,332 @@
+"""A session against a plain model: whatever happens in whatever order, nothing acknowledged is lost and QoS 2 is once.
+
+A durable publisher and a durable subscriber meet a broker whose commits, failures and crashes are steps of their own;
+its memory bounds are so small that everything is paged. Both clients do exactly what the standard asks of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Optional
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.core import Core, CoreClient
+
+from mqttbroker.codec.packets import Connack, Connect, Disconnect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
+from mqttbroker.codec.properties import Properties
+from topic_matcher.filters import matches
+
+TOPICS = ("a", "a/b", "c")
+FILTERS = ("a", "a/#", "#", "+/b", "c")
+
+
+def for_ever(window: int = 65535) -> Properties:
+    properties = Properties()
+    properties.session_expiry_interval = 0xFFFFFFFF
+    properties.receive_maximum = window
+    return properties
+
+
+class SessionModel(RuleBasedStateMachine):
+    """What the two clients know, and what they may expect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="mqttbroker-model-"))
+        self.core = Core(self.directory, max_queue_memory_messages=8, max_transient_queue_bytes=12)
+        self.subscriptions: dict[str, int] = {}
+        self.number = 0
+        # The publisher: what it sent, by packet id; and what it was told.
+        self.publisher: Optional[CoreClient] = None
+        self.sent: dict[int, tuple[Publish, bool]] = {}  # packet, whether its PUBREC came
+        self.next_id = 1
+        # By number: topic, granted QoS (None: no subscription matched)
+        self.granted: dict[int, Optional[int]] = {}
+        self.topics: dict[int, str] = {}
+        self.accepted: set[int] = set()
+        # The subscriber.
+        self.subscriber: Optional[CoreClient] = None
+        self.window = 65535
+        self.pending: list[Packet] = []  # answers not yet sent
+        self.open: set[int] = set()  # packet ids under way on this connection
+        self.half: dict[int, int] = {}  # QoS 2: packet id -> number, until PUBREL
+        self.deliveries: list[tuple[int, int]] = []  # number, QoS
+
+    def teardown(self) -> None:
+        try:
+            self.finish()
+        finally:
+            self.core.close()
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    @initialize(version=st.sampled_from([4, 5]))
+    def begin(self, version: int) -> None:
+        self.version = version
+        self.core.eager = False
+        self.connect_publisher()
+        self.connect_subscriber(65535)
+
+    # --- the publisher --------------------------------------------------------------------------------------------
+
+    def connect_publisher(self) -> None:
+        client = self.core.client()
+        client.send(Connect("pub", 5, False, properties=for_ever()))
+        self.core.settle()
+        connack = client.expect(Connack)
+        assert connack.session_present == bool(self.number) or not self.sent
+        self.publisher = client
+        for packet_id, (packet, received) in list(self.sent.items()):
+            packet.dup = True
+            if not received:
+                self.expect_delivery(packet)
+            client.send(Pubrel(packet_id) if received else packet)
+        self.hear_publisher()
+
+    def expect_delivery(self, packet: Publish) -> None:
+        wanted = [qos for topic_filter, qos in self.subscriptions.items() if matches(topic_filter, packet.topic)]
+        number = int(packet.payload)
+        granted = min(packet.qos, max(wanted)) if wanted else None
+        # A repeated PUBLISH may have been handled the first time, under the subscriptions of then.
+        if packet.dup and self.granted[number] != granted:
+            granted = 0 if None not in (granted, self.granted[number]) else None
+            self.accepted.discard(number)
+        self.granted[number] = granted
+        self.topics[number] = packet.topic
+
+    @rule(topic=st.sampled_from(TOPICS), qos=st.integers(0, 2), amount=st.integers(1, 12))
+    def publish(self, topic: str, qos: int, amount: int) -> None:
+        if self.publisher is None:
+            self.connect_publisher()
+        assert self.publisher is not None
+        packets: list[Packet] = []
+        for _ in range(amount):
+            packet = Publish(topic, b"%d" % self.number, qos, False, False, self.next_id if qos else 0)
+            self.expect_delivery(packet)
+            if qos:
+                self.sent[self.next_id] = (packet, False)
+                self.next_id += 1
+            self.number += 1
+            packets.append(packet)
+        self.publisher.send(*packets)
+        self.hear_publisher()
+
+    def hear_publisher(self) -> None:
+        client = self.publisher
+        if client is None:
+            return
+        for packet in client.arrived():
+            if isinstance(packet, Disconnect):
+                assert packet.reason_code == 0x97 and client.closed
+                continue
+            if isinstance(packet, Pubcomp):
+                del self.sent[packet.packet_id]
+                continue
+            message, received = self.sent[packet.packet_id]
+            assert isinstance(packet, Puback if message.qos == 1 else Pubrec) and not received
+            number = int(message.payload)
+            if packet.reason_code >= 0x80:
+                assert packet.reason_code == 0x97
+                del self.sent[packet.packet_id]
+                continue
+            self.accepted.add(number)
+            if message.qos == 1:
+                del self.sent[packet.packet_id]
+            else:
+                self.sent[packet.packet_id] = (message, True)
+                client.send(Pubrel(packet.packet_id))
+        if client.closed:
+            self.publisher = None
+
+    @rule()
+    def publisher_leaves(self) -> None:
+        if self.publisher is not None:
+            self.publisher.close()
+            self.publisher = None
+
+    # --- the subscriber -------------------------------------------------------------------------------------------
+
+    def connect_subscriber(self, window: int) -> None:
+        first = not self.subscriptions and not self.number
+        client = self.core.client(self.version)
+        client.send(Connect("sub", self.version, False, properties=for_ever(window) if self.version == 5 else None))
+        self.window = window if self.version == 5 else 65535
+        self.pending = []
+        self.open = set()
+        self.core.settle()
+        assert client.expect(Connack).session_present or first
+        self.subscriber = client
+        self.hear_subscriber()
+
+    @rule(window=st.sampled_from([1, 2, 5]), amount=st.integers(0, 5))
+    def reconnect(self, window: int, amount: int) -> None:
+        """Also a takeover, in whatever state the old connection is, its last answers just given."""
+        if self.pending:
+            self.acknowledge(amount)
+        self.hear_subscriber()
+        self.connect_subscriber(window)
+
+    @rule()
+    def subscriber_leaves(self) -> None:
+        if self.subscriber is not None:
+            self.hear_subscriber()
+            self.subscriber.close()
+            self.subscriber = None
+            self.pending = []
+
+    @precondition(lambda self: self.subscriptions)
+    @rule(topic=st.sampled_from(TOPICS), qos=st.integers(1, 2), window=st.sampled_from([1, 2, 5]))
+    def backlog(self, topic: str, qos: int, window: int) -> None:
+        """A queue of several pages, met by a client that is back."""
+        self.subscriber_leaves()
+        self.publish(topic, qos, 20)
+        self.core.settle()
+        self.connect_subscriber(window)
+
+    @precondition(lambda self: self.subscriber is not None)
+    @rule(topic_filter=st.sampled_from(FILTERS), qos=st.integers(0, 2))
+    def subscribe(self, topic_filter: str, qos: int) -> None:
+        assert self.subscriber is not None
+        self.hear_subscriber()
+        self.core.eager = True
+        assert self.subscriber.subscribe(topic_filter, options=qos).reason_codes == [qos]
+        self.core.eager = False
+        self.subscriptions[topic_filter] = qos
+
+    @precondition(lambda self: self.subscriber is not None and self.subscriptions)
+    @rule(data=st.data())
+    def unsubscribe(self, data: st.DataObject) -> None:
+        assert self.subscriber is not None
+        topic_filter = data.draw(st.sampled_from(sorted(self.subscriptions)))
+        self.hear_subscriber()
+        self.core.eager = True
+        self.subscriber.unsubscribe(topic_filter)
+        self.core.eager = False
+        del self.subscriptions[topic_filter]
+
+    @precondition(lambda self: self.pending)
+    @rule(amount=st.integers(1, 10))
+    def acknowledge(self, amount: int) -> None:
+        assert self.subscriber is not None
+        now, self.pending = self.pending[:amount], self.pending[amount:]
+        for answer in now:
+            if isinstance(answer, (Puback, Pubcomp)):
+                self.open.discard(answer.packet_id)
+        self.subscriber.send(*now)
+        self.hear_subscriber()
+
+    def hear_subscriber(self) -> None:
+        client = self.subscriber
+        if client is None:
+            return
+        for packet in client.arrived():
+            if isinstance(packet, Pubrel):
+                self.half.pop(packet.packet_id, None)
+                self.pending.append(Pubcomp(packet.packet_id))
+                self.open.add(packet.packet_id)
+                continue
+            assert isinstance(packet, Publish)
+            number = int(packet.payload)
+            assert packet.topic == self.topics[number]
+            if packet.qos:
+                assert packet.packet_id not in self.open, "a packet id is in use"
+                self.open.add(packet.packet_id)
+                assert len(self.open) <= self.window
+            if packet.qos < 2:
+                self.deliveries.append((number, packet.qos))
+                if packet.qos:
+                    self.pending.append(Puback(packet.packet_id))
+                continue
+            if packet.packet_id in self.half:
+                assert packet.dup and self.half[packet.packet_id] == number
+            else:
+                self.half[packet.packet_id] = number
+                self.deliveries.append((number, 2))
+            self.pending.append(Pubrec(packet.packet_id))
+
+    # --- the store and the process --------------------------------------------------------------------------------
+
+    @rule()
+    def take(self) -> None:
+        if self.core.taken is None:
+            self.core.take()
+
+    @rule()
+    def commit(self) -> None:
+        self.core.commit()
+
+    @rule()
+    def fail(self) -> None:
+        self.core.fail()
+
+    @rule(written=st.booleans())
+    def kill(self, written: bool) -> None:
+        """A crash, with the batch that the writer has on disk or not."""
+        self.hear_subscriber()
+        if self.core.taken is not None and written:
+            # The commit is through, and nobody hears of it.
+            self.core.store.submit(self.core.taken)
+            self.core.answers.get(timeout=30)
+        self.publisher = self.subscriber = None
+        self.pending = []
+        self.core.kill()
+
+    # --- what must hold -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def both_are_heard(self) -> None:
+        self.hear_publisher()
+        self.hear_subscriber()
+
+    @invariant()
+    def order_is_kept(self) -> None:
+        """Per topic and QoS, by the first time that each message came [MQTT-4.6.0-5]."""
+        last: dict[tuple[str, int], int] = {}
+        seen: set[tuple[int, int]] = set()
+        for number, qos in self.deliveries:
+            if (number, qos) not in seen:
+                key = (self.topics[number], qos)
+                assert last.get(key, -1) < number, self.deliveries
+                last[key] = number
+                seen.add((number, qos))
+
+    @invariant()
+    def qos_2_is_once(self) -> None:
+        twice = [number for number, qos in self.deliveries if qos == 2]
+        assert len(twice) == len(set(twice)), twice
+
+    def finish(self) -> None:
+        """Everybody comes back, everything is said: nothing that was accepted is missing, and the broker is empty."""
+        if not hasattr(self, "version"):
+            return
+        for _ in range(3):
+            if self.publisher is None:
+                self.connect_publisher()
+            if self.subscriber is None:
+                self.connect_subscriber(65535)
+            self.core.settle()
+            self.both_are_heard()
+        while self.pending or self.sent:
+            if self.pending:
+                self.acknowledge(1000)
+            self.core.settle()
+            self.both_are_heard()
+        delivered = {number for number, _ in self.deliveries}
+        owed = {number for number in self.accepted if self.granted[number]}
+        assert owed <= delivered, f"missing: {sorted(owed - delivered)}"
+        self.order_is_kept()
+        self.qos_2_is_once()
+        for session in self.core.broker.registry.sessions.values():
+            assert (session.queued_messages, session.queued_bytes) == (0, 0), session.client_id
+            assert not session.in_flight and not session.queue and not session.received
+            assert session.stored_seq == 0 and session.memory_bytes == 0
+        assert self.core.broker.journal.size == 0
+
+
+TestSessionModel = SessionModel.TestCase
+TestSessionModel.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

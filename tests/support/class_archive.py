@@ -1,0 +1,53 @@
+"""Java's options for tests: a JVM that is quick to start, not one that is quick in the end.
+
+The rule kept here: most of what a short Spark job costs is loading and checking twenty thousand classes, so `make test`
+has one JVM load them once and keeps them, checked, in an archive (class data sharing, JDK 13 and newer). Without the
+archive, or with one of another Java, tests take longer and are the same.
+
+    python class_archive.py     # makes it anew: half a minute
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
+COMPILER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+USED = f" -XX:SharedArchiveFile={ARCHIVE} -Xlog:cds=off -Xlog:cds+dynamic=off" if ARCHIVE.exists() and " " not in str(ARCHIVE) else ""
+QUICK_JVM = COMPILER + USED
+END_SECONDS = 120.0
+
+
+def make(archive: Path, root: Path) -> None:
+    """Run a job that does what the tests' jobs do, below ``root``, and have its JVM write ``archive`` when it ends."""
+    from support.spark_session import StreamWriter, message, start_session
+    from test_ingest import document
+
+    from bridge_spark.ingest import run
+    from bridge_spark.java import use_java
+    from bridge_spark.tables.ingest_config import parse_config
+
+    java = use_java()
+    if not list(java.glob("lib/server/classes*.jsa")):  # what ours builds upon; a JDK from PyPI has none
+        subprocess.run([java / "bin" / "java", "-Xshare:dump", "-Xlog:disable"], check=True, stdout=subprocess.DEVNULL)
+    archive.unlink(missing_ok=True)
+    session = start_session(root / "warehouse", f"{COMPILER} -XX:ArchiveClassesAtExit={archive} -Xlog:cds=off")
+    StreamWriter(root / "data").append(0, [message(n, payload=b"bad" if n == 7 else None) for n in range(60)])
+    aggregates = {"minute": {"window": "1 minute", "values": ["n"]}}
+    settings = document(root, watermark="1 second", deduplicate_by=["n"], aggregates=aggregates)
+    run(parse_config(settings), once=True, session=session)
+    messages = session.read.format("mqtt").options(path=str(root / "data"), stream="sensors").load()
+    print(f"class_archive: {messages.where('offset >= 7').count()} rows read", flush=True)
+    session.stop()
+    # The JVM ends with the pipe to its standard input, and writes the archive then.
+    process = session.sparkContext._gateway.proc  # type: ignore[union-attr]
+    process.stdin.close()
+    process.wait(END_SECONDS)
+
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as place:
+        make(ARCHIVE, Path(place))

@@ -1,0 +1,114 @@
+"""A database with something in every table and pages of every kind, and ways to damage it."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from support.store_writer import Writer
+
+from sessions.store.pages import PageFile
+from sessions.store.writer import Store
+from sessions.write_set import WriteSet
+
+TABLES = ("sessions", "subscriptions", "messages", "queue", "received", "retained", "stream_ends")
+PAGE = 4096
+SESSIONS = 30
+EACH = 30  # messages per session
+
+Rows = dict[str, set[tuple[object, ...]]]
+
+
+def fill(path: Path, keep_wal: bool = False) -> None:
+    """Make the database at `path`; with `keep_wal` as a crash leaves it."""
+    made = path if not keep_wal else path.with_name(f"{path.name}.making")
+    store = Store(made, "commit", None)
+    store.recover()
+    writer = Writer(store)
+    chance = random.Random(7)
+    for number in range(SESSIONS):
+        writer.commit(_commit(number, chance))
+    if keep_wal:
+        for suffix in ("", "-wal"):
+            path.with_name(path.name + suffix).write_bytes(
+                made.with_name(made.name + suffix).read_bytes()
+            )
+    store.stop()
+    if keep_wal:
+        made.unlink()
+
+
+def _commit(number: int, chance: random.Random) -> WriteSet:
+    write_set = WriteSet()
+    key = number + 1
+    will, name = (b"will" if number % 2 else None), (f"user {number}" if number % 3 else None)
+    write_set.sessions = [(key, f"client-{number}", 5, 3600, 1.5, will, None, name, None)]
+    write_set.subscriptions = [(key, f"sensors/{i}/ü", 1, 1, i) for i in range(20)]
+    ids = range(number * EACH + 1, (number + 1) * EACH + 1)
+    payloads = [chance.randbytes(chance.choice((0, 9, 90, 900, 9000))) for _ in ids]
+    write_set.messages = [
+        (i, f"sensors/{i}", payload, 1, 0, b"", "p", i, 0) for i, payload in zip(ids, payloads)
+    ]
+    write_set.entries = [
+        (key, i, i, 0, 1, 0, b"", 0, 0, len(f"sensors/{i}") + len(payload), 0)
+        for i, payload in zip(ids, payloads)
+    ]
+    write_set.received = [(key, i) for i in range(1, 40)]
+    write_set.retained = [(f"meta/{number}", chance.randbytes(3000), 1, b"", "p", number, 0)]
+    if number > 10:
+        done = [(number - 10, i) for i in range((number - 11) * EACH + 1, (number - 10) * EACH)]
+        write_set.deletes, write_set.sole_messages = done, [i for _, i in done]
+    return write_set
+
+
+def rows_of(path: Path) -> Rows:
+    """Everything in a database that SQLite can read."""
+    connection = sqlite3.connect(path)
+    try:
+        return {table: set(connection.execute(f"SELECT * FROM {table}")) for table in TABLES}
+    finally:
+        connection.close()
+
+
+def page_kinds(path: Path) -> dict[str, list[int]]:
+    """The pages of an undamaged database by what is on them."""
+    connection = sqlite3.connect(path)
+    roots = dict(connection.execute("SELECT rootpage, name FROM sqlite_master WHERE rootpage > 1"))
+    connection.close()
+    pages = PageFile(path)
+    kinds: dict[str, list[int]] = {}
+    names = {2: "interior index", 5: "interior table", 10: "leaf index", 13: "leaf table"}
+    for number in range(1, pages.page_count + 1):
+        data = pages.page(number) or b""
+        each = PAGE // 5 + 1
+        if number == 1:
+            kind = "header"
+        elif (number - 2) % each == 0:
+            kind = "pointer map"
+        else:
+            state = (pages.page((number - 2) // each * each + 2) or b"")[5 * ((number - 2) % each - 1)]
+            kind = {2: "free", 3: "overflow", 4: "overflow"}.get(state) or names[data[0]]
+            kind = f"root {kind}" if number in roots and kind.startswith("interior") else kind
+        kinds.setdefault(kind, []).append(number)
+    pages.close()
+    return kinds
+
+
+def overwrite(path: Path, page: int, change: Callable[[bytes], bytes]) -> None:
+    """Replace a page of a file."""
+    with open(path, "r+b") as file:
+        file.seek((page - 1) * PAGE)
+        data = file.read(PAGE)
+        file.seek((page - 1) * PAGE)
+        file.write(change(data))
+
+
+CHANGES: dict[str, Callable[[bytes], bytes]] = {
+    "zeros": lambda data: bytes(len(data)),
+    "noise": lambda data: random.Random(5).randbytes(len(data)),
+    "ones": lambda data: b"\xff" * len(data),
+    "half": lambda data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2),
+    "shifted": lambda data: b"\0" + data[:-1],
+}

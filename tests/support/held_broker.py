@@ -1,0 +1,75 @@
+"""``mqttbroker`` with a store that stops at a chosen commit, so that a kill falls exactly between two steps.
+
+Rule: nothing of the broker is changed but when its store answers. A word in the file that HOLD_FILE names says where
+it stops; from there on nothing more is written or acknowledged, and the log says so.
+
+Not a module of the suite: ``BrokerProcess(program=[PATH])`` runs it in the place of the package.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+PATH = str(Path(__file__).resolve())
+
+# What a commit may hold (`sessions.write_set`): the columns of entries and updates by their position there.
+AWAIT_PUBREC, AWAIT_PUBCOMP = 3, 5
+CONTENTS = {
+    "message": lambda w: bool(w.entries or w.stream_messages or w.retained),
+    "packet id of the publisher": lambda w: bool(w.received),
+    "release": lambda w: bool(w.released),
+    "packet id of the delivery": lambda w: any(row[7] and row[8] == AWAIT_PUBREC for row in w.entries)
+    or any(row[1] == AWAIT_PUBREC for row in w.updates),
+    "PUBREC": lambda w: any(row[1] == AWAIT_PUBCOMP for row in w.updates),
+    "end of the delivery": lambda w: bool(w.deletes),
+}
+# Where it stops: nothing of the commit is written; all is, but for SQLite's COMMIT; all is, and nobody hears of it.
+POINTS = ("before", "uncommitted", "after")
+
+
+def main() -> int:
+    from mqttbroker import server
+    from mqttbroker.cli import main as cli
+
+    wish = Path(os.environ["HOLD_FILE"])
+    submitted: list[Any] = []
+
+    def is_held(point: str) -> bool:
+        """Whether the write set that was submitted last is to stop there; says so."""
+        wanted = wish.read_text(encoding="utf-8") if wish.exists() else ""
+        held = any(wanted == f"{point} {name}" and holds(submitted[-1]) for name, holds in CONTENTS.items())
+        if held:
+            print(f"event=held point={point}", flush=True)
+        return held
+
+    class HeldConnection(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+            if sql == "COMMIT" and submitted and is_held("uncommitted"):
+                threading.Event().wait()
+            return super().execute(sql, *parameters)
+
+    class HeldStore(server.Store):
+        def submit(self, write_set: Any) -> None:
+            submitted[:] = [write_set]
+            if not is_held("before"):
+                super().submit(write_set)
+
+        def start(self, done: Any) -> None:
+            def tell(write_set: Any, pages: Any, error: Any) -> None:
+                if not is_held("after"):
+                    done(write_set, pages, error)
+
+            super().start(tell)
+
+    sqlite3.connect = functools.partial(sqlite3.connect, factory=HeldConnection)  # type: ignore[assignment]
+    server.Store = HeldStore  # type: ignore[misc]
+    return cli.main()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

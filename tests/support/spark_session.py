@@ -1,0 +1,168 @@
+"""What the Spark tests share: one fast session, and stream files written as the broker writes them.
+
+The rule kept here: one session for all tests, with the settings that cost the least start-up; everything a
+query leaves behind lies in the test's own directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Optional
+
+import pytest
+from support.class_archive import QUICK_JVM
+from support.paths import ROOT
+
+from bridge_spark.java import use_java
+from bridge_spark.log import segment
+from bridge_spark.log.log_repair import lost_marks
+from sessions.message import Message
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+AUTOLOAD = ROOT / "bridge_spark" / "autoload"
+START_US = 1_700_000_000_000_000
+
+
+def python_path() -> str:
+    """PYTHONPATH for Python workers and child processes of the tests: none for the installed build."""
+    given = os.environ.get("PYTHONPATH", "")
+    if not given:
+        return ""
+    return os.pathsep.join(dict.fromkeys([*given.split(os.pathsep), str(AUTOLOAD)]))
+
+
+def start_session(warehouse: Path, java_options: str = QUICK_JVM) -> SparkSession:
+    """A session as the measurements recommend it for tests."""
+    if python_path():
+        os.environ["PYTHONPATH"] = python_path()
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    use_java()
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(warehouse),
+        "spark.sql.streaming.checkpointFileManagerClass":
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": java_options,
+    }
+    builder = SparkSession.builder.master("local[2]").appName("tests")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+def message(
+    number: int,
+    topic: str = "sensors/a",
+    payload: Optional[bytes] = None,
+    qos: int = 1,
+    retain: bool = False,
+    properties: bytes = b"",
+) -> Message:
+    """Message ``number`` of a test: its payload says so, and it was received ``number`` ms after `START_US`."""
+    body = b'{"n": %d}' % number if payload is None else payload
+    return Message(topic, body, qos, retain, properties, f"client-{number % 3}", START_US + number * 1000, 0)
+
+
+class StreamWriter:
+    """Writes one stream below ``data`` in the broker's format, and nothing that is not committed unless asked."""
+
+    def __init__(self, data: Path, name: str = "sensors", partitions: int = 1) -> None:
+        self.directory = data / "streams" / name
+        self._marks = [segment.Watermark(0, 0, 0, 0) for _ in range(partitions)]
+        self._last_index = [-segment.INDEX_INTERVAL] * partitions
+        for partition in range(partitions):
+            (self.directory / str(partition)).mkdir(parents=True)
+        (self.directory / "stream.json").write_text(
+            json.dumps({"name": name, "partitions": partitions, "filters": ["#"], "key": "topic", "format_version": 1})
+        )
+
+    def append(self, partition: int, records: Sequence[Message], commit: bool = True) -> None:
+        """One batch, as one commit writes it."""
+        mark = self._marks[partition]
+        data = segment.encode_batch(records, mark.high_watermark)
+        path = self._file(partition, mark.segment)
+        with open(path, "ab") as file:
+            file.write(data)
+        if mark.position - self._last_index[partition] >= segment.INDEX_INTERVAL:
+            with open(path.with_suffix(".idx"), "ab") as file:
+                file.write(segment.INDEX_ENTRY.pack(mark.high_watermark, mark.position, records[0].timestamp))
+            self._last_index[partition] = mark.position
+        if commit:
+            self._mark(partition, high_watermark=mark.high_watermark + len(records), position=mark.position + len(data))
+
+    def lose(self, partition: int, count: int) -> int:
+        """As many offsets that damage took; the end offset."""
+        mark = self._marks[partition]
+        data = lost_marks(mark.high_watermark, mark.high_watermark + count)
+        with open(self._file(partition, mark.segment), "ab") as file:
+            file.write(data)
+        self._mark(partition, high_watermark=mark.high_watermark + count, position=mark.position + len(data))
+        return mark.high_watermark + count
+
+    def roll(self, partition: int) -> None:
+        """The next batch begins a new segment."""
+        self._mark(partition, segment=self._marks[partition].high_watermark, position=0)
+        self._last_index[partition] = -segment.INDEX_INTERVAL
+
+    def remove_before(self, partition: int, offset: int) -> None:
+        """Retention: ``offset`` is where a segment begins."""
+        self._mark(partition, log_start_offset=offset)
+        for path in self.segments(partition):
+            if int(path.stem) < offset:
+                path.unlink()
+
+    def segments(self, partition: int) -> list[Path]:
+        return sorted((self.directory / str(partition)).glob("*.seg"))
+
+    def manifest(self) -> dict[str, Any]:
+        """What the broker's HTTP interface says of the stream."""
+        partitions: list[dict[str, Any]] = []
+        for partition, mark in enumerate(self._marks):
+            files = self.segments(partition)
+            ends = [int(path.stem) for path in files[1:]] + [mark.high_watermark]
+            partitions.append({
+                "partition": partition,
+                "log_start_offset": mark.log_start_offset,
+                "high_watermark": mark.high_watermark,
+                "segments": [
+                    {
+                        "file": path.name, "first_offset": int(path.stem), "end_offset": end,
+                        "bytes": mark.position if int(path.stem) == mark.segment else path.stat().st_size,
+                        "first_timestamp_us": 0, "last_timestamp_us": 0, "sealed": False,
+                    }
+                    for path, end in zip(files, ends)
+                ],
+            })
+        return {"stream": self.directory.name, "format_version": 1, "partitions": partitions}
+
+    def _file(self, partition: int, first_offset: int) -> Path:
+        return self.directory / str(partition) / f"{first_offset:020d}.seg"
+
+    def _mark(self, partition: int, **changes: int) -> None:
+        self._marks[partition] = self._marks[partition]._replace(**changes)
+        path = self.directory / str(partition) / "high_watermark"
+        path.write_bytes(segment.encode_watermark(self._marks[partition]))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session of all tests: importing it into another test module gives the same one."""
+    session = start_session(tmp_path_factory.mktemp("spark"))
+    yield session
+    session.stop()

@@ -1,0 +1,68 @@
+"""What the tests of the store share: fixtures that open one, and small write sets."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+import pytest
+from support.store_writer import FileLog, Writer
+
+from sessions.store.writer import Recovered, Store
+from sessions.write_set import WriteSet
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "broker.db"
+
+
+@pytest.fixture
+def log(path: Path) -> FileLog:
+    return FileLog(path.parent / "streams")
+
+
+@pytest.fixture
+def opened(path: Path) -> Iterator[Callable[..., Tuple[Recovered, Writer]]]:
+    """Opens a store, after closing the one before it."""
+    stores: List[Store] = []
+
+    def open_store(
+        durability: str = "commit", log: Optional[FileLog] = None
+    ) -> Tuple[Recovered, Writer]:
+        for store in stores:
+            store.stop()
+        store = Store(path, durability, log)
+        stores.append(store)
+        recovered = store.recover()
+        return recovered, Writer(store)
+
+    yield open_store
+    for store in stores:
+        store.stop()
+
+
+Opened = Callable[..., Tuple[Recovered, Writer]]
+
+
+def query(path: Path, sql: str) -> List[Any]:
+    """Rows (bare values of one column) as another process sees them."""
+    connection = sqlite3.connect(path)
+    try:
+        rows = connection.execute(sql).fetchall()
+    finally:
+        connection.close()
+    return [row[0] if len(row) == 1 else row for row in rows]
+
+
+def queued(session_id: int, keys: List[int], payload: bytes = b"p") -> WriteSet:
+    """Messages that only this session has, seq and message id being the key."""
+    write_set = WriteSet()
+    write_set.messages = [(key, "t", payload, 1, 0, b"", "p", key, 0) for key in keys]
+    write_set.entries = [(session_id, key, key, 0, 1, 0, b"", 0, 0, 1 + len(payload), 0) for key in keys]
+    return write_set
+
+
+def session_row(session_id: int, disconnected_at: Optional[float] = None) -> Tuple[object, ...]:
+    return (session_id, f"client-{session_id}", 5, 3600, disconnected_at, None, None, None, None)

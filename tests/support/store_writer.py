@@ -1,0 +1,158 @@
+"""A store under a steady stream of commits, and a stream log small enough to check by eye.
+
+Run as a program it is the victim of `kill -9` in test_store: it reports the
+number of each commit on standard output once the store says it is durable.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+from sessions.message import Message
+from sessions.store.writer import Store
+from sessions.write_set import Page, PageRequest, WriteSet
+
+Partition = Tuple[str, int]
+Outcome = Tuple[WriteSet, List[Page], Optional[Exception]]
+
+ENTRIES = 10  # of each commit, in session 1
+KEPT = 5  # commits whose entries are still queued
+
+
+class FileLog:
+    """One file of 8-byte records per partition; `events` tells the order of the calls.
+
+    ``fail_in`` names a method that raises OSError once it has done its work.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.events: List[str] = []
+        self.fail_in = ""
+        self.ends: Dict[Partition, int] = {}
+        self.appended: Dict[Partition, int] = {}
+
+    def path(self, partition: Partition) -> Path:
+        return self.directory / f"{partition[0]}-{partition[1]}"
+
+    def records(self, partition: Partition) -> List[int]:
+        data = self.path(partition).read_bytes()
+        assert len(data) % 8 == 0
+        return [int.from_bytes(data[at : at + 8], "big") for at in range(0, len(data), 8)]
+
+    def _called(self, name: str) -> None:
+        self.events.append(name)
+        if self.fail_in == name:
+            raise OSError(f"{name} fails")
+
+    def append(
+        self, records: Dict[Partition, List[Message]]
+    ) -> Dict[Partition, Tuple[int, int, str]]:
+        for partition, messages in records.items():
+            with open(self.path(partition), "ab") as file:
+                for message in messages:
+                    file.write(message.payload.rjust(8, b"\0"))
+            end = self.ends.get(partition, 0) + len(messages)
+            self.appended[partition] = end
+        self._called("append")
+        return {key: (end, end * 8, "0") for key, end in self.appended.items()}
+
+    def sync(self) -> None:
+        for partition in self.appended:
+            with open(self.path(partition), "ab") as file:
+                os.fsync(file.fileno())
+        self._called("sync")
+
+    def rollback(self) -> None:
+        self._called("rollback")
+        for partition in self.appended:
+            os.truncate(self.path(partition), self.ends.get(partition, 0) * 8)
+        self.appended = {}
+
+    def committed(self) -> None:
+        self.ends.update(self.appended)
+        self.appended = {}
+        self._called("committed")
+
+    def recover(self, ends: Optional[Dict[Partition, int]]) -> None:
+        self.events.append("recover" if ends is not None else "recover all")
+        for name in os.listdir(self.directory):
+            stream, _, number = name.rpartition("-")
+            partition = (stream, int(number))
+            have = os.path.getsize(self.directory / name) // 8
+            end = have if ends is None else ends.get(partition, 0)
+            assert end <= have, f"{partition} lost records"
+            os.truncate(self.directory / name, end * 8)
+            self.ends[partition] = end
+
+
+class Writer:
+    """A started store whose commits are waited for one by one."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._done: "queue.SimpleQueue[Outcome]" = queue.SimpleQueue()
+        store.start(lambda *outcome: self._done.put(outcome))
+
+    def outcome(self, write_set: WriteSet) -> Outcome:
+        self.store.submit(write_set)
+        outcome = self._done.get(timeout=30)
+        assert outcome[0] is write_set
+        return outcome
+
+    def commit(self, write_set: WriteSet) -> List[Page]:
+        _, pages, error = self.outcome(write_set)
+        if error is not None:
+            raise error
+        return pages
+
+    def page(self, session_id: int, after: int = 0, limit: int = 10**6, size: int = 0) -> Page:
+        write_set = WriteSet()
+        write_set.pages.append(PageRequest(session_id, after, limit, True, size))
+        return self.commit(write_set)[0]
+
+
+def commit_number(number: int) -> WriteSet:
+    """Everything a commit can hold, so that a commit half kept shows."""
+    write_set = WriteSet()
+    keys = range(number * ENTRIES, (number + 1) * ENTRIES)
+    write_set.sessions.append((1, "victim", 5, 3600, float(number), None, None, None, None))
+    write_set.subscriptions.append((1, "a/+", 1, 1, number))
+    write_set.messages = [(key, f"a/{key}", b"%d" % key, 1, 0, b"", "p", key, 0) for key in keys]
+    write_set.entries = [
+        (1, key, key, 0, 1, 0, b"", 0, 0, len(f"a/{key}{key}"), 0) for key in keys
+    ]
+    write_set.received.append((1, number % 60000 + 1))
+    if number > 0:
+        write_set.released.append((1, (number - 1) % 60000 + 1))
+        write_set.updates = [
+            (key % 60000 + 1, 2, 1, key) for key in range((number - 1) * ENTRIES, number * ENTRIES)
+        ]
+    if number >= KEPT:
+        gone = range((number - KEPT) * ENTRIES, (number - KEPT + 1) * ENTRIES)
+        write_set.deletes = [(1, key) for key in gone]
+        write_set.sole_messages = list(gone)
+    write_set.retained.append(("last", b"%d" % number, 1, b"", "p", number, 0))
+    record = Message("s", number.to_bytes(8, "big"), 1, False, b"", "p", number, 0)
+    write_set.stream_messages = {("s", number % 2): [record]}
+    return write_set
+
+
+def main(directory: str) -> None:
+    store = Store(Path(directory) / "broker.db", "commit", FileLog(Path(directory) / "streams"))
+    recovered = store.recover()
+    number = int(recovered.retained[0][1]) + 1 if recovered.retained else 0
+    writer = Writer(store)
+    while True:
+        writer.commit(commit_number(number))
+        os.write(1, b"%d\n" % number)
+        number += 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
