@@ -43,7 +43,7 @@ COMPILED = [
     "mqttbroker/core/outgoing.py",
     "mqttbroker/core/groups.py",
     "mqttbroker/core/router.py",
-    "mqttbroker/core/stats.py",
+    "sessions/counters.py",
     "mqttbroker/core/topic_aliases.py",
     "mqttbroker/core/connection.py",
     "mqttbroker/core/policy.py",

@@ -36,7 +36,7 @@ BATCH = 10  # packets in each
 class Probe:
     def __init__(self, loop: asyncio.AbstractEventLoop, broker: server.Server) -> None:
         self.loop = loop
-        self.stats = broker.broker.outbound.stats
+        self.counters = broker.broker.outbound.counters
         self.packets = 0
         self.events: list[tuple[str, float, float]] = []
         self.begun = 0.0
@@ -48,7 +48,7 @@ class Probe:
         used = time.thread_time()
         held = (used - self.used) * 1000
         self.used = used
-        packets = self.stats.messages_received
+        packets = self.counters.messages_received
         if held > LEAST:
             kind = "hold" if packets - self.packets < held * BATCH else "batch"
             self.events.append((kind, time.monotonic(), round(held, 3)))

@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from mqttbroker import build_kind  # noqa: E402
 from mqttbroker.core.groups import Strategy  # noqa: E402
 from mqttbroker.core.router import Router  # noqa: E402
-from sessions.context import Limits, Shelf  # noqa: E402
+from sessions.context import SessionContext, SessionLimits  # noqa: E402
 from sessions.journal import Journal  # noqa: E402
 from sessions.session import Session, Subscription  # noqa: E402
 from topic_matcher.trie import SubscriptionTrie  # noqa: E402
@@ -115,8 +115,8 @@ def index(shape: Callable[[random.Random], str], count: int) -> None:
 
 def whole(count: int, cache: int, topics: int) -> None:
     source = random.Random(2)
-    shelf = Shelf(Journal(True), Limits(10, 10, 1000, 10, 1000))
-    sessions = [Session(shelf, 0, f"client-{number}") for number in range(SESSIONS)]
+    context = SessionContext(Journal(True), SessionLimits(10, 10, 1000, 10, 1000))
+    sessions = [Session(context, 0, f"client-{number}") for number in range(SESSIONS)]
     router = Router(cache, 128, 65535, [], Strategy())
 
     def subscribe(topic_filter: str) -> Subscription:

@@ -39,12 +39,11 @@ from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, Strateg
 from mqttbroker.core.policy import Redirect, Terms
 from mqttbroker.core.router import Router, StreamRule
 from mqttbroker.logs import configure, set_level
-from mqttbroker.net.listener_policy import Doorkeeper, Entrance
+from mqttbroker.net.listener_policy import Doorkeeper, ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.tls import http_context
-from mqttbroker.net.wire import Turn
-from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, Shelf
-from sessions.context import Limits as ShelfLimits
+from mqttbroker.net.wire import FlushScheduler
+from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits
 from sessions.journal import Journal
 from sessions.message import Message
 from sessions.registry import Registry
@@ -124,7 +123,7 @@ class Server:
         """Serve until `stop`."""
         settings = self.settings
         loop = asyncio.get_running_loop()
-        self.turn = Turn(
+        self.turn = FlushScheduler(
             self.broker, loop, self.store.submit, settings.durability != "interval"
         )
         self.loop = loop
@@ -183,7 +182,7 @@ class Server:
                 self.unready,
                 token=settings.token,
                 context=context,
-                stats=self.metrics.http_stats,
+                counters=self.metrics.http_stats,
                 consumers=self.consumers,
             )
             self.http.start()
@@ -193,8 +192,8 @@ class Server:
         kind = "http" if context is None else "https"
         log.info("event=listening type=%s host=%s port=%d", kind, settings.host, self.http.port)
 
-    def _entrance(self, listener: Listener) -> Entrance:
-        return Entrance(
+    def _entrance(self, listener: Listener) -> ListenerPolicy:
+        return ListenerPolicy(
             self.security.policy_of(listener),
             terms_of(self.settings, self.settings.limits_of(listener), self.security.rules_of(listener)),
             listener.max_connections,
@@ -244,7 +243,7 @@ class Server:
 
     def _collect_if_idle(self, heard: int) -> int:
         """Look for cycles among all objects if that is due and no byte came since ``heard`` had; all that came."""
-        received: int = self.broker.outbound.stats.bytes_received
+        received: int = self.broker.outbound.counters.bytes_received
         if received == heard and gc.get_count()[2] >= GC_FULL:
             gc.collect()
         return received
@@ -331,7 +330,7 @@ def build_broker(
     if security is None:
         security = Security(settings)
     wanted = settings.limits
-    limits = ShelfLimits(
+    limits = SessionLimits(
         wanted.max_inflight,
         wanted.max_queued_messages,
         wanted.max_queued_bytes,
@@ -348,9 +347,9 @@ def build_broker(
     journal = Journal(
         settings.durability == "commit", recovered.next_message_id, recovered.next_seq
     )
-    shelf = Shelf(journal, limits)
-    shelf.clock.now = time.time_ns() // 1000
-    shelf.throttles.patience = wanted.crowded_queue_wait
+    context = SessionContext(journal, limits)
+    context.clock.now = time.time_ns() // 1000
+    context.backpressure_monitor.max_pause = wanted.crowded_queue_wait
     terms = terms_of(settings, wanted, None)
     terms.redirect = redirect_of(settings)
     most = max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)
@@ -359,8 +358,8 @@ def build_broker(
         for stream in settings.streams
     ]
     return Broker(
-        shelf,
-        Registry(shelf, recovered.next_session_id),
+        context,
+        Registry(context, recovered.next_session_id),
         Router(
             wanted.route_cache_size,
             wanted.max_topic_levels,
@@ -368,7 +367,7 @@ def build_broker(
             streams,
             STRATEGIES[settings.shared_subscription_strategy](),
         ),
-        Outbound(shelf.clock, wanted.max_outbox_bytes, 2 * most),
+        Outbound(context.clock, context.counters, wanted.max_outbox_bytes, 2 * most),
         terms,
         Doorkeeper(security.policy),
         security.rules,

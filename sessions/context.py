@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sessions.backpressure import Throttles
+from sessions.backpressure import BackpressureMonitor
 from sessions.journal import Journal
 
 # What a session does with a message that finds its queue full.
@@ -19,7 +19,7 @@ REFUSE: Final = 2  # have the publisher keep it; where there is none, not take i
 _UNLIMITED: Final = 1 << 60
 
 
-class Limits:
+class SessionLimits:
     """What one session may hold, and all together; counts of entries, sizes in bytes.
 
     The totals count what durable sessions have on disk, a message once for each of
@@ -56,28 +56,16 @@ class Clock:
         self.now = 0
 
 
-class Tally:
-    """What sessions drop, by cause."""
-
-    def __init__(self) -> None:
-        self.queue_full = 0
-        self.queue_full_oldest = 0
-        self.total_full = 0
-        self.memory_full = 0
-        self.expired = 0
-        self.store_failed = 0
-
-
-class Shelf:
+class SessionContext:
     """What every session of one broker shares."""
 
-    def __init__(self, journal: Journal, limits: Limits) -> None:
+    def __init__(self, journal: Journal, limits: SessionLimits) -> None:
         self.journal = journal
         self.limits = limits
         self.clock = Clock()
-        self.tally = Tally()
-        self.throttles = Throttles()
-        # The totals that `Limits` bounds.
+        self.counters = journal.counters
+        self.backpressure_monitor = BackpressureMonitor()
+        # The totals that `SessionLimits` bounds.
         self.queued_messages = 0
         self.queued_bytes = 0
         self.memory_bytes = 0

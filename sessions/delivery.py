@@ -10,12 +10,12 @@ from typing import Optional, Tuple
 
 from mypy_extensions import mypyc_attr
 
-from sessions.backpressure import Feeder
+from sessions.backpressure import PausablePublisher
 from sessions.journal import RELEASING, STORED, STORING, Entry
 from sessions.message import Message
 
 
-class Outlet(Feeder):
+class ClientConnection(PausablePublisher):
     """Where a session's packets go: the client's connection.
 
     This one goes nowhere.  ``version`` is the protocol level of the client.
@@ -49,7 +49,7 @@ class Owner:
     def entry_refused(self, entry: "Delivery") -> None:
         """The store could not keep an entry."""
 
-    def give_up(self, entry: "Delivery") -> None:
+    def abandon(self, entry: "Delivery") -> None:
         """End a delivery that its client cannot take."""
 
 
@@ -84,7 +84,7 @@ class Delivery(Entry):
         self.session.entry_refused(self)
 
 
-def read_back(session: Owner, session_id: int, row: Tuple[object, ...]) -> Delivery:
+def delivery_from_row(session: Owner, session_id: int, row: Tuple[object, ...]) -> Delivery:
     """A page's row (`sessions.write_set.Page`) as the delivery it was."""
     (
         seq,

@@ -9,41 +9,41 @@ from __future__ import annotations
 
 from typing import Final, List
 
-from sessions.context import Shelf
+from sessions.context import SessionContext
 from sessions.registry import Registry
 from sessions.session import Session
-from sessions.write_set import Listing
+from sessions.write_set import EntryQuery
 
 PIECE: Final = 1000  # entries of one commit
 # When to look again for what was left to sessions that were there, in microseconds.
 LOOK_AGAIN: Final = 60_000_000
 
 
-class Expiry(Listing):
+class Expiry(EntryQuery):
     """The search for entries that have expired; one is under way at most."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__(PIECE, 0, 0, 0)
         self.registry = registry
-        self.shelf: Shelf = registry.shelf
-        self.shelf.next_expiry = 1  # nobody knows yet what is on disk
+        self.context: SessionContext = registry.context
+        self.context.next_expiry = 1  # nobody knows yet what is on disk
         self._asked_at = 0
         self._busy = False
 
     def tick(self) -> None:
         """Begin a search if something may have expired."""
-        now = self.shelf.clock.now
-        if self._busy or not 0 < self.shelf.next_expiry <= now:
+        now = self.context.clock.now
+        if self._busy or not 0 < self.context.next_expiry <= now:
             return
         self._busy = True
-        self.shelf.next_expiry = 0
+        self.context.next_expiry = 0
         self.until = now
         self.after = (0, 0, 0)
         self._ask()
 
     def _ask(self) -> None:
-        self._asked_at = self.shelf.clock.now
-        self.shelf.journal.list_entries(self)
+        self._asked_at = self.context.clock.now
+        self.context.journal.list_entries(self)
 
     def answered(self) -> None:
         rows = self.rows
@@ -53,7 +53,7 @@ class Expiry(Listing):
             if session is None:
                 continue
             if (
-                session.outlet is not None
+                session.connection is not None
                 or session.paging
                 or session.oldest is not None
                 or session.disconnected_at * 1_000_000 >= self._asked_at
@@ -62,7 +62,7 @@ class Expiry(Listing):
                 self._look_at(self.until + LOOK_AGAIN)
                 left.append(session)
                 continue
-            self.shelf.tally.expired += 1
+            self.context.counters.expired += 1
             session.pass_over_packet_id()
             session.drop_stored(seq, message_id, shared != 0, size)
         for session in left:
@@ -79,6 +79,6 @@ class Expiry(Listing):
             self._look_at(self.next_expiry)
 
     def _look_at(self, time: int) -> None:
-        shelf = self.shelf
-        if not 0 < shelf.next_expiry < time:
-            shelf.next_expiry = time
+        context = self.context
+        if not 0 < context.next_expiry < time:
+            context.next_expiry = time

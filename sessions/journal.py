@@ -16,8 +16,9 @@ from typing import Dict, Final, List, Optional, Tuple
 
 from mypy_extensions import mypyc_attr
 
+from sessions.counters import Counters
 from sessions.message import Message
-from sessions.write_set import Listing, PageRequest, WriteSet
+from sessions.write_set import EntryQuery, PageRequest, WriteSet
 
 # Where an entry is kept.
 MEMORY: Final = 0  # nowhere but here
@@ -114,7 +115,7 @@ class _Batch:
         self.subscriptions: Dict[Tuple[int, str], Optional[Tuple[object, ...]]] = {}
         self.streams: Dict[Tuple[str, int], List[Message]] = {}
         self.pages: List[PageRequest] = []
-        self.listings: List[Listing] = []
+        self.listings: List[EntryQuery] = []
         self.gates: List[Gate] = []
         self.probe = False
         self.size = 0
@@ -133,8 +134,7 @@ class Journal:
         self.gated = gated
         self.next_message_id = next_message_id
         self.next_seq = next_seq
-        self.failures = 0
-        self.lost_records = 0  # stream records that a failed commit took along
+        self.counters = Counters()  # of the whole broker
         self._gathering = _Batch()
         self._writing: Optional[_Batch] = None
         self._written: List[Entry] = []
@@ -267,7 +267,7 @@ class Journal:
         self._gathering.pages.append(request)
         self._gathering.empty = False
 
-    def list_entries(self, listing: Listing) -> None:
+    def list_entries(self, listing: EntryQuery) -> None:
         """Find entries after everything gathered so far is committed."""
         self._gathering.listings.append(listing)
         self._gathering.empty = False
@@ -439,9 +439,9 @@ class Journal:
         written = self._written
         self._writing = None
         self._written = []
-        self.failures += 1
+        self.counters.commit_failures += 1
         for records in batch.streams.values():
-            self.lost_records += len(records)
+            self.counters.lost_records += len(records)
         self._retry(batch)
         # All are gone before the first session hears of it and looks for what to send next.
         refused: List[Entry] = []

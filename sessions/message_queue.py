@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Final, Optional
 
-from sessions.context import DROP_OLDEST, Shelf
-from sessions.delivery import Delivery, Outlet, Owner
+from sessions.context import DROP_OLDEST, SessionContext
+from sessions.delivery import ClientConnection, Delivery, Owner
 from sessions.journal import GONE, MEMORY
-from sessions.write_set import Listing
+from sessions.write_set import EntryQuery
 
 OLDEST_ENTRIES: Final = 1000  # entries looked up at a time to make room
 
@@ -21,13 +21,13 @@ OLDEST_ENTRIES: Final = 1000  # entries looked up at a time to make room
 _NOTHING: Final[Deque[Delivery]] = deque(maxlen=0)
 
 
-class Holding(Owner):
+class MessageQueue(Owner):
     """The queue of one session, in memory and on disk."""
 
-    def __init__(self, shelf: Shelf, session_id: int) -> None:
-        self.shelf = shelf
+    def __init__(self, context: SessionContext, session_id: int) -> None:
+        self.context = context
         self.id = session_id
-        self.outlet: Optional[Outlet] = None
+        self.connection: Optional[ClientConnection] = None
         self.queue: Deque[Delivery] = _NOTHING
         self.memory_bytes = 0  # sizes of the messages in `queue`
         self.queued_messages = 0  # entries not done with, wherever they are
@@ -36,52 +36,52 @@ class Holding(Owner):
         self.loaded_seq = 0  # the newest entry that is or was in memory
         self.paging = False
         # What may go first from the disk of a full queue while the client is away.
-        self.oldest: Optional[Oldest] = None
+        self.oldest: Optional[OldestEntries] = None
 
     def refill(self) -> None:
         """The queue in memory became shorter."""
 
     def takes(self, size: int, open_now: bool) -> bool:
         """Whether a message finds room as things are."""
-        shelf = self.shelf
+        context = self.context
         if self.full(size):
             return False
         if open_now:
             return True
         if self.id != 0:
-            return not shelf.full(1, size)
-        return shelf.memory_bytes + size <= shelf.limits.max_total_queue_memory_bytes
+            return not context.full(1, size)
+        return context.memory_bytes + size <= context.limits.max_total_queue_memory_bytes
 
     def has_room(self, size: int, open_now: bool) -> bool:
         """Whether a message can be taken, or can after others have gone; counts it if not."""
-        shelf = self.shelf
+        context = self.context
         if self.takes(size, open_now):
             return True
-        tally = self.shelf.tally
+        counters = self.context.counters
         if self.full(size):
             if not self._make_room(size):
-                tally.queue_full += 1
+                counters.queue_full += 1
                 return False
-            if self.id == 0 or not self.shelf.full(1, size):
+            if self.id == 0 or not self.context.full(1, size):
                 return True
         if self.id != 0:
-            tally.total_full += 1
+            counters.total_full += 1
         else:
-            tally.memory_full += 1
+            counters.memory_full += 1
         return False
 
     def _make_room(self, size: int) -> bool:
         """Let go of what waits longest, if that is the policy; false if it makes no room."""
-        limits = self.shelf.limits
+        limits = self.context.limits
         most = limits.max_transient_queue_bytes if self.id == 0 else limits.max_queued_bytes
         if limits.queue_full != DROP_OLDEST or size > most:
             return False
-        if self.id != 0 and self.outlet is None:
+        if self.id != 0 and self.connection is None:
             return self._make_room_on_disk(size)
         while self.queue and self.queue[0].packet_id == 0 and self.full(size):
             entry = self.dequeue()
             if entry.disk != GONE:
-                self.shelf.tally.queue_full_oldest += 1
+                self.context.counters.queue_full_oldest += 1
                 self.finish(entry)
         self.refill()
         return not self.full(size)
@@ -91,7 +91,7 @@ class Holding(Owner):
             return False  # the client is back, and the page may have them
         oldest = self.oldest
         if oldest is None:
-            oldest = Oldest(self)
+            oldest = OldestEntries(self)
             self.oldest = oldest
         oldest.drop(1, size)
         # While it is asked for more the queue is longer than it may be, by a batch at most.
@@ -99,14 +99,14 @@ class Holding(Owner):
 
     def drop_stored(self, seq: int, message_id: int, shared: bool, size: int) -> None:
         """Let go of an entry that is only on disk."""
-        self.shelf.journal.discard(self.id, seq, message_id, shared)
+        self.context.journal.discard(self.id, seq, message_id, shared)
         self.count_out(size)
         if self.queued_messages == 0:
             self.stored_seq = 0
 
     def full(self, size: int) -> bool:
         """Whether a message of `size` bytes would pass a limit of this queue."""
-        limits = self.shelf.limits
+        limits = self.context.limits
         if self.id == 0:
             return (
                 self.queued_messages >= limits.max_queued_messages
@@ -116,7 +116,7 @@ class Holding(Owner):
 
     def beyond(self, messages: int, size: int) -> bool:
         """Whether so many more entries, of so many bytes together, pass a limit of this durable session."""
-        limits = self.shelf.limits
+        limits = self.context.limits
         return (
             self.queued_messages + messages > limits.max_queued_messages
             or self.queued_bytes + size > limits.max_queued_bytes
@@ -124,7 +124,7 @@ class Holding(Owner):
 
     def enqueue(self, entry: Delivery) -> None:
         self.memory_bytes += entry.message.size
-        self.shelf.memory_bytes += entry.message.size
+        self.context.memory_bytes += entry.message.size
         if self.queue is _NOTHING:
             self.queue = deque()
         self.queue.append(entry)
@@ -132,7 +132,7 @@ class Holding(Owner):
     def dequeue(self) -> Delivery:
         entry = self.queue.popleft()
         self.memory_bytes -= entry.message.size
-        self.shelf.memory_bytes -= entry.message.size
+        self.context.memory_bytes -= entry.message.size
         return entry
 
     def finish(self, entry: Delivery) -> None:
@@ -140,7 +140,7 @@ class Holding(Owner):
             return  # refused by the store after it was sent
         self.count_out(entry.message.size)
         if entry.disk != MEMORY:
-            self.shelf.journal.remove(entry)
+            self.context.journal.remove(entry)
         else:
             entry.disk = GONE
 
@@ -149,36 +149,36 @@ class Holding(Owner):
         self.queued_messages -= 1
         self.queued_bytes -= size
         if self.id != 0:
-            self.shelf.queued_messages -= 1
-            self.shelf.queued_bytes -= size
+            self.context.queued_messages -= 1
+            self.context.queued_bytes -= size
 
     def count_in(self, messages: int, size: int, last_seq: int) -> None:
         """The store has so many entries of this session."""
         self.queued_messages = messages
         self.queued_bytes = size
         self.stored_seq = last_seq
-        self.shelf.queued_messages += messages
-        self.shelf.queued_bytes += size
+        self.context.queued_messages += messages
+        self.context.queued_bytes += size
 
     def end(self) -> None:
         """The session is over, and what the store has of it counts no more."""
         if self.id != 0:
-            self.shelf.queued_messages -= self.queued_messages
-            self.shelf.queued_bytes -= self.queued_bytes
+            self.context.queued_messages -= self.queued_messages
+            self.context.queued_bytes -= self.queued_bytes
             self.queued_messages = 0
             self.queued_bytes = 0
 
     def forget_queue(self) -> None:
         """What was in memory is on disk, or is no longer wanted."""
         self.queue = _NOTHING
-        self.shelf.memory_bytes -= self.memory_bytes
+        self.context.memory_bytes -= self.memory_bytes
         self.memory_bytes = 0
 
 
-class Oldest(Listing):
+class OldestEntries(EntryQuery):
     """The entries that go first from the full queue of a session whose client is away."""
 
-    def __init__(self, session: Holding) -> None:
+    def __init__(self, session: MessageQueue) -> None:
         super().__init__(OLDEST_ENTRIES, session.id, 0, 0)
         self.session = session
         self.asked = False
@@ -194,11 +194,11 @@ class Oldest(Listing):
             _, _, seq, message_id, shared, bytes_freed = self.rows[self._next]
             self._next += 1
             self.after_seq = seq
-            session.shelf.tally.queue_full_oldest += 1
+            session.context.counters.queue_full_oldest += 1
             session.drop_stored(seq, message_id, shared != 0, bytes_freed)
         if session.beyond(messages, size):
             self.asked = True
-            session.shelf.journal.list_entries(self)
+            session.context.journal.list_entries(self)
 
     def answered(self) -> None:
         self._next = 0

@@ -10,15 +10,15 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Dict, List, Optional, Tuple
 
-from sessions.context import Shelf
+from sessions.context import SessionContext
 from sessions.session import NEVER, Session
 
 
 class Registry:
     """All sessions of one broker.  Times are Unix times in seconds."""
 
-    def __init__(self, shelf: Shelf, next_session_id: int = 1) -> None:
-        self.shelf = shelf
+    def __init__(self, context: SessionContext, next_session_id: int = 1) -> None:
+        self.context = context
         self.sessions: Dict[str, Session] = {}
         self.by_id: Dict[int, Session] = {}  # the durable ones, by row id
         self.next_session_id = next_session_id
@@ -40,7 +40,7 @@ class Registry:
 
     def load(self, session_id: int, client_id: str) -> Session:
         """A session under the row id it has in the store; 0 for one that is not stored."""
-        session = Session(self.shelf, session_id, client_id)
+        session = Session(self.context, session_id, client_id)
         self.sessions[client_id] = session
         if session_id:
             self.by_id[session_id] = session
@@ -61,7 +61,7 @@ class Registry:
                 away = [
                     session
                     for session in self.sessions.values()
-                    if session.outlet is None and session.expiry_interval != NEVER
+                    if session.connection is None and session.expiry_interval != NEVER
                 ]
                 self._ends = [(self._end_of(session), session.client_id) for session in away]
                 heapify(self._ends)
@@ -72,7 +72,7 @@ class Registry:
     def is_over(self, session: Session, now: float) -> bool:
         """Whether the session's client has been away longer than its expiry interval."""
         return (
-            session.outlet is None
+            session.connection is None
             and session.expiry_interval != NEVER
             and session.disconnected_at != 0.0
             and self._end_of(session) <= now

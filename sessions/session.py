@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Final, List, Optional, Tuple
 
-from sessions.backpressure import Throttle
-from sessions.context import Shelf
-from sessions.delivery import Delivery, Outlet, read_back
+from sessions.backpressure import Backpressure
+from sessions.context import SessionContext
+from sessions.delivery import ClientConnection, Delivery, delivery_from_row
 from sessions.journal import (
     AWAIT_PUBACK,
     AWAIT_PUBCOMP,
@@ -28,7 +28,7 @@ from sessions.journal import (
     Gate,
 )
 from sessions.message import Message
-from sessions.window import EXACTLY_ONCE, LENT, PASSED, RELEASED, Loan, Window
+from sessions.window import EXACTLY_ONCE, LENT, PASSED, RELEASED, SharedInFlight, Window
 from sessions.write_set import PageRequest
 
 NEVER: Final = 0xFFFFFFFF  # a session expiry interval that does not end [MQTT-3.1.2.11.2]
@@ -69,8 +69,8 @@ _NONE_LATE: Final[List[Delivery]] = []
 class Session(Window):
     """The state the standard asks a server to keep for one client (section 4.1)."""
 
-    def __init__(self, shelf: Shelf, session_id: int, client_id: str) -> None:
-        super().__init__(shelf, session_id)
+    def __init__(self, context: SessionContext, session_id: int, client_id: str) -> None:
+        super().__init__(context, session_id)
         self.client_id = client_id
         self.username: Optional[str] = None  # of the client; None = anonymous
         self.rules: Optional[str] = None  # the name of those that say what it may; None = those for all
@@ -79,7 +79,7 @@ class Session(Window):
         self.disconnected_at: float = 0.0  # Unix time; 0.0 while connected
         self.subscriptions: Dict[str, Subscription] = {}
         # Whose retained messages are still to be sent; a filter as often as it was subscribed to.
-        self.unseen: Deque[Subscription] = _SEEN
+        self.pending_retained: Deque[Subscription] = _SEEN
         self.received: Dict[object, bool] = {}  # QoS 2 ids from the client -> kept on disk
         self.received_on_disk = False  # ids of an earlier run, not yet read
         # Live messages that came while a page was under way, unless there were too many.
@@ -88,30 +88,30 @@ class Session(Window):
         self.too_late = False
         self.abandoned_pages = 0  # asked for by an earlier connection and still to come
         self.page_limit_seq = 0  # the page asked for holds all entries up to this one
-        self.throttle: Optional[Throttle] = None  # since the queue was crowded, until it is half as long
+        self.backpressure: Optional[Backpressure] = None  # since the queue was crowded, until it is half as long
         self.will: Optional[Message] = None
         self.will_delay = 0  # seconds
         self.will_expiry = -1  # seconds; -1 = never
         self.will_due: float = 0.0  # Unix time at which a delayed will is published
 
-    def owe_retained(self, subscriptions: List[Subscription]) -> None:
+    def add_pending_retained(self, subscriptions: List[Subscription]) -> None:
         """The client is to be sent the retained messages of these subscriptions."""
-        if self.unseen is _SEEN:
-            self.unseen = deque()
-        self.unseen.extend(subscriptions)
+        if self.pending_retained is _SEEN:
+            self.pending_retained = deque()
+        self.pending_retained.extend(subscriptions)
 
     # -- publishers that are too fast ----------------------------------------
 
     @property
-    def crowded(self) -> bool:
+    def above_high_watermark(self) -> bool:
         """Whether more waits for the client, beyond what is in flight, than its publishers should add to."""
-        limits = self.shelf.limits
+        limits = self.context.limits
         most: int = limits.crowded_queue_messages
         return (
             most > 0
-            and self.outlet is not None
+            and self.connection is not None
             and (
-                self.queued_messages - self.under_way > most
+                self.queued_messages - self.packet_ids_in_use > most
                 or self._waiting_bytes > limits.crowded_queue_bytes
             )
         )
@@ -121,26 +121,26 @@ class Session(Window):
         # On disk they are counted with those in flight; who has some there has much waiting.
         return self.memory_bytes if self.stored_seq == 0 else self.queued_bytes
 
-    def slow_down(self, publisher: "Session") -> None:
+    def pause_publisher(self, publisher: "Session") -> None:
         """Have the client of a session wait that has published to this one, whose queue is crowded."""
-        feeder = publisher.outlet
-        if feeder is None or feeder.held_by is not None or publisher is self or publisher.under_way:
+        feeder = publisher.connection
+        if feeder is None or feeder.paused_by is not None or publisher is self or publisher.packet_ids_in_use:
             return  # who has to acknowledge is read, so that no two wait for each other
-        throttle = self.throttle
-        if throttle is None:
-            throttle = self.throttle = Throttle(self.shelf.throttles)
-        if not throttle.given_up:
-            throttle.hold(feeder)
+        backpressure = self.backpressure
+        if backpressure is None:
+            backpressure = self.backpressure = Backpressure(self.context.backpressure_monitor)
+        if not backpressure.given_up:
+            backpressure.hold(feeder)
 
-    def _ease(self, throttle: Throttle) -> None:
+    def _ease(self, backpressure: Backpressure) -> None:
         """Let publishers go on if the queue is half as long as a crowded one."""
-        limits = self.shelf.limits
+        limits = self.context.limits
         if (
-            (self.queued_messages - self.under_way) * 2 <= limits.crowded_queue_messages
+            (self.queued_messages - self.packet_ids_in_use) * 2 <= limits.crowded_queue_messages
             and self._waiting_bytes * 2 <= limits.crowded_queue_bytes
         ):
-            self.throttle = None
-            throttle.release()
+            self.backpressure = None
+            backpressure.release()
 
     # -- deliveries ---------------------------------------------------------
 
@@ -157,9 +157,9 @@ class Session(Window):
 
         Returns the delivery when its PUBLISH is to be sent by the caller now;
         None when it waits for the window, the client or the disk, or when there
-        is no room for it (counted in the tally).
+        is no room for it (counted in the counters).
         """
-        shelf = self.shelf
+        context = self.context
         size: int = message.size
         open_now: bool = self.open
         if not self.has_room(size, open_now):
@@ -174,24 +174,24 @@ class Session(Window):
                 return entry
             self.enqueue(entry)
             return None
-        shelf.queued_messages += 1
-        shelf.queued_bytes += size
+        context.queued_messages += 1
+        context.queued_bytes += size
         if open_now:
             self._start(entry)
-            shelf.journal.add(entry, gate)
+            context.journal.add(entry, gate)
             self.loaded_seq = entry.seq
             return None if entry.phase == STORING else entry
-        shelf.journal.add(entry, gate)
-        if message.expires_at != 0 and not 0 < shelf.next_expiry < message.expires_at:
-            shelf.next_expiry = message.expires_at
+        context.journal.add(entry, gate)
+        if message.expires_at != 0 and not 0 < context.next_expiry < message.expires_at:
+            context.next_expiry = message.expires_at
         if self.paging:
             self._add_late(entry)
         elif (
-            self.outlet is None
+            self.connection is None
             or self.stored_seq != 0
-            or len(self.queue) >= shelf.limits.max_queue_memory_messages
-            or self.memory_bytes + size > shelf.limits.max_transient_queue_bytes
-            or shelf.memory_bytes + size > shelf.limits.max_total_queue_memory_bytes
+            or len(self.queue) >= context.limits.max_queue_memory_messages
+            or self.memory_bytes + size > context.limits.max_transient_queue_bytes
+            or context.memory_bytes + size > context.limits.max_total_queue_memory_bytes
         ):
             self.stored_seq = entry.seq
         else:
@@ -202,25 +202,25 @@ class Session(Window):
     @property
     def open(self) -> bool:
         """Whether the next message leaves at once."""
-        outlet = self.outlet
+        outlet = self.connection
         return (
             outlet is not None
             and outlet.ready
             and self.stored_seq == 0
             and not self.paging
             and not self.queue
-            and self.under_way < self.send_maximum
+            and self.packet_ids_in_use < self.send_maximum
         )
 
-    def lends(self, size: int) -> bool:
+    def can_send_shared(self, size: int) -> bool:
         """Whether a QoS 1 message of a shared subscription may pass through."""
         return self.open and self.id == 0 and not self.full(size)
 
     def _add_late(self, entry: Delivery) -> None:
         """Keep a live message at hand until the page is in, if memory allows."""
-        limits = self.shelf.limits
+        limits = self.context.limits
         self.late_bytes += entry.message.size
-        self.shelf.memory_bytes += entry.message.size
+        self.context.memory_bytes += entry.message.size
         if (
             self.too_late
             or len(self.late) >= limits.max_queue_memory_messages
@@ -258,7 +258,7 @@ class Session(Window):
                 del in_flight[key]
                 self.queued_messages -= 1
         if self.queue or self.stored_seq != 0:
-            self.pump()
+            self.send_queued()
         return ACCEPTED
 
     def _unknown(self, packet_id: int) -> int:
@@ -285,14 +285,14 @@ class Session(Window):
             if entry.phase == RELEASING:
                 return ACCEPTED
             return REPEATED if entry.phase == AWAIT_PUBCOMP else UNEXPECTED
-        if entry.disk == MEMORY or not self.shelf.journal.gated:
+        if entry.disk == MEMORY or not self.context.journal.gated:
             entry.phase = AWAIT_PUBCOMP
             if entry.disk != MEMORY:
-                self.shelf.journal.change(entry)
+                self.context.journal.change(entry)
             self._send_pubrel(packet_id)
         else:
             entry.phase = RELEASING
-            self.shelf.journal.change(entry)
+            self.context.journal.change(entry)
         return ACCEPTED
 
     def publish_refused(self, packet_id: int) -> int:
@@ -306,7 +306,7 @@ class Session(Window):
             self.queued_messages -= 1
         else:
             self.finish(entry)
-        self.pump()
+        self.send_queued()
         return ACCEPTED
 
     def complete(self, packet_id: int) -> int:
@@ -327,7 +327,7 @@ class Session(Window):
             else:
                 self.finish(entry)
         if self.queue or self.stored_seq != 0:
-            self.pump()
+            self.send_queued()
         return ACCEPTED
 
     def shared_entries(self) -> List[Delivery]:
@@ -336,7 +336,7 @@ class Session(Window):
         entries: List[Delivery] = []
         self.remember_loans()
         for key, entry in self.in_flight.items():
-            if isinstance(entry, Loan):
+            if isinstance(entry, SharedInFlight):
                 entry = self._entry_of(entry, key)
                 self.in_flight[key] = entry
             if entry is not None and entry.group is not None and entry.phase == AWAIT_PUBACK:
@@ -348,7 +348,7 @@ class Session(Window):
                 entries.append(entry)
         return entries
 
-    def _entry_of(self, loan: Loan, key: object) -> Delivery:
+    def _entry_of(self, loan: SharedInFlight, key: object) -> Delivery:
         message = loan.message()
         entry = Delivery(self, 0, message, 1, False, _NO_BYTES)
         assert isinstance(key, int)
@@ -363,26 +363,26 @@ class Session(Window):
         self.in_flight.pop(entry.packet_id, None)
         self.finish(entry)
 
-    def give_up(self, entry: Delivery) -> None:
+    def abandon(self, entry: Delivery) -> None:
         """End a delivery that its client cannot take."""
         if self.in_flight.get(entry.packet_id) is entry:
             del self.in_flight[entry.packet_id]
             self.finish(entry)
 
-    def pump(self) -> None:
+    def send_queued(self) -> None:
         """Send from the queue while the window is open; ask for a page when it runs low."""
-        outlet = self.outlet
+        outlet = self.connection
         if outlet is None:
             return
-        shelf = self.shelf
-        journal = shelf.journal
-        while self.queue and self.under_way < self.send_maximum and outlet.ready:
+        context = self.context
+        journal = context.journal
+        while self.queue and self.packet_ids_in_use < self.send_maximum and outlet.ready:
             entry = self.dequeue()
             message = entry.message
             if entry.disk == GONE:
                 continue
-            if message.expires_at != 0 and message.expires_at <= shelf.clock.now and entry.packet_id == 0:
-                shelf.tally.expired += 1
+            if message.expires_at != 0 and message.expires_at <= context.clock.now and entry.packet_id == 0:
+                context.counters.expired += 1
                 self.pass_over_packet_id()
                 self.finish(entry)
                 continue
@@ -396,16 +396,16 @@ class Session(Window):
             journal.change(entry)
             if entry.phase != STORING:
                 outlet.send_entry(entry, False)
-        throttle = self.throttle
-        if throttle is not None:
-            throttle.moving = True
-            self._ease(throttle)
+        backpressure = self.backpressure
+        if backpressure is not None:
+            backpressure.moving = True
+            self._ease(backpressure)
         self.refill()
 
     def refill(self) -> None:
         """Ask for a page when the queue in memory runs low."""
         if self.stored_seq != 0 and not self.paging:
-            limits = self.shelf.limits
+            limits = self.context.limits
             if (
                 len(self.queue) <= limits.max_queue_memory_messages // 2
                 and self.memory_bytes <= limits.max_transient_queue_bytes // 2
@@ -414,12 +414,12 @@ class Session(Window):
 
     def request_page(self) -> None:
         """Ask the store for the entries after the last one that was in memory."""
-        shelf = self.shelf
+        context = self.context
         self.paging = True
         self.oldest = None
         self._forget_late()
-        self.page_limit_seq = shelf.journal.next_seq - 1
-        shelf.journal.page(
+        self.page_limit_seq = context.journal.next_seq - 1
+        context.journal.page(
             PageRequest(
                 self.id,
                 self.loaded_seq,
@@ -428,8 +428,8 @@ class Session(Window):
                 max(
                     1,
                     min(
-                        shelf.limits.max_transient_queue_bytes - self.memory_bytes,
-                        shelf.limits.max_total_queue_memory_bytes - shelf.memory_bytes,
+                        context.limits.max_transient_queue_bytes - self.memory_bytes,
+                        context.limits.max_total_queue_memory_bytes - context.memory_bytes,
                     ),
                 ),
             )
@@ -452,7 +452,7 @@ class Session(Window):
             self.in_flight[packet_id] = entry
         if entry.qos == 1:
             entry.phase = AWAIT_PUBACK
-        elif self.id != 0 and self.shelf.journal.gated:
+        elif self.id != 0 and self.context.journal.gated:
             entry.phase = STORING
         else:
             entry.phase = AWAIT_PUBREC
@@ -462,7 +462,7 @@ class Session(Window):
         self.last_packet_id = self.last_packet_id % 65535 + 1
 
     def _send_pubrel(self, packet_id: int) -> None:
-        outlet = self.outlet
+        outlet = self.connection
         if outlet is not None:
             outlet.send_pubrel(packet_id)
 
@@ -473,11 +473,11 @@ class Session(Window):
         if entry.changed or self.in_flight.get(entry.packet_id) is not entry:
             return
         entry.phase = AWAIT_PUBREC
-        outlet = self.outlet
+        outlet = self.connection
         if outlet is not None:
             outlet.send_entry(entry, False)
             if entry.disk == GONE:
-                self.pump()
+                self.send_queued()
 
     def release_stored(self, entry: Delivery) -> None:
         """The client's PUBREC is on disk: the PUBREL may leave."""
@@ -488,34 +488,34 @@ class Session(Window):
 
     def entry_refused(self, entry: Delivery) -> None:
         """The store could not keep an entry: forget it, the publisher was told."""
-        self.shelf.tally.store_failed += 1
+        self.context.counters.store_failed += 1
         self.count_out(entry.message.size)
         if entry.phase == STORING and self.in_flight.get(entry.packet_id) is entry:
             del self.in_flight[entry.packet_id]
-            self.pump()
+            self.send_queued()
 
     # -- coming and going ---------------------------------------------------
 
-    def attach(self, outlet: Outlet, send_maximum: int) -> None:
+    def attach(self, outlet: ClientConnection, send_maximum: int) -> None:
         """A client's connection takes the session over; a durable one must `resume` first."""
-        self.outlet = outlet
+        self.connection = outlet
         self.version = outlet.version
-        self.send_maximum = min(send_maximum, self.shelf.limits.max_inflight)
-        self.pass_maximum = min(send_maximum, self.shelf.limits.max_inflight_unkept)
+        self.send_maximum = min(send_maximum, self.context.limits.max_inflight)
+        self.pass_maximum = min(send_maximum, self.context.limits.max_inflight_unkept)
         self.disconnected_at = 0.0
-        if self.crowded:
+        if self.above_high_watermark:
             # What has gathered while the client was away is for it alone to wait for.
-            self.throttle = Throttle(self.shelf.throttles)
-            self.throttle.given_up = True
+            self.backpressure = Backpressure(self.context.backpressure_monitor)
+            self.backpressure.given_up = True
 
     def detach(self, now: float) -> None:
         """The client is away: a durable session leaves its messages to the disk, another ends."""
-        self.outlet = None
+        self.connection = None
         self.disconnected_at = now
-        throttle = self.throttle
-        if throttle is not None:
-            self.throttle = None
-            throttle.release()
+        backpressure = self.backpressure
+        if backpressure is not None:
+            self.backpressure = None
+            backpressure.release()
         if self.id != 0 and (self.in_flight or self.queue):
             self.stored_seq = max(self.stored_seq, self.loaded_seq)
         if self.late:
@@ -545,7 +545,7 @@ class Session(Window):
             self.received[packet_id] = True
         self.received_on_disk = False
         for row in rows:
-            entry = read_back(self, self.id, row)
+            entry = delivery_from_row(self, self.id, row)
             self.loaded_seq = entry.seq
             self.last_packet_id = max(self.last_packet_id, entry.packet_id)
             if entry.phase == AWAIT_PUBCOMP:
@@ -571,16 +571,16 @@ class Session(Window):
 
     def _forget_late(self) -> None:
         self.late.clear()
-        self.shelf.memory_bytes -= self.late_bytes
+        self.context.memory_bytes -= self.late_bytes
         self.late_bytes = 0
         self.too_late = False
 
     def redeliver(self) -> None:
         """Send again what was under way when the client left, then go on [MQTT-4.4.0-1]."""
-        outlet = self.outlet
+        outlet = self.connection
         if outlet is None:
             return
         for entry in list(self.in_flight.values()):
             if isinstance(entry, Delivery) and entry.phase == AWAIT_PUBCOMP:
                 outlet.send_pubrel(entry.packet_id)
-        self.pump()
+        self.send_queued()

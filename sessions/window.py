@@ -11,11 +11,11 @@ from typing import Dict, Final, List, Optional, Union
 
 from mypy_extensions import mypyc_attr
 
-from sessions.context import Shelf
+from sessions.context import SessionContext
 from sessions.delivery import Delivery, Owner
 from sessions.journal import AWAIT_PUBCOMP, AWAIT_PUBREC
 from sessions.message import Message
-from sessions.message_queue import Holding
+from sessions.message_queue import MessageQueue
 
 # QoS 2 messages that only pass through: what stands for them in flight, before and after PUBREC.
 PASSED: Final = Delivery(Owner(), 0, Message("", b"", 2, False, b"", "", 0, 0), 2, False, b"")
@@ -32,7 +32,7 @@ _RETURNED_AT_ONCE: Final = 64  # loans whose places are given up together
 
 
 @mypyc_attr(acyclic=True)
-class Loan:
+class SharedInFlight:
     """A QoS 1 message that passed through to one member of a shared subscription, ``group``, and is
     kept in case that another has to have it.
 
@@ -74,14 +74,14 @@ class Loan:
         )
 
 
-class Loans:
+class SharedInFlightQueue:
     """What is lent under consecutive packet ids, oldest first: who acknowledges in order costs no look."""
 
     def __init__(self) -> None:
-        self._loans: List[Optional[Loan]] = []  # None where one was returned
+        self._loans: List[Optional[SharedInFlight]] = []  # None where one was returned
         self._returned = 0  # how many of them, from the first on
 
-    def add(self, loan: Loan) -> None:
+    def add(self, loan: SharedInFlight) -> None:
         self._loans.append(loan)
 
     def drop(self) -> None:
@@ -92,7 +92,7 @@ class Loans:
             del self._loans[:_RETURNED_AT_ONCE]
             self._returned = 0
 
-    def take(self) -> Loan:
+    def take(self) -> SharedInFlight:
         """Take the oldest out."""
         loan = self._loans[self._returned]
         assert loan is not None
@@ -104,20 +104,20 @@ class Loans:
         self._returned = 0
 
 
-_NO_LOANS: Final = Loans()  # of a client that has none; never filled
+_NO_LOANS: Final = SharedInFlightQueue()  # of a client that has none; never filled
 
 
-class Window(Holding):
+class Window(MessageQueue):
     """What one client has to acknowledge."""
 
-    def __init__(self, shelf: Shelf, session_id: int) -> None:
-        super().__init__(shelf, session_id)
-        self.send_maximum = shelf.limits.max_inflight
-        self.pass_maximum = shelf.limits.max_inflight_unkept
+    def __init__(self, context: SessionContext, session_id: int) -> None:
+        super().__init__(context, session_id)
+        self.send_maximum = context.limits.max_inflight
+        self.pass_maximum = context.limits.max_inflight_unkept
         self.last_packet_id = 0
         # Unacknowledged deliveries and loans by packet id; None for what only passed through.
         # The keys are ints; as objects they are made once per packet, not once per look.
-        self.in_flight: Dict[object, Union[Delivery, Loan, None]] = {}
+        self.in_flight: Dict[object, Union[Delivery, SharedInFlight, None]] = {}
         # Beside them what passed through under the ids from `passing` up to `passing_end`:
         # clients acknowledge in order, so that counting does. All of it is of one kind.
         self.passing = 1
@@ -127,19 +127,19 @@ class Window(Holding):
         self.loans = _NO_LOANS
 
     @property
-    def under_way(self) -> int:
+    def packet_ids_in_use(self) -> int:
         """How many packet ids are in use."""
         return len(self.in_flight) + self.passing_end - self.passing
 
-    def pass_through(self, qos: int) -> int:
+    def allocate_unpersisted(self, qos: int) -> int:
         """A packet id for a QoS 1 or 2 message that leaves at once and is nowhere kept, since this
         session ends with its connection and no other may have the message instead; 0 if the
         message has to be offered."""
         if (
             self.id != 0
-            or self.under_way >= self.pass_maximum
+            or self.packet_ids_in_use >= self.pass_maximum
             or self.queue
-            or self.queued_messages >= self.shelf.limits.max_queued_messages
+            or self.queued_messages >= self.context.limits.max_queued_messages
         ):
             return 0
         self.queued_messages += 1
@@ -164,20 +164,20 @@ class Window(Holding):
         self.last_packet_id = packet_id
         return packet_id
 
-    def lend(self, loan: Loan) -> int:
-        """The packet id of a message that passes through, where the session `lends`."""
+    def allocate_shared(self, loan: SharedInFlight) -> int:
+        """The packet id of a message that passes through, where the session `can_send_shared`."""
         self.queued_messages += 1
         packet_id = self._next_in_line(LENT)
         if packet_id == 0:
             return self.next_packet_id(loan)
         if packet_id == self.passing:
             if self.loans is _NO_LOANS:
-                self.loans = Loans()
+                self.loans = SharedInFlightQueue()
             self.loans.clear()
         self.loans.add(loan)
         return packet_id
 
-    def next_packet_id(self, entry: Union[Delivery, Loan, None]) -> int:
+    def next_packet_id(self, entry: Union[Delivery, SharedInFlight, None]) -> int:
         """Put `entry` in flight under the next unused non-zero id, counting 1, 2, 3 …
         [MQTT-2.2.1-4]."""
         in_flight = self.in_flight

@@ -59,7 +59,7 @@ class Page:
         self.error = error
 
 
-class Listing:
+class EntryQuery:
     """Asks for stored entries that were never sent, at most ``limit``.
 
     Of a session (``session_id`` not 0) those with ``seq > after_seq``, in their
@@ -139,7 +139,7 @@ class WriteSet:
         self.unretained: List[str] = []
         self.stream_messages: Dict[Tuple[str, int], List[Message]] = {}
         self.pages: List[PageRequest] = []
-        self.listings: List[Listing] = []
+        self.listings: List[EntryQuery] = []
         self.probe = False
 
     def has_changes(self) -> bool:

@@ -41,8 +41,8 @@ from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.http_consumers import ConsumerRoutes
-from mqttbroker.core.stats import Stats
 from mqttbroker.net.handshakes import Handshakes
+from sessions.counters import Counters
 
 BACKLOG = 512
 MAX_DOWNLOADS = 512  # stream files served at once; more are told to come again
@@ -115,7 +115,7 @@ class HttpServer:
 
     `metrics` gives the Prometheus text, `readiness` the reasons why the broker is
     not ready; both are called on the server's thread.  Without `logs` there are
-    no streams, with `context` HTTPS is spoken and `stats` counts the handshakes
+    no streams, with `context` HTTPS is spoken and `counters` counts the handshakes
     that fail.  `start`, `renew` and `stop` are for the thread that owns the server.
     """
 
@@ -128,7 +128,7 @@ class HttpServer:
         readiness: Callable[[], List[str]],
         token: Optional[str] = None,
         context: Optional[ssl.SSLContext] = None,
-        stats: Optional[Stats] = None,
+        counters: Optional[Counters] = None,
         consumers: Optional[ConsumerLag] = None,
     ) -> None:
         self.host = host
@@ -138,7 +138,7 @@ class HttpServer:
         self._readiness = readiness
         self._token = token.encode() if token else None
         self._context = context
-        self._stats = Stats() if stats is None else stats
+        self._stats = Counters() if counters is None else counters
         self._consumers = ConsumerRoutes(consumers)
         self._handshakes: Optional[Handshakes] = None
         self._downloads = 0

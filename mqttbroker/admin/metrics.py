@@ -20,7 +20,7 @@ from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.stats import Stats
+from sessions.counters import Counters
 
 
 class Metrics:
@@ -38,7 +38,7 @@ class Metrics:
     ) -> None:
         self.broker = broker
         self.set_aside = set_aside
-        self.http_stats = Stats()
+        self.http_stats = Counters()
         self.streams = streams
         self.consumers = consumers
         self._started = time.monotonic()
@@ -59,27 +59,26 @@ class Metrics:
 
     def drops(self) -> dict[str, int]:
         """Messages that were not delivered, by cause."""
-        stats = self.broker.outbound.stats
-        tally = self.broker.shelf.tally
+        counters = self.broker.context.counters
         return {
-            "queue_full": tally.queue_full,
-            "queue_full_oldest": tally.queue_full_oldest,
-            "total_full": tally.total_full,
-            "memory_full": tally.memory_full,
-            "refused": stats.publish_refused,
-            "slow_subscriber": stats.publish_dropped_slow,
-            "too_large": stats.publish_dropped_too_large,
-            "not_authorized": stats.publish_dropped_denied,
-            "retained_full": stats.publish_dropped_retained,
-            "expired": tally.expired,
-            "store_failed": tally.store_failed + self.broker.journal.lost_records,
+            "queue_full": counters.queue_full,
+            "queue_full_oldest": counters.queue_full_oldest,
+            "total_full": counters.total_full,
+            "memory_full": counters.memory_full,
+            "refused": counters.publish_refused,
+            "slow_subscriber": counters.publish_dropped_slow,
+            "too_large": counters.publish_dropped_too_large,
+            "not_authorized": counters.publish_dropped_denied,
+            "retained_full": counters.publish_dropped_retained,
+            "expired": counters.expired,
+            "store_failed": counters.store_failed + counters.lost_records,
         }
 
     def collect(self) -> Iterator[Metric]:
         """For prometheus-client."""
         broker = self.broker
-        stats = broker.outbound.stats
-        throttles = broker.shelf.throttles
+        counters = broker.outbound.counters
+        backpressure_monitor = broker.context.backpressure_monitor
         info = GaugeMetricFamily(
             "mqttbroker_build_info",
             "Version, kind of build, and when acknowledgements leave.",
@@ -87,25 +86,25 @@ class Metrics:
         )
         info.add_metric([__version__, build_kind(), broker.terms.durability], 1)
         yield info
-        counters = (
-            ("bytes_received", "Bytes received from clients.", stats.bytes_received),
-            ("bytes_sent", "Bytes sent to clients.", stats.bytes_sent),
-            ("packets_received", "Control packets received.", stats.messages_received),
-            ("packets_sent", "Control packets sent.", stats.messages_sent),
-            ("publish_received", "PUBLISH packets received.", stats.publish_received),
-            ("publish_sent", "PUBLISH packets sent.", stats.publish_sent),
-            ("connections", "Network connections accepted.", stats.connections),
-            ("protocol_errors", "Connections ended for breaking the protocol.", stats.protocol_errors),
-            ("store_failures", "Commits that failed.", broker.journal.failures),
-            ("publisher_waits", "Times that a publisher had to wait for a crowded queue.", throttles.waits),
+        totals = (
+            ("bytes_received", "Bytes received from clients.", counters.bytes_received),
+            ("bytes_sent", "Bytes sent to clients.", counters.bytes_sent),
+            ("packets_received", "Control packets received.", counters.messages_received),
+            ("packets_sent", "Control packets sent.", counters.messages_sent),
+            ("publish_received", "PUBLISH packets received.", counters.publish_received),
+            ("publish_sent", "PUBLISH packets sent.", counters.publish_sent),
+            ("connections", "Network connections accepted.", counters.connections),
+            ("protocol_errors", "Connections ended for breaking the protocol.", counters.protocol_errors),
+            ("store_failures", "Commits that failed.", counters.commit_failures),
+            ("publisher_waits", "Times that a publisher had to wait for a crowded queue.", backpressure_monitor.waits),
         )
-        for name, text, value in counters:
+        for name, text, value in totals:
             yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
         failed = CounterMetricFamily(
             "mqttbroker_handshakes_failed", "Connections that never came to MQTT or HTTP.", labels=["layer"]
         )
-        failed.add_metric(["tls"], stats.tls_failures)
-        failed.add_metric(["websocket"], stats.websocket_failures)
+        failed.add_metric(["tls"], counters.tls_failures)
+        failed.add_metric(["websocket"], counters.websocket_failures)
         failed.add_metric(["https"], self.http_stats.tls_failures)
         yield failed
         dropped = CounterMetricFamily(
@@ -116,15 +115,15 @@ class Metrics:
         yield dropped
         gauges = (
             ("clients_connected", "Clients connected now.", broker.clients.connected),
-            ("publishers_waiting", "Publishers that wait for a crowded queue now.", throttles.waiting),
+            ("publishers_waiting", "Publishers that wait for a crowded queue now.", backpressure_monitor.waiting),
             ("sessions", "Sessions, connected or not.", len(broker.registry)),
             ("subscriptions", "Subscriptions.", broker.router.subscriptions),
             ("retained_messages", "Retained messages.", len(broker.retained)),
             ("retained_bytes", "Payload bytes of retained messages.", broker.retained.size),
             ("route_cache_entries", "Topics in the route cache.", len(broker.router.cache)),
-            ("queued_messages", "Messages that persistent sessions have on disk.", broker.shelf.queued_messages),
-            ("queued_bytes", "Bytes of messages that persistent sessions have on disk.", broker.shelf.queued_bytes),
-            ("queue_memory_bytes", "Bytes of messages that wait in memory.", broker.shelf.memory_bytes),
+            ("queued_messages", "Messages that persistent sessions have on disk.", broker.context.queued_messages),
+            ("queued_bytes", "Bytes of messages that persistent sessions have on disk.", broker.context.queued_bytes),
+            ("queue_memory_bytes", "Bytes of messages that wait in memory.", broker.context.memory_bytes),
             ("store_pending_bytes", "Bytes waiting for the disk.", broker.journal.size),
             ("store_set_aside_files", "Damaged files kept, as of the start.", self.set_aside),
             ("uptime_seconds", "Seconds since the start.", self.uptime),
@@ -156,11 +155,11 @@ class Metrics:
         yield start
         yield size
         yield sealed
-        counters = (
+        totals = (
             ("sealing_saved_bytes", "Bytes on disk saved by sealing since the start.", self.streams.sealed_bytes_saved),
             ("sealing_failures", "Times that a segment was not sealed.", self.streams.sealing_failures),
         )
-        for name, text, value in counters:
+        for name, text, value in totals:
             yield CounterMetricFamily(f"mqttbroker_stream_{name}", text, value=value)
         yield from self._consumer_metrics()
 

@@ -63,7 +63,7 @@ class SysTopics:
     def values(self) -> dict[str, str]:
         """All topics with their values."""
         broker = self.metrics.broker
-        stats = broker.outbound.stats
+        counters = broker.outbound.counters
         clients = broker.clients
         total = len(broker.registry)
         values: dict[str, object] = {
@@ -76,24 +76,24 @@ class SysTopics:
             "clients/inactive": total - clients.connected,
             "clients/maximum": clients.connected_maximum,
             "clients/expired": clients.expired,
-            "messages/received": stats.messages_received,
-            "messages/sent": stats.messages_sent,
+            "messages/received": counters.messages_received,
+            "messages/sent": counters.messages_sent,
             "messages/stored": len(broker.retained),
             "store/durability": broker.terms.durability,
             "store/set_aside": self.metrics.set_aside,
             "store/messages/count": len(broker.retained),
             "store/messages/bytes": broker.retained.size,
-            "queued/messages/count": broker.shelf.queued_messages,
-            "queued/messages/bytes": broker.shelf.queued_bytes,
-            "publishers/waiting": broker.shelf.throttles.waiting,
-            "publishers/waits": broker.shelf.throttles.waits,
-            "bytes/received": stats.bytes_received,
-            "bytes/sent": stats.bytes_sent,
-            "publish/messages/received": stats.publish_received,
-            "publish/messages/sent": stats.publish_sent,
+            "queued/messages/count": broker.context.queued_messages,
+            "queued/messages/bytes": broker.context.queued_bytes,
+            "publishers/waiting": broker.context.backpressure_monitor.waiting,
+            "publishers/waits": broker.context.backpressure_monitor.waits,
+            "bytes/received": counters.bytes_received,
+            "bytes/sent": counters.bytes_sent,
+            "publish/messages/received": counters.publish_received,
+            "publish/messages/sent": counters.publish_sent,
             "publish/messages/dropped": sum(self.metrics.drops().values()),
-            "publish/bytes/received": stats.publish_bytes_received,
-            "publish/bytes/sent": stats.publish_bytes_sent,
+            "publish/bytes/received": counters.publish_bytes_received,
+            "publish/bytes/sent": counters.publish_bytes_sent,
             "subscriptions/count": broker.router.subscriptions,
             "shared_subscriptions/count": len(broker.router.groups),
             "retained messages/count": len(broker.retained),
@@ -106,13 +106,13 @@ class SysTopics:
             values[f"publish/messages/dropped/{cause}"] = count
         values.update(self._streams())
         loads = {
-            "messages/received": stats.messages_received,
-            "messages/sent": stats.messages_sent,
-            "bytes/received": stats.bytes_received,
-            "bytes/sent": stats.bytes_sent,
-            "publish/received": stats.publish_received,
-            "publish/sent": stats.publish_sent,
-            "connections": stats.connections,
+            "messages/received": counters.messages_received,
+            "messages/sent": counters.messages_sent,
+            "bytes/received": counters.bytes_received,
+            "bytes/sent": counters.bytes_sent,
+            "publish/received": counters.publish_received,
+            "publish/sent": counters.publish_sent,
+            "connections": counters.connections,
         }
         for name, count in loads.items():
             load = self._loads.setdefault(name, _Load())

@@ -133,7 +133,7 @@ def _revoke(broker: Broker, authenticator: Authenticator, usernames: set[str]) -
     """Send away whom the authenticator let in by a line that is gone."""
     for connection in list(broker.clients.connections):
         if connection.username in usernames and connection.wire is not None:
-            policy = connection.wire.entrance.policy
+            policy = connection.wire.listener_policy.policy
             if isinstance(policy, PasswordPolicy) and policy.authenticator is authenticator:
                 connection.disconnect(NOT_AUTHORIZED, "the password was changed")
 

@@ -17,14 +17,14 @@ from mqttbroker.codec.reason_codes import (
     UNSPECIFIED_ERROR,
 )
 from mqttbroker.core.clients import Clients
-from mqttbroker.core.connect_handler import Admissions
+from mqttbroker.core.connect_handler import ConnectHandler
 from mqttbroker.core.connection import Connection, Outbound
 from mqttbroker.core.policy import Policy, Rules, Terms
 from mqttbroker.core.publisher import Publisher
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
 from mqttbroker.core.subscriptions import Subscriptions
-from sessions.context import REFUSE, Shelf
+from sessions.context import REFUSE, SessionContext
 from sessions.expiry import Expiry
 from sessions.journal import GONE, Journal
 from sessions.registry import Registry
@@ -42,7 +42,7 @@ class Broker:
 
     def __init__(
         self,
-        shelf: Shelf,
+        context: SessionContext,
         registry: Registry,
         router: Router,
         outbound: Outbound,
@@ -50,8 +50,8 @@ class Broker:
         policy: Policy,
         rules: Rules,
     ) -> None:
-        journal = shelf.journal
-        self.shelf = shelf
+        journal = context.journal
+        self.context = context
         self.journal: Journal = journal
         self.registry = registry
         self.router = router
@@ -62,14 +62,14 @@ class Broker:
         if rules.restrictive:
             router.rules = rules
         self.retained = Retained(journal)
-        self.publisher = Publisher(shelf, router, self.retained, outbound, rules)
-        replays = Replays(self.retained, rules, outbound.stats)
+        self.publisher = Publisher(context, router, self.retained, outbound, rules)
+        replays = Replays(self.retained, rules, outbound.counters)
         self.subscriptions = Subscriptions(journal, router, replays, terms, rules)
         self.clients = Clients(journal, registry, self.publisher, self.subscriptions, outbound, terms)
-        self.admissions = Admissions(journal, registry, self.clients, terms, policy, rules)
+        self.connect_handler = ConnectHandler(journal, registry, self.clients, terms, policy, rules)
         self.expiry = Expiry(registry)
         # Whether a publisher keeps what does not fit into a queue.
-        self.refusing: bool = shelf.limits.queue_full == REFUSE
+        self.refusing: bool = context.limits.queue_full == REFUSE
         self.store_error = ""
         self.blocked: Dict[Connection, bool] = {}
 
@@ -96,7 +96,7 @@ class Broker:
         """Do what time asks for; `Clients.tick` tells how often and on which clock."""
         self.clients.tick(monotonic)
         self.expiry.tick()
-        self.retained.sweep(SWEEP_TOPICS, self.shelf.clock.now)
+        self.retained.sweep(SWEEP_TOPICS, self.context.clock.now)
 
     def take_writes(self) -> Optional[WriteSet]:
         """What the store is to write now; None if nothing, or if it still has the last."""
@@ -130,7 +130,7 @@ class Broker:
         for entry in session.queue:
             if entry.disk != GONE and not self.rules.may_read(session, entry.message.topic):
                 session.withdraw(entry)
-                self.outbound.stats.publish_dropped_denied += 1
+                self.outbound.counters.publish_dropped_denied += 1
 
     def _paged(self, session: Session, page: Page) -> None:
         if page.error is not None:
@@ -138,14 +138,14 @@ class Broker:
             session.paging = False
             connection = self.clients.waiting.get(session.client_id)
             if connection is not None:
-                self.admissions.refuse(
+                self.connect_handler.refuse(
                     connection, IMPLEMENTATION_SPECIFIC_ERROR, "the store failed"
                 )
-            elif session.outlet is not None:
-                session.outlet.disconnect(IMPLEMENTATION_SPECIFIC_ERROR, "the store failed")
+            elif session.connection is not None:
+                session.connection.disconnect(IMPLEMENTATION_SPECIFIC_ERROR, "the store failed")
             return
         session.restore(page.rows, page.received)
         if self.rules.restrictive:
             self._withdraw_denied(session)
-        if not self.admissions.resumed(session):
-            session.pump()
+        if not self.connect_handler.resumed(session):
+            session.send_queued()

@@ -75,8 +75,8 @@ class Clients:
         connection.state = CLOSED
         connection.closing_reason = why
         connection.acks.clear()
-        if connection.held_by is not None:
-            connection.held_by.forget(connection)
+        if connection.paused_by is not None:
+            connection.paused_by.forget(connection)
         self.connections.pop(connection, None)
         connection.touch()
         session = connection.session
@@ -97,11 +97,11 @@ class Clients:
             )
         if self.waiting.get(connection.client_id) is connection:
             del self.waiting[connection.client_id]
-        elif session is None or session.outlet is not connection:
+        elif session is None or session.connection is not connection:
             return
         if session is None or self.registry.get(session.client_id) is not session:
             return
-        session.outlet = None
+        session.connection = None
         self.publisher.pass_on(session)
         session.detach(self.now)
         if not will or not was_connected:
@@ -134,7 +134,7 @@ class Clients:
             self._wills = [
                 (session.will_due, client_id)
                 for client_id, session in self.registry.sessions.items()
-                if session.outlet is None and session.will is not None
+                if session.connection is None and session.will is not None
             ]
             heapify(self._wills)
 
@@ -145,7 +145,7 @@ class Clients:
 
     def end_session(self, session: Session) -> None:
         """The session is over: its will is published if still due, the rest forgotten."""
-        if session.will is not None and session.outlet is None:
+        if session.will is not None and session.connection is None:
             self._publish_will(session)  # [MQTT-3.1.2-8]
         for subscription in list(session.subscriptions.values()):
             self.subscriptions.withdraw(subscription)
@@ -213,7 +213,7 @@ class Clients:
         while wills and wills[0][0] <= now:
             _, client_id = heappop(wills)
             session = self.registry.get(client_id)
-            if session is not None and session.outlet is None and session.will is not None:
+            if session is not None and session.connection is None and session.will is not None:
                 if session.will_due <= now and client_id not in self.waiting:
                     self._publish_will(session)
                     self.save(session, True)

@@ -41,7 +41,7 @@ log = logging.getLogger("mqttbroker")
 DURABILITY: Final = "mqttbroker-durability"
 
 
-class Admissions:
+class ConnectHandler:
     """The CONNECTs that are being answered."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Admissions:
         self.terms = terms
         self.policy = policy
         self.rules = rules
-        self._pending: Dict[str, Admission] = {}
+        self._pending: Dict[str, PendingConnect] = {}
 
     def connect(self, connection: Connection, packet: Connect) -> None:
         """A CONNECT that decoded; the answer may come in a later call."""
@@ -68,13 +68,13 @@ class Admissions:
             self.refuse(connection, redirect.reason_code, "clients go to another server")
             return
         connection.state = CONNECTING
-        admission = Admission(self, connection, packet)
+        pending_connect = PendingConnect(self, connection, packet)
         longest = connection.terms.max_keep_alive
         if longest < 65535 and (packet.keep_alive == 0 or packet.keep_alive > longest):
-            admission.keep_alive = longest
-        connection.keep_alive = float(admission.keep_alive)
+            pending_connect.keep_alive = longest
+        connection.keep_alive = float(pending_connect.keep_alive)
         connection.method = packet.properties.authentication_method
-        self.policy.authenticate(AdmissionChallenge(admission))
+        self.policy.authenticate(ConnectChallenge(pending_connect))
 
     def auth(self, connection: Connection, packet: Auth) -> None:
         """AUTH: the next step of an authentication, or the first of another one (section 4.12)."""
@@ -94,10 +94,10 @@ class Admissions:
         challenge.data = packet.properties.authentication_data
         connection.authenticator.converse(challenge)
 
-    def admit(self, admission: Admission) -> None:
+    def admit(self, pending_connect: PendingConnect) -> None:
         """The client is who it says: give it its session."""
-        connection = admission.connection
-        packet = admission.packet
+        connection = pending_connect.connection
+        packet = pending_connect.packet
         if connection.state != CONNECTING:
             return
         client_id = connection.client_id
@@ -112,32 +112,32 @@ class Admissions:
         expiry = self._session_expiry(packet)
         if old is not None and not packet.clean_start and self._may_resume(connection, old):
             session = old
-            admission.session_present = True  # [MQTT-3.1.2-5]
+            pending_connect.session_present = True  # [MQTT-3.1.2-5]
         else:
             if old is not None:
                 self.clients.end_session(old)  # [MQTT-3.1.2-4]
                 if old.id != 0 and self.journal.gated:
-                    self.journal.hold(admission)
+                    self.journal.hold(pending_connect)
             session = self.registry.create(client_id, expiry > 0)
         self._give_rights(session, connection)
         session.expiry_interval = expiry
         session.version = connection.version
         self._set_will(session, packet)
         connection.session = session
-        admission.session = session
-        self._pending[client_id] = admission
+        pending_connect.session = session
+        self._pending[client_id] = pending_connect
         self.clients.waiting[client_id] = connection
         self.clients.save(session, False)
         if session.must_load:
             session.request_page()
-        elif admission.holds == 0:
-            self._welcome(admission)
+        elif pending_connect.holds == 0:
+            self._welcome(pending_connect)
 
     def _has_room(self, connection: Connection) -> bool:
         """Whether one more client, or one in the place of its older self, may come in."""
         known = self.registry.get(connection.client_id)
         if self.clients.connected >= self.terms.max_connections:
-            if known is None or known.outlet is None:
+            if known is None or known.connection is None:
                 self.refuse(connection, SERVER_BUSY, "too many connections")
                 return False
         if known is None and len(self.registry) >= self.terms.max_sessions:
@@ -152,8 +152,8 @@ class Admissions:
             # No code of a CONNACK says this, and nothing may go before a CONNACK.
             self.clients.close(pending.connection, False, "session taken over")
         session = self.registry.get(client_id)
-        if session is not None and session.outlet is not None:
-            session.outlet.disconnect(SESSION_TAKEN_OVER, "session taken over")
+        if session is not None and session.connection is not None:
+            session.connection.disconnect(SESSION_TAKEN_OVER, "session taken over")
             session = self.registry.get(client_id)
         return session
 
@@ -214,24 +214,24 @@ class Admissions:
         if pending is not None and pending.connection is connection:
             del self._pending[connection.client_id]
 
-    def discarded(self, admission: Admission) -> None:
+    def discarded(self, pending_connect: PendingConnect) -> None:
         """The end of the old session is on disk, or could not be written."""
-        if admission.connection.state != CONNECTING:
+        if pending_connect.connection.state != CONNECTING:
             return
-        if admission.failed:
-            connection = admission.connection
+        if pending_connect.failed:
+            connection = pending_connect.connection
             self.refuse(connection, connection.outbound.refusal, "the store failed")
             return
-        self._welcome(admission)
+        self._welcome(pending_connect)
 
-    def _welcome(self, admission: Admission) -> None:
+    def _welcome(self, pending_connect: PendingConnect) -> None:
         """Send CONNACK and let the session's messages flow."""
-        connection = admission.connection
-        session = admission.session
+        connection = pending_connect.connection
+        session = pending_connect.session
         if connection.state != CONNECTING or session is None:
             return
-        packet = admission.packet
-        connack = self._connack(admission, session)
+        packet = pending_connect.packet
+        connack = self._connack(pending_connect, session)
         if len(connack) > connection.maximum_packet_size:  # [MQTT-3.1.2-24]
             self.refuse(connection, PACKET_TOO_LARGE, "the client takes no packet as long as its CONNACK")
             return
@@ -248,17 +248,17 @@ class Admissions:
             connection.peer,
             packet.version,
             packet.clean_start,
-            admission.keep_alive,
+            pending_connect.keep_alive,
         )
-        if admission.session_present:
+        if pending_connect.session_present:
             session.redeliver()
             self.clients.subscriptions.replays.begin(connection)
         connection.touch()
 
-    def _connack(self, admission: Admission, session: Session) -> bytes:
-        packet = admission.packet
+    def _connack(self, pending_connect: PendingConnect, session: Session) -> bytes:
+        packet = pending_connect.packet
         properties = Properties()
-        terms = admission.connection.terms
+        terms = pending_connect.connection.terms
         if packet.version >= 5:
             asked = max(0, packet.properties.session_expiry_interval)
             if asked != session.expiry_interval:
@@ -271,28 +271,28 @@ class Admissions:
                 properties.topic_alias_maximum = terms.topic_alias_maximum
             if packet.client_id == "":
                 properties.assigned_client_identifier = session.client_id  # [MQTT-3.1.3-7]
-            if admission.keep_alive != packet.keep_alive:
-                properties.server_keep_alive = admission.keep_alive  # [MQTT-3.1.2-21]
+            if pending_connect.keep_alive != packet.keep_alive:
+                properties.server_keep_alive = pending_connect.keep_alive  # [MQTT-3.1.2-21]
             if packet.properties.request_response_information == 1:  # [MQTT-3.1.2-28]
                 properties.response_information = terms.reply_root(session.client_id, session.username)
-            properties.authentication_method = admission.connection.method  # [MQTT-4.12.0-5]
-            properties.authentication_data = admission.proof
+            properties.authentication_method = pending_connect.connection.method  # [MQTT-4.12.0-5]
+            properties.authentication_data = pending_connect.proof
             if any(key == DURABILITY for key, _ in packet.properties.user_properties):
                 properties.user_properties.append((DURABILITY, terms.durability))
-        present = admission.session_present and packet.version > 3  # to 3.1 that byte is reserved
+        present = pending_connect.session_present and packet.version > 3  # to 3.1 that byte is reserved
         connack = Connack(present, SUCCESS, properties)
         encoded = connack.encode(packet.version)
-        if properties.user_properties and len(encoded) > admission.connection.maximum_packet_size:
+        if properties.user_properties and len(encoded) > pending_connect.connection.maximum_packet_size:
             properties.user_properties.clear()  # [MQTT-3.2.2-20]
             encoded = connack.encode(packet.version)
         return encoded
 
     def resumed(self, session: Session) -> bool:
         """The session's first page is in memory; False if no CONNECT waits for it."""
-        admission = self._pending.get(session.client_id)
-        if admission is None or admission.session is not session:
+        pending_connect = self._pending.get(session.client_id)
+        if pending_connect is None or pending_connect.session is not session:
             return False
-        self._welcome(admission)
+        self._welcome(pending_connect)
         return True
 
     def refuse(self, connection: Connection, reason_code: int, detail: str) -> None:
@@ -316,12 +316,12 @@ class Admissions:
         self.clients.close(connection, True, f"{name(reason_code)}: {detail}")
 
 
-class Admission(Gate):
+class PendingConnect(Gate):
     """One CONNECT on its way to its CONNACK."""
 
-    def __init__(self, admissions: Admissions, connection: Connection, packet: Connect) -> None:
+    def __init__(self, connect_handler: ConnectHandler, connection: Connection, packet: Connect) -> None:
         super().__init__()
-        self.admissions = admissions
+        self.connect_handler = connect_handler
         self.connection = connection
         self.packet = packet
         self.session: Optional[Session] = None
@@ -330,38 +330,38 @@ class Admission(Gate):
         self.proof: Optional[bytes] = None  # what an enhanced authentication ends with
 
     def opened(self) -> None:
-        self.admissions.discarded(self)
+        self.connect_handler.discarded(self)
 
 
-class AdmissionChallenge(Challenge):
+class ConnectChallenge(Challenge):
     """The question to the authenticator."""
 
-    def __init__(self, admission: Admission) -> None:
-        connection = admission.connection
-        packet = admission.packet
+    def __init__(self, pending_connect: PendingConnect) -> None:
+        connection = pending_connect.connection
+        packet = pending_connect.packet
         super().__init__(connection.client_id, connection.peer, packet.username, packet.password)
-        self.admission = admission
+        self.pending_connect = pending_connect
         self.method = packet.properties.authentication_method
         self.data = packet.properties.authentication_data
 
     def ask(self, data: bytes) -> None:
-        connection = self.admission.connection
+        connection = self.pending_connect.connection
         connection.state = AUTHENTICATING
         connection.authenticator = self.authenticator
         _ask(connection, self, data)
 
     @property
     def waiting(self) -> bool:
-        return self.admission.connection.state == CONNECTING
+        return self.pending_connect.connection.state == CONNECTING
 
     def accept(self) -> None:
-        connection = self.admission.connection
+        connection = self.pending_connect.connection
         connection.username = self.username
-        self.admission.proof = self.answer
-        self.admission.admissions.admit(self.admission)
+        self.pending_connect.proof = self.answer
+        self.pending_connect.connect_handler.admit(self.pending_connect)
 
     def reject(self, reason_code: int, detail: str) -> None:
-        self.admission.admissions.refuse(self.admission.connection, reason_code, detail)
+        self.pending_connect.connect_handler.refuse(self.pending_connect.connection, reason_code, detail)
 
 
 class Renewal(Challenge):

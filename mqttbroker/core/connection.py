@@ -19,10 +19,10 @@ from mqttbroker.codec.properties import Properties, encode_varint
 from mqttbroker.codec.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.policy import Challenge, Terms
-from mqttbroker.core.stats import Stats
 from mqttbroker.core.topic_aliases import MOST_RENAMED, NO_NAME, RENAMED, TopicAliases
 from sessions.context import Clock
-from sessions.delivery import Delivery, Outlet
+from sessions.counters import Counters
+from sessions.delivery import ClientConnection, Delivery
 from sessions.journal import Gate
 from sessions.message import Message
 from sessions.session import Session
@@ -47,9 +47,9 @@ class Outbound:
     ``max_backlog`` is in bytes of PUBLISHes, ``max_acks`` in acknowledgements that wait.
     """
 
-    def __init__(self, clock: Clock, max_backlog: int, max_acks: int) -> None:
+    def __init__(self, clock: Clock, counters: Counters, max_backlog: int, max_acks: int) -> None:
         self.clock = clock
-        self.stats = Stats()
+        self.counters = counters
         self.max_backlog = max_backlog
         self.max_acks = max_acks
         self.dirty: List[Connection] = []
@@ -58,7 +58,7 @@ class Outbound:
         self.wake: Any = None
 
 
-class Connection(Outlet):
+class Connection(ClientConnection):
     """A client's connection as the broker sees it.
 
     ``peer`` is its address, for logs; ``terms`` are those of the listener it came by.
@@ -118,7 +118,7 @@ class Connection(Outlet):
         if self.behind:
             self.replies += size
             self.backlog += size
-        self.outbound.stats.messages_sent += 1
+        self.outbound.counters.messages_sent += 1
         self.outbox.append(packet)
         if not self.dirty:
             self._mark()
@@ -133,7 +133,7 @@ class Connection(Outlet):
         if self.behind:
             self.replies += 4
             self.backlog += 4
-        self.outbound.stats.messages_sent += 1
+        self.outbound.counters.messages_sent += 1
         outbox = self.outbox
         outbox.append(SHORT_ACKS[packet_type])
         outbox.append(TWO_BYTES[packet_id])
@@ -200,7 +200,7 @@ class Connection(Outlet):
         backlog: int = self.backlog + size
         if backlog > self.outbound.max_backlog:
             if droppable and self.congested:
-                self.outbound.stats.publish_dropped_slow += 1
+                self.outbound.counters.publish_dropped_slow += 1
                 return False
             self.ready = False
             if size > self.longest:
@@ -208,10 +208,10 @@ class Connection(Outlet):
         if size >= BULKY:
             self.bulky = True
         self.backlog = backlog
-        stats = self.outbound.stats
-        stats.messages_sent += 1
-        stats.publish_sent += 1
-        stats.publish_bytes_sent += size
+        counters = self.outbound.counters
+        counters.messages_sent += 1
+        counters.publish_sent += 1
+        counters.publish_bytes_sent += size
         if not self.dirty:
             self._mark()
         return True
@@ -223,7 +223,7 @@ class Connection(Outlet):
             parts[0] = parts[0][self.written :]
         data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
-        self.outbound.stats.bytes_sent += len(data)
+        self.outbound.counters.bytes_sent += len(data)
         self._emptied()
         return data
 
@@ -269,7 +269,7 @@ class Connection(Outlet):
             taken.append(b"".join(short))
         del parts[:count]
         size: int = limit - room
-        self.outbound.stats.bytes_sent += size
+        self.outbound.counters.bytes_sent += size
         if parts:
             self.backlog = max(0, self.backlog - size)
             self.behind = True
@@ -282,9 +282,9 @@ class Connection(Outlet):
         if not self.ready and self.backlog <= self.outbound.max_backlog:
             self.ready = True
             session = self.session
-            if session is not None and session.outlet is self:
-                session.pump()
-                if session.unseen:
+            if session is not None and session.connection is self:
+                session.send_queued()
+                if session.pending_retained:
                     self.touch()  # a replay goes on at the next flush
 
     @property
@@ -327,7 +327,7 @@ class Connection(Outlet):
         else:
             packet = outgoing.at_most_once(self.version)
         if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
-            self.outbound.stats.publish_dropped_too_large += 1
+            self.outbound.counters.publish_dropped_too_large += 1
             return
         self.send_publish(packet, True)
 
@@ -348,7 +348,7 @@ class Connection(Outlet):
         head: bytes = publish_header(1, remaining)
         size: int = len(head) + remaining
         if size > self.maximum_packet_size:  # [MQTT-3.1.2-25]
-            self.outbound.stats.publish_dropped_too_large += 1
+            self.outbound.counters.publish_dropped_too_large += 1
         elif self._admit(size, True):
             outbox = self.outbox
             outbox.append(head)
@@ -358,7 +358,7 @@ class Connection(Outlet):
                 outbox.append(properties)
             outbox.append(payload)
 
-    def send_passing(self, outgoing: Outgoing, qos: int, retain: bool, own: bytes) -> bool:
+    def send_unpersisted(self, outgoing: Outgoing, qos: int, retain: bool, own: bytes) -> bool:
         """A QoS 1 or 2 delivery that nobody keeps; false if it has to be offered to the session."""
         session = self.session
         message = outgoing.message
@@ -369,7 +369,7 @@ class Connection(Outlet):
             or size + PUBLISH_OVERHEAD > self.maximum_packet_size
         ):
             return False
-        packet_id = session.pass_through(qos)
+        packet_id = session.allocate_unpersisted(qos)
         if packet_id == 0:
             return False
         packet = outgoing.encode(self.version, qos, retain, False, packet_id, own)
@@ -386,7 +386,7 @@ class Connection(Outlet):
                 entry.packet_id,
                 entry.subscription_ids,
             ):
-                entry.session.give_up(entry)
+                entry.session.abandon(entry)
             return
         packet: bytes = NO_BYTES
         head: bytes = NO_BYTES
@@ -408,8 +408,8 @@ class Connection(Outlet):
             size = len(head) + 2 + len(tail)
         if size > self.maximum_packet_size:
             # Too large for this client: as if it had been delivered [MQTT-3.1.2-25].
-            self.outbound.stats.publish_dropped_too_large += 1
-            entry.session.give_up(entry)
+            self.outbound.counters.publish_dropped_too_large += 1
+            entry.session.abandon(entry)
         elif packet:
             self.send_publish(packet, False)
         else:
@@ -438,7 +438,7 @@ class Connection(Outlet):
             alias = 0
             packet = outgoing.encode_as(topic, 5, qos, retain, dup, packet_id, own)
             if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
-                self.outbound.stats.publish_dropped_too_large += 1
+                self.outbound.counters.publish_dropped_too_large += 1
                 return False
         if self.send_publish(packet, qos == 0) and alias < 0:
             aliases.teach(topic)
@@ -593,4 +593,4 @@ class AckQueue:
 
 def connection_of(session: Session) -> Optional[Connection]:
     """The connection of a session, None while its client is away."""
-    return cast(Optional[Connection], session.outlet)
+    return cast(Optional[Connection], session.connection)

@@ -71,8 +71,8 @@ class Group:
         """Whether somebody would take a message at once."""
         for member in self.members:
             session = member.session
-            outlet = session.outlet
-            if outlet is not None and outlet.ready and session.under_way < session.send_maximum:
+            outlet = session.connection
+            if outlet is not None and outlet.ready and session.packet_ids_in_use < session.send_maximum:
                 return True
         return False
 
@@ -114,13 +114,13 @@ class Strategy:
         while offset < count:
             member = members[(turn + offset) % count]
             session = member.session
-            outlet = session.outlet
+            outlet = session.connection
             offset += 1
             if outlet is not None:
-                if outlet.ready and session.under_way < session.send_maximum:
+                if outlet.ready and session.packet_ids_in_use < session.send_maximum:
                     whole.turn = (turn + offset) % count
                     return member
-                if fallback is None or fallback.session.outlet is None:
+                if fallback is None or fallback.session.connection is None:
                     fallback = member
             elif fallback is None and session.id != 0:
                 fallback = member
@@ -186,11 +186,11 @@ def _candidates(group: Group) -> List[Member]:
     keeping: List[Member] = []
     for member in group.members:
         session = member.session
-        outlet = session.outlet
+        outlet = session.connection
         if outlet is None:
             if session.id != 0:
                 keeping.append(member)
-        elif outlet.ready and session.under_way < session.send_maximum:
+        elif outlet.ready and session.packet_ids_in_use < session.send_maximum:
             able.append(member)
         else:
             connected.append(member)

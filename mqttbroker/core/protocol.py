@@ -55,7 +55,7 @@ from mqttbroker.core.connection import (
 )
 from mqttbroker.core.long_packet import LONG, LongPacket, payload_start
 from mqttbroker.core.policy import Terms
-from mqttbroker.core.publish_handler import Intake
+from mqttbroker.core.publish_handler import PublishHandler
 from mqttbroker.core.topic_aliases import TopicAliases
 from sessions.session import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN, Session
 
@@ -83,7 +83,7 @@ _SHORT_ACKS: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
 _CONNECT_5: Final = b"\x00\x04MQTT\x05"
 
 
-class Protocol(Intake):
+class Protocol(PublishHandler):
     """One client's connection.  ``new_client_id`` gives an id to a client that brings none.
 
     Without ``terms`` those hold that hold for all.
@@ -106,7 +106,7 @@ class Protocol(Intake):
         self._needed = 2  # bytes it takes until looking again makes sense
         self._flags = 15  # those of a fixed header that count
         broker.clients.connections[self] = True
-        broker.outbound.stats.connections += 1
+        broker.outbound.counters.connections += 1
 
     @property
     def blocked(self) -> bool:
@@ -127,7 +127,7 @@ class Protocol(Intake):
 
         Who has messages to acknowledge itself is read all the same: else two could wait for each other.
         """
-        return self.held_by is not None and cast(Session, self.session).under_way == 0
+        return self.paused_by is not None and cast(Session, self.session).packet_ids_in_use == 0
 
     # -- framing ------------------------------------------------------------
 
@@ -150,9 +150,9 @@ class Protocol(Intake):
         except MQTTError as error:
             self._reject(error)
             position = size
-        self.outbound.stats.bytes_received += position - start
+        self.outbound.counters.bytes_received += position - start
         session = self.session
-        if session is not None and session.unseen:
+        if session is not None and session.pending_retained:
             self.touch()  # what it acknowledged may be what a replay waits for
         return position
 
@@ -206,7 +206,7 @@ class Protocol(Intake):
             self._walk(whole, 0, len(whole))
             return end
         self.take_publish(head, 0, body, packet.size, head[0], pieces[1:])
-        self.outbound.stats.messages_received += 1
+        self.outbound.counters.messages_received += 1
         return end
 
     def _walk(self, data: bytes, position: int, stop: int) -> int:
@@ -263,7 +263,7 @@ class Protocol(Intake):
                 self._check_connect_size(first, data, body, end - position)
                 self._control(kind, first & 15, data, body, end)
             position = end
-        self.outbound.stats.messages_received += count
+        self.outbound.counters.messages_received += count
         if position >= stop:
             return position
         if self.state != CLOSED:
@@ -301,7 +301,7 @@ class Protocol(Intake):
             self._connect(cast(Connect, packet))
             return
         if kind == AUTH:
-            self.broker.admissions.auth(self, cast(Auth, packet))
+            self.broker.connect_handler.auth(self, cast(Auth, packet))
             return
         session = self.session
         if self.state == AUTHENTICATING:
@@ -386,12 +386,12 @@ class Protocol(Intake):
         if not packet.client_id:
             # 3.1.1 [MQTT-3.1.3-8]; 3.1 asks for an id always.
             if packet.version == 3 or (packet.version == 4 and not packet.clean_start):
-                self.broker.admissions.refuse(
+                self.broker.connect_handler.refuse(
                     self, CLIENT_IDENTIFIER_NOT_VALID, "empty client id"
                 )
                 return
             self.client_id = self.new_client_id()
-        self.broker.admissions.connect(self, packet)
+        self.broker.connect_handler.connect(self, packet)
 
     def _disconnect(self, session: Session, packet: Disconnect) -> None:
         wanted = packet.properties.session_expiry_interval
@@ -411,19 +411,19 @@ class Protocol(Intake):
 
     def release(self) -> None:
         super().release()
-        self.broker.admissions.forget(self)
+        self.broker.connect_handler.forget(self)
         self._partial = bytearray()
         self._long = None
         self.topic_aliases = None
 
     def _reject(self, error: MQTTError) -> None:
         """The client broke the protocol: it is told why, and closed."""
-        self.outbound.stats.protocol_errors += 1
+        self.outbound.counters.protocol_errors += 1
         if self.state == CONNECTED:
             self.disconnect(error.reason_code, error.detail)
             return
         if self.state == AUTHENTICATING:
-            self.broker.admissions.refuse(self, error.reason_code, error.detail)
+            self.broker.connect_handler.refuse(self, error.reason_code, error.detail)
             return
         level = error.protocol_level
         if level >= 5:

@@ -34,7 +34,7 @@ from mqttbroker.core.router import Route
 from mqttbroker.core.topic_aliases import named_publish
 from sessions.message import Message
 from sessions.session import Session
-from sessions.window import Loan
+from sessions.window import SharedInFlight
 
 # Topics for which a connection remembers whether its client may publish to them.
 _MAX_DECISIONS: Final = 1000
@@ -43,7 +43,7 @@ _LONG_SECTION: Final = 512  # bytes of properties; more are understood each time
 _NO_ALIASES_SET: Final[Dict[int, bytes]] = {}  # by a client that has set none yet
 
 
-class Intake(Connection):
+class PublishHandler(Connection):
     """A connection that takes PUBLISHes."""
 
     def __init__(self, broker: Broker, peer: str, terms: Terms) -> None:
@@ -93,8 +93,8 @@ class Intake(Connection):
             if alias or not topic:
                 topic = self._named(alias, topic)
         route = self._route(topic)
-        self.outbound.stats.publish_received += 1
-        self.outbound.stats.publish_bytes_received += end - start
+        self.outbound.counters.publish_received += 1
+        self.outbound.counters.publish_bytes_received += end - start
         if alias and found is not None:
             # From here on it is as if it had come with its topic's name.
             section = found.named()
@@ -185,7 +185,7 @@ class Intake(Connection):
         outgoing: Optional[Outgoing] = None
         rest: bytes = NO_BYTES
         for target in route.targets:
-            outlet = target.session.outlet
+            outlet = target.session.connection
             if outlet is None:
                 continue
             connection = cast(Connection, outlet)
@@ -201,7 +201,7 @@ class Intake(Connection):
                     else:
                         connection.send_pieces(packet, more, size)
                 else:
-                    self.outbound.stats.publish_dropped_too_large += 1
+                    self.outbound.counters.publish_dropped_too_large += 1
                 continue
             if version >= 5 and target.plain and more is None and connection.renames(size, packet[section]):
                 if not rest:
@@ -264,12 +264,12 @@ class Intake(Connection):
                 if own is None:
                     continue
                 target = own
-            outlet = receiver.outlet
+            outlet = receiver.connection
             if target.plain and target.qos and outlet is not None and outlet.ready:
                 connection = cast(Connection, outlet)
                 granted: int = target.qos if target.qos < qos else qos
                 if connection.plain_version == version:
-                    number = receiver.pass_through(granted) if size <= connection.maximum_packet_size else 0
+                    number = receiver.allocate_unpersisted(granted) if size <= connection.maximum_packet_size else 0
                     if number:
                         head = route.head if granted == 1 else route.head2
                         connection.send_numbered(head, number, tail, size)
@@ -277,7 +277,7 @@ class Intake(Connection):
                             connection.outbox += more
                         continue
                 elif version >= 5 and more is None and connection.renames(size, tail[0]):
-                    number = receiver.pass_through(granted)
+                    number = receiver.allocate_unpersisted(granted)
                     if number:
                         connection.send_renamed(granted << 1, route.topic_bytes, number, tail[0], tail[1:])
                         continue
@@ -310,13 +310,13 @@ class Intake(Connection):
             if member is None:
                 continue
             session = member.session
-            if first == 0x32 and member.plain and member.qos and session.lends(size):
-                connection = cast(Connection, session.outlet)
+            if first == 0x32 and member.plain and member.qos and session.can_send_shared(size):
+                connection = cast(Connection, session.connection)
                 if (
                     connection.plain_version == version
                     and size <= connection.maximum_packet_size
                 ):
-                    number = session.lend(self._loan(route, tail, payload, found, group.whole))
+                    number = session.allocate_shared(self._loan(route, tail, payload, found, group.whole))
                     connection.send_numbered(route.head, number, tail, size)
                     continue
             if outgoing is None:
@@ -332,13 +332,13 @@ class Intake(Connection):
         payload: int,
         found: Optional[PublishProperties],
         group: object,
-    ) -> Loan:
+    ) -> SharedInFlight:
         now: int = self.outbound.clock.now
         topic = route.topic
         if found is None:
-            return Loan(topic, tail, payload, NO_BYTES, self.client_id, now, 0, group)
+            return SharedInFlight(topic, tail, payload, NO_BYTES, self.client_id, now, 0, group)
         expires_at = _expiry(found, now)
-        return Loan(topic, tail, payload, found.forward, self.client_id, now, expires_at, group)
+        return SharedInFlight(topic, tail, payload, found.forward, self.client_id, now, expires_at, group)
 
     def _outgoing(
         self,
@@ -464,14 +464,14 @@ class Intake(Connection):
 
     def _turned_down(self, route: Route, first: int, packet_id: int, size: int) -> bool:
         """Answer a PUBLISH that this client may not make, or that finds no room as a retained one."""
-        stats = self.outbound.stats
+        counters = self.outbound.counters
         qos: int = (first >> 1) & 3
         if route.reserved or (self.restricted and not self._may_publish(route.topic)):
-            stats.publish_dropped_denied += 1
+            counters.publish_dropped_denied += 1
             self._turn_down(qos, packet_id, self.broker.terms.denial)
             return True
         if first & 1 and size > 0 and self.broker.retained_full(route.topic, size):
-            stats.publish_dropped_retained += 1
+            counters.publish_dropped_retained += 1
             self._turn_down(qos, packet_id, QUOTA_EXCEEDED)
             return True
         return False
@@ -485,7 +485,7 @@ class Intake(Connection):
 
     def _refuse_publish(self, qos: int, packet_id: int) -> None:
         """There is no room for a message: its publisher keeps it."""
-        self.outbound.stats.publish_refused += 1
+        self.outbound.counters.publish_refused += 1
         if self.version >= 5:
             self._turn_down(qos, packet_id, QUOTA_EXCEEDED)
         else:

@@ -18,7 +18,7 @@ from mqttbroker.core.groups import Group, Target
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.router import Route, Router, StreamSink
-from sessions.context import REFUSE, Shelf
+from sessions.context import REFUSE, SessionContext
 from sessions.journal import Gate, Journal
 from sessions.message import Message
 from sessions.retained import Retained
@@ -30,14 +30,14 @@ class Publisher:
 
     def __init__(
         self,
-        shelf: Shelf,
+        context: SessionContext,
         router: Router,
         retained: Retained,
         outbound: Outbound,
         rules: Rules,
     ) -> None:
-        self.shelf = shelf
-        self.journal: Journal = shelf.journal
+        self.context = context
+        self.journal: Journal = context.journal
         self.router = router
         self.retained = retained
         self.outbound = outbound
@@ -74,7 +74,7 @@ class Publisher:
     def keeps(self, route: Route, size: int, origin: Optional[Session]) -> bool:
         """Whether a QoS 1 or 2 message need not be refused: nobody who is owed it lacks room,
         of his own as far as that counts, or on disk."""
-        refuse: bool = self.shelf.limits.queue_full == REFUSE
+        refuse: bool = self.context.limits.queue_full == REFUSE
         entries: int = 0
         waiting: bool = False
         for target in route.targets:
@@ -100,7 +100,7 @@ class Publisher:
                     return False
             entries += 1
             waiting = True
-        return not waiting or not self.shelf.full(entries, entries * size)
+        return not waiting or not self.context.full(entries, entries * size)
 
     def deliver(
         self,
@@ -118,7 +118,7 @@ class Publisher:
             qos = target.qos
         retain: bool = message.retain and target.retain_as_published
         if qos == 0:
-            outlet = session.outlet
+            outlet = session.connection
             if outlet is not None:
                 cast(Connection, outlet).send_at_most_once(
                     outgoing, retain, target.subscription_ids
@@ -126,9 +126,9 @@ class Publisher:
             return
         entry = session.offer(message, qos, retain, target.subscription_ids, gate, group)
         if entry is not None:
-            cast(Connection, session.outlet).send_delivery(entry, outgoing, False)
-        elif origin is not None and session.crowded:
-            session.slow_down(origin)
+            cast(Connection, session.connection).send_delivery(entry, outgoing, False)
+        elif origin is not None and session.above_high_watermark:
+            session.pause_publisher(origin)
 
     def pass_on(self, session: Session) -> None:
         """Give what a leaving member of shared subscriptions has not acknowledged to others."""
@@ -141,7 +141,7 @@ class Publisher:
                 continue
             old = entry.message
             if session.id != 0 and (
-                member.session.outlet is None
+                member.session.connection is None
                 or member.session.id == 0
                 or member.session.full(old.size)
             ):
@@ -186,12 +186,12 @@ class Publisher:
         try:
             route = self.router.route(message.topic.encode("utf-8"))
         except MQTTError:  # a stored will whose topic passes limits set since
-            self.outbound.stats.publish_dropped_denied += 1
+            self.outbound.counters.publish_dropped_denied += 1
             return
         authorizer = self.rules.of(None if origin is None else origin.rules)
         username = None if origin is None else origin.username
         if route.reserved or not authorizer.may_publish(message.publisher, username, route.topic):
-            self.outbound.stats.publish_dropped_denied += 1
+            self.outbound.counters.publish_dropped_denied += 1
             return
         outgoing = Outgoing(route.topic_bytes, message, self.outbound.clock.now)
         self.publish(message, route, outgoing, origin, None)

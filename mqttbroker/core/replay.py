@@ -13,7 +13,7 @@ from mqttbroker.codec.properties import encode_varint
 from mqttbroker.core.connection import Connection
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.policy import Rules
-from mqttbroker.core.stats import Stats
+from sessions.counters import Counters
 from sessions.message import Message
 from sessions.retained import Retained, RetainedScan
 from sessions.session import Session, Subscription
@@ -31,10 +31,10 @@ MAX_QUEUED: Final = 200
 class Replays:
     """All that are under way in one broker."""
 
-    def __init__(self, retained: Retained, rules: Rules, stats: Stats) -> None:
+    def __init__(self, retained: Retained, rules: Rules, counters: Counters) -> None:
         self.retained = retained
         self.rules = rules
-        self.stats = stats
+        self.counters = counters
         self._active: Dict[Connection, Replay] = {}
         self._heard = 0  # packets that had come when the last turn began
         self._silent = 0  # turns since then in which none came
@@ -42,7 +42,7 @@ class Replays:
     def begin(self, connection: Connection) -> None:
         """Send a little of what the session of a connection still has to see, and have `step` send the rest."""
         session = connection.session
-        if session is None or not session.unseen or connection in self._active:
+        if session is None or not session.pending_retained or connection in self._active:
             return
         replay = Replay(self.retained, self.rules, connection, session)
         if replay.ready:
@@ -55,7 +55,7 @@ class Replays:
         """Go on with those whose client takes more, one after the other; true if there is more to do at once."""
         if not self._active:
             return False
-        heard: int = self.stats.messages_received
+        heard: int = self.counters.messages_received
         self._silent = self._silent + 1 if heard == self._heard else 0
         self._heard = heard
         most: int = MUCH if self._silent > LAST_TURNS else LITTLE
@@ -79,7 +79,7 @@ class Replay:
     """The retained messages that some subscriptions of one session still have to see
     (section 3.3.1.3), sent as fast as the client takes them.
 
-    A subscription leaves ``session.unseen`` when all its messages were sent; a client that
+    A subscription leaves ``session.pending_retained`` when all its messages were sent; a client that
     comes back before that begins with it again.
     """
 
@@ -100,7 +100,7 @@ class Replay:
 
     @property
     def done(self) -> bool:
-        return not self.session.unseen or self.session.outlet is not self.connection
+        return not self.session.pending_retained or self.session.connection is not self.connection
 
     @property
     def ready(self) -> bool:
@@ -113,14 +113,14 @@ class Replay:
             and len(session.queue) < MAX_QUEUED
             and session.stored_seq == 0
             and not session.paging
-            and (session.id != 0 or session.under_way < self._share)
+            and (session.id != 0 or session.packet_ids_in_use < self._share)
         )
 
     @property
     def _share(self) -> int:
         """How much a session that keeps nothing may have under way: the rest of its window is for what is live."""
         session = self.session
-        most: int = min(session.pass_maximum, session.shelf.limits.max_queued_messages)
+        most: int = min(session.pass_maximum, session.context.limits.max_queued_messages)
         return max(session.send_maximum, most // 2)
 
     def step(self, room: int) -> int:
@@ -128,9 +128,9 @@ class Replay:
         session = self.session
         if self.done:
             return 0
-        subscription = session.unseen[0]
+        subscription = session.pending_retained[0]
         if subscription.topic_filter not in session.subscriptions:  # not any more
-            session.unseen.popleft()
+            session.pending_retained.popleft()
             return 1
         scan = self._scan
         if scan is None or subscription is not self._current:
@@ -146,7 +146,7 @@ class Replay:
             visited = max(1, scan.visited)
         sent = self._send(subscription, room, fresh)
         if scan.done and not self._held:
-            session.unseen.popleft()
+            session.pending_retained.popleft()
             self._scan = None
         return max(visited, sent)
 
@@ -187,7 +187,7 @@ class Replay:
         """Send a message at QoS 1 or 2, or have the session keep it until it can be sent."""
         connection = self.connection
         outgoing = Outgoing(message.topic.encode("utf-8"), message, connection.outbound.clock.now)
-        if connection.send_passing(outgoing, qos, True, own):
+        if connection.send_unpersisted(outgoing, qos, True, own):
             return
         # The store counts the queue entries of a message, so this delivery gets its own.
         copy = Message(

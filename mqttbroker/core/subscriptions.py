@@ -65,7 +65,7 @@ class Subscriptions:
         gate = connection.gate(SUBACK, packet.packet_id)
         gate.packet = Suback(packet.packet_id, codes).encode(connection.version)
         if replay:
-            session.owe_retained(replay)
+            session.add_pending_retained(replay)
             gate.sequel = Answered(self.replays, connection).run
         if session.id != 0 and self.journal.gated:
             self.journal.hold(gate)
@@ -96,7 +96,7 @@ class Subscriptions:
         limit = self.terms.max_subscriptions_per_client
         if old is None and len(session.subscriptions) >= limit:
             return QUOTA_EXCEEDED
-        if len(session.unseen) + len(replay) >= 2 * limit:  # the same filters over and over
+        if len(session.pending_retained) + len(replay) >= 2 * limit:  # the same filters over and over
             return QUOTA_EXCEEDED
         subscription = Subscription(session, wanted, request.options, identifier)
         session.subscriptions[wanted] = subscription

@@ -15,8 +15,8 @@ import socket
 import ssl
 from typing import Any, Callable
 
-from mqttbroker.core.stats import Stats
 from mqttbroker.net.wire import LINGER
+from sessions.counters import Counters
 
 log = logging.getLogger("mqttbroker")
 
@@ -37,13 +37,13 @@ class Handshakes:
         context: ssl.SSLContext,
         timeout: float,
         new_client: Callable[[], Any],
-        stats: Stats,
+        counters: Counters,
     ) -> None:
         self.context = context
         self._sock = sock
         self._timeout = timeout
         self._new_client = new_client
-        self._stats = stats
+        self._stats = counters
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False

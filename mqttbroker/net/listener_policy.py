@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any, Optional, cast
 
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, SERVER_BUSY
-from mqttbroker.core.connect_handler import AdmissionChallenge
+from mqttbroker.core.connect_handler import ConnectChallenge
 from mqttbroker.core.policy import Challenge, Policy, Terms
 
 
-class Entrance:
+class ListenerPolicy:
     """One listener as policy sees it."""
 
     def __init__(
@@ -38,19 +38,19 @@ class Doorkeeper(Policy):
         self.policy = policy
 
     def authenticate(self, challenge: Challenge) -> None:
-        connection = cast(AdmissionChallenge, challenge).admission.connection
+        connection = cast(ConnectChallenge, challenge).pending_connect.connection
         wire = connection.wire
         if wire is None:
             self.policy.authenticate(challenge)
             return
-        entrance: Entrance = wire.entrance
-        limit = entrance.max_connections
-        if limit is not None and entrance.clients >= limit:
+        listener_policy: ListenerPolicy = wire.listener_policy
+        limit = listener_policy.max_connections
+        if limit is not None and listener_policy.clients >= limit:
             challenge.reject(SERVER_BUSY, "too many connections on this listener")
             return
-        entrance.clients += 1
+        listener_policy.clients += 1
         wire.counted = True
-        if entrance.use_identity_as_username and challenge.method is None:
+        if listener_policy.use_identity_as_username and challenge.method is None:
             certificate = wire.transport.get_extra_info("peercert")
             if certificate:
                 identity = common_name(certificate)
@@ -60,7 +60,7 @@ class Doorkeeper(Policy):
                 challenge.username = identity
                 challenge.accept()
                 return
-        entrance.policy.authenticate(challenge)
+        listener_policy.policy.authenticate(challenge)
 
 
 def common_name(certificate: Any) -> Optional[str]:

@@ -21,10 +21,10 @@ from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
 from mqttbroker.config.settings import Listener
 from mqttbroker.core.connection import Connection
 from mqttbroker.net.handshakes import Handshakes
-from mqttbroker.net.listener_policy import Entrance
+from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.tls import server_context
 from mqttbroker.net.websocket import WebSocket
-from mqttbroker.net.wire import Turn, Wire
+from mqttbroker.net.wire import FlushScheduler, Wire
 
 log = logging.getLogger("mqttbroker")
 
@@ -50,9 +50,9 @@ def defect(connection: Connection) -> None:
 class OpenListener:
     """A listener that listens, until `close`."""
 
-    def __init__(self, listener: Listener, entrance: Entrance, turn: Turn) -> None:
+    def __init__(self, listener: Listener, listener_policy: ListenerPolicy, turn: FlushScheduler) -> None:
         self.listener = listener
-        self.entrance = entrance
+        self.listener_policy = listener_policy
         self.turn = turn
         self._sockets: List[socket.socket] = []
         self._servers: List[asyncio.AbstractServer] = []
@@ -115,13 +115,13 @@ class OpenListener:
                 self._servers.append(await start(self._client, sock=sock.dup(), backlog=BACKLOG))
                 continue
             sock.listen(BACKLOG)
-            timeout = self.entrance.terms.connect_timeout
-            stats = self.turn.broker.outbound.stats
-            self._handshakes.append(Handshakes(sock.dup(), context, timeout, self._client, stats))
+            timeout = self.listener_policy.terms.connect_timeout
+            counters = self.turn.broker.outbound.counters
+            self._handshakes.append(Handshakes(sock.dup(), context, timeout, self._client, counters))
 
     def _client(self) -> Any:
         """An asyncio protocol by shape for a client that has connected."""
-        wire = Wire(self.turn, self.entrance, new_client_id, defect)
+        wire = Wire(self.turn, self.listener_policy, new_client_id, defect)
         if self.listener.type in ("ws", "wss"):
             return WebSocket(wire, self.listener.origins)
         return wire

@@ -52,7 +52,7 @@ class WebSocket:
     def __init__(self, wire: Wire, origins: Sequence[str]) -> None:
         self._wire = wire
         self._transport: Any = None
-        largest = wire.entrance.terms.maximum_packet_size + FRAME_HEADROOM
+        largest = wire.listener_policy.terms.maximum_packet_size + FRAME_HEADROOM
         self._library = ServerProtocol(
             origins=[*map(Origin, origins), None] if origins else None,
             subprotocols=[Subprotocol("mqtt")],
@@ -175,7 +175,7 @@ class WebSocket:
 
     def _failed(self) -> None:
         """The client is none, for it did not shake hands."""
-        self._wire.broker.outbound.stats.websocket_failures += 1
+        self._wire.broker.outbound.counters.websocket_failures += 1
 
     def _unusual(self, frame: bytes) -> None:
         """A frame that the library has to judge; the payload so far came before it."""

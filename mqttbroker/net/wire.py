@@ -20,7 +20,7 @@ from typing import Any, Callable, Final, List
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import CLOSED, Connection
 from mqttbroker.core.protocol import Protocol
-from mqttbroker.net.listener_policy import Entrance
+from mqttbroker.net.listener_policy import ListenerPolicy
 
 log = logging.getLogger("mqttbroker")
 
@@ -32,7 +32,7 @@ ALL_BULK: Final = 1_048_576  # bytes of it that leave for all clients in a turn
 LINGER: Final = 5.0  # seconds a closed connection may take to accept its last bytes
 
 
-class Turn:
+class FlushScheduler:
     """The end of each turn of the event loop.
 
     ``submit`` takes a write set; it is called at most once until `stored` has
@@ -49,7 +49,7 @@ class Turn:
         self._scheduled = False
         self._watching = False
         broker.outbound.wake = self.wake
-        broker.shelf.throttles.wake = self.watch
+        broker.context.backpressure_monitor.wake = self.watch
 
     def wake(self) -> None:
         """Have `flush` run at the end of this turn."""
@@ -117,13 +117,13 @@ class Turn:
         """Have no publisher wait too long for a client that is slow to take its messages."""
         if not self._watching:
             self._watching = True
-            self.loop.call_later(self.broker.shelf.throttles.patience / 2, self._look)
+            self.loop.call_later(self.broker.context.backpressure_monitor.max_pause / 2, self._look)
 
     def _look(self) -> None:
-        throttles = self.broker.shelf.throttles
+        backpressure_monitor = self.broker.context.backpressure_monitor
         self._watching = False
-        throttles.look()
-        if throttles.active:
+        backpressure_monitor.look()
+        if backpressure_monitor.active:
             self.watch()
 
 
@@ -160,11 +160,11 @@ class Wire:
     """One client's transport and its protocol."""
 
     def __init__(
-        self, turn: Turn, entrance: Entrance, new_client_id: Callable[[], str], on_error: Any
+        self, turn: FlushScheduler, listener_policy: ListenerPolicy, new_client_id: Callable[[], str], on_error: Any
     ) -> None:
         self.turn = turn
         self.broker = turn.broker
-        self.entrance = entrance
+        self.listener_policy = listener_policy
         self.counted = False  # among the clients of its entrance
         self.new_client_id = new_client_id
         self.on_error = on_error
@@ -180,7 +180,7 @@ class Wire:
         peer = transport.get_extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
         self.protocol = Protocol(
-            self.broker, address, self.turn.tell_time(), self.new_client_id, self.entrance.terms
+            self.broker, address, self.turn.tell_time(), self.new_client_id, self.listener_policy.terms
         )
         self.protocol.wire = self
 
@@ -265,7 +265,7 @@ class Wire:
             self.linger = None
         if self.counted:
             self.counted = False
-            self.entrance.clients -= 1
+            self.listener_policy.clients -= 1
         self.lost(f"connection lost: {error}" if error else "closed by the client")
         # Nothing may be left that only a collection of cycles would find: it stops the loop for everybody.
         self.protocol.wire = None
@@ -281,7 +281,7 @@ class Wire:
     def refuse(self, reason_code: int, detail: str) -> None:
         """What carries the packets was not used as the standard says."""
         self.turn.tell_time()
-        self.broker.outbound.stats.protocol_errors += 1
+        self.broker.outbound.counters.protocol_errors += 1
         self.protocol.disconnect(reason_code, detail)
 
     def close(self) -> None:

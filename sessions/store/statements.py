@@ -21,7 +21,7 @@ from bisect import bisect_right
 from itertools import accumulate, chain
 from typing import Any, Iterator, Sequence
 
-from sessions.write_set import Listing, Page, PageRequest
+from sessions.write_set import EntryQuery, Page, PageRequest
 
 logger = logging.getLogger(__name__)
 
@@ -290,7 +290,7 @@ def _page_columns(found: Row) -> Iterator[Sequence[Any]]:
         yield list(map(bytes.fromhex, text.split(","))) if name in _PAGE_BLOBS else json.loads(text)
 
 
-def read_listing(connection: sqlite3.Connection, listing: Listing) -> None:
+def read_listing(connection: sqlite3.Connection, listing: EntryQuery) -> None:
     """Fill a listing; it stays empty if it cannot be read."""
     try:
         if listing.session_id:

@@ -236,7 +236,7 @@ def test_messages_larger_than_the_client_takes_are_left_out(tmp_path: Path, qos:
             publisher.publish("t", b"x" * size, qos)
         assert [len(client.take().payload) for _ in range(2)] == [50, 60]
         client.expect_nothing()
-        assert core.broker.outbound.stats.publish_dropped_too_large == 1
+        assert core.broker.outbound.counters.publish_dropped_too_large == 1
         session = core.broker.registry.get("small")
         assert session is not None and session.queued_messages == 0
 

@@ -88,7 +88,7 @@ def test_topics_that_no_client_may_publish_to(tmp_path: Path, topic: str, qos: i
         client = core.connect("c")
         assert client.publish(topic, b"x", qos, retain=True) == (0x87 if qos else 0)
         watching.expect_nothing()
-        assert len(core.broker.retained) == 0 and core.broker.outbound.stats.publish_dropped_denied == 1
+        assert len(core.broker.retained) == 0 and core.broker.outbound.counters.publish_dropped_denied == 1
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -224,7 +224,7 @@ def test_qos_0_for_a_client_that_does_not_read_is_dropped_and_counted(tmp_path: 
             publisher.publish("t", b"kept", 1)
         subscriber.protocol.congested = False
         got = subscriber.arrived()
-        dropped = core.broker.outbound.stats.publish_dropped_slow
+        dropped = core.broker.outbound.counters.publish_dropped_slow
         assert 15 <= dropped <= 22 and len(got) == 33 - dropped
         assert [packet.payload for packet in got[-3:]] == [b"kept"] * 3
 
@@ -286,7 +286,7 @@ def test_expired_messages_are_never_sent(tmp_path: Path, kill: bool) -> None:
         subscriber = core.connect("s", 4, clean_start=False)
         assert subscriber.take().payload == b"50"
         subscriber.expect_nothing()
-        assert core.broker.shelf.tally.expired == 3
+        assert core.broker.context.counters.expired == 3
 
 
 # --- redelivery ---------------------------------------------------------------------------------------------------
@@ -390,11 +390,11 @@ def test_a_long_message_in_pieces_is_the_one_that_came_whole(
                 publisher.send(sent[start : start + pieces])
             clients += [publisher, core.connect("late", 5)]
             clients[-1].subscribe("long/+")
-            stats = core.broker.outbound.stats
+            counters = core.broker.outbound.counters
             found.append((
                 [[(type(packet).__name__, crc32(packet.encode(client.version))) for packet in client.arrived()]
                  for client in clients],
-                [stats.publish_received, stats.publish_bytes_received, stats.messages_received],
+                [counters.publish_received, counters.publish_bytes_received, counters.messages_received],
             ))
     assert found[0] == found[1]
     assert [len(arrived) for arrived in found[0][0][:3]] == [delivered] * 3

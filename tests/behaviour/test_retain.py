@@ -149,7 +149,7 @@ def test_at_qos_0_a_retained_message_is_what_the_codec_makes_of_it(tmp_path: Pat
         client.expect(Suback)
         found = [packet.encode(version) for packet in client.arrived()]
         assert sorted(found) == sorted(packet.encode(version) for packet in sent)
-        assert core.broker.outbound.stats.publish_bytes_sent == sum(map(len, found))
+        assert core.broker.outbound.counters.publish_bytes_sent == sum(map(len, found))
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -172,7 +172,7 @@ def test_what_is_too_large_for_a_client_takes_no_place_in_its_window(tmp_path: P
             if qos == 2:
                 assert client.expect(Pubrel).packet_id == packet.packet_id
                 client.send(Pubcomp(packet.packet_id))
-        assert session.queued_messages == session.under_way == 0
+        assert session.queued_messages == session.packet_ids_in_use == 0
         publisher.publish("t/live", b"last", qos)
         assert [packet.payload for packet in client.arrived()] == [b"last"]
 

@@ -213,7 +213,7 @@ def test_a_will_cannot_write_sys(tmp_path: Path) -> None:
         core.connect("m", will=will(topic="$SYS/broker/version", retain=True)).close()
         watching.expect_nothing()
         assert len(core.broker.retained) == 0
-        assert core.broker.outbound.stats.publish_dropped_denied == 1
+        assert core.broker.outbound.counters.publish_dropped_denied == 1
 
 
 def test_a_stored_will_past_new_limits_does_not_stop_the_clock(tmp_path: Path) -> None:

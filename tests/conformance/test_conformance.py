@@ -54,7 +54,7 @@ def port_of() -> Iterator[Callable[[str], int]]:
 
 
 @pytest.fixture(scope="module")
-def under_way(request: pytest.FixtureRequest, port_of: Callable[[str], int]) -> Iterator[dict[tuple[str, int], Future[None]]]:
+def packet_ids_in_use(request: pytest.FixtureRequest, port_of: Callable[[str], int]) -> Iterator[dict[tuple[str, int], Future[None]]]:
     """The selected cases that take seconds: they begin with the first test and run beside the others."""
     selected = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     timed = [(p["case"], p["version"]) for p in selected if isinstance(p.get("case"), Case) and p["case"].timed]
@@ -64,12 +64,12 @@ def under_way(request: pytest.FixtureRequest, port_of: Callable[[str], int]) -> 
 
 @pytest.mark.parametrize("case, version", ROWS)
 def test_case(
-    case: Case, version: int, port_of: Callable[[str], int], under_way: dict[tuple[str, int], Future[None]]
+    case: Case, version: int, port_of: Callable[[str], int], packet_ids_in_use: dict[tuple[str, int], Future[None]]
 ) -> None:
     failure = ""
     try:
         if case.timed:
-            under_way[case.name, version].result()
+            packet_ids_in_use[case.name, version].result()
         else:
             Run(case, version, port_of(case.broker)).play()
     except AssertionError as error:

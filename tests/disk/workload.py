@@ -175,28 +175,28 @@ class Load:
 
     def _publish(self, client_id: str, client: RawClient) -> None:
         publications = self.history.publications[client_id] = self._publications(client_id)
-        under_way: dict[int, Publication] = {}
+        packet_ids_in_use: dict[int, Publication] = {}
         waiting = deque(publications)
-        while waiting or under_way:
+        while waiting or packet_ids_in_use:
             try:
-                while waiting and len(under_way) < WINDOW:
+                while waiting and len(packet_ids_in_use) < WINDOW:
                     publication = waiting.popleft()
-                    under_way[publication.packet_id] = publication
+                    packet_ids_in_use[publication.packet_id] = publication
                     publication.sent = now()
                     client.send(publication.packet())
-                self._answer(client, under_way)
+                self._answer(client, packet_ids_in_use)
             except ConnectionError:
                 client.close()
-                client = self._return(client_id, under_way)
+                client = self._return(client_id, packet_ids_in_use)
         client.close()
 
-    def _answer(self, client: RawClient, under_way: dict[int, Publication]) -> None:
+    def _answer(self, client: RawClient, packet_ids_in_use: dict[int, Publication]) -> None:
         """Take one answer of the broker and go on with that exchange."""
         packet = client.receive(30)
         if isinstance(packet, Disconnect):
             raise ConnectionResetError(describe(packet))
         assert isinstance(packet, (Puback, Pubrec, Pubcomp)), describe(packet)
-        publication = under_way[packet.packet_id]
+        publication = packet_ids_in_use[packet.packet_id]
         if isinstance(packet, Pubcomp):
             publication.completed = now()
         else:
@@ -206,9 +206,9 @@ class Load:
                 publication.released = now()
                 client.send(Pubrel(packet.packet_id))
                 return
-        del under_way[packet.packet_id]
+        del packet_ids_in_use[packet.packet_id]
 
-    def _return(self, client_id: str, under_way: dict[int, Publication]) -> RawClient:
+    def _return(self, client_id: str, packet_ids_in_use: dict[int, Publication]) -> RawClient:
         """Connect again and repeat what is under way (section 4.4)."""
         while True:
             try:
@@ -217,7 +217,7 @@ class Load:
             except ConnectionError:
                 self._over.wait(0.01)
         assert present
-        for publication in under_way.values():
+        for publication in packet_ids_in_use.values():
             if publication.acked < NEVER:
                 client.send(Pubrel(publication.packet_id))
             else:

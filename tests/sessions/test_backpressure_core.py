@@ -21,8 +21,8 @@ from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Disconnect, Puback, Publish, Subscribe, Subscription, decode
 from mqttbroker.codec.properties import Properties
 from mqttbroker.core.protocol import Protocol
-from mqttbroker.net.listener_policy import Entrance
-from mqttbroker.net.wire import SLICE, Turn, Wire
+from mqttbroker.net.listener_policy import ListenerPolicy
+from mqttbroker.net.wire import SLICE, FlushScheduler, Wire
 from sessions.session import Session
 
 WINDOW = 2
@@ -63,9 +63,9 @@ class Plant:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.loop = Clock()
-        self.turn = Turn(core.broker, self.loop, lambda _: None, True)
+        self.turn = FlushScheduler(core.broker, self.loop, lambda _: None, True)
         self.turn.flush()
-        self.throttles = core.broker.shelf.throttles
+        self.backpressure_monitor = core.broker.context.backpressure_monitor
 
     def join(self, name: str, topic: str = "", window: int = WINDOW) -> Wire:
         """A client that subscribes to ``topic`` at QoS 1, if there is one."""
@@ -74,7 +74,7 @@ class Plant:
             raise
 
         security = Security(self.core.settings)
-        wire = Wire(self.turn, Entrance(security.policy, self.core.broker.terms, None, False), lambda: name, defect)
+        wire = Wire(self.turn, ListenerPolicy(security.policy, self.core.broker.terms, None, False), lambda: name, defect)
         wire.connection_made(Transport())
         properties = Properties()
         properties.receive_maximum = window
@@ -129,7 +129,7 @@ def crowd(plant: Plant) -> tuple[Wire, Wire]:
     plant.publish(publisher, "t", WINDOW + CROWDED)
     assert publisher.transport.reading, "as long as a queue may be is not crowded"
     plant.publish(publisher, "t")
-    assert not publisher.transport.reading and plant.throttles.waiting == 1
+    assert not publisher.transport.reading and plant.backpressure_monitor.waiting == 1
     return subscriber, publisher
 
 
@@ -142,33 +142,33 @@ def test_a_publisher_waits_until_the_queue_is_half_as_long(plant: Plant) -> None
     assert not publisher.transport.reading
     plant.take(subscriber, 1)
     assert publisher.transport.reading
-    assert (plant.throttles.waiting, plant.throttles.waits, plant.throttles.active) == (0, 1, {})
-    assert plant.session(subscriber).throttle is None
+    assert (plant.backpressure_monitor.waiting, plant.backpressure_monitor.waits, plant.backpressure_monitor.active) == (0, 1, {})
+    assert plant.session(subscriber).backpressure is None
 
 
 def test_what_one_slice_holds_is_taken_in_and_no_more(plant: Plant) -> None:
     subscriber, publisher = plant.join("s", "t"), plant.join("p")
-    stats = plant.core.broker.outbound.stats
+    counters = plant.core.broker.outbound.counters
     packet = len(Publish("t", bytes(100), 1, False, False, 1).encode(5))
     plant.publish(publisher, "t", 10 * SLICE // packet, size=100)
     for slices in range(1, 6):
-        assert stats.publish_received == slices * -(-SLICE // packet)
-        assert plant.throttles.waiting == 1 and not publisher.transport.reading
+        assert counters.publish_received == slices * -(-SLICE // packet)
+        assert plant.backpressure_monitor.waiting == 1 and not publisher.transport.reading
         plant.take(subscriber, 1)
         plant.loop.wait(PATIENCE)
     plant.loop.wait(PATIENCE)
-    assert stats.publish_received == 10 * SLICE // packet, "nothing was taken, and all of the rest comes"
+    assert counters.publish_received == 10 * SLICE // packet, "nothing was taken, and all of the rest comes"
 
 
 def test_who_goes_on_acknowledging_is_waited_for_again_and_again(plant: Plant) -> None:
     subscriber, publisher = crowd(plant)
     for waits in range(1, 5):
-        assert plant.throttles.waits == waits and not publisher.transport.reading
+        assert plant.backpressure_monitor.waits == waits and not publisher.transport.reading
         plant.take(subscriber, 1)
         plant.loop.wait(PATIENCE)
         assert publisher.transport.reading, "it waits no longer than this"
         plant.publish(publisher, "t")
-    assert not plant.session(subscriber).throttle.given_up  # type: ignore[union-attr]
+    assert not plant.session(subscriber).backpressure.given_up  # type: ignore[union-attr]
 
 
 def test_nobody_waits_for_who_takes_nothing_until_it_has_caught_up(plant: Plant) -> None:
@@ -176,24 +176,24 @@ def test_nobody_waits_for_who_takes_nothing_until_it_has_caught_up(plant: Plant)
     plant.loop.wait(PATIENCE)
     assert publisher.transport.reading
     plant.publish(publisher, "t", 3 * CROWDED)
-    assert publisher.transport.reading and plant.throttles.waits == 1
+    assert publisher.transport.reading and plant.backpressure_monitor.waits == 1
     waiting = 4 * CROWDED + 1
     while waiting > CROWDED // 2:
         waiting -= plant.take(subscriber, 1)
         if waiting > CROWDED // 2:
             plant.publish(publisher, "elsewhere")
-            assert plant.session(subscriber).throttle is not None
+            assert plant.session(subscriber).backpressure is not None
     plant.publish(publisher, "t", 2 * CROWDED)
-    assert plant.throttles.waits == 2 and not publisher.transport.reading
+    assert plant.backpressure_monitor.waits == 2 and not publisher.transport.reading
 
 
 def test_who_comes_late_to_a_throttle_waits_no_longer_than_the_first(plant: Plant) -> None:
     _, publisher = crowd(plant)
     second = plant.join("p2")
     plant.publish(second, "t")
-    assert plant.throttles.waiting == 2
+    assert plant.backpressure_monitor.waiting == 2
     plant.loop.wait(PATIENCE)
-    assert plant.throttles.waiting == 0 and publisher.transport.reading and second.transport.reading
+    assert plant.backpressure_monitor.waiting == 0 and publisher.transport.reading and second.transport.reading
     assert plant.loop.later == [], "no timer runs when nobody waits"
 
 
@@ -219,7 +219,7 @@ def test_off_is_off(tmp_path: Path) -> None:
         plant = Plant(core)
         subscriber, publisher = plant.join("s", "t"), plant.join("p")
         plant.publish(publisher, "t", 5000)
-        assert publisher.transport.reading and plant.throttles.waits == 0
+        assert publisher.transport.reading and plant.backpressure_monitor.waits == 0
         assert plant.session(subscriber).queued_messages == 5000
 
 
@@ -229,7 +229,7 @@ def test_others_and_what_is_not_queued_go_on(plant: Plant) -> None:
     plant.publish(other, "u", 3)
     plant.publish(other, "t", 50, qos=0)
     assert other.transport.reading and plant.take(listener) == 3
-    assert plant.throttles.waits == 1
+    assert plant.backpressure_monitor.waits == 1
 
 
 def test_who_has_messages_to_acknowledge_is_read_all_the_same(plant: Plant) -> None:
@@ -239,7 +239,7 @@ def test_who_has_messages_to_acknowledge_is_read_all_the_same(plant: Plant) -> N
     plant.publish(two, "to/a")
     assert one.transport.reading, "it has a message to acknowledge now"
     plant.publish(two, "to/a", 2 * CROWDED)
-    assert two.transport.reading and plant.throttles.waits == 1
+    assert two.transport.reading and plant.backpressure_monitor.waits == 1
     assert plant.take(one) == 2 * CROWDED + 1 and not one.transport.reading
     assert plant.take(two) == 2 * CROWDED and one.transport.reading
 
@@ -249,7 +249,7 @@ def test_who_publishes_to_itself_does_not_wait_for_itself(plant: Plant) -> None:
     wire.protocol.ready, wire.protocol.congested = False, True  # what it was sent before has not left
     plant.publish(wire, "t", 3 * CROWDED)
     session = plant.session(wire)
-    assert session.crowded and session.under_way == 0 and wire.transport.reading
+    assert session.above_high_watermark and session.packet_ids_in_use == 0 and wire.transport.reading
 
 
 def test_only_the_member_that_gets_the_message_counts(plant: Plant) -> None:
@@ -259,8 +259,8 @@ def test_only_the_member_that_gets_the_message_counts(plant: Plant) -> None:
     plant.publish(publisher, "own", 2 * CROWDED)
     plant.loop.wait(PATIENCE)
     session = plant.session(slow)
-    assert session.crowded
-    session.throttle = None  # as if it had only now become so
+    assert session.above_high_watermark
+    session.backpressure = None  # as if it had only now become so
     plant.publish(publisher, "t", 5)
     assert publisher.transport.reading and plant.take(quick) == 5
     plant.close(quick)
@@ -275,7 +275,7 @@ def leave(core: Core, name: str, qos: int = 1) -> None:
 
 
 def held(client: CoreClient) -> bool:
-    return client.protocol.held_by is not None
+    return client.protocol.paused_by is not None
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -293,7 +293,7 @@ def test_who_is_away_slows_nobody_and_neither_does_who_comes_back_to_much(tmp_pa
         left = 70
         session = subscriber.protocol.session
         assert session is not None
-        while session.throttle is not None:
+        while session.backpressure is not None:
             assert subscriber.take()
             left -= 1
             if left > CROWDED:
@@ -317,11 +317,11 @@ def test_the_end_of_a_queue_on_disk_is_caught_up_with_only_when_it_is_in_memory(
             publisher.publish("t", bytes(1000), 1)
         subscriber = durable(core, "s", WINDOW)
         session = subscriber.protocol.session
-        assert session is not None and session.throttle is not None
+        assert session is not None and session.backpressure is not None
         for taken in range(1, 29):
             subscriber.take()
-            assert (session.throttle is None) == (session.queued_bytes <= 10_000 or session.stored_seq == 0), taken
-        assert session.throttle is None
+            assert (session.backpressure is None) == (session.queued_bytes <= 10_000 or session.stored_seq == 0), taken
+        assert session.backpressure is None
 
 
 # --- what is left -------------------------------------------------------------------------------------------------
@@ -346,11 +346,11 @@ def test_a_publisher_that_leaves_while_it_waits_leaves_nothing(plant: Plant, how
             plant.close(publisher)
         else:
             plant.join("p")
-            assert plant.throttles.waiting == 0
+            assert plant.backpressure_monitor.waiting == 0
             plant.close(publisher)
-        throttle = plant.session(subscriber).throttle
-        assert throttle is not None and throttle.feeders == {} and publisher.protocol.held_by is None
-        assert (plant.throttles.waiting, plant.throttles.active) == (0, {})
+        backpressure = plant.session(subscriber).backpressure
+        assert backpressure is not None and backpressure.feeders == {} and publisher.protocol.paused_by is None
+        assert (plant.backpressure_monitor.waiting, plant.backpressure_monitor.active) == (0, {})
         del publisher
         assert protocols() == left - (how != "taken over"), "only a collection of cycles would find it"
     finally:
@@ -366,7 +366,7 @@ def test_a_subscriber_that_leaves_lets_its_publishers_go(plant: Plant, how: str)
         plant.close(subscriber)
     else:
         plant.join("s")
-    assert publisher.transport.reading and plant.throttles.active == {} and plant.throttles.waiting == 0
+    assert publisher.transport.reading and plant.backpressure_monitor.active == {} and plant.backpressure_monitor.waiting == 0
     plant.publish(publisher, "t", 3 * CROWDED)
     assert publisher.transport.reading
 
@@ -382,8 +382,8 @@ def test_the_keep_alive_of_who_waits_does_not_run_out(tmp_path: Path) -> None:
         assert publisher.protocol.blocked
         core.advance(10)
         assert not publisher.closed
-        core.broker.shelf.throttles.look()
-        core.broker.shelf.throttles.look()
+        core.broker.context.backpressure_monitor.look()
+        core.broker.context.backpressure_monitor.look()
         assert not publisher.protocol.blocked
         core.advance(10)
         assert publisher.closed
@@ -410,16 +410,16 @@ MORE = ["look", "look", "go p", "go p", "come p", "come p", *["publish p", "publ
 
 def agree(core: Core) -> None:
     """Who waits is connected, and waits for one that is connected too; the counts say the same."""
-    throttles = core.broker.shelf.throttles
-    holding = [session.throttle for session in core.broker.registry.sessions.values() if session.throttle is not None]
-    assert set(throttles.active) == {throttle for throttle in holding if throttle.feeders}
-    waiting = [feeder for throttle in holding for feeder in throttle.feeders]
-    assert len(waiting) == throttles.waiting
+    backpressure_monitor = core.broker.context.backpressure_monitor
+    holding = [session.backpressure for session in core.broker.registry.sessions.values() if session.backpressure is not None]
+    assert set(backpressure_monitor.active) == {backpressure for backpressure in holding if backpressure.feeders}
+    waiting = [feeder for backpressure in holding for feeder in backpressure.feeders]
+    assert len(waiting) == backpressure_monitor.waiting
     connections = list(core.broker.clients.connections)
-    assert set(waiting) == {connection for connection in connections if connection.held_by is not None}
-    assert all(feeder.held_by is not None and feeder in feeder.held_by.feeders for feeder in waiting)
+    assert set(waiting) == {connection for connection in connections if connection.paused_by is not None}
+    assert all(feeder.paused_by is not None and feeder in feeder.paused_by.feeders for feeder in waiting)
     for session in core.broker.registry.sessions.values():
-        assert session.outlet is not None or session.throttle is None
+        assert session.connection is not None or session.backpressure is None
 
 
 @settings(max_examples=25)
@@ -440,7 +440,7 @@ def test_nothing_is_left_whatever_happens(tmp_path_factory: pytest.TempPathFacto
         for step in steps:
             event, _, name = step.partition(" ")
             if event == "look":
-                core.broker.shelf.throttles.look()
+                core.broker.context.backpressure_monitor.look()
             elif event == "come":
                 come(name, 65535)
             elif event == "slow":
@@ -462,4 +462,4 @@ def test_nothing_is_left_whatever_happens(tmp_path_factory: pytest.TempPathFacto
             drain(clients[name])
         agree(core)
         assert not any(connection.blocked for connection in core.broker.clients.connections)
-        assert core.broker.shelf.throttles.active == {} and core.broker.shelf.throttles.waiting == 0
+        assert core.broker.context.backpressure_monitor.active == {} and core.broker.context.backpressure_monitor.waiting == 0

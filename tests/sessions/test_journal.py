@@ -159,7 +159,7 @@ def test_a_failed_batch_refuses_its_messages_and_keeps_the_rest() -> None:
     journal.unsubscribe(1, "b")
     journal.retain("x", None)
     journal.failed()
-    assert journal.failures == 1 and journal.idle and journal.wanting
+    assert journal.counters.commit_failures == 1 and journal.idle and journal.wanting
     assert refused.failed and waiting.failed and refused.holds == waiting.holds == 0
     assert lost.disk == GONE
     write_set = journal.take()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.context import Limits, Shelf
+from sessions.context import SessionContext, SessionLimits
 from sessions.journal import Journal
 from sessions.registry import Registry
 from sessions.session import NEVER, Session
@@ -12,7 +12,7 @@ from sessions.session import NEVER, Session
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry(Shelf(Journal(True), Limits(10, 10, 1000, 10, 1000)), next_session_id=5)
+    return Registry(SessionContext(Journal(True), SessionLimits(10, 10, 1000, 10, 1000)), next_session_id=5)
 
 
 def away(registry: Registry, client_id: str, since: float, expiry: int) -> Session:

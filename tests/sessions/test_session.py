@@ -180,7 +180,7 @@ def test_what_passes_through_may_be_acknowledged_in_any_order(tmp_path: Path) ->
             assert len(client.arrived()) == 2
             client.send(*map(Puback, order[2:]))
             client.send(*map(Puback, range(first + 4, first + 6)))
-            assert session.under_way == session.queued_messages == 0
+            assert session.packet_ids_in_use == session.queued_messages == 0
             session.last_packet_id = first + 3
 
 
@@ -206,7 +206,7 @@ def test_a_qos_2_message_that_nobody_keeps_is_delivered_once(tmp_path: Path, rea
         client.send(Pubrec(2), Pubrec(3))
         client.send(Pubcomp(2), Pubcomp(3))
         session = core.broker.registry.get("sub")
-        assert session is not None and session.under_way == session.queued_messages == 0
+        assert session is not None and session.packet_ids_in_use == session.queued_messages == 0
 
 
 WRONG = [(1, [Pubrec(1)]), (1, [Pubcomp(1)]), (1, [Pubrec(1, 0x80)]), (2, [Puback(1)]), (2, [Pubcomp(1)]), (2, [Pubrec(1), Puback(1)])]
@@ -362,7 +362,7 @@ def test_a_queue_that_is_full_refuses_and_counts(tmp_path: Path) -> None:
     with Core(tmp_path, max_queued_messages=5) as core:
         away(core, qos=1)
         publish(core, range(8))
-        assert core.broker.shelf.tally.queue_full == 3
+        assert core.broker.context.counters.queue_full == 3
         client = durable(core, "sub")
         assert drain(client) == [0, 1, 2, 3, 4]
         publish(core, range(8, 10))
@@ -380,7 +380,7 @@ def test_messages_that_expired_are_counted_and_not_sent(tmp_path: Path) -> None:
         core.advance(10)
         message = durable(core, "sub").take()
         assert (message.payload, message.packet_id) == (b"2", 2)
-        assert core.broker.shelf.tally.expired == 1
+        assert core.broker.context.counters.expired == 1
 
 
 def test_messages_that_expire_while_the_window_is_full_leave_their_ids_out(tmp_path: Path) -> None:

@@ -7,23 +7,23 @@ import sys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sessions.context import Limits, Shelf
-from sessions.delivery import Outlet
+from sessions.context import SessionContext, SessionLimits
+from sessions.delivery import ClientConnection
 from sessions.journal import Journal
 from sessions.session import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN, Session
-from sessions.window import Loan
+from sessions.window import SharedInFlight
 
 GROUP = object()
 
 
 def connected() -> Session:
-    session = Session(Shelf(Journal(True), Limits(65535, 1_000_000, 10**9, 1000, 10**9)), 0, "c")
-    session.attach(Outlet(), 65535)
+    session = Session(SessionContext(Journal(True), SessionLimits(65535, 1_000_000, 10**9, 1000, 10**9)), 0, "c")
+    session.attach(ClientConnection(), 65535)
     return session
 
 
-def loan(number: int) -> Loan:
-    return Loan("t", b"head%d" % number, 4, b"", "p", 0, 0, GROUP)
+def loan(number: int) -> SharedInFlight:
+    return SharedInFlight("t", b"head%d" % number, 4, b"", "p", 0, 0, GROUP)
 
 
 STEPS = st.lists(st.one_of(
@@ -43,7 +43,7 @@ class Client:
 
     def take(self, what: str, number: int) -> None:
         session = self.session
-        packet_id = session.lend(loan(number)) if what == "lend" else session.pass_through(1 + (what == "exactly"))
+        packet_id = session.allocate_shared(loan(number)) if what == "lend" else session.allocate_unpersisted(1 + (what == "exactly"))
         assert 0 < packet_id < 65536 and packet_id not in self.has
         self.has[packet_id] = {"once": PLAIN, "exactly": SENT, "lend": number}[what]
 
@@ -101,19 +101,19 @@ def test_ids_are_given_and_taken_back_once(steps: list[tuple[str, int]], before:
             {"wrong": client.err, "refused": client.refuse}.get(what, client.go_on)(packet_id)
             if packet_id not in client.has:
                 assert session.acknowledge(packet_id) == session.publish_received(packet_id) == UNKNOWN
-        assert session.under_way == session.queued_messages == len(client.has)
+        assert session.packet_ids_in_use == session.queued_messages == len(client.has)
     lent = [(entry.packet_id, int(entry.message.payload)) for entry in session.shared_entries()]
     assert lent == [(packet_id, number) for packet_id, number in client.has.items() if number >= 0]
     while client.has:
         for packet_id in list(client.has):
             client.go_on(packet_id)
-    assert session.under_way == session.queued_messages == session.queued_bytes == 0
+    assert session.packet_ids_in_use == session.queued_messages == session.queued_bytes == 0
 
 
 def test_what_is_lent_leaves_in_its_order() -> None:
     session = connected()
     for number in range(200):
-        session.lend(loan(number))
+        session.allocate_shared(loan(number))
     for packet_id in [*range(1, 100), 150]:
         session.acknowledge(packet_id)
     found = [int(entry.message.payload) for entry in session.shared_entries()]
@@ -125,7 +125,7 @@ def test_what_came_back_takes_no_memory() -> None:
     lent = [loan(number) for number in range(3)]
     tails = [sys.getrefcount(one) for one in lent]
     for one in lent:
-        session.lend(one)
+        session.allocate_shared(one)
     del one
     for packet_id in (1, 2, 3):
         session.acknowledge(packet_id)
@@ -134,7 +134,7 @@ def test_what_came_back_takes_no_memory() -> None:
 
 def test_a_client_that_leaves_takes_its_window_along() -> None:
     session = connected()
-    session.lend(loan(1))
-    session.pass_through(1)
+    session.allocate_shared(loan(1))
+    session.allocate_unpersisted(1)
     session.detach(1.0)
-    assert session.under_way == 0 and session.shared_entries() == []
+    assert session.packet_ids_in_use == 0 and session.shared_entries() == []

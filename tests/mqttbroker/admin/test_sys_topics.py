@@ -92,9 +92,9 @@ def test_values_are_what_was_counted(core: Core) -> None:
             "publish/bytes/received": 10 + 12 + 12 + 11,
         }.items():
             assert values[f"$SYS/broker/{name}"] == str(value), name
-        stats = core.broker.outbound.stats
-        assert values["$SYS/broker/bytes/sent"] == str(stats.bytes_sent)
-        assert stats.messages_received == 3 + 1 + 5 and stats.messages_sent == 3 + 1 + 6 + 3
+        counters = core.broker.outbound.counters
+        assert values["$SYS/broker/bytes/sent"] == str(counters.bytes_sent)
+        assert counters.messages_received == 3 + 1 + 5 and counters.messages_sent == 3 + 1 + 6 + 3
 
 
 def test_values_are_retained_published_when_they_change_and_not_stored(core: Core) -> None:

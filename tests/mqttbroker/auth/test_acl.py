@@ -239,7 +239,7 @@ def test_publishing_is_judged_and_told(core: Ruled, version: int, qos: int) -> N
     for _ in range(3):
         code = bob.publish("b", b"no", qos)
         assert code == (NOT_AUTHORIZED if qos and version == 5 else 0)
-    assert core.broker.outbound.stats.publish_dropped_denied == 3
+    assert core.broker.outbound.counters.publish_dropped_denied == 3
     assert bob.publish("a/1", b"yes", qos) == 0
     assert [message.payload for message in core.clients[0].arrived()] == [b"yes"]
 

@@ -29,11 +29,11 @@ def stored(core: Core) -> list[tuple[int, int]]:
 def counts_agree(core: Core) -> None:
     """The shelf counts what the sessions count, and away from all clients that is what the disk has."""
     sessions = core.broker.registry.by_id.values()
-    shelf = core.broker.shelf
-    assert shelf.queued_messages == sum(session.queued_messages for session in sessions)
-    assert shelf.queued_bytes == sum(session.queued_bytes for session in sessions)
+    context = core.broker.context
+    assert context.queued_messages == sum(session.queued_messages for session in sessions)
+    assert context.queued_bytes == sum(session.queued_bytes for session in sessions)
     everybody = core.broker.registry.sessions.values()
-    assert shelf.memory_bytes == sum(session.memory_bytes + session.late_bytes for session in everybody)
+    assert context.memory_bytes == sum(session.memory_bytes + session.late_bytes for session in everybody)
 
 
 def payloads(client: CoreClient) -> list[bytes]:
@@ -81,8 +81,8 @@ def test_the_oldest_make_room_by_their_bytes(tmp_path: Path) -> None:
             assert publisher.publish("t/1", letter * size, 1) == 0
         # e alone is more than the queue may hold, so that nothing has to go for it.
         assert [payload[:1] for payload in payloads(durable(core, "sub"))] == [b"c", b"d"]
-        tally = core.broker.shelf.tally
-        assert (tally.queue_full, tally.queue_full_oldest, session.queued_bytes) == (1, 2, 3 + 100 + 3 + 1500)
+        counters = core.broker.context.counters
+        assert (counters.queue_full, counters.queue_full_oldest, session.queued_bytes) == (1, 2, 3 + 100 + 3 + 1500)
 
 
 def test_the_oldest_of_a_long_queue_make_room_piece_by_piece(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_the_oldest_of_a_long_queue_make_room_piece_by_piece(tmp_path: Path) -> 
         session = away(core, qos=1)
         publish(core, range(7500))
         assert session.queued_messages == 3000
-        assert core.broker.shelf.tally.queue_full_oldest == 4500
+        assert core.broker.context.counters.queue_full_oldest == 4500
         counts_agree(core)
         assert drain(durable(core, "sub")) == list(range(4500, 7500))
         assert stored(core) == [(0, 0)]
@@ -104,7 +104,7 @@ def test_what_was_sent_is_not_dropped_for_what_is_new(tmp_path: Path) -> None:
         assert [packet.payload for packet in client.arrived()] == [b"0", b"1", b"2"]
         client.close()
         publish(core, range(3, 6))
-        assert core.broker.shelf.tally.queue_full + core.broker.shelf.tally.queue_full_oldest == 3
+        assert core.broker.context.counters.queue_full + core.broker.context.counters.queue_full_oldest == 3
         again = durable(core, "sub")
         assert [(packet.dup, packet.payload) for packet in again.arrived()] == [(True, b"%d" % n) for n in range(3)]
 
@@ -216,7 +216,7 @@ def test_all_queues_together_are_bounded(tmp_path: Path, limit: dict[str, int], 
         assert publisher.publish("u", b"4", 1) == 0 and drain(online) == [4]
         counts_agree(core)
         core.kill()
-        assert core.broker.shelf.queued_messages == 6
+        assert core.broker.context.queued_messages == 6
         assert core.connect("pub").publish("t/1", text % 5, 1) == 0x97
         assert drain(durable(core, "one")) == [0, 1, 2]
         assert core.connect("pub").publish("t/2", text % 6, 1) == 0
@@ -232,7 +232,7 @@ def test_a_message_that_nobody_can_be_refused_is_dropped_and_counted(tmp_path: P
             client = core.client()
             client.connect(name, will=_will(will))
             client.close()
-        assert core.broker.shelf.queued_messages == 1 and core.broker.shelf.tally.total_full == 1
+        assert core.broker.context.queued_messages == 1 and core.broker.context.counters.total_full == 1
 
 
 def _will(message: Publish) -> Will:
@@ -248,8 +248,8 @@ def test_what_waits_in_memory_is_bounded_over_all(tmp_path: Path) -> None:
         publisher = core.connect("pub")
         for number in range(20):
             assert publisher.publish("t/1", b"%0200d" % number, 1) == 0
-            assert core.broker.shelf.memory_bytes <= 2048
-        dropped = core.broker.shelf.tally.memory_full
+            assert core.broker.context.memory_bytes <= 2048
+        dropped = core.broker.context.counters.memory_full
         assert 10 <= dropped < 20
         counts_agree(core)
         for client in readers:
@@ -259,7 +259,7 @@ def test_what_waits_in_memory_is_bounded_over_all(tmp_path: Path) -> None:
         # The one with a disk has them all.
         assert drain(readers[1]) == list(range(20))
         counts_agree(core)
-        assert core.broker.shelf.memory_bytes == 0
+        assert core.broker.context.memory_bytes == 0
 
 
 # --- messages whose time is over ----------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_messages_expire_on_disk_without_their_client(tmp_path: Path) -> None:
         core.kill()
         core.advance(600)
         assert stored(core) == [(1, 1)]
-        assert core.broker.shelf.tally.expired == 500
+        assert core.broker.context.counters.expired == 500
         counts_agree(core)
         assert drain(durable(core, "sub")) == [2500]
 
@@ -300,8 +300,8 @@ def test_a_queue_that_was_full_and_dropped_its_oldest_expires_too(tmp_path: Path
         core.advance(61)
         core.advance(61)
         assert stored(core) == [(0, 0)]
-        tally = core.broker.shelf.tally
-        assert (tally.queue_full_oldest, tally.expired) == (2, 3)
+        counters = core.broker.context.counters
+        assert (counters.queue_full_oldest, counters.expired) == (2, 3)
         counts_agree(core)
 
 
@@ -340,9 +340,9 @@ def test_a_session_that_left_during_the_search_has_seen_to_them(tmp_path: Path) 
         client.send(Puback(sent.packet_id))
         client.close()
         core.settle()
-        assert core.broker.shelf.tally.expired == 4
+        assert core.broker.context.counters.expired == 4
         counts_agree(core)
-        assert core.broker.shelf.queued_messages == 0 and stored(core) == [(0, 0)]
+        assert core.broker.context.queued_messages == 0 and stored(core) == [(0, 0)]
 
 
 def test_a_message_of_two_goes_with_the_second(tmp_path: Path) -> None:
@@ -423,4 +423,4 @@ def test_the_counts_agree_whatever_happens(tmp_path: Path, policy: str, steps: l
         for name in ("one", "two"):
             drain(durable(core, name))
         counts_agree(core)
-        assert core.broker.shelf.queued_messages == 0 and stored(core) == [(0, 0)]
+        assert core.broker.context.queued_messages == 0 and stored(core) == [(0, 0)]

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqttbroker.core.groups import Group, HashTopic, LeastLoaded, Member, RandomMember, Strategy
-from sessions.context import Limits, Shelf
-from sessions.delivery import Delivery, Outlet
+from sessions.context import SessionContext, SessionLimits
+from sessions.delivery import ClientConnection, Delivery
 from sessions.journal import Journal
 from sessions.message import Message
 from sessions.session import Session, Subscription
 
-SHELF = Shelf(Journal(True), Limits(10, 10, 1000, 10, 1000))
+CONTEXT = SessionContext(Journal(True), SessionLimits(10, 10, 1000, 10, 1000))
 
 STRATEGIES: list[Callable[[], Strategy]] = [Strategy, lambda: RandomMember(Random(5).random), HashTopic, LeastLoaded]
 every_strategy = pytest.mark.parametrize("make", STRATEGIES, ids=["round_robin", "random", "hash_topic", "least_loaded"])
@@ -30,10 +30,10 @@ def group_of(*states: int) -> Group:
     """A group whose members, ``m0``, ``m1`` …, are in these states; one that is lost keeps nothing."""
     group = Group("g", "t")
     for number, state in enumerate(states):
-        session = Session(SHELF, number + 1 if state in (AWAY, FULL) else 0, f"m{number}")
+        session = Session(CONTEXT, number + 1 if state in (AWAY, FULL) else 0, f"m{number}")
         if state not in (AWAY, LOST):
-            session.attach(Outlet(), 2)
-            session.outlet.ready = state != STALLED  # type: ignore[union-attr]
+            session.attach(ClientConnection(), 2)
+            session.connection.ready = state != STALLED  # type: ignore[union-attr]
         if state == FULL:
             message = Message("t", b"", 1, False, b"", "p", 0, 0)
             session.in_flight = {n: Delivery(session, session.id, message, 1, False, b"") for n in (1, 2)}

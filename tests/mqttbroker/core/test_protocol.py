@@ -75,8 +75,8 @@ def test_a_talk_is_understood_in_pieces_of_any_size(tmp_path: Path, version: int
             kind for kind in kinds if kind not in (Publish, Pubrel)
         ]
         assert client.closed
-        assert core.broker.outbound.stats.messages_received == len(TALK)
-        assert core.broker.outbound.stats.bytes_received == len(data)
+        assert core.broker.outbound.counters.messages_received == len(TALK)
+        assert core.broker.outbound.counters.bytes_received == len(data)
 
 
 @pytest.mark.parametrize("cut", range(1, 40))
@@ -169,7 +169,7 @@ def test_a_malformed_packet_ends_its_own_connection_only(tmp_path: Path, row: An
         else:
             assert answers == []
         bystander.expect_nothing()
-        assert core.broker.outbound.stats.protocol_errors == 1
+        assert core.broker.outbound.counters.protocol_errors == 1
 
 
 @pytest.mark.parametrize("kind", range(16))
@@ -400,7 +400,7 @@ def test_a_failed_commit_refuses_with_0x97(tmp_path: Path, qos: int) -> None:
         core.eager = True
         assert client.publish("kept/1", b"3", qos) == 0
         assert core.broker.store_error == ""
-        assert core.broker.shelf.tally.store_failed == 2
+        assert core.broker.context.counters.store_failed == 2
 
 
 @pytest.mark.parametrize("qos", [1, 2])

@@ -20,7 +20,7 @@ class Turns:
         self.talker.send(*(Publish(topic, b"x" * size, 0, True) for topic in topics))
         core.eager = False
         self.replays = core.broker.subscriptions.replays
-        self.stats = core.broker.outbound.stats
+        self.counters = core.broker.outbound.counters
 
     def subscribe(self, client: CoreClient, topic_filter: str = "#") -> None:
         """Ask for what is retained; nothing of it is read yet."""
@@ -31,10 +31,10 @@ class Turns:
         """One turn, after a packet or in silence; how many messages were sent in it."""
         if heard:
             self.talker.send(Pingreq())
-        before = self.stats.publish_sent
+        before = self.counters.publish_sent
         more = self.replays.step()
-        assert more == (self.stats.publish_sent > before)
-        return self.stats.publish_sent - before
+        assert more == (self.counters.publish_sent > before)
+        return self.counters.publish_sent - before
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_turn_ends_with_the_topics_that_it_came_by(core: Core) -> None:
         for client in clients:
             turns.subscribe(client, "a/+/rare")
         steps = 0
-        while turns.stats.publish_sent < 2:
+        while turns.counters.publish_sent < 2:
             turns.talker.send(Pingreq())
             assert turns.replays.step(), "there is more to do"
             steps += 1

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.groups import Strategy
 from mqttbroker.core.router import CHANGES, EVICTED, Changes, Router, StreamRule
-from sessions.context import Limits, Shelf
+from sessions.context import SessionContext, SessionLimits
 from sessions.journal import Journal
 from sessions.session import NO_LOCAL, Session, Subscription
 from topic_matcher.filters import matches
 
-SHELF = Shelf(Journal(True), Limits(10, 10, 1000, 10, 1000))
+CONTEXT = SessionContext(Journal(True), SessionLimits(10, 10, 1000, 10, 1000))
 
 
 def make(cache_size: int = 100, streams: list[StreamRule] | None = None) -> Router:
@@ -22,7 +22,7 @@ def make(cache_size: int = 100, streams: list[StreamRule] | None = None) -> Rout
 
 
 def session(name: str) -> Session:
-    return Session(SHELF, 0, name)
+    return Session(CONTEXT, 0, name)
 
 
 LEVEL = st.sampled_from(["a", "b", "$s", ""])

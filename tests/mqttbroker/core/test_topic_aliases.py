@@ -112,7 +112,7 @@ def test_with_or_without_aliases_a_message_is_the_same(tmp_path: Path, section: 
                 if subscriber is not old:
                     wanted = told(packet.properties.topic_alias)
                     assert repr(packet.properties) == repr(wanted)
-        received = core.broker.outbound.stats
+        received = core.broker.outbound.counters
         assert received.publish_received == 8 and received.publish_sent == 24
 
 
@@ -156,7 +156,7 @@ def test_a_long_packet_is_known_by_its_alias(tmp_path: Path, alias: int, qos: in
             found = [packet for packet in subscriber.arrived() if isinstance(packet, Publish)]
             assert [packet.topic for packet in found] == names and all(packet.payload == payload for packet in found)
             assert all(packet.properties.payload_format_indicator == 1 for packet in found)
-        assert core.broker.outbound.stats.publish_bytes_received >= 2 * len(payload)
+        assert core.broker.outbound.counters.publish_bytes_received >= 2 * len(payload)
         publisher.socket.sendall(Publish("long", payload + b"\xff", qos, packet_id=3 if qos else 0, properties=told).encode(5))
         assert publisher.wait_for(Disconnect).reason_code == 0x99
 
@@ -179,7 +179,7 @@ def test_an_alias_is_taught_by_a_packet_that_leaves(tmp_path: Path, qos: int) ->
         publisher.publish("first", b"x" * 1000, qos)
         for topic in ("dropped", "dropped", "first"):
             publisher.publish(topic, b"x" * 1000, 0)
-        assert core.broker.outbound.stats.publish_dropped_slow == 3
+        assert core.broker.outbound.counters.publish_dropped_slow == 3
         subscriber.protocol.congested = False
         assert [(packet.topic, packet.properties.topic_alias) for packet in subscriber.arrived()] == [("first", 1)]
         publisher.publish("dropped", b"", 0)
@@ -201,7 +201,7 @@ def test_qos_1_is_not_dropped_under_an_alias(tmp_path: Path) -> None:
             assert packets, "the rest does not come"
             subscriber.send(*(Puback(packet.packet_id) for packet in packets))
             found += [packet.payload for packet in packets]
-        assert found == sent and core.broker.outbound.stats.publish_dropped_slow == 0
+        assert found == sent and core.broker.outbound.counters.publish_dropped_slow == 0
 
 
 @pytest.mark.parametrize("granted", [0, 1, 2])

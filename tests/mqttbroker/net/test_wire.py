@@ -27,8 +27,8 @@ from mqttbroker.codec.packets import (
 )
 from mqttbroker.core.connection import BULKY
 from mqttbroker.core.long_packet import PIECE
-from mqttbroker.net.listener_policy import Entrance
-from mqttbroker.net.wire import ALL_BULK, BULK, MUCH, SLICE, Turn, Wire
+from mqttbroker.net.listener_policy import ListenerPolicy
+from mqttbroker.net.wire import ALL_BULK, BULK, MUCH, SLICE, FlushScheduler, Wire
 
 
 class Timer:
@@ -105,17 +105,17 @@ def core(tmp_path: Path) -> Iterator[Core]:
         yield made
 
 
-def begin(core: Core) -> tuple[Loop, Turn]:
+def begin(core: Core) -> tuple[Loop, FlushScheduler]:
     loop = Loop()
-    return loop, Turn(core.broker, loop, lambda _: None, True)
+    return loop, FlushScheduler(core.broker, loop, lambda _: None, True)
 
 
-def join(core: Core, loop: Loop, turn: Turn, name: str) -> Wire:
+def join(core: Core, loop: Loop, turn: FlushScheduler, name: str) -> Wire:
     def defect(_: object) -> None:
         raise AssertionError("a defect")
 
     broker, security = core.broker, Security(core.settings)
-    wire = Wire(turn, Entrance(security.policy, broker.terms, None, False), lambda: name, defect)
+    wire = Wire(turn, ListenerPolicy(security.policy, broker.terms, None, False), lambda: name, defect)
     wire.connection_made(Transport())
     wire.data_received(Connect(name, 5).encode(5))
     wire.data_received(Subscribe(1, [Subscription("a/+", 0)]).encode(5))
@@ -126,19 +126,19 @@ def test_who_sends_much_takes_turns_with_the_others_and_loses_nothing(core: Core
     loop, turn = begin(core)
     loud, quiet = join(core, loop, turn, "loud"), join(core, loop, turn, "quiet")
     loop.turn()
-    stats = core.broker.outbound.stats
+    counters = core.broker.outbound.counters
     packet = Publish("b/loud", bytes(100), 0, False, False, 0).encode(5)
     loop.look = 1.0  # each look at the clock uses a share up
     count = 5 * SLICE // len(packet)
     loud.data_received(packet * count + Publish("a/last", b"", 0, False, False, 0).encode(5))
-    assert 0 < stats.publish_received < count / 2 and not loud.transport.reading
+    assert 0 < counters.publish_received < count / 2 and not loud.transport.reading
     for number in range(1, 5):
-        before = stats.publish_received
+        before = counters.publish_received
         quiet.data_received(Publish("a/quiet", b"%d" % number, 0, False, False, 0).encode(5))
         loop.turn()
-        assert stats.publish_received > before + 1 and b"a/quiet" in quiet.transport.written
+        assert counters.publish_received > before + 1 and b"a/quiet" in quiet.transport.written
     loop.run()
-    assert stats.publish_received == count + 5 and loud.transport.reading
+    assert counters.publish_received == count + 5 and loud.transport.reading
     assert loud.transport.written.endswith(Publish("a/last", b"", 0, False, False, 0).encode(5))
 
 
@@ -160,8 +160,8 @@ def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
     wire = join(core, loop, turn, "one")
     wire.data_received(Subscribe(2, [Subscription("a/+", 1)]).encode(5))
     loop.turn()
-    stats = core.broker.outbound.stats
-    wire.transport.written, before = b"", stats.bytes_sent
+    counters = core.broker.outbound.counters
+    wire.transport.written, before = b"", counters.bytes_sent
     bulky = Publish("a/1", bytes(10 * BULKY), 1, False, False, 1)
     for packet in (Publish("a/0", b"before", 0), bulky, Publish("a/2", b"after", 0)):
         wire.data_received(packet.encode(5))
@@ -171,7 +171,7 @@ def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
         written.append(len(wire.transport.written))
     assert len(wire.transport.parts) > 10 * BULKY // BULK
     assert all(later - earlier <= BULK for earlier, later in pairwise(written))
-    assert stats.bytes_sent - before == len(wire.transport.written)
+    assert counters.bytes_sent - before == len(wire.transport.written)
     payloads, position = [], 0
     while position < len(wire.transport.written):
         packet, position = decode(wire.transport.written, 5, position)
@@ -191,14 +191,14 @@ def test_what_came_in_long_pieces_leaves_in_them(core: Core, qos: int) -> None:
     writer.data_received(Unsubscribe(2, ["a/+"]).encode(5))
     loop.turn()
     packet = Publish("a/1", bytes(range(250)) * 8000, qos, packet_id=1 if qos else 0).encode(5)
-    reader.transport.written, before = b"", core.broker.outbound.stats.publish_bytes_sent
+    reader.transport.written, before = b"", core.broker.outbound.counters.publish_bytes_sent
     pieces = [packet[at : at + 2 * PIECE] for at in range(0, len(packet), 2 * PIECE)]
     for piece in pieces:
         writer.data_received(piece)
         loop.turn()
     loop.run()
     assert reader.transport.written == packet  # the first packet identifier is 1 on either side
-    assert core.broker.outbound.stats.publish_bytes_sent - before == len(packet)
+    assert core.broker.outbound.counters.publish_bytes_sent - before == len(packet)
     sent = [part.obj if isinstance(part, memoryview) else part for part in reader.transport.parts]
     assert set(map(id, sent)) >= set(map(id, pieces[1:]))
 
@@ -269,7 +269,7 @@ def test_what_is_long_waits_within_the_limit_of_an_outbox_and_nobody_starves(cor
             waiting = sum(map(len, wire.protocol.outbox)) - wire.protocol.written
             assert waiting <= limit + 2 * len(packet) and wire.protocol.backlog == waiting
     assert calm.transport.written == picture
-    assert not core.broker.outbound.stats.publish_dropped_slow
+    assert not core.broker.outbound.counters.publish_dropped_slow
 
 
 def test_a_queue_of_long_messages_fills_no_outbox_that_is_full(core: Core) -> None:

@@ -1,0 +1,39 @@
+"""What the broker counts: packets, PUBLISHes, bytes, and drops by cause.
+
+Counting is adding to an integer on the event loop's thread; `/metrics` and ``$SYS`` read the values.
+"""
+
+from __future__ import annotations
+
+
+class Counters:
+    """Totals since the broker started."""
+
+    def __init__(self) -> None:
+        self.messages_received = 0
+        self.messages_sent = 0
+        self.publish_received = 0
+        self.publish_sent = 0
+        self.publish_dropped_slow = 0
+        self.publish_dropped_too_large = 0
+        self.publish_dropped_denied = 0
+        self.publish_dropped_retained = 0
+        self.publish_refused = 0  # for want of room in a queue
+        self.publish_bytes_received = 0
+        self.publish_bytes_sent = 0
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.connections = 0
+        self.protocol_errors = 0
+        self.tls_failures = 0
+        self.websocket_failures = 0
+        # Messages that sessions dropped.
+        self.queue_full = 0  # the new message: its queue was full
+        self.queue_full_oldest = 0  # the oldest message of a full queue
+        self.total_full = 0  # the limit of all queues on disk
+        self.memory_full = 0  # the limit of all queues in memory
+        self.expired = 0
+        self.store_failed = 0
+        # The store.
+        self.commit_failures = 0
+        self.lost_records = 0  # stream records of failed commits
