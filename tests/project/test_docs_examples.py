@@ -20,6 +20,7 @@ import paho.mqtt.client as paho
 import pytest
 from support.broker_process import BrokerProcess
 from support.class_archive import QUICK_JVM
+from support.paths import ROOT
 from support.spark_session import python_path
 
 from bridge_spark.tables.ingest_config import parse_config
@@ -33,7 +34,6 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FAST = f'--driver-java-options "{QUICK_JVM} -Dspark.ui.enabled=false" --conf spark.sql.shuffle.partitions=2 pyspark-shell'
 RUN = """
 import json, sys
-from support.paths import ROOT
 names = {}
 for page, line, code in json.load(sys.stdin):
     print(f"--- {page} {line}", flush=True)
