@@ -75,7 +75,7 @@ test:
 
 # Half a minute that saves each Java of the tests ten seconds; without it they are the same tests.
 $(VENV)/spark-classes.jsa: tests/support/class_archive.py | $(VENV)/extras
-	@PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload:$(CURDIR)/tests:$(CURDIR)/tests/bridge_spark/tables $(BIN)/python tests/support/class_archive.py >$@.log 2>&1 || \
+	@PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload:$(CURDIR)/tests $(BIN)/python tests/support/class_archive.py >$@.log 2>&1 || \
 	  { rm -f $@; echo "make test: goes on without an archive of Spark's classes ($@.log)" >&2; }
 
 # What make test leaves out because it takes long, or because it tests Spark.

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support.broker_process import BrokerProcess
+
+pytest.register_assert_rewrite("support")
+
+from support.broker_process import BrokerProcess  # noqa: E402
 
 # Subprocesses start in directories of their own and must find the same modules as this process.
 if os.environ.get("PYTHONPATH"):
     os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
-
-sys.path[:0] = [str(path) for path in Path(__file__).parent.rglob("*") if path.is_dir() and not (path / "__init__.py").exists()]
 
 # How fast a machine is decides nothing here.
 settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])

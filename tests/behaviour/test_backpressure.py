@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from support.broker_process import BrokerProcess
 from support.core import wait_until
+from support.metric_samples import samples
 from support.raw_client import RawClient
-from test_metrics import samples
 
 from mqttbroker.codec.packets import Puback, Publish
 from mqttbroker.codec.properties import Properties

@@ -10,8 +10,8 @@ from typing import Any
 import aiomqtt
 import pytest
 from client import Client, Connection, Loop, Message
+from paho_properties import connect_properties, message_of, publish_properties, subscribe_properties
 from suite import Suite
-from test_paho_python import connect_properties, message_of, publish_properties, subscribe_properties
 
 
 class Aiomqtt(Client):

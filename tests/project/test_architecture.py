@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.paths import ROOT
+from support.source_tree import compiled_paths, parse
 
 PACKAGES = ("topic_matcher", "sessions", "bridge_spark", "mqttbroker")
 SPARK = {"pyspark", "pyarrow", "pandas", "numpy"}
@@ -22,10 +23,6 @@ def modules(*folders: str) -> list[Path]:
 def name_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -190,14 +187,6 @@ def test_compiled_modules_import_only_compiled_modules() -> None:
         if candidate in packages and candidate not in sources
     ]
     assert not missing
-
-
-def compiled_paths() -> list[str]:
-    for node in parse(ROOT / "setup.py").body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COMPILED":
-            paths: list[str] = ast.literal_eval(node.value)
-            return paths
-    raise AssertionError("setup.py has no COMPILED")
 
 
 def test_no_compiled_module_shadows_a_source() -> None:

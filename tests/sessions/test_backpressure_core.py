@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.core import Core, CoreClient
-from test_metrics import samples
-from test_session import drain, durable
-from test_wire import Loop, Timer, Transport
+from support.core_sessions import drain, durable
+from support.manual_loop import Loop, Timer, Transport
+from support.metric_samples import samples
 
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.sys_topics import SysTopics

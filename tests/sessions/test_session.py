@@ -5,73 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.core import Core, CoreClient
+from support.core import Core
+from support.core_sessions import answers_to, away, drain, durable, numbers_of, publish
 
 from mqttbroker.codec.packets import Connect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from mqttbroker.codec.properties import Properties
-from sessions.session import Session
 
 LIMITS = {"max_queue_memory_messages": 40}
-
-
-def durable(core: Core, client_id: str, window: int = 65535, clean_start: bool = False) -> CoreClient:
-    """Connect a client whose session is kept for ever."""
-    properties = Properties()
-    properties.session_expiry_interval = 0xFFFFFFFF
-    properties.receive_maximum = window
-    return core.connect(client_id, clean_start=clean_start, properties=properties)
-
-
-def away(core: Core, qos: int = 2, topic_filter: str = "t/#") -> Session:
-    """A durable session ``sub`` whose client has subscribed and left."""
-    client = durable(core, "sub")
-    client.subscribe(topic_filter, options=qos)
-    client.disconnect()
-    session = core.broker.registry.get("sub")
-    assert session is not None
-    return session
-
-
-def publish(core: Core, numbers: range, qos: int = 1, topic: str = "t/1") -> None:
-    """Messages whose payload is their number, each acknowledged."""
-    client = core.connect("pub")
-    for start in range(numbers.start, numbers.stop, 500):
-        part = range(start, min(start + 500, numbers.stop))
-        ids = list(range(1, len(part) + 1))
-        client.send(*(Publish(topic, b"%d" % n, qos, False, False, n - start + 1) for n in part))
-        answers = [client.expect(Puback if qos == 1 else Pubrec) for _ in part]
-        assert [answer.packet_id for answer in answers] == ids
-        assert {answer.reason_code for answer in answers} == {0}
-        if qos == 2:
-            client.send(*map(Pubrel, ids))
-            assert [client.expect(Pubcomp).packet_id for _ in part] == ids
-    client.disconnect()
-
-
-def numbers_of(packets: list[Publish]) -> list[int]:
-    return [int(packet.payload) for packet in packets]
-
-
-def answers_to(packets: list[Packet]) -> list[Packet]:
-    """What a client answers to PUBLISH and PUBREL."""
-    answers: list[Packet] = []
-    for packet in packets:
-        if isinstance(packet, Publish) and packet.qos:
-            answers.append(Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id))
-        elif isinstance(packet, Pubrel):
-            answers.append(Pubcomp(packet.packet_id))
-    return answers
-
-
-def drain(client: CoreClient) -> list[int]:
-    """Take and acknowledge everything, at once what has come at once; the numbers in their order."""
-    found: list[int] = []
-    while True:
-        packets = client.arrived()
-        if not packets:
-            return found
-        found += numbers_of([packet for packet in packets if isinstance(packet, Publish)])
-        client.send(*answers_to(packets))
 
 
 # --- windows and packet ids ---------------------------------------------------------------------------------------

@@ -23,8 +23,8 @@ END_SECONDS = 120.0
 
 def make(archive: Path, root: Path) -> None:
     """Run a job that does what the tests' jobs do, below ``root``, and have its JVM write ``archive`` when it ends."""
+    from support.ingest_jobs import document
     from support.spark_session import StreamWriter, message, start_session
-    from test_ingest import document
 
     from bridge_spark.ingest import run
     from bridge_spark.java import use_java

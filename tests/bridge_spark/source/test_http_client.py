@@ -16,8 +16,8 @@ from typing import Optional
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.certificates import CertificateFiles
 from support.raw_client import RawClient
-from test_tls import Files
 
 from bridge_spark.log.stream_config import FORMAT_VERSION
 from bridge_spark.source import http_client
@@ -196,8 +196,8 @@ def test_what_is_not_json(server: Server) -> None:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
+def files(tmp_path: Path) -> CertificateFiles:
+    return CertificateFiles(tmp_path)
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tls_and_who_is_trusted(
-    start_broker: Callable[..., BrokerProcess], files: Files, tmp_path: Path, quick: None
+    start_broker: Callable[..., BrokerProcess], files: CertificateFiles, tmp_path: Path, quick: None
 ) -> None:
     config = {"http": {"certfile": str(files.certfile), "keyfile": str(files.keyfile), "token": "s3cret"}}
     broker = start_broker(config=config)
@@ -217,7 +217,7 @@ def test_tls_and_who_is_trusted(
     missing, nonsense = str(tmp_path / "none.pem"), tmp_path / "nonsense.pem"
     nonsense.write_text("nonsense")
     for client, reason in (
-        (HttpClient(url, "wrong", str(Files(elsewhere).cafile)), "certificate is not to be trusted: .*'caFile'"),
+        (HttpClient(url, "wrong", str(CertificateFiles(elsewhere).cafile)), "certificate is not to be trusted: .*'caFile'"),
         (HttpClient(url, "s3cret"), "certificate is not to be trusted: .*'caFile'"),
         (HttpClient(url, "s3cret", missing), r"option 'caFile': .*none\.pem: No such file"),
         (HttpClient(url, "s3cret", str(nonsense)), r"option 'caFile': .*nonsense\.pem holds no certificates"),

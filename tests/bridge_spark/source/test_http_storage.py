@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from support.spark_session import START_US, message, spark
-from test_datasource import places, rows
+from support.stream_reads import places, rows
 
 from bridge_spark.datasource import MqttDataSource
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from support.table_batches import batches, parquet_numbers, publish, stage
 
 from bridge_spark.tables import batch_table, merge
 from bridge_spark.tables.batch_table import BatchTable, ForeignBatch
@@ -25,33 +26,7 @@ from bridge_spark.tables.delta_table import DeltaBatchTable, DeltaMissing
 
 pytestmark = pytest.mark.one_build
 
-MARK = {"checkpoint": "c"}
 KINDS = [BatchTable, DeltaBatchTable]
-
-
-def stage(table: BatchTable, batch: int, rows: int = 2, files: int = 2, **columns: Any) -> Path:
-    """What Spark writes for a batch: ``rows`` in each of ``files``."""
-    staged = table.stage(batch)
-    staged.mkdir()
-    for number in range(files):
-        values = [batch * 1000 + number * rows + row for row in range(rows)]
-        pq.write_table(pa.table({"n": values, **{key: [value] * rows for key, value in columns.items()}}),
-                       staged / f"part-{number}.parquet")
-    (staged / "_SUCCESS").write_text("")
-    (staged / ".part-0.parquet.crc").write_text("")
-    return staged
-
-
-def publish(table: BatchTable, batch: int, **given: Any) -> None:
-    table.publish(batch, stage(table, batch, **given), MARK)
-
-
-def batches(*numbers: int) -> list[int]:
-    return [number * 1000 + row for number in numbers for row in range(4)]
-
-
-def plain(directory: Path) -> list[int]:
-    return sorted(pq.read_table(directory)["n"].to_pylist())
 
 
 def by_duckdb(directory: Path) -> list[int]:
@@ -62,8 +37,8 @@ def by_duckdb(directory: Path) -> list[int]:
 def read(table: BatchTable) -> list[int]:
     if isinstance(table, DeltaBatchTable):
         return sorted(DeltaTable(table.directory).to_pyarrow_table()["n"].to_pylist())
-    assert plain(table.directory) == by_duckdb(table.directory)
-    return plain(table.directory)
+    assert parquet_numbers(table.directory) == by_duckdb(table.directory)
+    return parquet_numbers(table.directory)
 
 
 @pytest.fixture(params=KINDS)
@@ -287,7 +262,7 @@ def test_a_reader_at_the_same_time_is_right_or_told(kind: type[BatchTable], tmp_
         while published < 80:
             before = published
             try:
-                rows = read(table) if kind is DeltaBatchTable else plain(table.directory)
+                rows = read(table) if kind is DeltaBatchTable else parquet_numbers(table.directory)
             except FileNotFoundError:
                 told += 1
                 continue

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Optional
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from support.class_archive import QUICK_JVM
+from support.ingest_jobs import QUICK_SPARK, document, parquet_rows
 from support.paths import ROOT
 from support.spark_session import StreamWriter, message, python_path, spark
 
@@ -33,22 +32,6 @@ pytestmark = pytest.mark.one_build
 __all__ = ["spark"]
 
 SLOW = pytest.mark.slow(reason="starts a Spark of its own")
-FAST = {"spark.driver.extraJavaOptions": QUICK_JVM}
-
-
-def document(root: Path, **table: Any) -> dict[str, Any]:
-    """Settings of one table `t` that reads the stream below ``root/data``."""
-    given = {"stream": "sensors", "schema": "n long not null", "output": str(root / "out"), **table}
-    return {"source": {"path": str(root / "data")}, "spark": {"master": "local[2]", "conf": FAST},
-            "tables": {"t": given}}
-
-
-def plain(directory: Path) -> list[dict[str, Any]]:
-    """The rows as a reader that knows nothing of Spark finds them."""
-    if not any(directory.rglob("*.parquet")):
-        return []
-    rows: list[dict[str, Any]] = pq.read_table(directory).to_pylist()
-    return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -221,7 +204,7 @@ def test_each_payload_becomes_a_row_or_a_dead_letter(spark: SparkSession, tmp_pa
     value = {"json": "n", "spark": "n", "raw": "payload"}
     found: dict[int, object] = {}
     for kind in value:
-        good, bad = plain(tmp_path / kind), plain(tmp_path / f"{kind}.rejected")
+        good, bad = parquet_rows(tmp_path / kind), parquet_rows(tmp_path / f"{kind}.rejected")
         assert (progress[kind].rows, progress[kind].bad) == (len(good), len(bad))
         found.update({row["offset"]: row[value[kind]] for row in good})
         assert not {row["offset"] for row in bad} & found.keys()
@@ -267,7 +250,7 @@ def test_a_batch_that_begins_while_its_query_is_stopped_is_left_for_the_next_run
     job.close()
     assert not list((tmp_path / "out").glob("batches=*"))
     run(settings, once=True, session=spark)
-    assert len(plain(tmp_path / "out")) == 5
+    assert len(parquet_rows(tmp_path / "out")) == 5
 
 
 # --- kills ----------------------------------------------------------------------------------------------------------
@@ -322,16 +305,16 @@ def test_a_kill_between_two_steps_neither_loses_nor_doubles(
     killed(KILLED_DRIVER, where, json.dumps(settings))
     assert len(list(output.glob("batches=*"))) == published
     assert len(list(rejected.glob("batches=*"))) == 1
-    known, kept = plain(output), {path.stat().st_ino for path in output.rglob("*.parquet")}
+    known, kept = parquet_rows(output), {path.stat().st_ino for path in output.rglob("*.parquet")}
     (told,) = run(parse_config(settings), once=True, session=spark)
     assert (told.rows, told.bad, told.batches) == ((588, 12, 3), (392, 8, 2))[published]
-    after = plain(output)
+    after = parquet_rows(output)
     assert [row for row in known if row not in after] == []
     assert kept <= {path.stat().st_ino for path in output.rglob("*.parquet")}
     everything = {(partition, offset) for partition in (0, 1) for offset in range(300)}
     bad = {place for place in everything if place[1] % 50 == 7}
     for directory, places in ((output, everything - bad), (rejected, bad)):
-        found = [(row["partition"], row["offset"]) for row in plain(directory)]
+        found = [(row["partition"], row["offset"]) for row in parquet_rows(directory)]
         assert len(found) == len(places) and set(found) == places
         by_spark = [(row["partition"], row["offset"]) for row in spark.read.parquet(str(directory)).collect()]
         assert len(by_spark) == len(places) and set(by_spark) == places
@@ -374,7 +357,7 @@ def test_sparks_own_sink_doubles_rows_for_plain_readers(spark: SparkSession, tmp
     writer = StreamWriter(tmp_path / "data", partitions=2)
     for partition in (0, 1):
         writer.append(partition, [message(n) for n in range(100)])
-    arguments = [f"{key}={value}" for key, value in (FAST | {"spark.ui.enabled": "false"}).items()]
+    arguments = [f"{key}={value}" for key, value in (QUICK_SPARK | {"spark.ui.enabled": "false"}).items()]
     os.environ["MQTT_AUTOLOAD"] = "1"
     killed(SPARKS_OWN_SINK, str(tmp_path / "data"), str(tmp_path), *arguments)
     messages = spark.readStream.format("mqtt").options(
@@ -384,7 +367,7 @@ def test_sparks_own_sink_doubles_rows_for_plain_readers(spark: SparkSession, tmp
         .trigger(availableNow=True).start()
     query.awaitTermination()
     assert spark.read.parquet(str(tmp_path / "table")).count() == 200
-    places = [(row["partition"], row["offset"]) for row in plain(tmp_path / "table")]
+    places = [(row["partition"], row["offset"]) for row in parquet_rows(tmp_path / "table")]
     assert len(places) == 300 and len(set(places)) == 200
 
 
@@ -406,12 +389,12 @@ def test_it_runs_until_it_is_stopped_and_reports(spark: SparkSession, tmp_path: 
             stop.set()
 
     [progress] = run(parse_config(document(tmp_path)), trigger="100ms", stop=stop, report=report, session=spark)
-    assert progress.rows == 15 and [row["n"] for row in plain(tmp_path / "out")] == list(range(15))
+    assert progress.rows == 15 and [row["n"] for row in parquet_rows(tmp_path / "out")] == list(range(15))
     assert not spark.streams.active
 
     writer.append(0, [message(15)])
     [progress] = run(parse_config(document(tmp_path)), once=True, session=spark)
-    assert progress.rows == 1 and [row["n"] for row in plain(tmp_path / "out")] == list(range(16))
+    assert progress.rows == 1 and [row["n"] for row in parquet_rows(tmp_path / "out")] == list(range(16))
 
 
 @pytest.mark.timeout(180)

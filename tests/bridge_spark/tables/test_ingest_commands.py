@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.paths import ROOT
-from test_batch_table import batches, plain, publish
+from support.table_batches import batches, parquet_numbers, publish
 
 from bridge_spark.ingest import main as ingest
 from bridge_spark.tables.backfill import check_range, edge
@@ -73,5 +73,5 @@ def test_the_command_merges_while_the_job_is_not_running(tmp_path: Path, capsys:
     assert compact([str(config)]) == 0
     told = capsys.readouterr()
     assert "another ingest is running" in told.err and f"{tmp_path}/t: 6 small files merged" in told.out
-    assert plain(tmp_path / "t") == batches(0, 1, 2, 3)
+    assert parquet_numbers(tmp_path / "t") == batches(0, 1, 2, 3)
     assert compact([str(tmp_path / "none.toml")]) == 2

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrameWriter, SparkSession
 from support.broker_process import to_toml
+from support.ingest_jobs import document, parquet_rows
 from support.sealed_log import seal_segment
 from support.spark_session import START_US, StreamWriter, message, spark
-from test_ingest import document, plain
 
 from bridge_spark.ingest import main, run, run_backfill
 from bridge_spark.tables import backfill
@@ -42,7 +42,7 @@ def test_a_directory_may_have_any_name(spark: SparkSession, tmp_path: Path) -> N
     run(config, once=True, session=spark)
     run_backfill(config, {0: 0}, {0: 2}, session=spark)
     for place in ("out", "out.backfill"):
-        assert [[row["offset"] for row in plain(root / name)] for name in (place, f"{place}.rejected")] == [[0], [1]]
+        assert [[row["offset"] for row in parquet_rows(root / name)] for name in (place, f"{place}.rejected")] == [[0], [1]]
     assert [path.name for path in tmp_path.iterdir()] == [root.name]
 
 
@@ -57,7 +57,7 @@ def test_a_backfill_by_offsets_reads_the_partitions_that_it_names(spark: SparkSe
     config = parse_config(document(tmp_path))
     run_backfill(config, {0: 1}, {0: 3}, session=spark)
     run_backfill(config, {0: 3, 2: 0}, {0: 3, 2: 1}, session=spark)
-    assert [(row["partition"], row["offset"]) for row in plain(tmp_path / "out.backfill")] == [(0, 1), (0, 2), (2, 0)]
+    assert [(row["partition"], row["offset"]) for row in parquet_rows(tmp_path / "out.backfill")] == [(0, 1), (0, 2), (2, 0)]
     with pytest.raises(IngestError, match="there is no partition 3, only 0 to 2"):
         run_backfill(config, {3: 0}, {3: 1}, session=spark)
 
@@ -81,7 +81,7 @@ def write_segments(data: Path) -> None:
 
 def everything(directory: Path) -> list[int]:
     """The messages in a table and in its dead letters."""
-    places = [(row["partition"], row["offset"]) for part in (directory, Path(f"{directory}.rejected")) for row in plain(part)]
+    places = [(row["partition"], row["offset"]) for part in (directory, Path(f"{directory}.rejected")) for row in parquet_rows(part)]
     return sorted(2 * offset + partition for partition, offset in places)
 
 
@@ -112,7 +112,7 @@ def test_backfills_are_exact_to_the_message(
         assert capsys.readouterr().out.startswith(f"t: {len(messages) - bad} rows, {bad} bad, 1 batches in ")
         wanted |= {*messages}
         assert everything(tmp_path / "out.backfill") == sorted(wanted)
-        assert {row["n"] for row in plain(tmp_path / "out.backfill")} == {n for n in wanted if n % 60 != 50}
+        assert {row["n"] for row in parquet_rows(tmp_path / "out.backfill")} == {n for n in wanted if n % 60 != 50}
     for begin, end in overlaps:
         assert main([str(config), "--backfill", begin, end]) == 1
         assert re.fullmatch(rf"mqttbroker ingest: {config}: tables\.t: the range overlaps {tmp_path}/out\.backfill\S*/range=\S+, "
@@ -128,7 +128,7 @@ def test_readers_find_the_values_of_fields_that_are_called_like_directories(spar
     run(config, once=True, session=spark)
     run_backfill(config, {0: 0}, {0: 1}, session=spark)
     for place in ("out", "out.backfill"):
-        [row] = plain(tmp_path / place)
+        [row] = parquet_rows(tmp_path / place)
         assert (row["distance"], row["lots"]) == (7.5, 8.5)
         assert spark.read.parquet(str(tmp_path / place)).select("distance", "lots").collect() == [(7.5, 8.5)]
 
@@ -214,5 +214,5 @@ def test_rows_that_executors_wrote_elsewhere_are_missed(
         run_backfill(parse_config(settings), {0: 0}, {0: 3}, session=spark)
     elsewhere = "none"
     run(parse_config(settings), once=True, session=spark)
-    assert [row["offset"] for row in plain(tmp_path / "out")] == [0, 1] and len(plain(tmp_path / "out.rejected")) == 1
+    assert [row["offset"] for row in parquet_rows(tmp_path / "out")] == [0, 1] and len(parquet_rows(tmp_path / "out.rejected")) == 1
     assert pq.read_table(tmp_path / "out.minute")["count"].to_pylist() == [1]

@@ -17,7 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from support.broker_process import to_toml
 from support.class_archive import QUICK_JVM
+from support.ingest_jobs import document, parquet_rows
 from support.raw_client import RawClient
+from support.spark_cluster import CLUSTER_SETTINGS, cluster
 from support.spark_process import (
     READINGS,
     TOKEN,
@@ -28,8 +30,6 @@ from support.spark_process import (
     spark_program,
 )
 from support.spark_session import START_US, StreamWriter, message
-from test_ingest import document, plain
-from test_spark_cluster import SETTINGS, cluster
 
 from bridge_spark import ingest
 
@@ -77,11 +77,11 @@ def test_a_submitted_job_shows_its_numbers_and_ends_when_it_is_told_to(tmp_path:
                            "late_total": "0.0", "duplicates_total": "0.0"}
         assert job.terminate() == 0
     assert last_word(job.log.read_text()) == "t: 98 rows, 2 bad, 1 batches"
-    assert len(plain(tmp_path / "out")) == 98
+    assert len(parquet_rows(tmp_path / "out")) == 98
     done = run_program([spark_program("spark-submit"), *submit, "--once"], spark_environment(), tmp_path)
     assert (done.returncode, last_word(done.stdout)) == (0, "t: 196 rows, 4 bad, 2 batches"), done.stderr[-2000:]
     for directory, bad in (("out", False), ("out.rejected", True)):
-        assert [(row["partition"], row["offset"]) for row in plain(tmp_path / directory)] == \
+        assert [(row["partition"], row["offset"]) for row in parquet_rows(tmp_path / directory)] == \
             [(partition, n) for partition in (0, 1) for n in range(150) if (n % 50 == 7) == bad]
     file = next((tmp_path / "out").rglob("*.parquet"))
     assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == "GZIP", "the command line says so"
@@ -120,7 +120,7 @@ def test_the_command_reads_a_range_and_refuses_an_overlap(tmp_path: Path) -> Non
     assert (refused.returncode, refused.stdout) == (1, "")
     [line] = [line for line in refused.stderr.splitlines() if line.startswith("mqttbroker ingest: ")]
     assert line.startswith(f"mqttbroker ingest: {config}: tables.t: the range overlaps {tmp_path}/out.backfill/range=")
-    assert [(row["partition"], row["n"]) for row in plain(tmp_path / "out.backfill")] == \
+    assert [(row["partition"], row["n"]) for row in parquet_rows(tmp_path / "out.backfill")] == \
         [(partition, n) for partition in (0, 1) for n in range(20, 100) if n % 50 != 7]
     assert [path.name for path in (tmp_path / "out.backfill").iterdir()] == \
         ["range=20231114T221320.020000Z_20231114T221320.100000Z"]
@@ -135,11 +135,11 @@ def test_on_a_cluster_workers_read_by_url_and_write_the_table(cluster: str, tmp_
             for n in range(READINGS, everything):
                 publisher.publish(f"sensors/s{n % 4}", b'{"n": %d, "more": "%s"}' % (n, b"x" * 300_000), 1)
         config = tmp_path / "ingest.toml"
-        job = {"source": {"url": broker.url, "token": TOKEN}, "spark": {"master": cluster, "conf": SETTINGS}}
+        job = {"source": {"url": broker.url, "token": TOKEN}, "spark": {"master": cluster, "conf": CLUSTER_SETTINGS}}
         config.write_text(to_toml({**document(tmp_path), **job}))
         done = run_program([*COMMAND, config, "--once"], spark_environment(), tmp_path)
     assert (done.returncode, last_word(done.stdout)) == (0, f"t: {everything} rows, 0 bad, 1 batches"), done.stderr
-    table = plain(tmp_path / "out")
+    table = parquet_rows(tmp_path / "out")
     assert sorted(row["n"] for row in table) == list(range(everything))
     assert len({(row["partition"], row["offset"]) for row in table}) == everything
     for worker in (tmp_path / "worker1", tmp_path / "worker2"):

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from support.ingest_jobs import QUICK_SPARK
 from support.spark_session import START_US, StreamWriter, message, spark
-from test_ingest import FAST
 
 from bridge_spark.ingest import run
 from bridge_spark.tables.ingest_config import parse_config
@@ -53,7 +53,7 @@ def uncommit(checkpoint: Path, files: Path) -> None:
 
 def document(root: Path, **table: Any) -> dict[str, Any]:
     given = {"stream": "sensors", "schema": SCHEMA, "output": str(root / "out"), "event_time": "ts", **table}
-    return {"source": {"path": str(root / "data")}, "spark": {"master": "local[2]", "conf": FAST},
+    return {"source": {"path": str(root / "data")}, "spark": {"master": "local[2]", "conf": QUICK_SPARK},
             "tables": {"t": given}}
 
 
@@ -178,17 +178,17 @@ def test_what_is_late_in_the_first_batch_is_a_dead_letter(spark: SparkSession, t
 @pytest.mark.timeout(300)
 def test_retention_may_take_what_is_in_the_table_already(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
-    plain, state = document(tmp_path), document(tmp_path, watermark="1 minute", deduplicate_by=["device"],
+    parquet_rows, state = document(tmp_path), document(tmp_path, watermark="1 minute", deduplicate_by=["device"],
                                                 output=str(tmp_path / "state"))
     for first, last in ((0, 30), (30, 60)):
         writer.append(0, many(first, last))
-        ingest(spark, {**plain, "tables": {"plain": plain["tables"]["t"], "state": state["tables"]["t"]}})
+        ingest(spark, {**parquet_rows, "tables": {"plain": parquet_rows["tables"]["t"], "state": state["tables"]["t"]}})
     for name in ("out", "state"):
         uncommit(tmp_path / f"{name}.checkpoint", tmp_path / name)
     writer.roll(0)
     writer.append(0, many(60, 90))
     writer.remove_before(0, 60)
-    assert ingest(spark, plain)["t"].batches == 1
+    assert ingest(spark, parquet_rows)["t"].batches == 1
     assert sorted(rows(tmp_path / "out")["offset"]) == [n for n in range(90) if n % 40 != 9]
     with pytest.raises(IngestError, match="partition 0: retention has removed the offsets 30 to 59"):
         ingest(spark, state)

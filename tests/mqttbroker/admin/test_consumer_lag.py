@@ -15,8 +15,8 @@ from typing import Any, Optional
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.metric_samples import samples
 from support.raw_client import RawClient
-from test_metrics import samples
 
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from bridge_spark.source.consumers import ReportError, encode_report, write_report

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.certificates import CertificateFiles
+from support.config_files import problems, write
+from support.metric_samples import samples
 from support.raw_client import RawClient
 from support.stream_client import tcp_socket
-from test_config import problems, write
-from test_metrics import samples
-from test_tls import Files
 
 pytestmark = pytest.mark.one_build
 Start = Callable[..., BrokerProcess]
@@ -25,11 +25,11 @@ FILE = "/streams/readings/0/00000000000000000000.seg"
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
+def files(tmp_path: Path) -> CertificateFiles:
+    return CertificateFiles(tmp_path)
 
 
-def secure(files: Files, **more: Any) -> dict[str, Any]:
+def secure(files: CertificateFiles, **more: Any) -> dict[str, Any]:
     return {"http": {"certfile": str(files.certfile), "keyfile": str(files.keyfile), **more}, "streams": STREAM}
 
 
@@ -43,7 +43,7 @@ def get(broker: BrokerProcess, context: ssl.SSLContext, path: str, wanted: str =
         connection.close()
 
 
-def test_stream_files_over_tls(start_broker: Start, files: Files) -> None:
+def test_stream_files_over_tls(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=secure(files, tls_version="1.3"))
     with RawClient(broker.port) as client:
         client.connect("c")
@@ -57,7 +57,7 @@ def test_stream_files_over_tls(start_broker: Start, files: Files) -> None:
     assert get(broker, context, "/livez")[0] == 200
 
 
-def test_new_certificates_after_sighup(start_broker: Start, files: Files) -> None:
+def test_new_certificates_after_sighup(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=secure(files))
     before = files.client()
     kept = http.client.HTTPSConnection("localhost", broker.http_port, timeout=20, context=before)
@@ -68,7 +68,7 @@ def test_new_certificates_after_sighup(start_broker: Start, files: Files) -> Non
         os.kill(broker.pid, signal.SIGHUP)
         broker.wait_for_log(rf"event={event} listener=http\b", after=heard)
 
-    renewed = Files(files.directory)
+    renewed = CertificateFiles(files.directory)
     reload("certificates_reloaded")
     assert get(broker, renewed.client(), "/livez")[0] == 200
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -81,7 +81,7 @@ def test_new_certificates_after_sighup(start_broker: Start, files: Files) -> Non
     kept.close()
 
 
-def test_what_is_no_tls_is_one_line_and_counted(start_broker: Start, files: Files) -> None:
+def test_what_is_no_tls_is_one_line_and_counted(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=secure(files))
     with tcp_socket(broker.http_port) as plain:
         plain.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
@@ -93,7 +93,7 @@ def test_what_is_no_tls_is_one_line_and_counted(start_broker: Start, files: File
     assert found["mqttbroker_handshakes_failed_total/tls"] == 0
 
 
-def test_files_that_are_no_good(tmp_path: Path, files: Files) -> None:
+def test_files_that_are_no_good(tmp_path: Path, files: CertificateFiles) -> None:
     for key, other in (("certfile", "keyfile"), ("keyfile", "certfile")):
         path = write(tmp_path, f'[http]\n{key} = "x.pem"')
         assert problems(path) == [f"{path}: http.{other}: is required with {key}"]

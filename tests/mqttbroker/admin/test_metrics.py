@@ -6,24 +6,14 @@ import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
 from support.broker_process import BrokerProcess
 from support.core import Core
+from support.metric_samples import samples
 from support.raw_client import RawClient
 
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.codec.packets import Publish
 from mqttbroker.codec.properties import Properties
-
-
-def samples(text: bytes) -> dict[str, float]:
-    """Samples by name, labels appended."""
-    found = {}
-    for family in text_string_to_metric_families(text.decode("utf-8")):
-        assert family.documentation
-        for sample in family.samples:
-            found[sample.name + "".join(f"/{value}" for _, value in sorted(sample.labels.items()))] = sample.value
-    return found
 
 
 def test_a_broker_tells_its_numbers_over_http(start_broker: Callable[..., BrokerProcess]) -> None:

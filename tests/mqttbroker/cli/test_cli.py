@@ -7,31 +7,18 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.command_line import one_line, run
 from support.paths import ROOT
-from test_architecture import compiled_paths
+from support.source_tree import compiled_paths
 
 import mqttbroker
 
 EXPECTED = os.environ.get("EXPECT_BUILD")
-
-
-def run(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "mqttbroker", *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, timeout=50, check=False
-    )
-
-
-def one_line(text: str) -> str:
-    assert text.endswith("\n") and text.count("\n") == 1, text
-    return text.rstrip("\n")
 
 
 # --- the build ----------------------------------------------------------------------------------------------------

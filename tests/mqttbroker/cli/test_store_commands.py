@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.command_line import one_line, run
 from support.full_store import CHANGES, overwrite
 from support.raw_client import RawClient
-from test_cli import one_line, run
 
 from mqttbroker.admin.repair import DATABASE
 from mqttbroker.cli.store_commands import COMMANDS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.paths import VECTORS
-from test_properties import TEXT, properties_of
+from support.property_strategies import TEXT, properties_of
 
 from mqttbroker.codec.packets import (
     Auth,

@@ -6,31 +6,18 @@ import dataclasses
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.config_files import problems, write
 from support.paths import ROOT
 
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
 from mqttbroker.config.settings import Consumers, Http, Limits, Listener, Log, Redirect, Settings, Stream
 
 CONF = ROOT / "conf" / "mqttbroker.toml"
-
-
-def write(directory: Path, text: str) -> Path:
-    path = directory / "broker.toml"
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def problems(
-    path: Optional[Path] = None, environ: Optional[dict[str, str]] = None, flags: Optional[dict[str, str]] = None
-) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load_settings(path, environ, flags)
-    return caught.value.problems
 
 
 # --- the documented file ------------------------------------------------------------------------------------------

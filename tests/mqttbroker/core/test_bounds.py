@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.core import Core, CoreClient
-from test_session import away, drain, durable, publish
+from support.core_sessions import away, drain, durable, publish
 
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.codec.packets import Connack, Connect, Puback, Publish, Will

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
@@ -18,6 +18,7 @@ import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from support.broker_process import BrokerProcess
+from support.certificates import CertificateFiles
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket
 
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED
@@ -28,40 +29,9 @@ from mqttbroker.net.tls import server_context
 Start = Callable[..., BrokerProcess]
 
 
-class Files:
-    """An authority, and the PEM files of a server in ``directory``."""
-
-    def __init__(self, directory: Path) -> None:
-        self.authority = trustme.CA()
-        self.directory = directory
-        self.cafile = directory / "ca.pem"
-        self.certfile = directory / "server.pem"
-        self.keyfile = directory / "server.key"
-        self.authority.cert_pem.write_to_path(str(self.cafile))
-        self.new_server_certificate()
-
-    def new_server_certificate(self) -> None:
-        certificate = self.authority.issue_cert("localhost", "127.0.0.1")
-        self.certfile.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
-        certificate.private_key_pem.write_to_path(str(self.keyfile))
-
-    def config(self, kind: str = "tls", **more: Any) -> dict[str, Any]:
-        """A plain listener, and one with TLS and client certificates signed by this authority."""
-        files = {"certfile": str(self.certfile), "keyfile": str(self.keyfile), "cafile": str(self.cafile)}
-        return {"listeners": [{"host": "127.0.0.1"}, {"type": kind, "port": 0, **files, **more}]}
-
-    def client(self, name: Optional[str] = None, authority: Optional[trustme.CA] = None) -> ssl.SSLContext:
-        """What a client connects with: without a certificate unless it has a ``name``."""
-        context = ssl.create_default_context()
-        self.authority.configure_trust(context)
-        if name is not None:
-            (authority or self.authority).issue_cert(f"{name}@example.org", common_name=name).configure_cert(context)
-        return context
-
-
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
+def files(tmp_path: Path) -> CertificateFiles:
+    return CertificateFiles(tmp_path)
 
 
 def port_of(broker: BrokerProcess, kind: str) -> int:
@@ -82,7 +52,7 @@ def open_client(broker: BrokerProcess, context: ssl.SSLContext, kind: str = "tls
 
 
 @pytest.mark.parametrize("kind", ["tls", "wss"])
-def test_messages_through_tls(start_broker: Start, files: Files, kind: str) -> None:
+def test_messages_through_tls(start_broker: Start, files: CertificateFiles, kind: str) -> None:
     broker = start_broker(config=files.config(kind))
     with open_client(broker, files.client(), kind) as client:
         assert client.connect("secure").reason_code == 0
@@ -98,7 +68,7 @@ def test_messages_through_tls(start_broker: Start, files: Files, kind: str) -> N
     ("oldest", "newest", "welcome"),
     [("1.2", "TLSv1_2", True), ("1.2", "TLSv1_3", True), ("1.3", "TLSv1_3", True), ("1.3", "TLSv1_2", False)],
 )
-def test_versions(start_broker: Start, files: Files, oldest: str, newest: str, welcome: bool) -> None:
+def test_versions(start_broker: Start, files: CertificateFiles, oldest: str, newest: str, welcome: bool) -> None:
     broker = start_broker(config=files.config(tls_version=oldest))
     context = files.client()
     context.maximum_version = ssl.TLSVersion[newest]
@@ -109,12 +79,12 @@ def test_versions(start_broker: Start, files: Files, oldest: str, newest: str, w
             secure_socket(port_of(broker, "tls"), context)
 
 
-def test_what_is_older_than_1_2_is_not_spoken(files: Files) -> None:
+def test_what_is_older_than_1_2_is_not_spoken(files: CertificateFiles) -> None:
     context = server_context(Listener(type="tls", certfile=files.certfile, keyfile=files.keyfile))
     assert context is not None and context.minimum_version == ssl.TLSVersion.TLSv1_2
 
 
-def test_protocol_names(start_broker: Start, files: Files) -> None:
+def test_protocol_names(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=files.config())
     for offered, chosen in ((["mqtt"], "mqtt"), (["x-amzn-mqtt-ca", "mqtt"], "mqtt"), (["h2"], None), (None, None)):
         context = files.client()
@@ -123,7 +93,7 @@ def test_protocol_names(start_broker: Start, files: Files) -> None:
         assert secure_socket(port_of(broker, "tls"), context).selected_alpn_protocol() == chosen
 
 
-def test_plain_mqtt_disturbs_nobody(start_broker: Start, files: Files) -> None:
+def test_plain_mqtt_disturbs_nobody(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=files.config())
     with open_client(broker, files.client()) as client, tcp_socket(port_of(broker, "tls")) as plain:
         client.connect("bystander")
@@ -133,7 +103,7 @@ def test_plain_mqtt_disturbs_nobody(start_broker: Start, files: Files) -> None:
         client.ping()
 
 
-def test_a_handshake_that_fails_is_one_line_and_counted(start_broker: Start, files: Files) -> None:
+def test_a_handshake_that_fails_is_one_line_and_counted(start_broker: Start, files: CertificateFiles) -> None:
     config = files.config(client_certificate="optional", tls_version="1.3")
     broker = start_broker(config={**config, "limits": {"connect_timeout": "700ms"}})
     untrusting, old = ssl.create_default_context(), files.client()
@@ -171,7 +141,7 @@ def shut_out(broker: BrokerProcess, context: ssl.SSLContext) -> None:
             client.connect("stranger")
 
 
-def test_a_required_certificate(start_broker: Start, files: Files) -> None:
+def test_a_required_certificate(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=files.config(client_certificate="required"))
     with open_client(broker, files.client("pump")) as client:
         assert client.connect("pump").reason_code == 0
@@ -179,7 +149,7 @@ def test_a_required_certificate(start_broker: Start, files: Files) -> None:
     shut_out(broker, files.client("pump", trustme.CA()))
 
 
-def test_an_optional_certificate(start_broker: Start, files: Files) -> None:
+def test_an_optional_certificate(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=files.config(client_certificate="optional"))
     for context in (files.client("pump"), files.client()):
         with open_client(broker, context) as client:
@@ -187,7 +157,7 @@ def test_an_optional_certificate(start_broker: Start, files: Files) -> None:
     shut_out(broker, files.client("pump", trustme.CA()))
 
 
-def revoke(files: Files, serial: int) -> Path:
+def revoke(files: CertificateFiles, serial: int) -> Path:
     """The authority's list of what it revoked, as a file."""
     authority = x509.load_pem_x509_certificate(files.authority.cert_pem.bytes())
     key: Any = serialization.load_pem_private_key(files.authority.private_key_pem.bytes(), None)
@@ -200,7 +170,7 @@ def revoke(files: Files, serial: int) -> Path:
     return path
 
 
-def test_a_revoked_certificate(start_broker: Start, files: Files) -> None:
+def test_a_revoked_certificate(start_broker: Start, files: CertificateFiles) -> None:
     stolen = files.authority.issue_cert("stolen@example.org", common_name="stolen")
     serial = x509.load_pem_x509_certificate(stolen.cert_chain_pems[0].bytes()).serial_number
     crlfile = str(revoke(files, serial))
@@ -213,7 +183,7 @@ def test_a_revoked_certificate(start_broker: Start, files: Files) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tls", "wss"])
-def test_the_common_name_is_the_user_name(start_broker: Start, files: Files, kind: str) -> None:
+def test_the_common_name_is_the_user_name(start_broker: Start, files: CertificateFiles, kind: str) -> None:
     more = {"client_certificate": "optional", "use_identity_as_username": True, "allow_anonymous": False}
     broker = start_broker(config=files.config(kind, **more))
     with open_client(broker, files.client("pump"), kind) as client:
@@ -223,7 +193,7 @@ def test_the_common_name_is_the_user_name(start_broker: Start, files: Files, kin
 
 
 @pytest.mark.parametrize(("version", "code"), [(4, 5), (5, BAD_USER_NAME_OR_PASSWORD)])
-def test_a_certificate_without_a_name(start_broker: Start, files: Files, version: int, code: int) -> None:
+def test_a_certificate_without_a_name(start_broker: Start, files: CertificateFiles, version: int, code: int) -> None:
     broker = start_broker(config=files.config(client_certificate="required", use_identity_as_username=True))
     context = files.client()
     files.authority.issue_cert("nameless@example.org").configure_cert(context)
@@ -240,7 +210,7 @@ def serial_of(sock: Any) -> Any:
     return certificate["serialNumber"]
 
 
-def test_sighup_reads_the_files_again(start_broker: Start, files: Files) -> None:
+def test_sighup_reads_the_files_again(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=files.config(client_certificate="required"))
     trusted = files.client("pump")
     with open_client(broker, trusted) as old:
@@ -258,7 +228,7 @@ def test_sighup_reads_the_files_again(start_broker: Start, files: Files) -> None
         old.ping()
 
 
-def test_a_reload_of_broken_files_changes_nothing(start_broker: Start, files: Files) -> None:
+def test_a_reload_of_broken_files_changes_nothing(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=files.config())
     broker.wait_for_log("event=started")
     files.certfile.write_text("nonsense")
@@ -272,18 +242,18 @@ def test_a_reload_of_broken_files_changes_nothing(start_broker: Start, files: Fi
 # --- files and settings that cannot be ----------------------------------------------------------------------------
 
 
-def encrypt(files: Files) -> None:
+def encrypt(files: CertificateFiles) -> None:
     key = serialization.load_pem_private_key(files.keyfile.read_bytes(), None)
     scheme = serialization.BestAvailableEncryption(b"secret")
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     files.keyfile.write_bytes(key.private_bytes(pem, pkcs8, scheme))
 
 
-def other_key(files: Files) -> None:
+def other_key(files: CertificateFiles) -> None:
     trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(str(files.keyfile))
 
 
-BROKEN: list[tuple[str, Callable[[Files], Any], str]] = [
+BROKEN: list[tuple[str, Callable[[CertificateFiles], Any], str]] = [
     ("missing certificate", lambda f: f.certfile.unlink(), "certfile {f.certfile}: No such file or directory"),
     ("missing key", lambda f: f.keyfile.unlink(), "keyfile {f.keyfile}: No such file or directory"),
     ("missing authority", lambda f: f.cafile.unlink(), "cafile {f.cafile}: No such file or directory"),
@@ -297,7 +267,7 @@ BROKEN: list[tuple[str, Callable[[Files], Any], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "message"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
-def test_broken_files_are_one_line(files: Files, damage: Callable[[Files], Any], message: str) -> None:
+def test_broken_files_are_one_line(files: CertificateFiles, damage: Callable[[CertificateFiles], Any], message: str) -> None:
     listener = Listener(
         type="tls", certfile=files.certfile, keyfile=files.keyfile, cafile=files.cafile, client_certificate="required"
     )
@@ -339,7 +309,7 @@ def test_settings_that_do_not_go_together(tmp_path: Path, text: str, problem: st
 
 
 @pytest.mark.parametrize(("kind", "transport"), [("tls", "tcp"), ("wss", "websockets")])
-def test_paho(start_broker: Start, files: Files, kind: str, transport: Any) -> None:
+def test_paho(start_broker: Start, files: CertificateFiles, kind: str, transport: Any) -> None:
     broker = start_broker(config=files.config(kind, client_certificate="required"))
     received: list[bytes] = []
     client = paho.Client(paho.CallbackAPIVersion.VERSION2, "paho", protocol=paho.MQTTv5, transport=transport)

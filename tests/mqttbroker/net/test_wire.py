@@ -6,10 +6,10 @@ import gc
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.core import Core
+from support.manual_loop import Loop, Transport
 
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import (
@@ -29,74 +29,6 @@ from mqttbroker.core.connection import BULKY
 from mqttbroker.core.long_packet import PIECE
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.wire import ALL_BULK, BULK, MUCH, SLICE, FlushScheduler, Wire
-
-
-class Timer:
-    def cancel(self) -> None:
-        pass
-
-
-class Loop:
-    """Runs what is to be run soon when it is asked to; time passes with every look at it."""
-
-    def __init__(self) -> None:
-        self.soon: list[Any] = []
-        self.now = 0.0
-        self.look = 0.0
-
-    def call_soon(self, call: Any) -> None:
-        self.soon.append(call)
-
-    def call_later(self, seconds: float, call: Any) -> Timer:
-        return Timer()
-
-    def time(self) -> float:
-        self.now += self.look
-        return self.now
-
-    def turn(self) -> None:
-        calls, self.soon = self.soon, []
-        for call in calls:
-            call()
-
-    def run(self) -> None:
-        """Until nothing is to be run."""
-        while self.soon:
-            self.turn()
-
-
-class Transport:
-    def __init__(self) -> None:
-        self.reading = True
-        self.written = b""
-        self.parts: list[bytes] = []
-
-    def get_extra_info(self, name: str) -> Any:
-        return ("127.0.0.1", 1) if name == "peername" else None
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    def writelines(self, parts: list[bytes]) -> None:
-        self.parts += parts
-        self.written += b"".join(parts)
-
-    def pause_reading(self) -> None:
-        assert self.reading
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        assert not self.reading
-        self.reading = True
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
 
 
 @pytest.fixture

@@ -1,0 +1,24 @@
+"""Configuration files, and the problems found in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+import pytest
+
+from mqttbroker.config.load import ConfigError, load_settings
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "broker.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def problems(
+    path: Optional[Path] = None, environ: Optional[dict[str, str]] = None, flags: Optional[dict[str, str]] = None
+) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(path, environ, flags)
+    return caught.value.problems

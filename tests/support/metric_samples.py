@@ -1,0 +1,15 @@
+"""Parse the text of `/metrics`."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+
+def samples(text: bytes) -> dict[str, float]:
+    """Sample values by name; label values are appended as ``/value``."""
+    found = {}
+    for family in text_string_to_metric_families(text.decode("utf-8")):
+        assert family.documentation
+        for sample in family.samples:
+            found[sample.name + "".join(f"/{value}" for _, value in sorted(sample.labels.items()))] = sample.value
+    return found
