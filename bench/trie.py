@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from mqttbroker import build_kind  # noqa: E402
-from mqttbroker.core.groups import Strategy  # noqa: E402
+from mqttbroker.core.groups import RoundRobin  # noqa: E402
 from mqttbroker.core.router import Router  # noqa: E402
 from sessions.context import SessionContext, SessionLimits  # noqa: E402
 from sessions.journal import Journal  # noqa: E402
@@ -117,7 +117,7 @@ def whole(count: int, cache: int, topics: int) -> None:
     source = random.Random(2)
     context = SessionContext(Journal(True), SessionLimits(10, 10, 1000, 10, 1000))
     sessions = [Session(context, 0, f"client-{number}") for number in range(SESSIONS)]
-    router = Router(cache, 128, 65535, [], Strategy())
+    router = Router(cache, 128, 65535, [], RoundRobin())
 
     def subscribe(topic_filter: str) -> Subscription:
         session = sessions[source.randrange(SESSIONS)]

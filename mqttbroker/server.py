@@ -35,7 +35,7 @@ from mqttbroker.config.settings import Limits, Listener, Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.clients import restore_will
 from mqttbroker.core.connection import Outbound
-from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, Strategy
+from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
 from mqttbroker.core.policy import Redirect, Terms
 from mqttbroker.core.router import Router, StreamRule
 from mqttbroker.logs import configure, set_level
@@ -63,7 +63,7 @@ GC_FULL = 100
 GC_THRESHOLDS = (10_000, 5, 10 * GC_FULL)
 QUEUE_FULL = {"drop_newest": DROP_NEWEST, "drop_oldest": DROP_OLDEST, "refuse": REFUSE}
 STRATEGIES: Dict[str, Callable[[], Strategy]] = {
-    "round_robin": Strategy,
+    "round_robin": RoundRobin,
     "random": lambda: RandomMember(random.random),
     "hash_topic": HashTopic,
     "least_loaded": LeastLoaded,

@@ -88,7 +88,7 @@ class Broker:
 
     def rules_changed(self) -> None:
         """Some rules answer differently: nothing that they said before counts."""
-        self.router.forget_all()
+        self.router.invalidate_all()
         for connection in self.clients.connections:
             connection.may_publish.clear()
 

@@ -174,7 +174,7 @@ class ConnectHandler:
             session.username = connection.username
             session.rules = rules
             if self.rules.restrictive:
-                self.clients.publisher.router.forget(session)
+                self.clients.publisher.router.invalidate_session(session)
 
     def _session_expiry(self, packet: Connect) -> int:
         if packet.version < 5:

@@ -1,9 +1,7 @@
-"""Shared subscriptions: which member of a group gets a message (section 4.8.2).
+"""Targets of a route, and shared subscriptions: the strategies that choose the member of a group (section 4.8.2).
 
-The rule kept here, whatever the strategy: a message goes to a member that is
-able, which is connected, takes output and has room in its window; only if
-there is none to one that is connected, and only if nobody is to one whose
-session keeps the message until its client comes back.
+Every strategy prefers members that are available: connected, with room in the outbox and in the in-flight window. Then
+come other connected members, and last members whose persistent session stores the message until the client returns.
 """
 
 from __future__ import annotations
@@ -20,78 +18,79 @@ _MASK: Final = 0xFFFFFFFF
 
 
 class Target:
-    """One session's part in a route: its subscriptions that match, merged.
+    """One session in a route: its matching subscriptions, merged.
 
-    The highest QoS counts [MQTT-3.3.4-2] and every identifier goes along
-    [MQTT-3.3.4-4].  ``plain`` means that the packet needs nothing of its own.
+    The highest QoS counts [MQTT-3.3.4-2], and all subscription identifiers are sent [MQTT-3.3.4-4].
     """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.qos = 0
-        self.subscription_ids: bytes = b""
+        self.subscription_ids: bytes = b""  # encoded properties
         self.retain_as_published = False
-        self.plain = True
-        # What the session gets of its own messages, if that is less [MQTT-3.8.3-3].
-        self.own_differs = False
-        self.own: Optional[Target] = None
+        self.zero_copy = True  # no subscription identifiers: the publisher's bytes may be sent unchanged
+        self.no_local = False  # a subscription has No Local; then the session gets its own messages by the next field
+        self.without_no_local: Optional[Target] = None
 
     def merge(self, subscription: Subscription) -> None:
         self.qos = max(self.qos, subscription.qos)
         if subscription.identifier:
             self.subscription_ids += b"\x0b" + encode_varint(subscription.identifier)
-            self.plain = False
+            self.zero_copy = False
         if subscription.options & RETAIN_AS_PUBLISHED:
             self.retain_as_published = True
 
+    def for_own_messages(self) -> Optional[Target]:
+        """The target for messages that the session itself published; None if there is none [MQTT-3.8.3-3]."""
+        return self.without_no_local if self.no_local else self
+
 
 class Member(Target):
-    """A session's part in a group."""
+    """A session in a group."""
 
     def __init__(self, subscription: Subscription) -> None:
         super().__init__(subscription.session)
         self.merge(subscription)
-        self.seed: i64 = crc32(subscription.session.client_id.encode("utf-8"))
+        self.client_id_hash: i64 = crc32(subscription.session.client_id.encode("utf-8"))
 
 
 class Group:
-    """A shared subscription."""
+    """A shared subscription, or a copy of one with the members that may read a topic."""
 
     def __init__(self, name: str, topic_filter: str) -> None:
         self.name = name
         self.topic_filter = topic_filter
         self.members: List[Member] = []
-        self.keepers = 0  # members whose sessions keep what they are given
-        # Where this is only the part that may read a topic, the group itself; the turn is its.
-        self.whole: Group = self
-        self.turn = 0
+        self.persistent_members = 0  # members whose session stores its messages
+        self.complete: Group = self  # of a copy, the group with all members; it owns the cursor
+        self.cursor = 0  # where the next choice starts
 
     @property
-    def able(self) -> bool:
-        """Whether somebody would take a message at once."""
+    def available(self) -> bool:
+        """Whether a member would be sent a message at once."""
         for member in self.members:
             session = member.session
-            outlet = session.connection
-            if outlet is not None and outlet.ready and session.packet_ids_in_use < session.send_maximum:
+            connection = session.connection
+            if connection is not None and connection.ready and session.packet_ids_in_use < session.send_maximum:
                 return True
         return False
 
     def add(self, member: Member) -> None:
-        """Take a member in, in the place of the one that its session had."""
+        """Add a member, or replace the one that its session has."""
         old = self.member(member.session)
         if old is not None:
             self.members[self.members.index(old)] = member
             return
         self.members.append(member)
         if member.session.id != 0:
-            self.keepers += 1
+            self.persistent_members += 1
 
     def remove(self, session: Session) -> None:
         member = self.member(session)
         if member is not None:
             self.members.remove(member)
             if session.id != 0:
-                self.keepers -= 1
+                self.persistent_members -= 1
 
     def member(self, session: Session) -> Optional[Member]:
         for member in self.members:
@@ -101,36 +100,43 @@ class Group:
 
 
 class Strategy:
-    """How the members of a group share its messages; this one is round robin."""
+    """How the messages of a group are divided among its members."""
 
     def choose(self, group: Group, topic: str) -> Optional[Member]:
-        """The member that gets the next message of this topic; None if nobody can take it."""
+        """The member that gets the next message of this topic; None if no member can take it."""
+        raise NotImplementedError
+
+
+class RoundRobin(Strategy):
+    """Members in turn."""
+
+    def choose(self, group: Group, topic: str) -> Optional[Member]:
         members = group.members
         count: int = len(members)
-        whole = group.whole
-        turn: int = whole.turn
+        complete = group.complete
+        cursor: int = complete.cursor
         fallback: Optional[Member] = None
         offset: int = 0
         while offset < count:
-            member = members[(turn + offset) % count]
+            member = members[(cursor + offset) % count]
             session = member.session
-            outlet = session.connection
+            connection = session.connection
             offset += 1
-            if outlet is not None:
-                if outlet.ready and session.packet_ids_in_use < session.send_maximum:
-                    whole.turn = (turn + offset) % count
+            if connection is not None:
+                if connection.ready and session.packet_ids_in_use < session.send_maximum:
+                    complete.cursor = (cursor + offset) % count
                     return member
                 if fallback is None or fallback.session.connection is None:
                     fallback = member
             elif fallback is None and session.id != 0:
                 fallback = member
         if fallback is not None:
-            whole.turn = (turn + 1) % count
+            complete.cursor = (cursor + 1) % count
         return fallback
 
 
 class RandomMember(Strategy):
-    """Any of them, each as likely; ``uniform`` gives numbers of [0, 1)."""
+    """A random member; ``uniform`` returns numbers of [0, 1)."""
 
     def __init__(self, uniform: Callable[[], float]) -> None:
         self._uniform = uniform
@@ -143,10 +149,9 @@ class RandomMember(Strategy):
 
 
 class HashTopic(Strategy):
-    """The messages of a topic go to one member as long as it is able.
+    """Messages of one topic go to one member while it is available.
 
-    By rendezvous hashing: who comes takes a share of the topics from everybody,
-    and of who goes only its own topics move.
+    Rendezvous hashing: a member that joins takes topics from all others; when one leaves, only its topics move.
     """
 
     def choose(self, group: Group, topic: str) -> Optional[Member]:
@@ -154,7 +159,7 @@ class HashTopic(Strategy):
         chosen: Optional[Member] = None
         highest: i64 = -1
         for member in _candidates(group):
-            weight = _mixed(key ^ member.seed)
+            weight = _mix(key ^ member.client_id_hash)
             if weight > highest:
                 highest = weight
                 chosen = member
@@ -162,43 +167,43 @@ class HashTopic(Strategy):
 
 
 class LeastLoaded(Strategy):
-    """The member with the fewest QoS 1 and 2 messages unacknowledged or queued; equals take turns."""
+    """The member with the fewest unacknowledged and queued QoS 1 and 2 messages; equal ones in turn."""
 
     def choose(self, group: Group, topic: str) -> Optional[Member]:
         members = _candidates(group)
         count: int = len(members)
-        whole = group.whole
+        complete = group.complete
         chosen: Optional[Member] = None
         offset: int = 0
         while offset < count:
-            member = members[(whole.turn + offset) % count]
+            member = members[(complete.cursor + offset) % count]
             offset += 1
             if chosen is None or member.session.queued_messages < chosen.session.queued_messages:
                 chosen = member
-        whole.turn += 1
+        complete.cursor += 1
         return chosen
 
 
 def _candidates(group: Group) -> List[Member]:
-    """The members who come first, in the order they joined."""
-    able: List[Member] = []
+    """The members of the best class that has any, in the order they joined."""
+    available: List[Member] = []
     connected: List[Member] = []
-    keeping: List[Member] = []
+    persistent: List[Member] = []
     for member in group.members:
         session = member.session
-        outlet = session.connection
-        if outlet is None:
+        connection = session.connection
+        if connection is None:
             if session.id != 0:
-                keeping.append(member)
-        elif outlet.ready and session.packet_ids_in_use < session.send_maximum:
-            able.append(member)
+                persistent.append(member)
+        elif connection.ready and session.packet_ids_in_use < session.send_maximum:
+            available.append(member)
         else:
             connected.append(member)
-    return able or connected or keeping
+    return available or connected or persistent
 
 
-def _mixed(number: i64) -> i64:
-    """A permutation of the 32-bit numbers that leaves no likeness between near ones."""
+def _mix(number: i64) -> i64:
+    """A permutation of the 32-bit numbers that maps similar numbers to dissimilar ones."""
     number = ((number ^ (number >> 16)) * 0x45D9F3B) & _MASK
     number = ((number ^ (number >> 16)) * 0x45D9F3B) & _MASK
     return number ^ (number >> 16)

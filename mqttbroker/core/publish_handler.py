@@ -114,8 +114,8 @@ class PublishHandler(Connection):
             self._forward(data[start:end], rest - start, payload - start, route, found, more)
             return
         if qos:
-            if route.remaining != end - body:
-                route.remember(end - body, data[start + 1 : topic_end])
+            if route.remaining_length != end - body:
+                route.set_header(end - body, data[start + 1 : topic_end])
             if first & 9 == 0 and self._passes(route, qos, packet_id):
                 self._pass_on(data[rest:end], route, first, packet_id, payload - rest, found, more)
                 return
@@ -189,12 +189,12 @@ class PublishHandler(Connection):
             if outlet is None:
                 continue
             connection = cast(Connection, outlet)
-            if target.session is session and target.own_differs:
-                own = target.own
+            if target.session is session and target.no_local:
+                own = target.without_no_local
                 if own is None:
                     continue
                 target = own
-            if target.plain and connection.plain_version == version:
+            if target.zero_copy and connection.plain_version == version:
                 if size <= connection.maximum_packet_size:
                     if more is None:
                         connection.send_publish(packet, True)
@@ -203,7 +203,7 @@ class PublishHandler(Connection):
                 else:
                     self.outbound.counters.publish_dropped_too_large += 1
                 continue
-            if version >= 5 and target.plain and more is None and connection.renames(size, packet[section]):
+            if version >= 5 and target.zero_copy and more is None and connection.renames(size, packet[section]):
                 if not rest:
                     rest = packet[section + 1 :]
                 connection.send_renamed(0, route.topic_bytes, 0, packet[section], rest)
@@ -217,10 +217,10 @@ class PublishHandler(Connection):
     def _passes(self, route: Route, qos: int, packet_id: int) -> bool:
         """Whether a QoS 1 or 2 message of this route goes to connected clients alone and is at once
         acknowledged."""
-        if not route.passing or self.acks.length or self.broker.refusing:
+        if not route.unpersisted or self.acks.length or self.broker.refusing:
             return False
         for group in route.groups:
-            if group.keepers:
+            if group.persistent_members:
                 return False
         session = cast(Session, self.session)
         received = session.received
@@ -248,7 +248,7 @@ class PublishHandler(Connection):
         at ``payload``.
         """
         version: int = self.version
-        size: int = len(route.head) + 2 + len(tail)
+        size: int = len(route.qos1_header) + 2 + len(tail)
         if more is not None:
             size += total(more)
         qos: int = first >> 1
@@ -259,19 +259,19 @@ class PublishHandler(Connection):
         outgoing: Optional[Outgoing] = None
         for target in route.targets:
             receiver = target.session
-            if receiver is session and target.own_differs:
-                own = target.own
+            if receiver is session and target.no_local:
+                own = target.without_no_local
                 if own is None:
                     continue
                 target = own
             outlet = receiver.connection
-            if target.plain and target.qos and outlet is not None and outlet.ready:
+            if target.zero_copy and target.qos and outlet is not None and outlet.ready:
                 connection = cast(Connection, outlet)
                 granted: int = target.qos if target.qos < qos else qos
                 if connection.plain_version == version:
                     number = receiver.allocate_unpersisted(granted) if size <= connection.maximum_packet_size else 0
                     if number:
-                        head = route.head if granted == 1 else route.head2
+                        head = route.qos1_header if granted == 1 else route.qos2_header
                         connection.send_numbered(head, number, tail, size)
                         if more is not None:
                             connection.outbox += more
@@ -303,26 +303,26 @@ class PublishHandler(Connection):
     ) -> None:
         """`_pass_on` to one member of each shared subscription."""
         version: int = self.version
-        size: int = len(route.head) + 2 + len(tail)
+        size: int = len(route.qos1_header) + 2 + len(tail)
         outgoing: Optional[Outgoing] = None
         for group in route.groups:
             member = self.broker.router.strategy.choose(group, route.topic)
             if member is None:
                 continue
             session = member.session
-            if first == 0x32 and member.plain and member.qos and session.can_send_shared(size):
+            if first == 0x32 and member.zero_copy and member.qos and session.can_send_shared(size):
                 connection = cast(Connection, session.connection)
                 if (
                     connection.plain_version == version
                     and size <= connection.maximum_packet_size
                 ):
-                    number = session.allocate_shared(self._loan(route, tail, payload, found, group.whole))
-                    connection.send_numbered(route.head, number, tail, size)
+                    number = session.allocate_shared(self._loan(route, tail, payload, found, group.complete))
+                    connection.send_numbered(route.qos1_header, number, tail, size)
                     continue
             if outgoing is None:
                 outgoing = self._outgoing(route, tail, first, payload, found)
             self.broker.publisher.deliver(
-                member, outgoing.message, outgoing, None, self.session, group.whole
+                member, outgoing.message, outgoing, None, self.session, group.complete
             )
 
     def _loan(
@@ -351,7 +351,7 @@ class PublishHandler(Connection):
         """The message of a packet that ends in ``tail``, with the parts of it that may be used again."""
         message = self._message(route, tail[payload:] if payload else tail, first, found)
         outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
-        outgoing.reuse(self.version, route.middle, route.head, tail)
+        outgoing.reuse(self.version, route.length_and_topic, route.qos1_header, tail)
         return outgoing
 
     def _acknowledged_publish(
@@ -409,9 +409,9 @@ class PublishHandler(Connection):
     def _route(self, topic: bytes) -> Route:
         router = self.broker.router
         route = self.last_route
-        if route is None or route.seen != router.changed or route.topic_bytes != topic:
+        if route is None or route.revision != router.revision or route.topic_bytes != topic:
             route = router.cache.get(topic)
-            if route is None or route.seen != router.changed:
+            if route is None or route.revision != router.revision:
                 route = router.route(topic)
             self.last_route = route
         return route

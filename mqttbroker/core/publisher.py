@@ -56,8 +56,8 @@ class Publisher:
         ``gate`` stays shut until all that must be kept of it is on disk.
         """
         for target in route.targets:
-            if target.session is origin and target.own_differs:
-                own = target.own
+            if target.session is origin and target.no_local:
+                own = target.without_no_local
                 if own is not None:
                     self.deliver(own, message, outgoing, gate, origin)
             else:
@@ -65,7 +65,7 @@ class Publisher:
         for group in route.groups:
             member = self.router.strategy.choose(group, message.topic)
             if member is not None:
-                self.deliver(member, message, outgoing, gate, origin, group.whole)
+                self.deliver(member, message, outgoing, gate, origin, group.complete)
         for sink in route.streams:
             self._append(sink, message, gate)
         if message.retain:
@@ -79,8 +79,8 @@ class Publisher:
         waiting: bool = False
         for target in route.targets:
             session = target.session
-            if session is origin and target.own_differs:
-                own = target.own
+            if session is origin and target.no_local:
+                own = target.without_no_local
                 if own is None:
                     continue
                 target = own
@@ -93,7 +93,7 @@ class Publisher:
                 entries += 1
                 waiting = waiting or not open_now
         for group in route.groups:
-            if group.able:
+            if group.available:
                 continue
             for member in group.members:
                 if refuse and not member.session.takes(size, False):
@@ -136,7 +136,7 @@ class Publisher:
         for entry in session.shared_entries():
             group = cast(Group, entry.group)
             topic = entry.message.topic
-            member = self.router.strategy.choose(self.router.readers(group, topic), topic)
+            member = self.router.strategy.choose(self.router.permitted(group, topic), topic)
             if member is None or member.session is session:
                 continue
             old = entry.message

@@ -1,11 +1,8 @@
-"""Routing: from a topic's bytes to everyone who is owed the message.
+"""Routing: from the bytes of a topic name to all recipients of its messages.
 
-The rule kept here: the route of a topic says at any moment what the trie would
-say.  Routes are cached by the topic's bytes.  A subscription that changes is
-noted, at the cost of its levels and however many routes it concerns; a route
-older than a note is looked at when it is used next, and built again only if a
-filter that changed since matches its topic.  The cache is bounded; the oldest
-routes leave first.
+Routes are cached by topic bytes. A cached route always equals a lookup in the trie: each subscription change raises the
+router's revision and is recorded by its filter; a route of an older revision is checked against the recorded filters at
+its next use, and rebuilt only if one of them matches its topic. The cache is bounded and evicts its oldest routes.
 """
 
 from __future__ import annotations
@@ -22,12 +19,12 @@ from sessions.session import NO_LOCAL, Session, Subscription
 from topic_matcher.filters import has_wildcard, is_valid_topic, parse_shared
 from topic_matcher.trie import SubscriptionTrie
 
-CHANGES: Final = 2048  # filters whose last change is known for certain
-EVICTED: Final = 256  # routes that leave a full cache at once, of a large one
+RECORDED_FILTERS: Final = 2048  # changed filters that are recorded at least
+MAX_EVICTED: Final = 256  # routes evicted at once
 
 
 class StreamRule:
-    """Which topics a stream keeps and how it picks the partition: by topic, client or property."""
+    """The topics a stream keeps; ``key`` selects the partition: "topic", "client" or "user-property:NAME"."""
 
     def __init__(self, name: str, filters: List[str], partitions: int, key: str) -> None:
         self.name = name
@@ -37,7 +34,7 @@ class StreamRule:
 
 
 class StreamSink:
-    """A stream's part in a route; ``partition`` is -1 where it depends on the message."""
+    """A stream in a route; ``partition`` is -1 if it depends on the message."""
 
     def __init__(self, rule: StreamRule, partition: int) -> None:
         self.rule = rule
@@ -45,77 +42,77 @@ class StreamSink:
 
 
 class Route:
-    """Everyone who is owed the messages of one topic."""
+    """All recipients of the messages of one topic."""
 
     def __init__(self, topic: str, topic_bytes: bytes) -> None:
         self.topic = topic
         self.topic_bytes = topic_bytes
-        self.seen = 0  # the last change of a wildcard filter that it takes into account; -1 = it does not count any more
-        # The broker's own, and what is no topic but the form of a subscription: no client publishes to it.
+        self.revision = 0  # the router's revision for which this route is known to be right; -1 = discarded
+        # $SYS belongs to the broker, and $share/ is a form of subscription: clients publish to neither.
         self.reserved = topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith("$share/")
         self.targets: List[Target] = []
         self.groups: List[Group] = []
         self.streams: List[StreamSink] = []
-        self.direct = True  # nobody but `targets`
-        self.durable = False  # somebody may keep the message on disk
-        self.passing = True  # nobody keeps it on disk but members of `groups`
-        # Messages of one topic are often of one length; then these bytes are the same:
-        # Remaining Length and topic of the last QoS 1 or 2 PUBLISH, and the heads at QoS 1 and 2.
-        self.remaining = -1
-        self.middle: bytes = b""
-        self.head: bytes = b""
-        self.head2: bytes = b""
+        self.direct = True  # no recipients but `targets`
+        self.durable = False  # a stream, a group or a persistent session may store the message
+        self.unpersisted = True  # neither a stream nor a session in `targets` stores it; a member of `groups` may
+        # The header of the last QoS 1 or 2 PUBLISH. Messages of a topic often have the same length, and then the
+        # same header: Remaining Length and topic, and these after the first byte for QoS 1 and for QoS 2.
+        self.remaining_length = -1
+        self.length_and_topic: bytes = b""
+        self.qos1_header: bytes = b""
+        self.qos2_header: bytes = b""
 
-    def remember(self, remaining: int, middle: bytes) -> None:
-        """The bytes between first byte and packet id of a PUBLISH of that Remaining Length."""
-        self.remaining = remaining
-        self.middle = middle
-        self.head = b"\x32" + middle
-        self.head2 = b"\x34" + middle
+    def set_header(self, remaining_length: int, length_and_topic: bytes) -> None:
+        """Store the bytes between first byte and packet id of a PUBLISH with this Remaining Length."""
+        self.remaining_length = remaining_length
+        self.length_and_topic = length_and_topic
+        self.qos1_header = b"\x32" + length_and_topic
+        self.qos2_header = b"\x34" + length_and_topic
 
     @property
     def matched(self) -> bool:
         return bool(self.targets) or bool(self.groups) or bool(self.streams)
 
 
-class Changes:
-    """The wildcard filters that changed last, with the numbers of their last changes.
+class FilterChanges:
+    """The wildcard filters that changed last, each with the revision of its last change.
 
-    Numbers ascend.  Of ``capacity`` filters at least the last changes are known, of twice
-    as many at most.
+    Revisions ascend. At least ``capacity`` and at most twice as many filters are recorded, in two tries: when the newer
+    one is full it replaces the older one.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._unknown = 0  # whatever changed up to here is not known
-        self._earlier = SubscriptionTrie()  # what changed up to ``_turn``
-        self._turn = 0
-        self._later = SubscriptionTrie()
+        self._unrecorded = 0  # changes up to this revision are not recorded
+        self._older = SubscriptionTrie()
+        self._older_end = 0  # the last revision in `_older`
+        self._newer = SubscriptionTrie()
 
-    def note(self, topic_filter: str, number: int) -> None:
-        if len(self._later) >= self.capacity:
-            self._unknown = self._turn
-            self._earlier = self._later
-            self._turn = number - 1
-            self._later = SubscriptionTrie()
-        self._later.insert(topic_filter, "", number)
+    def record(self, topic_filter: str, revision: int) -> None:
+        if len(self._newer) >= self.capacity:
+            self._unrecorded = self._older_end
+            self._older = self._newer
+            self._older_end = revision - 1
+            self._newer = SubscriptionTrie()
+        self._newer.insert(topic_filter, "", revision)
 
-    def forget(self, number: int) -> None:
-        """Everything may have changed at ``number``."""
-        self._unknown = self._turn = number
-        self._earlier = SubscriptionTrie()
-        self._later = SubscriptionTrie()
+    def record_all(self, revision: int) -> None:
+        """Record a change of every filter."""
+        self._unrecorded = self._older_end = revision
+        self._older = SubscriptionTrie()
+        self._newer = SubscriptionTrie()
 
-    def since(self, seen: int, topic: str) -> bool:
-        """Whether a filter that matches the topic may have changed after the change ``seen``."""
-        if seen < self._unknown:
+    def since(self, revision: int, topic: str) -> bool:
+        """Whether a filter that matches ``topic`` may have changed after ``revision``."""
+        if revision < self._unrecorded:
             return True
-        for number in self._later.match(topic):
-            if cast(int, number) > seen:
+        for changed in self._newer.match(topic):
+            if cast(int, changed) > revision:
                 return True
-        if seen < self._turn:
-            for number in self._earlier.match(topic):
-                if cast(int, number) > seen:
+        if revision < self._older_end:
+            for changed in self._older.match(topic):
+                if cast(int, changed) > revision:
                     return True
         return False
 
@@ -123,7 +120,7 @@ class Changes:
 class Router:
     """Subscriptions and the cache of routes.
 
-    A route is right only if its ``seen`` is ``changed``; `route` sees to that.
+    A cached route is valid only while its ``revision`` equals the router's; `route` sees to that.
     """
 
     def __init__(
@@ -140,11 +137,11 @@ class Router:
         self.max_length = max_length
         self.streams = streams
         self.strategy = strategy  # of all shared subscriptions
-        self.rules: Optional[Rules] = None  # where not everybody may read everything
+        self.rules: Optional[Rules] = None  # None if every client may read every topic
         self.groups: Dict[str, Group] = {}
+        self.revision = 0  # number of changes of wildcard filters
         self._trie = SubscriptionTrie()
-        self.changed = 0  # how often a wildcard filter has changed
-        self._changes = Changes(CHANGES)
+        self._changes = FilterChanges(RECORDED_FILTERS)
         self._stream_trie = SubscriptionTrie()
         for rule in streams:
             for topic_filter in rule.filters:
@@ -152,19 +149,19 @@ class Router:
 
     @property
     def subscriptions(self) -> int:
-        """How many subscriptions there are, a shared one counted once per group."""
+        """The number of subscriptions; a shared one counts once per group."""
         return len(self._trie)
 
     def route(self, topic_bytes: bytes) -> Route:
-        """The route of a topic name as it stands on the wire; MQTTError if it is none."""
+        """The route of a topic name; MQTTError if the name is not valid or not allowed."""
         route = self.cache.get(topic_bytes)
         if route is not None:
-            if route.seen != self.changed:
-                if self._changes.since(route.seen, route.topic):
+            if route.revision != self.revision:
+                if self._changes.since(route.revision, route.topic):
                     route = self._build(route.topic, topic_bytes)
                     self.cache[topic_bytes] = route
                 else:
-                    route.seen = self.changed
+                    route.revision = self.revision
             return route
         topic = text_of(topic_bytes)
         if not is_valid_topic(topic):
@@ -182,11 +179,11 @@ class Router:
     def subscribe(self, subscription: Subscription) -> None:
         """Add or replace a subscription that is not shared."""
         self._trie.insert(subscription.topic_filter, subscription.session, subscription)
-        self._forget(subscription.topic_filter)
+        self._invalidate(subscription.topic_filter)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         self._trie.remove(subscription.topic_filter, subscription.session)
-        self._forget(subscription.topic_filter)
+        self._invalidate(subscription.topic_filter)
 
     def join(self, name: str, topic_filter: str, subscription: Subscription) -> None:
         """Add or replace a session's membership of a shared subscription."""
@@ -196,12 +193,13 @@ class Router:
             group = Group(name, topic_filter)
             self.groups[key] = group
             self._trie.insert(topic_filter, group, group)
-            self._forget(topic_filter)
+            self._invalidate(topic_filter)
         group.add(Member(subscription))
-        if self.rules is not None:
-            self._forget(topic_filter)
+        if self.rules is not None:  # then routes hold copies of the group
+            self._invalidate(topic_filter)
 
     def leave(self, name: str, topic_filter: str, session: Session) -> None:
+        """End a session's membership of a shared subscription."""
         key = f"{name}/{topic_filter}"
         group = self.groups.get(key)
         if group is None:
@@ -211,53 +209,59 @@ class Router:
             del self.groups[key]
             self._trie.remove(topic_filter, group)
         if not group.members or self.rules is not None:
-            self._forget(topic_filter)
+            self._invalidate(topic_filter)
 
-    def readers(self, group: Group, topic: str) -> Group:
-        """The members of a group that may read a topic."""
+    def permitted(self, group: Group, topic: str) -> Group:
+        """The group, or a copy of it that has only the members that may read ``topic``."""
         rules = self.rules
-        return group if rules is None else _readers(group, rules, topic)
+        if rules is None:
+            return group
+        permitted = Group(group.name, group.topic_filter)
+        permitted.complete = group
+        for member in group.members:
+            if rules.may_read(member.session, topic):
+                permitted.add(member)
+        return group if len(permitted.members) == len(group.members) else permitted
 
-    def _forget(self, topic_filter: str) -> None:
-        """The cached routes that a change of this filter touches do not count any more."""
+    def invalidate_session(self, session: Session) -> None:
+        """Rebuild the routes that may name a session: the topics it may read have changed."""
+        for subscription in session.subscriptions.values():
+            shared = parse_shared(subscription.topic_filter)
+            self._invalidate(subscription.topic_filter if shared is None else shared[1])
+
+    def invalidate_all(self) -> None:
+        """Rebuild all routes: the rules have changed."""
+        self.revision += 1
+        self._changes.record_all(self.revision)
+
+    def _invalidate(self, topic_filter: str) -> None:
+        """Invalidate the cached routes that a filter matches."""
         if not self.cache:
             return
         if has_wildcard(topic_filter):
-            self.changed += 1
-            self._changes.note(topic_filter, self.changed)
+            self.revision += 1
+            self._changes.record(topic_filter, self.revision)
         else:
             route = self.cache.pop(topic_filter.encode("utf-8"), None)
             if route is not None:
-                route.seen = -1
-
-    def forget(self, session: Session) -> None:
-        """Have the routes that may name a session built again: what it may read has changed."""
-        for subscription in session.subscriptions.values():
-            shared = parse_shared(subscription.topic_filter)
-            self._forget(subscription.topic_filter if shared is None else shared[1])
-
-    def forget_all(self) -> None:
-        """Have all routes built again: who may read what has changed."""
-        self.changed += 1
-        self._changes.forget(self.changed)
+                route.revision = -1
 
     def _evict(self) -> None:
-        """Make room: the oldest go, at most a sixteenth."""
-        oldest = list(islice(self.cache, min(max(1, self.cache_size // 16), EVICTED)))
+        """Evict the oldest routes, at most a sixteenth of the cache."""
+        oldest = list(islice(self.cache, min(max(1, self.cache_size // 16), MAX_EVICTED)))
         for topic_bytes in oldest:
-            self.cache.pop(topic_bytes).seen = -1
+            self.cache.pop(topic_bytes).revision = -1
 
     def _build(self, topic: str, topic_bytes: bytes) -> Route:
         route = Route(topic, topic_bytes)
-        route.seen = self.changed
-        targets: Dict[Session, Target] = {}
-        limited: Dict[Session, bool] = {}
+        route.revision = self.revision
         rules = self.rules
-        barred: Dict[Session, bool] = {}
+        targets: Dict[Session, Target] = {}
+        denied: Dict[Session, bool] = {}
         matched = self._trie.match(topic)
         for value in matched:
             if isinstance(value, Group):
-                group = self.readers(value, topic)
+                group = self.permitted(value, topic)
                 if group.members:
                     route.groups.append(group)
                 continue
@@ -265,50 +269,38 @@ class Router:
             session = subscription.session
             target = targets.get(session)
             if target is None:
-                if rules is not None and (session in barred or not rules.may_read(session, topic)):
-                    barred[session] = True
+                if rules is not None and (session in denied or not rules.may_read(session, topic)):
+                    denied[session] = True
                     continue
                 target = Target(session)
                 targets[session] = target
             target.merge(subscription)
             if subscription.options & NO_LOCAL:
-                limited[session] = True
-        for session in limited:
-            target = targets[session]
-            target.own_differs = True
-            target.own = _without_no_local(session, matched)
+                target.no_local = True
         route.targets = list(targets.values())
+        for target in route.targets:
+            if target.no_local:
+                target.without_no_local = _without_no_local(target.session, matched)
         for value in self._stream_trie.match(topic):
             rule = cast(StreamRule, value)
             if all(sink.rule is not rule for sink in route.streams):
                 partition = crc32(topic_bytes) % rule.partitions if rule.key == "topic" else -1
                 route.streams.append(StreamSink(rule, partition))
         route.direct = not route.groups and not route.streams
-        route.passing = not route.streams
+        route.unpersisted = not route.streams
         for target in route.targets:
             if target.session.id != 0:
-                route.passing = False
-        route.durable = not route.direct or not route.passing
+                route.unpersisted = False
+        route.durable = not route.direct or not route.unpersisted
         return route
 
 
-def _readers(group: Group, rules: Rules, topic: str) -> Group:
-    """The group without the members that may not read this topic."""
-    readers = Group(group.name, group.topic_filter)
-    readers.whole = group
-    for member in group.members:
-        if rules.may_read(member.session, topic):
-            readers.add(member)
-    return group if len(readers.members) == len(group.members) else readers
-
-
 def _without_no_local(session: Session, matched: List[object]) -> Optional[Target]:
-    """What a session with No Local subscriptions is owed of its own messages."""
-    own: Optional[Target] = None
+    """A session's target of its matching subscriptions without No Local; None if all have it."""
+    target: Optional[Target] = None
     for value in matched:
-        if isinstance(value, Subscription) and value.session is session:
-            if not value.options & NO_LOCAL:
-                if own is None:
-                    own = Target(session)
-                own.merge(value)
-    return own
+        if isinstance(value, Subscription) and value.session is session and not value.options & NO_LOCAL:
+            if target is None:
+                target = Target(session)
+            target.merge(value)
+    return target

@@ -1,4 +1,4 @@
-"""Routes: the cache says at any moment what the subscriptions say."""
+"""Routes: a cached route always equals what the subscriptions say."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqttbroker.codec.reason_codes import MQTTError
-from mqttbroker.core.groups import Strategy
-from mqttbroker.core.router import CHANGES, EVICTED, Changes, Router, StreamRule
+from mqttbroker.core.groups import RoundRobin
+from mqttbroker.core.router import MAX_EVICTED, RECORDED_FILTERS, FilterChanges, Router, StreamRule
 from sessions.context import SessionContext, SessionLimits
 from sessions.journal import Journal
 from sessions.session import NO_LOCAL, Session, Subscription
@@ -18,7 +18,7 @@ CONTEXT = SessionContext(Journal(True), SessionLimits(10, 10, 1000, 10, 1000))
 
 
 def make(cache_size: int = 100, streams: list[StreamRule] | None = None) -> Router:
-    return Router(cache_size, 10, 50, streams or [], Strategy())
+    return Router(cache_size, 10, 50, streams or [], RoundRobin())
 
 
 def session(name: str) -> Session:
@@ -37,7 +37,7 @@ FILTER = st.lists(st.sampled_from(["a", "b", "+", ""]), min_size=1, max_size=3).
     st.lists(st.tuples(st.sampled_from("subscribe unsubscribe route".split()), FILTER, TOPIC, st.integers(0, 2)), max_size=40),
     st.integers(1, 20),
 )
-def test_routes_against_a_plain_model(steps: list[tuple[str, str, str, int]], cache_size: int) -> None:
+def test_routes_equal_a_plain_model(steps: list[tuple[str, str, str, int]], cache_size: int) -> None:
     router = make(cache_size)
     sessions = [session(name) for name in "xyz"]
     model: dict[tuple[int, str], Subscription] = {}
@@ -52,9 +52,9 @@ def test_routes_against_a_plain_model(steps: list[tuple[str, str, str, int]], ca
                 router.unsubscribe(known)
         route = router.route(topic.encode())
         wanted = {}
-        for (who, name), subscription in model.items():
+        for (client, name), subscription in model.items():
             if matches(name, topic):
-                wanted[who] = max(wanted.get(who, 0), subscription.qos)
+                wanted[client] = max(wanted.get(client, 0), subscription.qos)
         assert {sessions.index(target.session): target.qos for target in route.targets} == wanted
         assert route.matched == bool(wanted)
         assert router.route(topic.encode()) is route
@@ -62,7 +62,7 @@ def test_routes_against_a_plain_model(steps: list[tuple[str, str, str, int]], ca
     assert router.subscriptions == len(model)
 
 
-def test_only_the_topics_that_a_filter_matches_leave_the_cache() -> None:
+def test_a_change_rebuilds_only_the_routes_that_its_filter_matches() -> None:
     router = make()
     routes = {topic: router.route(topic) for topic in (b"a/1", b"a/2", b"b/1")}
     router.subscribe(Subscription(session("s"), "a/1", 0, 0))
@@ -71,32 +71,33 @@ def test_only_the_topics_that_a_filter_matches_leave_the_cache() -> None:
     assert [router.route(topic) is route for topic, route in routes.items()] == [False, False, True]
 
 
-def test_overlapping_subscriptions_of_a_session_are_one_target() -> None:
+def test_overlapping_subscriptions_of_a_session_merge_into_one_target() -> None:
     router = make()
     client = session("s")
     router.subscribe(Subscription(client, "a", 0 | NO_LOCAL, 1))
     router.subscribe(Subscription(client, "#", 2, 200))
     router.subscribe(Subscription(client, "+", 1 | 8 | NO_LOCAL, 0))
     (target,) = router.route(b"a").targets
-    assert (target.qos, target.retain_as_published, target.plain) == (2, True, False)
+    assert (target.qos, target.retain_as_published, target.zero_copy) == (2, True, False)
     identifiers = {b"\x0b\x01", b"\x0b\xc8\x01"}
     assert target.subscription_ids in {a + b for a in identifiers for b in identifiers - {a}}
-    assert target.own is not None and target.own is not target
-    assert (target.own.qos, target.own.subscription_ids) == (2, b"\x0b\xc8\x01")
+    own = target.for_own_messages()
+    assert own is not None and own is not target
+    assert (own.qos, own.subscription_ids) == (2, b"\x0b\xc8\x01")
 
 
-def test_no_local_alone_leaves_nothing_of_ones_own() -> None:
+def test_no_local_on_all_subscriptions_excludes_own_messages() -> None:
     router = make()
     router.subscribe(Subscription(session("s"), "a", NO_LOCAL, 0))
     (target,) = router.route(b"a").targets
-    assert target.own is None
+    assert target.no_local and target.for_own_messages() is None
 
 
 @pytest.mark.parametrize(
     "topic, code",
     [(b"", 0x81), (b"a/+", 0x81), (b"#", 0x81), (b"a\0", 0x81), (b"\xff", 0x81), (b"a\n", 0x81), (b"x" * 51, 0x90), (b"/" * 10, 0x90)],
 )
-def test_names_that_are_none(topic: bytes, code: int) -> None:
+def test_invalid_topic_names_are_refused(topic: bytes, code: int) -> None:
     router = make()
     with pytest.raises(MQTTError) as caught:
         router.route(topic)
@@ -104,11 +105,11 @@ def test_names_that_are_none(topic: bytes, code: int) -> None:
 
 
 @pytest.mark.parametrize("topic, reserved", [(b"$SYS", True), (b"$SYS/a", True), (b"$SYSTEM", False), (b"a/$SYS", False), (b"$share/g/a", True), (b"$share", False)])
-def test_sys_is_reserved(topic: bytes, reserved: bool) -> None:
+def test_reserved_topics(topic: bytes, reserved: bool) -> None:
     assert make().route(topic).reserved is reserved
 
 
-def test_groups_come_and_go_with_their_members() -> None:
+def test_a_group_exists_while_it_has_members() -> None:
     router = make()
     one, two = session("1"), session("2")
     router.join("g", "a/#", Subscription(one, "$share/g/a/#", 1, 0))
@@ -124,7 +125,7 @@ def test_groups_come_and_go_with_their_members() -> None:
     assert not router.route(b"a/1").matched and not router.groups and router.subscriptions == 0
 
 
-def test_streams_are_part_of_a_route_once() -> None:
+def test_a_stream_is_in_a_route_once() -> None:
     rules = [StreamRule("s", ["a/#", "a/1"], 4, "topic"), StreamRule("c", ["#"], 4, "client")]
     router = make(streams=rules)
     sinks = {sink.rule.name: sink.partition for sink in router.route(b"a/1").streams}
@@ -134,32 +135,32 @@ def test_streams_are_part_of_a_route_once() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("note note ask ask forget".split()), FILTER, TOPIC, st.integers(0, 9)), max_size=20))
-def test_no_change_since_is_never_said_in_error(steps: list[tuple[str, str, str, int]]) -> None:
-    changes = Changes(1)
-    noted: list[tuple[int, str]] = []
+@given(st.lists(st.tuples(st.sampled_from("record record since since record_all".split()), FILTER, TOPIC, st.integers(0, 9)), max_size=20))
+def test_since_never_misses_a_change(steps: list[tuple[str, str, str, int]]) -> None:
+    changes = FilterChanges(1)
+    recorded: list[tuple[int, str]] = []
     number = 0
-    for step, topic_filter, topic, seen in steps:
-        if step == "ask":
-            later = [(count, name) for count, name in noted if count > seen]
-            concerned = any(matches(name, topic) for _, name in later)
-            assert changes.since(seen, topic) or not concerned
+    for step, topic_filter, topic, revision in steps:
+        if step == "since":
+            later = [(count, name) for count, name in recorded if count > revision]
+            affected = any(matches(name, topic) for _, name in later)
+            assert changes.since(revision, topic) or not affected
             if len(later) <= 1 and all(name != "#" or topic[0] == "$" for _, name in later):
-                assert changes.since(seen, topic) == concerned
+                assert changes.since(revision, topic) == affected
             continue
         number += 1
-        if step == "note":
-            changes.note(topic_filter, number)
-            noted.append((number, topic_filter))
+        if step == "record":
+            changes.record(topic_filter, number)
+            recorded.append((number, topic_filter))
         else:
-            changes.forget(number)
-            noted += [(number, "#"), (number, "$s/#")]
+            changes.record_all(number)
+            recorded += [(number, "#"), (number, "$s/#")]
 
 
-def test_a_storm_of_wildcards_leaves_the_routes_that_it_does_not_concern() -> None:
+def test_many_wildcard_changes_keep_the_routes_that_they_do_not_match() -> None:
     router = make(cache_size=1000)
     routes = {topic: router.route(topic) for topic in (f"hot/{number}".encode() for number in range(500))}
-    for number in range(3 * CHANGES):
+    for number in range(3 * RECORDED_FILTERS):
         subscription = Subscription(session("s"), f"other/{number}/#", 0, 0)
         router.subscribe(subscription)
         router.unsubscribe(subscription)
@@ -167,18 +168,18 @@ def test_a_storm_of_wildcards_leaves_the_routes_that_it_does_not_concern() -> No
         assert router.route(topic) is routes[topic]
 
 
-def test_a_full_cache_loses_its_oldest_routes_and_few_at_once() -> None:
-    size = 32 * EVICTED
+def test_a_full_cache_evicts_a_few_of_its_oldest_routes() -> None:
+    size = 32 * MAX_EVICTED
     router = make(cache_size=size)
     for number in range(size + 1):
         router.route(f"t/{number}".encode())
-    assert len(router.cache) == size + 1 - EVICTED
-    assert b"t/%d" % (EVICTED - 1) not in router.cache and b"t/%d" % EVICTED in router.cache
+    assert len(router.cache) == size + 1 - MAX_EVICTED
+    assert b"t/%d" % (MAX_EVICTED - 1) not in router.cache and b"t/%d" % MAX_EVICTED in router.cache
 
 
-def test_changes_are_known_for_as_many_filters_as_there_is_room() -> None:
-    changes = Changes(2)
+def test_changes_are_recorded_up_to_the_capacity() -> None:
+    changes = FilterChanges(2)
     for number, topic_filter in enumerate(("a/#", "b/+", "c/#", "d/#", "e/#"), 1):
-        changes.note(topic_filter, number)
+        changes.record(topic_filter, number)
     asked = [(1, "z"), (2, "z"), (2, "c/1"), (3, "c/1"), (3, "d/1"), (4, "e/1"), (5, "e/1")]
-    assert [changes.since(seen, topic) for seen, topic in asked] == [True, False, True, False, True, True, False]
+    assert [changes.since(revision, topic) for revision, topic in asked] == [True, False, True, False, True, True, False]
