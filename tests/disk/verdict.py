@@ -16,7 +16,7 @@ from typing import Any
 from bridge_spark.log import sealed, segment
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from disk.workload import PARTITIONS, History, Ident, Publication, Wish, ident_of
-from mqttbroker.server import DATABASE
+from mqttbroker.admin.repair import DATABASE
 from sessions.journal import AWAIT_PUBCOMP, AWAIT_PUBREC
 from sessions.store.writer import Store
 

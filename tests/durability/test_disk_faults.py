@@ -17,9 +17,9 @@ from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.raw_client import RawClient
 
+from mqttbroker.admin.repair import DATABASE
 from mqttbroker.codec.packets import Puback, Publish, Pubrec
 from mqttbroker.codec.properties import Properties
-from mqttbroker.server import DATABASE
 from sessions.store.schema import StoreError
 from sessions.store.writer import Store
 

@@ -16,11 +16,11 @@ from typing import Any, Optional
 
 from support.raw_client import RawClient
 
+from mqttbroker.assembly import build_broker, restore
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.protocol import Protocol
-from mqttbroker.server import build_broker, restore
 from sessions.store.writer import Log, Store
 from sessions.write_set import WriteSet
 
