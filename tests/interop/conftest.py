@@ -1,4 +1,4 @@
-"""Lets pytest explain a failed assertion of the shared suite as it does for the tests themselves."""
+"""Makes pytest rewrite the assertions of the shared suite, as it does for test modules."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what the tests need of Debian, as far as it is missing: mosquitto's commands and the Paho C client to test the
-# broker with, mosquitto itself to compare decisions with. That broker is not left running, now or after a restart.
+# Installs the missing Debian packages of the tests: mosquitto's commands, the Paho C client, and mosquitto itself to compare
+# decisions with. The mosquitto service is not started, now or at boot.
 set -eu
 PATH=$PATH:/usr/local/sbin:/usr/sbin
 packages="" broker=""
@@ -12,7 +12,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   echo "the tests need: apt-get install$packages" >&2
   exit 1
 fi
-policy=/usr/sbin/policy-rc.d # is asked before Debian starts a service
+policy=/usr/sbin/policy-rc.d # Debian runs it before it starts a service
 if [ -n "$broker" ] && [ ! -e "$policy" ]; then
   trap 'rm -f "$policy"' EXIT
   printf '#!/bin/sh\nexit 101\n' >"$policy"

@@ -1,6 +1,6 @@
-"""The tests that every client of another hand goes through, each against a real broker of default settings.
+"""The tests that each third-party client runs against a real broker with default settings.
 
-Rule: a test_*.py beside this derives from Suite, names its adapter in ``connect`` and adds only what is its own.
+A test_*.py beside this derives from Suite, names its adapter in ``connect`` and adds tests for that client only.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Suite(ABC):
 
     @abstractmethod
     def connect(self, connection: Connection) -> Client:
-        """A client of the library under test, connected like this."""
+        """A connected client of the library under test."""
 
     def port(self, broker: BrokerProcess) -> int:
         return broker.port
 
     @pytest.fixture
     def base(self) -> str:
-        """A topic, or the beginning of a client id, that no other test uses."""
+        """A topic, or a prefix of client ids, that no other test uses."""
         return next(NAMES)
 
     @pytest.fixture(params=[4, 5], ids=["3.1.1", "5.0"])
@@ -61,15 +61,15 @@ class Suite(ABC):
             yield opened
 
     @pytest.mark.parametrize("qos", [0, 1, 2])
-    def test_both_ways(self, opened: Open, base: str, version: int, qos: int) -> None:
+    def test_publish_and_receive(self, opened: Open, base: str, version: int, qos: int) -> None:
         subscriber, publisher = opened(f"{base}-s", version), opened(f"{base}-p", version)
         subscriber.subscribe(f"{base}/+", qos)
         sent = [Message(f"{base}/{n}", b"%d" % n, qos) for n in range(COUNT)]
         for message in sent:
             publisher.publish(message)
-        assert [subscriber.take() for _ in sent] == sent
+        assert [subscriber.receive() for _ in sent] == sent
 
-    def test_each_qos_to_each(self, opened: Open, base: str, version: int) -> None:
+    def test_each_qos_to_each_granted_qos(self, opened: Open, base: str, version: int) -> None:
         publisher = opened(f"{base}-p", version)
         subscribers = [opened(f"{base}-{qos}", version) for qos in range(3)]
         for qos, subscriber in enumerate(subscribers):
@@ -77,25 +77,25 @@ class Suite(ABC):
         for qos in range(3):
             publisher.publish(Message(base, b"%d" % qos, qos))
         for granted, subscriber in enumerate(subscribers):
-            assert sorted((m.payload, m.qos) for m in (subscriber.take() for _ in range(3))) == [
+            assert sorted((m.payload, m.qos) for m in (subscriber.receive() for _ in range(3))) == [
                 (b"%d" % qos, min(qos, granted)) for qos in range(3)
             ]
 
-    def test_retained(self, opened: Open, base: str, version: int) -> None:
+    def test_retained_messages(self, opened: Open, base: str, version: int) -> None:
         publisher = opened(f"{base}-p", version)
         kept = [Message(f"{base}/{qos}", b"kept", qos, True) for qos in range(3)]
         for message in kept:
             publisher.publish(message)
         early = opened(f"{base}-early", version)
         early.subscribe(f"{base}/#", 2)
-        assert sorted((early.take() for _ in kept), key=lambda message: message.topic) == kept
+        assert sorted((early.receive() for _ in kept), key=lambda message: message.topic) == kept
         publisher.publish(replace(kept[1], payload=b""))
-        assert early.take() == Message(f"{base}/1", b"", 1)
+        assert early.receive() == Message(f"{base}/1", b"", 1)
         late = opened(f"{base}-late", version)
         late.subscribe(f"{base}/#", 2)
-        assert sorted((late.take() for _ in range(2)), key=lambda message: message.topic) == [kept[0], kept[2]]
+        assert sorted((late.receive() for _ in range(2)), key=lambda message: message.topic) == [kept[0], kept[2]]
 
-    def test_will(self, opened: Open, base: str, version: int) -> None:
+    def test_will_after_connection_loss_only(self, opened: Open, base: str, version: int) -> None:
         watcher = opened(f"{base}-watch", version)
         watcher.subscribe(f"{base}/#", 2)
         orderly = opened(f"{base}-orderly", version, will=Message(f"{base}/orderly", b"gone", 1))
@@ -104,9 +104,9 @@ class Suite(ABC):
         doomed = opened(f"{base}-doomed", version, will=Message(f"{base}/doomed", b"gone", 1))
         doomed.subscribe(f"{base}-own", 0)
         doomed.drop()
-        assert watcher.take() == Message(f"{base}/doomed", b"gone", 1)
+        assert watcher.receive() == Message(f"{base}/doomed", b"gone", 1)
 
-    def test_resume(self, opened: Open, base: str, version: int) -> None:
+    def test_session_resumes(self, opened: Open, base: str, version: int) -> None:
         publisher, session = opened(f"{base}-p", version), {"clean": False, "kept": True}
         first = opened(f"{base}-s", version, **session)
         assert not first.session_present
@@ -118,17 +118,17 @@ class Suite(ABC):
         second = opened(f"{base}-s", version, **session)
         assert second.session_present in (True, None)
         # A QoS 2 message may reach the application at PUBREL, so the order holds for each QoS.
-        assert sorted((second.take() for _ in sent), key=qos_of) == sorted(sent, key=qos_of)
+        assert sorted((second.receive() for _ in sent), key=qos_of) == sorted(sent, key=qos_of)
         second.close()
         third = opened(f"{base}-s", version, clean=True)
         assert not third.session_present
         third.subscribe(f"{base}-own", 0)
         publisher.publish(Message(f"{base}/x", b"to nobody", 1))
         publisher.publish(Message(f"{base}-own", b"to me"))
-        assert third.take().payload == b"to me"
+        assert third.receive().payload == b"to me"
 
     @pytest.mark.parametrize("qos", [0, 1, 2])
-    def test_properties(self, opened: Open, base: str, qos: int) -> None:
+    def test_properties_arrive_unchanged(self, opened: Open, base: str, qos: int) -> None:
         subscriber, publisher = opened(f"{base}-s", 5), opened(f"{base}-p", 5)
         subscriber.subscribe(f"{base}/+", qos, identifier=300)
         sent = Message(
@@ -142,7 +142,7 @@ class Suite(ABC):
             expiry=600,
         )
         publisher.publish(sent)
-        got = subscriber.take()
+        got = subscriber.receive()
         assert 590 <= got.expiry <= 600
         assert replace(got, expiry=600) == replace(sent, identifiers=(300,))
 
@@ -152,18 +152,18 @@ class Suite(ABC):
         responder.subscribe(f"{base}/questions", 1)
         question = Message(f"{base}/questions", b"6 x 9", 1, response_topic=f"{base}/answers", correlation=b"q-1")
         asker.publish(question)
-        asked = responder.take()
+        asked = responder.receive()
         assert asked == question
         responder.publish(Message(asked.response_topic, b"42", 1, correlation=asked.correlation))
-        assert asker.take() == Message(f"{base}/answers", b"42", 1, correlation=b"q-1")
+        assert asker.receive() == Message(f"{base}/answers", b"42", 1, correlation=b"q-1")
 
-    def test_expired_is_not_delivered(self, opened: Open, base: str) -> None:
+    def test_expired_message_is_not_delivered(self, opened: Open, base: str) -> None:
         publisher, session = opened(f"{base}-p", 5), {"clean": False, "kept": True}
         first = opened(f"{base}-s", 5, **session)
         first.subscribe(f"{base}/#", 1)
         first.close()
         publisher.publish(Message(f"{base}/short", b"short", 1, expiry=1))
-        with pytest.raises(queue.Empty):  # the second that it lasts
+        with pytest.raises(queue.Empty):  # until the message has expired
             publisher.messages.get(timeout=1.5)
         publisher.publish(Message(f"{base}/long", b"long", 1))
-        assert opened(f"{base}-s", 5, **session).take() == Message(f"{base}/long", b"long", 1)
+        assert opened(f"{base}-s", 5, **session).receive() == Message(f"{base}/long", b"long", 1)

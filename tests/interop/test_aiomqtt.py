@@ -15,7 +15,7 @@ from suite import Suite
 
 
 class Aiomqtt(Client):
-    """Its messages are read by a task on ``loop``."""
+    """A task on ``loop`` reads its messages."""
 
     def __init__(self, connection: Connection, loop: Loop) -> None:
         super().__init__(connection)

@@ -15,7 +15,7 @@ from suite import Suite
 
 
 class Gmqtt(Client):
-    """All of it runs on ``loop``; the storage tells when everything is acknowledged."""
+    """Runs on ``loop``; the storage reports when everything is acknowledged."""
 
     def __init__(self, connection: Connection, loop: Loop) -> None:
         super().__init__(connection)

@@ -54,7 +54,7 @@ def message_of(line: str) -> Message:
 
 
 class Mosquitto(Client):
-    """A mosquitto_sub from the first subscribe() or take() on, and a mosquitto_pub for each message."""
+    """A mosquitto_sub from the first subscribe() or receive() on, and a mosquitto_pub for each message."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
@@ -94,10 +94,10 @@ class Mosquitto(Client):
         arguments += properties_of(message)
         subprocess.run(command("pub", self.connection, *arguments), check=True, timeout=SECONDS)
 
-    def take(self) -> Message:
+    def receive(self) -> Message:
         if self._process is None:
-            self.subscribe(f"{self.connection.client_id}/nothing", 0)  # it does not connect without a filter
-        return super().take()
+            self.subscribe(f"{self.connection.client_id}/nothing", 0)  # mosquitto_sub does not connect without a filter
+        return super().receive()
 
     def drop(self) -> None:
         assert self._process is not None
@@ -110,7 +110,7 @@ class Mosquitto(Client):
         if self.connection.will is None:
             self._process.terminate()
         else:
-            # SIGTERM would have it send its will (reason code 0x04); after the message it waits for it disconnects.
+            # On SIGTERM mosquitto_sub sends reason code 0x04, which publishes the will; after the awaited message it disconnects normally.
             self.publish(Message(self._filter, b"end"))
         self._end()
 
@@ -136,7 +136,7 @@ class TestMosquitto(Suite):
         asker = Connection(broker.host, broker.port, "", version)
         asking = command("rr", asker, *arguments, *properties_of(question))
         with subprocess.Popen(asking, stdout=subprocess.PIPE, text=True) as process:
-            asked = responder.take()
+            asked = responder.receive()
             assert replace(asked, response_topic="") == question
             assert asked.response_topic == (answers if version == 5 else "")
             responder.publish(Message(answers, b"42", qos, correlation=asked.correlation))

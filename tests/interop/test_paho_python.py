@@ -14,7 +14,7 @@ from suite import Suite
 
 
 class Paho(Client):
-    """With the library's own network thread."""
+    """Uses the library's network thread."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)

@@ -36,7 +36,7 @@ def imports(tree: ast.AST) -> Iterator[str]:
 
 
 def imports_when_loaded(tree: ast.Module) -> Iterator[str]:
-    """The imports that happen as soon as the module is imported, not those inside functions or for types only."""
+    """Imports at module level, without those inside functions or under TYPE_CHECKING."""
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from imports(node)
@@ -63,7 +63,7 @@ def test_imports_run_one_way(package: str) -> None:
     assert not wrong
 
 
-# Each package, and those of its siblings that it may import.
+# Package: the siblings that it may import.
 LAYERS = {
     "bridge_spark.log": "",
     "bridge_spark.source": "log",

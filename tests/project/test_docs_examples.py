@@ -1,7 +1,7 @@
-"""The examples of the pages: what a reader copies from them runs.
+"""The examples of the documentation run.
 
-The rule kept here: a Python block is run as it stands, but for the broker's address and for waiting until a stream has
-read what there is instead of for ever; a TOML block is checked by what reads it; a command has each option it is given.
+A Python block runs as printed, except for the broker's address and for `awaitTermination`, which would wait for ever. TOML
+blocks pass the check of the program that reads them. Each option of a command exists.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ for page, line, code in json.load(sys.stdin):
 
 
 class Block(NamedTuple):
-    """A fenced block, by the line on which it opens."""
+    """A fenced block; ``line`` is its first line."""
 
     line: int
     language: str
@@ -56,7 +56,7 @@ def blocks(page: str, language: str) -> list[Block]:
 
 
 def publish_readings(port: int) -> int:
-    """Readings of four machines and one that is none; how many."""
+    """Publish readings of four machines and one malformed reading; gives their number."""
     client = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
     client.connect("127.0.0.1", port)
     client.loop_start()
@@ -75,7 +75,7 @@ def publish_readings(port: int) -> int:
 
 
 @pytest.mark.timeout(400)
-def test_python_runs(tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
+def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
     broker = start_broker(config={"streams": {"sensors": {"filters": ["sensors/#"], "partitions": 2}}})
     publish_readings(broker.port)
     program = []
@@ -97,7 +97,7 @@ def test_python_runs(tmp_path: Path, start_broker: Callable[..., BrokerProcess])
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_toml_is_understood(page: str, tmp_path: Path) -> None:
+def test_toml_blocks_are_valid(page: str, tmp_path: Path) -> None:
     examples = blocks(page, "toml")
     assert examples
     for block in examples:
@@ -111,7 +111,7 @@ def test_toml_is_understood(page: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_know_their_options(page: str) -> None:
+def test_commands_have_their_options(page: str) -> None:
     for block in blocks(page, "sh"):
         for line in block.code.splitlines():
             found = re.match(r"(?:\.venv/bin/)?mqttbroker ([a-z-]+)(.*)", line.split("#")[0])

@@ -1,4 +1,4 @@
-"""The notebook of docs/notebooks runs from its first cell to its last; its own asserts compare what it shows."""
+"""The notebook of docs/notebooks runs from first to last cell; asserts in its cells check the results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.one_build
 NOTEBOOK = ROOT / "docs" / "notebooks" / "anomalies.ipynb"
 
 
-def test_it_is_kept_without_outputs() -> None:
+def test_notebook_is_committed_without_outputs() -> None:
     cells = [cell for cell in nbformat.read(NOTEBOOK, 4).cells if cell.cell_type == "code"]
     assert len(cells) > 5 and all(not cell.outputs and cell.execution_count is None for cell in cells)
 
 
 @pytest.mark.timeout(240)
-def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SENSOR_DATA", raising=False)
     monkeypatch.setenv("PICTURES", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
