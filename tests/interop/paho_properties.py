@@ -10,7 +10,7 @@ from paho.mqtt.properties import Properties
 
 
 def publish_properties(message: Message) -> Properties:
-    """Those of ``message`` that are there, as paho and aiomqtt take them."""
+    """The properties of ``message`` as paho and aiomqtt accept them."""
     properties = Properties(PacketTypes.PUBLISH)
     if message.user:
         properties.UserProperty = list(message.user)
