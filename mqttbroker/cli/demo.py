@@ -13,6 +13,7 @@ import csv
 import json
 import logging
 import math
+import os
 import random
 import re
 import shutil
@@ -113,6 +114,26 @@ def simulate(count: int = 12, readings: int = 2000, seed: int = 1883) -> list[Se
 
 
 # --- the broker and its clients -----------------------------------------------------------------------------------
+
+
+@contextmanager
+def stderr_in(path: Path) -> Iterator[None]:
+    """Send standard error, that of child processes included, to a file; print the file if the block fails.
+
+    A JVM logs to standard error while it starts, before any of its settings apply, and keeps the file afterwards.
+    """
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with path.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    except BaseException:
+        os.write(terminal, path.read_bytes())
+        raise
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
 
 
 @contextmanager
@@ -294,7 +315,8 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
     with running_broker(directory) as (port, http_port):
         console.print(f"broker on port {port}, its streams on http://127.0.0.1:{http_port}; Spark starts",
                       highlight=False, soft_wrap=True)
-        spark = make_session(IngestConfig(()))
+        with stderr_in(directory / "spark-start.log"):
+            spark = make_session(IngestConfig(()))
         try:
             with bars:
                 published = bars.add_task("published", total=total)
