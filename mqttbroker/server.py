@@ -204,7 +204,7 @@ class Server:
         self.scheduler.tell_time()
         self.broker.clients.shut_down()
         self.scheduler.flush()
-        while not self.broker.journal.idle or self.broker.journal.wanting:
+        while not self.broker.journal.writer_idle or self.broker.journal.has_pending:
             self.stored.clear()
             self.scheduler.write()
             await self.stored.wait()

@@ -43,7 +43,7 @@ class Expiry(EntryQuery):
 
     def _ask(self) -> None:
         self._asked_at = self.context.clock.now
-        self.context.journal.list_entries(self)
+        self.context.journal.query_entries(self)
 
     def answered(self) -> None:
         rows = self.rows

@@ -44,18 +44,18 @@ MESSAGE_OVERHEAD: Final = 200
 class Gate:
     """An acknowledgement that waits for the disk.
 
-    ``holds`` counts what is not safe yet.  When the last hold is settled the
+    ``pending`` counts what is not safe yet.  When the last hold is settled the
     gate opens; one failure makes it a refusal.  Subclasses say what follows.
     """
 
     def __init__(self) -> None:
-        self.holds = 0
+        self.pending = 0
         self.failed = False
 
     def settle(self) -> None:
         """One of the things waited for is safe, or no longer matters."""
-        self.holds -= 1
-        if self.holds == 0:
+        self.pending -= 1
+        if self.pending == 0:
             self.opened()
 
     def fail(self) -> None:
@@ -145,23 +145,23 @@ class Journal:
         return self._gathering.size + (writing.size if writing is not None else 0)
 
     @property
-    def idle(self) -> bool:
+    def writer_idle(self) -> bool:
         """Whether the writer has no batch of ours."""
         return self._writing is None
 
     @property
-    def reading(self) -> bool:
+    def has_page_requests(self) -> bool:
         """Whether somebody waits for a page."""
         return bool(self._gathering.pages)
 
     @property
-    def wanting(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether a take would bring anything."""
         return not self._gathering.empty
 
     # -- queue entries ------------------------------------------------------
 
-    def add(self, entry: Entry, gate: Optional[Gate]) -> None:
+    def add_entry(self, entry: Entry, gate: Optional[Gate]) -> None:
         """Keep a new entry; `gate` stays shut until it is safe or no longer matters."""
         batch = self._gathering
         entry.seq = self.next_seq
@@ -171,27 +171,27 @@ class Journal:
         batch.size += entry.message.size + MESSAGE_OVERHEAD
         batch.empty = False
         if gate is not None:
-            gate.holds += 1
+            gate.pending += 1
             entry.gate = gate
 
-    def change(self, entry: Entry) -> None:
+    def update_entry(self, entry: Entry) -> None:
         """The packet id or phase of an entry changed; `Entry.committed` follows the commit."""
         if entry.disk == STORED and not entry.changed:
             entry.changed = True
             self._gathering.updates.append(entry)
             self._gathering.empty = False
 
-    def remove(self, entry: Entry) -> None:
+    def remove_entry(self, entry: Entry) -> None:
         """The entry is done with: acknowledged, expired or dropped."""
         batch = self._gathering
         if entry.disk == PENDING:
             batch.size -= entry.message.size + MESSAGE_OVERHEAD
-            self._let_go(entry)
+            self._settle_unwritten(entry)
         elif entry.disk == STORED:
-            self.discard(entry.session_id, entry.seq, entry.message.id, entry.shared)
+            self.remove_stored_entry(entry.session_id, entry.seq, entry.message.id, entry.shared)
         entry.disk = GONE
 
-    def discard(self, session_id: int, seq: int, message_id: int, shared: bool) -> None:
+    def remove_stored_entry(self, session_id: int, seq: int, message_id: int, shared: bool) -> None:
         """Delete an entry that is on disk."""
         batch = self._gathering
         batch.deletes.append((session_id, seq))
@@ -201,7 +201,7 @@ class Journal:
             batch.sole_messages.append(message_id)
         batch.empty = False
 
-    def _let_go(self, entry: Entry) -> None:
+    def _settle_unwritten(self, entry: Entry) -> None:
         """Nobody needs an entry any more that was not written yet."""
         entry.disk = GONE
         gate = entry.gate
@@ -211,16 +211,16 @@ class Journal:
 
     # -- everything else ----------------------------------------------------
 
-    def receive(self, session_id: int, packet_id: int) -> None:
+    def add_received(self, session_id: int, packet_id: int) -> None:
         """A QoS 2 packet id is taken until it is released."""
         self._gathering.received[(session_id, packet_id)] = True
         self._gathering.empty = False
 
-    def release(self, session_id: int, packet_id: int) -> None:
+    def remove_received(self, session_id: int, packet_id: int) -> None:
         self._gathering.received[(session_id, packet_id)] = False
         self._gathering.empty = False
 
-    def retain(self, topic: str, message: Optional[Message]) -> None:
+    def set_retained(self, topic: str, message: Optional[Message]) -> None:
         """Set the retained message of a topic, or clear it with None."""
         batch = self._gathering
         batch.retained[topic] = message
@@ -228,30 +228,30 @@ class Journal:
             batch.size += message.size + MESSAGE_OVERHEAD
         batch.empty = False
 
-    def session(self, session_id: int, row: Tuple[object, ...]) -> None:
+    def save_session(self, session_id: int, row: Tuple[object, ...]) -> None:
         """Insert or replace a session's row (`WriteSet.sessions` has its columns)."""
         self._gathering.sessions[session_id] = row
         self._gathering.empty = False
 
-    def end(self, session_id: int) -> None:
+    def delete_session(self, session_id: int) -> None:
         """Forget a session with all that belongs to it."""
         batch = self._gathering
         batch.ended[session_id] = True
         batch.sessions.pop(session_id, None)
         batch.empty = False
 
-    def subscribe(
+    def save_subscription(
         self, session_id: int, topic_filter: str, qos: int, options: int, subscription_id: int
     ) -> None:
         row = (session_id, topic_filter, qos, options, subscription_id)
         self._gathering.subscriptions[(session_id, topic_filter)] = row
         self._gathering.empty = False
 
-    def unsubscribe(self, session_id: int, topic_filter: str) -> None:
+    def delete_subscription(self, session_id: int, topic_filter: str) -> None:
         self._gathering.subscriptions[(session_id, topic_filter)] = None
         self._gathering.empty = False
 
-    def stream(self, stream: str, partition: int, message: Message) -> None:
+    def append_to_stream(self, stream: str, partition: int, message: Message) -> None:
         """Append a message to a stream's partition."""
         batch = self._gathering
         batch.size += message.size + MESSAGE_OVERHEAD
@@ -262,40 +262,40 @@ class Journal:
         else:
             records.append(message)
 
-    def page(self, request: PageRequest) -> None:
+    def request_page(self, request: PageRequest) -> None:
         """Read a page after everything gathered so far is committed."""
         self._gathering.pages.append(request)
         self._gathering.empty = False
 
-    def list_entries(self, listing: EntryQuery) -> None:
+    def query_entries(self, listing: EntryQuery) -> None:
         """Find entries after everything gathered so far is committed."""
         self._gathering.listings.append(listing)
         self._gathering.empty = False
 
-    def hold(self, gate: Gate) -> None:
+    def wait_for_commit(self, gate: Gate) -> None:
         """Keep a gate shut until the batch that gathers now is committed."""
-        gate.holds += 1
+        gate.pending += 1
         self._gathering.gates.append(gate)
         self._gathering.empty = False
 
-    def hold_received(self, gate: Gate, session_id: int, packet_id: int) -> None:
+    def wait_for_received(self, gate: Gate, session_id: int, packet_id: int) -> None:
         """Keep a gate shut until a QoS 2 packet id that is taken already is on disk."""
         pair = (session_id, packet_id)
         for batch in (self._writing, self._gathering):
             if batch is not None and batch.received.get(pair, False):
-                gate.holds += 1
+                gate.pending += 1
                 batch.gates.append(gate)
 
-    def hold_retained(self, gate: Gate, topic: str) -> None:
+    def wait_for_retained(self, gate: Gate, topic: str) -> None:
         """Keep a gate shut until what was last asked for a topic is on disk."""
         for batch in (self._writing, self._gathering):
             if batch is not None and topic in batch.retained:
-                gate.holds += 1
+                gate.pending += 1
                 batch.gates.append(gate)
 
     # -- towards the writer -------------------------------------------------
 
-    def take(self) -> WriteSet:
+    def close_batch(self) -> WriteSet:
         """Close the gathering batch and give its rows; only when `idle`."""
         batch = self._gathering
         self._gathering = _Batch()
@@ -313,7 +313,7 @@ class Journal:
                 write_set.subscriptions.append(row)
             else:
                 write_set.unsubscriptions.append(key)
-        self._take_entries(batch, write_set)
+        self._add_entry_rows(batch, write_set)
         write_set.deletes = batch.deletes
         write_set.sole_messages = batch.sole_messages
         write_set.shared_messages = list(batch.shared_messages)
@@ -345,12 +345,12 @@ class Journal:
         write_set.probe = batch.probe
         return write_set
 
-    def _take_entries(self, batch: _Batch, write_set: WriteSet) -> None:
+    def _add_entry_rows(self, batch: _Batch, write_set: WriteSet) -> None:
         """Rows of the entries that still matter; their messages once each."""
         if batch.ended:
             for entry in batch.entries:
                 if entry.session_id in batch.ended and entry.disk == PENDING:
-                    self._let_go(entry)
+                    self._settle_unwritten(entry)
         wanted: List[Entry] = [entry for entry in batch.entries if entry.disk == PENDING]
         last: int = len(wanted) - 1
         index: int = 0

@@ -99,7 +99,7 @@ class MessageQueue(Owner):
 
     def drop_stored(self, seq: int, message_id: int, shared: bool, size: int) -> None:
         """Let go of an entry that is only on disk."""
-        self.context.journal.discard(self.id, seq, message_id, shared)
+        self.context.journal.remove_stored_entry(self.id, seq, message_id, shared)
         self.count_out(size)
         if self.queued_messages == 0:
             self.stored_seq = 0
@@ -140,7 +140,7 @@ class MessageQueue(Owner):
             return  # refused by the store after it was sent
         self.count_out(entry.message.size)
         if entry.disk != MEMORY:
-            self.context.journal.remove(entry)
+            self.context.journal.remove_entry(entry)
         else:
             entry.disk = GONE
 
@@ -198,7 +198,7 @@ class OldestEntries(EntryQuery):
             session.drop_stored(seq, message_id, shared != 0, bytes_freed)
         if session.beyond(messages, size):
             self.asked = True
-            session.context.journal.list_entries(self)
+            session.context.journal.query_entries(self)
 
     def answered(self) -> None:
         self._next = 0

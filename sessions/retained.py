@@ -54,17 +54,17 @@ class Retained:
             self._tree.set(topic, message)
             self._count(message, 1)
             if not volatile:
-                self._journal.retain(topic, message)
+                self._journal.set_retained(topic, message)
         elif old is not None:
             self._tree.pop(topic)
             if not volatile:
-                self._journal.retain(topic, None)
+                self._journal.set_retained(topic, None)
         else:
             if gate is not None:
-                self._journal.hold_retained(gate, topic)
+                self._journal.wait_for_retained(gate, topic)
             return
         if gate is not None and not volatile:
-            self._journal.hold(gate)
+            self._journal.wait_for_commit(gate)
 
     def scan(self, topic_filter: str) -> RetainedScan:
         """The messages under a filter, to be taken a few at a time."""
@@ -79,7 +79,7 @@ class Retained:
         if self._tree.get(message.topic) is message:
             self._tree.pop(message.topic)
             self._count(message, -1)
-            self._journal.retain(message.topic, None)
+            self._journal.set_retained(message.topic, None)
 
     def sweep(self, visits: int, now: int) -> None:
         """Visit so many of the next topics, if any message expires, and forget those that have."""

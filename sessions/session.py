@@ -178,10 +178,10 @@ class Session(Window):
         context.queued_bytes += size
         if open_now:
             self._start(entry)
-            context.journal.add(entry, gate)
+            context.journal.add_entry(entry, gate)
             self.loaded_seq = entry.seq
             return None if entry.phase == STORING else entry
-        context.journal.add(entry, gate)
+        context.journal.add_entry(entry, gate)
         if message.expires_at != 0 and not 0 < context.next_expiry < message.expires_at:
             context.next_expiry = message.expires_at
         if self.paging:
@@ -288,11 +288,11 @@ class Session(Window):
         if entry.disk == MEMORY or not self.context.journal.gated:
             entry.phase = AWAIT_PUBCOMP
             if entry.disk != MEMORY:
-                self.context.journal.change(entry)
+                self.context.journal.update_entry(entry)
             self._send_pubrel(packet_id)
         else:
             entry.phase = RELEASING
-            self.context.journal.change(entry)
+            self.context.journal.update_entry(entry)
         return ACCEPTED
 
     def publish_refused(self, packet_id: int) -> int:
@@ -393,7 +393,7 @@ class Session(Window):
                 entry.phase = phase
                 outlet.send_entry(entry, True)
                 continue
-            journal.change(entry)
+            journal.update_entry(entry)
             if entry.phase != STORING:
                 outlet.send_entry(entry, False)
         backpressure = self.backpressure
@@ -419,7 +419,7 @@ class Session(Window):
         self.oldest = None
         self._forget_late()
         self.page_limit_seq = context.journal.next_seq - 1
-        context.journal.page(
+        context.journal.request_page(
             PageRequest(
                 self.id,
                 self.loaded_seq,

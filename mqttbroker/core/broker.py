@@ -100,8 +100,8 @@ class Broker:
 
     def take_writes(self) -> Optional[WriteSet]:
         """What the store is to write now; None if nothing, or if it still has the last."""
-        if self.journal.idle and self.journal.wanting:
-            return self.journal.take()
+        if self.journal.writer_idle and self.journal.has_pending:
+            return self.journal.close_batch()
         return None
 
     def stored(self, pages: List[Page], error: str, full: bool = True) -> None:

@@ -153,7 +153,7 @@ class Clients:
         session.end()
         self.registry.remove(session)
         if session.id != 0:
-            self.journal.end(session.id)
+            self.journal.delete_session(session.id)
 
     def _publish_will(self, session: Session) -> None:
         will = session.will
@@ -170,7 +170,7 @@ class Clients:
         """Write a durable session's row."""
         if session.id != 0:
             due = session.will_due if away and session.will is not None else None
-            self.journal.session(
+            self.journal.save_session(
                 session.id,
                 (
                     session.id,

@@ -117,7 +117,7 @@ class ConnectHandler:
             if old is not None:
                 self.clients.end_session(old)  # [MQTT-3.1.2-4]
                 if old.id != 0 and self.journal.gated:
-                    self.journal.hold(pending_connect)
+                    self.journal.wait_for_commit(pending_connect)
             session = self.registry.create(client_id, expiry > 0)
         self._give_rights(session, connection)
         session.expiry_interval = expiry
@@ -130,7 +130,7 @@ class ConnectHandler:
         self.clients.save(session, False)
         if session.must_load:
             session.request_page()
-        elif pending_connect.holds == 0:
+        elif pending_connect.pending == 0:
             self._welcome(pending_connect)
 
     def _has_room(self, connection: Connection) -> bool:

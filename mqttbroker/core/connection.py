@@ -468,7 +468,7 @@ class Connection(ClientConnection):
 
     def answer(self, gate: AckGate) -> None:
         """Send a gate's acknowledgement, now or when its turn comes."""
-        if gate.holds == 0 and self.acks.length == 0:
+        if gate.pending == 0 and self.acks.length == 0:
             self._acknowledge(gate)
             if gate.packet is None:
                 self.spare_gate = gate
@@ -572,7 +572,7 @@ class AckQueue:
     def pop_open(self) -> Optional[AckGate]:
         """Take out the first one if nothing holds it any more."""
         gate = self._first
-        if gate is None or gate.holds > 0:
+        if gate is None or gate.pending > 0:
             return None
         self._first = gate.behind
         if self._first is None:

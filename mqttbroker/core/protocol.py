@@ -360,12 +360,12 @@ class Protocol(PublishHandler):
         if stored is None:
             gate.reason_code = PACKET_IDENTIFIER_NOT_FOUND
             # The release that an earlier PUBREL asked for may still be on its way to the disk.
-            if session.id != 0 and journal.gated and (journal.wanting or not journal.idle):
-                journal.hold(gate)
+            if session.id != 0 and journal.gated and (journal.has_pending or not journal.writer_idle):
+                journal.wait_for_commit(gate)
         elif stored:
-            journal.release(session.id, packet_id)
+            journal.remove_received(session.id, packet_id)
             if journal.gated:
-                journal.hold(gate)
+                journal.wait_for_commit(gate)
         self.answer(gate)
 
     def _connect(self, packet: Connect) -> None:

@@ -390,7 +390,7 @@ class PublishHandler(Connection):
             gate = self.gate(PUBREC, packet_id)
             if packet_id in session.received:  # [MQTT-4.3.3-10]
                 if session.id != 0 and journal.gated:
-                    journal.hold_received(gate, session.id, packet_id)
+                    journal.wait_for_received(gate, session.id, packet_id)
                 self.answer(gate)
                 return
             session.received[packet_id] = False
@@ -399,11 +399,11 @@ class PublishHandler(Connection):
         broker.publisher.publish(
             message, route, outgoing, session, gate if journal.gated else None
         )
-        if message.qos == 2 and session.id != 0 and (gate.holds > 0 or not journal.gated):
+        if message.qos == 2 and session.id != 0 and (gate.pending > 0 or not journal.gated):
             session.received[packet_id] = True
-            journal.receive(session.id, packet_id)
+            journal.add_received(session.id, packet_id)
             if journal.gated:
-                journal.hold(gate)
+                journal.wait_for_commit(gate)
         self.answer(gate)
 
     def _route(self, topic: bytes) -> Route:

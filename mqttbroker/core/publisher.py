@@ -166,9 +166,9 @@ class Publisher:
         partition: int = sink.partition
         if partition < 0:
             partition = crc32(partition_key(rule.key, message)) % rule.partitions
-        self.journal.stream(rule.name, partition, message)
+        self.journal.append_to_stream(rule.name, partition, message)
         if gate is not None:
-            self.journal.hold(gate)
+            self.journal.wait_for_commit(gate)
 
     def publish_own(self, topic: str, payload: bytes, retain: bool) -> None:
         """Publish a message of the broker itself at QoS 0; a retained one is not stored."""

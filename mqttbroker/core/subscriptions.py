@@ -68,7 +68,7 @@ class Subscriptions:
             session.add_pending_retained(replay)
             gate.sequel = Answered(self.replays, connection).run
         if session.id != 0 and self.journal.gated:
-            self.journal.hold(gate)
+            self.journal.wait_for_commit(gate)
         connection.answer(gate)
 
     def _subscribe_one(
@@ -107,7 +107,7 @@ class Subscriptions:
         else:
             self.router.join(shared[0], shared[1], subscription)
         if session.id != 0:
-            self.journal.subscribe(session.id, wanted, request.qos, request.options, identifier)
+            self.journal.save_subscription(session.id, wanted, request.qos, request.options, identifier)
         return request.qos
 
     def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
@@ -122,12 +122,12 @@ class Subscriptions:
                 continue
             self.withdraw(subscription)
             if session.id != 0:
-                self.journal.unsubscribe(session.id, topic_filter)
+                self.journal.delete_subscription(session.id, topic_filter)
             codes.append(SUCCESS)
         gate = connection.gate(UNSUBACK, packet.packet_id)
         gate.packet = Unsuback(packet.packet_id, codes).encode(connection.version)
         if session.id != 0 and self.journal.gated:
-            self.journal.hold(gate)
+            self.journal.wait_for_commit(gate)
         connection.answer(gate)
 
     def restore(self, subscription: Subscription) -> None:

@@ -82,7 +82,7 @@ class FlushScheduler:
         for connection in self.served:
             connection.touch()
         self.served.clear()
-        if self.eager or self.broker.journal.reading:
+        if self.eager or self.broker.journal.has_page_requests:
             self.write()
 
     def write_bulk(self, connection: Connection, transport: Any) -> None:
@@ -230,7 +230,7 @@ class Wire:
         if self.protocol.blocked:
             self.check_blocked()
         journal = self.broker.journal
-        if journal.wanting and journal.idle and (turn.eager or journal.reading):
+        if journal.has_pending and journal.writer_idle and (turn.eager or journal.has_page_requests):
             turn.wake()
         return position
 

@@ -213,7 +213,7 @@ class CoreTarget:
         left += [client_id for client_id in broker.registry.sessions if not _stays(client_id)]
         if left or broker.clients.waiting or broker.clients.connected != 2:
             raise Finding(f"left behind: {left} {list(broker.clients.waiting)}, {broker.clients.connected} connected")
-        if broker.journal.size or broker.journal.wanting or not broker.journal.idle:
+        if broker.journal.size or broker.journal.has_pending or not broker.journal.writer_idle:
             raise Finding(f"the journal still has {broker.journal.size} bytes to write")
         now = live_objects()
         if self.rounds <= WARM_UP:

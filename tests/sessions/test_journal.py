@@ -15,13 +15,13 @@ def message(payload: bytes = b"x", topic: str = "t") -> Message:
 
 def entry(journal: Journal, of: Message, session_id: int = 1, gate: Gate | None = None) -> Entry:
     made = Entry(session_id, of, 1, False, b"")
-    journal.add(made, gate)
+    journal.add_entry(made, gate)
     return made
 
 
 def test_nothing_wanted_nothing_taken() -> None:
     journal = Journal(True)
-    assert journal.idle and not journal.wanting and journal.size == 0
+    assert journal.writer_idle and not journal.has_pending and journal.size == 0
 
 
 def test_ids_count_on_and_a_message_of_many_entries_is_stored_once() -> None:
@@ -29,12 +29,12 @@ def test_ids_count_on_and_a_message_of_many_entries_is_stored_once() -> None:
     shared, sole = message(b"shared"), message(b"sole")
     entries = [entry(journal, shared, 1), entry(journal, shared, 2), entry(journal, sole, 1)]
     assert journal.size == 2 * shared.size + sole.size + 3 * MESSAGE_OVERHEAD
-    write_set = journal.take()
+    write_set = journal.close_batch()
     assert [row[0] for row in write_set.messages] == [7, 8]
     assert [row[:4] for row in write_set.entries] == [(1, 100, 7, 1), (2, 101, 7, 1), (1, 102, 8, 0)]
-    assert not journal.idle and not journal.wanting
+    assert not journal.writer_idle and not journal.has_pending
     journal.committed()
-    assert journal.idle and journal.size == 0
+    assert journal.writer_idle and journal.size == 0
     assert [one.disk for one in entries] == [STORED] * 3
 
 
@@ -43,10 +43,10 @@ def test_a_stored_entry_that_is_done_takes_its_message_along(shared: bool) -> No
     journal = Journal(True)
     one = message()
     entries = [entry(journal, one, 1)] + ([entry(journal, one, 2)] if shared else [])
-    journal.take()
+    journal.close_batch()
     journal.committed()
-    journal.remove(entries[0])
-    write_set = journal.take()
+    journal.remove_entry(entries[0])
+    write_set = journal.close_batch()
     assert write_set.deletes == [(1, 1)]
     assert (write_set.sole_messages, write_set.shared_messages) == (([], [1]) if shared else ([1], []))
 
@@ -56,64 +56,64 @@ def test_an_entry_done_before_the_take_leaves_no_trace_and_opens_its_gate() -> N
     gate = Gate()
     one = message()
     gone, left = entry(journal, one, 1, gate), entry(journal, one, 2, gate)
-    journal.remove(gone)
-    assert (gate.holds, gone.disk, left.disk) == (1, GONE, PENDING)
+    journal.remove_entry(gone)
+    assert (gate.pending, gone.disk, left.disk) == (1, GONE, PENDING)
     assert journal.size == one.size + MESSAGE_OVERHEAD
-    write_set = journal.take()
+    write_set = journal.close_batch()
     assert [row[0] for row in write_set.entries] == [2] and write_set.entries[0][3] == 0
     journal.committed()
-    assert gate.holds == 0 and not gate.failed
+    assert gate.pending == 0 and not gate.failed
 
 
 def test_gates_open_with_the_commit_of_their_own_batch() -> None:
     journal = Journal(True)
     first, second, both = Gate(), Gate(), Gate()
     entry(journal, message(), 1, first)
-    journal.hold(both)
-    journal.take()
+    journal.wait_for_commit(both)
+    journal.close_batch()
     entry(journal, message(), 1, second)
-    journal.hold(both)
-    assert (first.holds, second.holds, both.holds) == (1, 1, 2)
+    journal.wait_for_commit(both)
+    assert (first.pending, second.pending, both.pending) == (1, 1, 2)
     journal.committed()
-    assert (first.holds, second.holds, both.holds) == (0, 1, 1)
-    journal.take()
+    assert (first.pending, second.pending, both.pending) == (0, 1, 1)
+    journal.close_batch()
     journal.committed()
-    assert (second.holds, both.holds) == (0, 0)
+    assert (second.pending, both.pending) == (0, 0)
 
 
 def test_a_change_is_written_once_and_only_of_what_is_stored() -> None:
     journal = Journal(True)
     one = entry(journal, message())
     one.packet_id = 5
-    journal.change(one)
-    write_set = journal.take()
+    journal.update_entry(one)
+    write_set = journal.close_batch()
     assert write_set.entries[0][7] == 5 and write_set.updates == []
     one.packet_id = 6
-    journal.change(one)
-    journal.change(one)
+    journal.update_entry(one)
+    journal.update_entry(one)
     journal.committed()
-    assert journal.take().updates == [(6, 0, 1, 1)]
+    assert journal.close_batch().updates == [(6, 0, 1, 1)]
     journal.committed()
-    journal.change(one)
-    journal.remove(one)
-    assert journal.take().updates == []
+    journal.update_entry(one)
+    journal.remove_entry(one)
+    assert journal.close_batch().updates == []
 
 
 def test_later_operations_on_a_key_win() -> None:
     journal = Journal(True)
-    journal.receive(1, 10)
-    journal.receive(1, 11)
-    journal.release(1, 10)
-    journal.subscribe(1, "a", 1, 1, 0)
-    journal.subscribe(1, "b", 1, 1, 0)
-    journal.unsubscribe(1, "a")
-    journal.retain("x", message(b"1", "x"))
-    journal.retain("x", message(b"2", "x"))
-    journal.retain("y", message(b"1", "y"))
-    journal.retain("y", None)
-    journal.session(1, (1, "c", 4, 0, None, None, None))
-    journal.session(1, (1, "c", 5, 0, None, None, None))
-    write_set = journal.take()
+    journal.add_received(1, 10)
+    journal.add_received(1, 11)
+    journal.remove_received(1, 10)
+    journal.save_subscription(1, "a", 1, 1, 0)
+    journal.save_subscription(1, "b", 1, 1, 0)
+    journal.delete_subscription(1, "a")
+    journal.set_retained("x", message(b"1", "x"))
+    journal.set_retained("x", message(b"2", "x"))
+    journal.set_retained("y", message(b"1", "y"))
+    journal.set_retained("y", None)
+    journal.save_session(1, (1, "c", 4, 0, None, None, None))
+    journal.save_session(1, (1, "c", 5, 0, None, None, None))
+    write_set = journal.close_batch()
     assert (write_set.received, write_set.released) == ([(1, 11)], [(1, 10)])
     assert write_set.subscriptions == [(1, "b", 1, 1, 0)] and write_set.unsubscriptions == [(1, "a")]
     assert [row[:2] for row in write_set.retained] == [("x", b"2")] and write_set.unretained == ["y"]
@@ -123,14 +123,14 @@ def test_later_operations_on_a_key_win() -> None:
 def test_the_end_of_a_session_takes_all_of_it_out_of_the_batch() -> None:
     journal = Journal(True)
     gate = Gate()
-    journal.session(1, (1, "c", 4, 0, None, None, None))
-    journal.subscribe(1, "a", 1, 1, 0)
-    journal.receive(1, 10)
+    journal.save_session(1, (1, "c", 4, 0, None, None, None))
+    journal.save_subscription(1, "a", 1, 1, 0)
+    journal.add_received(1, 10)
     entry(journal, message(), 1, gate)
     kept = entry(journal, message(), 2)
-    journal.end(1)
-    write_set = journal.take()
-    assert gate.holds == 0
+    journal.delete_session(1)
+    write_set = journal.close_batch()
+    assert gate.pending == 0
     assert write_set.ended == [1]
     assert not write_set.sessions and not write_set.subscriptions and not write_set.received
     assert [row[1] for row in write_set.entries] == [kept.seq]
@@ -140,29 +140,29 @@ def test_a_failed_batch_refuses_its_messages_and_keeps_the_rest() -> None:
     journal = Journal(True)
     stored = entry(journal, message())
     done = entry(journal, message())
-    journal.take()
+    journal.close_batch()
     journal.committed()
     refused, waiting = Gate(), Gate()
     lost = entry(journal, message(), 1, refused)
-    journal.remove(done)
+    journal.remove_entry(done)
     stored.packet_id = 3
-    journal.change(stored)
-    journal.subscribe(1, "a", 1, 1, 0)
-    journal.subscribe(1, "b", 1, 1, 0)
-    journal.release(1, 10)
-    journal.receive(1, 11)
-    journal.end(9)
-    journal.retain("x", message(b"old", "x"))
-    journal.page(PageRequest(1, 0, 10, False))
-    journal.hold(waiting)
-    journal.take()
-    journal.unsubscribe(1, "b")
-    journal.retain("x", None)
+    journal.update_entry(stored)
+    journal.save_subscription(1, "a", 1, 1, 0)
+    journal.save_subscription(1, "b", 1, 1, 0)
+    journal.remove_received(1, 10)
+    journal.add_received(1, 11)
+    journal.delete_session(9)
+    journal.set_retained("x", message(b"old", "x"))
+    journal.request_page(PageRequest(1, 0, 10, False))
+    journal.wait_for_commit(waiting)
+    journal.close_batch()
+    journal.delete_subscription(1, "b")
+    journal.set_retained("x", None)
     journal.failed()
-    assert journal.counters.commit_failures == 1 and journal.idle and journal.wanting
-    assert refused.failed and waiting.failed and refused.holds == waiting.holds == 0
+    assert journal.counters.commit_failures == 1 and journal.writer_idle and journal.has_pending
+    assert refused.failed and waiting.failed and refused.pending == waiting.pending == 0
     assert lost.disk == GONE
-    write_set = journal.take()
+    write_set = journal.close_batch()
     assert not write_set.entries and not write_set.messages and not write_set.received
     assert write_set.deletes == [(1, done.seq)] and write_set.updates == [(3, 0, 1, stored.seq)]
     assert write_set.subscriptions == [(1, "a", 1, 1, 0)] and write_set.unsubscriptions == [(1, "b")]
@@ -175,34 +175,34 @@ def test_what_its_subscriber_had_before_the_failure_is_not_refused() -> None:
     journal = Journal(True)
     gate = Gate()
     one = entry(journal, message(), 1, gate)
-    journal.take()
-    journal.remove(one)
-    assert gate.holds == 1
+    journal.close_batch()
+    journal.remove_entry(one)
+    assert gate.pending == 1
     journal.failed()
-    assert gate.holds == 0 and not gate.failed
+    assert gate.pending == 0 and not gate.failed
 
 
 def test_a_repeated_packet_id_waits_for_the_batch_that_holds_it() -> None:
     journal = Journal(True)
-    journal.receive(1, 10)
-    journal.take()
-    journal.receive(1, 11)
+    journal.add_received(1, 10)
+    journal.close_batch()
+    journal.add_received(1, 11)
     writing, gathering, neither = Gate(), Gate(), Gate()
-    journal.hold_received(writing, 1, 10)
-    journal.hold_received(gathering, 1, 11)
-    journal.hold_received(neither, 1, 12)
-    assert (writing.holds, gathering.holds, neither.holds) == (1, 1, 0)
+    journal.wait_for_received(writing, 1, 10)
+    journal.wait_for_received(gathering, 1, 11)
+    journal.wait_for_received(neither, 1, 12)
+    assert (writing.pending, gathering.pending, neither.pending) == (1, 1, 0)
     journal.failed()
     assert writing.failed and not gathering.failed
-    journal.take()
+    journal.close_batch()
     journal.committed()
-    assert gathering.holds == 0
+    assert gathering.pending == 0
 
 
 def test_streams_keep_the_order_of_their_records() -> None:
     journal = Journal(True)
     messages = [message(b"%d" % n) for n in range(4)]
     for n, one in enumerate(messages):
-        journal.stream("s", n % 2, one)
+        journal.append_to_stream("s", n % 2, one)
     assert journal.size == 4 * (messages[0].size + MESSAGE_OVERHEAD)
-    assert journal.take().stream_messages == {("s", 0): messages[::2], ("s", 1): messages[1::2]}
+    assert journal.close_batch().stream_messages == {("s", 0): messages[::2], ("s", 1): messages[1::2]}

@@ -44,13 +44,13 @@ def test_gates_wait_for_what_is_written() -> None:
     retained.set(message("a"), False, gates[0])
     retained.set(message("b", b""), False, gates[1])
     retained.set(message("$SYS/x"), True, gates[2])
-    assert [gate.holds for gate in gates] == [1, 0, 0, 0]
+    assert [gate.pending for gate in gates] == [1, 0, 0, 0]
     retained.set(message("a", b""), False, None)
-    journal.take()
+    journal.close_batch()
     retained.set(message("a", b""), False, gates[3])
-    assert gates[3].holds == 1
+    assert gates[3].pending == 1
     journal.committed()
-    assert [gate.holds for gate in gates] == [0, 0, 0, 0]
+    assert [gate.pending for gate in gates] == [0, 0, 0, 0]
 
 
 def test_volatile_messages_never_reach_the_journal() -> None:
@@ -58,14 +58,14 @@ def test_volatile_messages_never_reach_the_journal() -> None:
     retained = Retained(journal)
     retained.set(message("$SYS/x"), True, None)
     retained.set(message("$SYS/x", b""), True, None)
-    assert not journal.wanting and len(retained) == 0 and retained.size == 0
+    assert not journal.has_pending and len(retained) == 0 and retained.size == 0
 
 
 def test_what_was_loaded_is_not_written_again() -> None:
     journal = Journal(True)
     retained = Retained(journal)
     retained.load(message("a"))
-    assert under(retained, "#") == ["a"] and not journal.wanting
+    assert under(retained, "#") == ["a"] and not journal.has_pending
 
 
 def test_expired_messages_are_left_out_and_leave_the_store() -> None:
@@ -77,4 +77,4 @@ def test_expired_messages_are_left_out_and_leave_the_store() -> None:
     assert under(retained, "#", now=100) == ["new"]
     one = retained.get("new")
     assert one is not None and retained.size == one.size
-    assert journal.take().unretained == ["old"]
+    assert journal.close_batch().unretained == ["old"]
