@@ -11,7 +11,7 @@ from mqttbroker.auth.security import Security
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED, UNSPECIFIED_ERROR
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.clients import restore_will
+from mqttbroker.core.wills import load_will
 from mqttbroker.core.connection import Outbound
 from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
 from mqttbroker.core.policy import Redirect, Terms
@@ -169,15 +169,15 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
         session.disconnected_at = now if disconnected_at is None else disconnected_at
         session.received_on_disk = True
         if will is not None:
-            restore_will(session, will)
+            load_will(session, will)
             session.will_due = will_due or 0.0
-        broker.clients.restore(session)
+        broker.lifecycle.load(session)
     for session_id, messages, size, last_seq in _consumed(recovered.queues):
         session = registry.by_id[session_id]
         session.count_in(messages, size, last_seq)
     for row in _consumed(recovered.subscriptions):
         session_id, topic_filter, _, options, identifier = _columns(row)
-        broker.subscriptions.restore(
+        broker.subscriptions.load(
             Subscription(registry.by_id[session_id], topic_filter, options, identifier)
         )
     for row in _consumed(recovered.retained):

@@ -130,13 +130,13 @@ class Server:
     def unready(self) -> list[str]:
         """The reasons why clients should not connect now, for /readyz; empty if there is none."""
         reasons = []
-        if self.broker.store_error:
-            reasons.append(f"store: {self.broker.store_error}")
+        if self.broker.commits.error:
+            reasons.append(f"store: {self.broker.commits.error}")
         elif self.store.damage:
             salvaging = self.settings.on_corrupt_store == "salvage"
             cure = "a restart repairs it" if salvaging else "stop the broker and run mqttbroker repair-store"
             reasons.append(f"store: {self.store.damage}; {cure}")
-        if self.broker.overfull:
+        if self.broker.commits.backlogged:
             reasons.append("store: too much waits for the disk")
         redirect = self.broker.terms.redirect
         if redirect is not None:
@@ -190,7 +190,7 @@ class Server:
         self.loop.call_soon_threadsafe(self._done, pages, error)
 
     def _done(self, pages: List[Page], error: Optional[Exception]) -> None:
-        was = self.broker.store_error
+        was = self.broker.commits.error
         reason = "" if error is None else str(error) or type(error).__name__
         self.scheduler.stored(pages, reason, is_full(error))
         if reason and not was:
@@ -208,7 +208,7 @@ class Server:
             self.stored.clear()
             self.scheduler.write()
             await self.stored.wait()
-            if self.broker.store_error:
+            if self.broker.commits.error:
                 break
         await asyncio.get_running_loop().run_in_executor(None, self.store.stop)
         log.info("event=stopped")

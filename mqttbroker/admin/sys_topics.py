@@ -75,7 +75,7 @@ class SysTopics:
             "clients/disconnected": total - clients.connected,
             "clients/inactive": total - clients.connected,
             "clients/maximum": clients.connected_maximum,
-            "clients/expired": clients.expired,
+            "clients/expired": broker.lifecycle.expired,
             "messages/received": counters.messages_received,
             "messages/sent": counters.messages_sent,
             "messages/stored": len(broker.retained),

@@ -1,15 +1,14 @@
-"""Admission: from CONNECT to CONNACK.
+"""CONNECT and AUTH: from CONNECT to CONNACK, and re-authentication.
 
-The rule kept here: a client gets its CONNACK when it has been authenticated,
-when any older connection of its client id is closed [MQTT-3.1.4-3], and when
-what it resumes has been read, or what it discards is gone, from the store; no
-other packet goes before it [MQTT-3.2.0-1].
+A client gets its CONNACK after it is authenticated, after an older connection of its client id is closed [MQTT-3.1.4-3],
+and after its session is read from the store or the discarded one is deleted there. No other packet but AUTH goes before it
+[MQTT-3.2.0-1].
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Dict, Final, Optional
+from typing import Final, Optional
 
 from mqttbroker.codec.packets import Auth, Connack, Connect, Will
 from mqttbroker.codec.properties import Properties
@@ -29,25 +28,32 @@ from mqttbroker.codec.reason_codes import (
 )
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
+from mqttbroker.core.pending_connect import PendingConnect
 from mqttbroker.core.policy import Challenge, Policy, Rules, Terms
-from sessions.journal import Gate, Journal
+from mqttbroker.core.replay import Replays
+from mqttbroker.core.router import Router
+from mqttbroker.core.session_lifecycle import SessionLifecycle
+from sessions.journal import Journal
 from sessions.message import Message
 from sessions.registry import Registry
 from sessions.session import NEVER, Session
 
 log = logging.getLogger("mqttbroker")
 
-# A CONNECT with this user property, whatever its value, is told how durable an acknowledgement is.
+# The name of the user property, of any value, by which a CONNECT asks for the broker's durability setting.
 DURABILITY: Final = "mqttbroker-durability"
 
 
 class ConnectHandler:
-    """The CONNECTs that are being answered."""
+    """Answers CONNECT and AUTH."""
 
     def __init__(
         self,
         journal: Journal,
         registry: Registry,
+        router: Router,
+        replays: Replays,
+        lifecycle: SessionLifecycle,
         clients: Clients,
         terms: Terms,
         policy: Policy,
@@ -55,29 +61,31 @@ class ConnectHandler:
     ) -> None:
         self.journal = journal
         self.registry = registry
+        self.router = router
+        self.replays = replays
+        self.lifecycle = lifecycle
         self.clients = clients
         self.terms = terms
         self.policy = policy
         self.rules = rules
-        self._pending: Dict[str, PendingConnect] = {}
 
     def connect(self, connection: Connection, packet: Connect) -> None:
-        """A CONNECT that decoded; the answer may come in a later call."""
+        """Handle a CONNECT; the CONNACK may be sent in a later call."""
         redirect = self.terms.redirect
         if redirect is not None:
             self.refuse(connection, redirect.reason_code, "clients go to another server")
             return
         connection.state = CONNECTING
-        pending_connect = PendingConnect(self, connection, packet)
+        pending = PendingConnect(connection, packet, self._old_session_deleted)
         longest = connection.terms.max_keep_alive
         if longest < 65535 and (packet.keep_alive == 0 or packet.keep_alive > longest):
-            pending_connect.keep_alive = longest
-        connection.keep_alive = float(pending_connect.keep_alive)
+            pending.keep_alive = longest
+        connection.keep_alive = float(pending.keep_alive)
         connection.method = packet.properties.authentication_method
-        self.policy.authenticate(ConnectChallenge(pending_connect))
+        self.policy.authenticate(ConnectChallenge(self, pending))
 
     def auth(self, connection: Connection, packet: Auth) -> None:
-        """AUTH: the next step of an authentication, or the first of another one (section 4.12)."""
+        """Handle AUTH: the next step of an authentication, or the start of a re-authentication (section 4.12)."""
         if connection.method is None:  # [MQTT-4.12.0-7]
             raise MQTTError(PROTOCOL_ERROR, "AUTH without an authentication method")
         if packet.properties.authentication_method != connection.method:  # [MQTT-4.12.0-5]
@@ -87,54 +95,57 @@ class ConnectHandler:
         if packet.reason_code != expected:  # [MQTT-4.12.0-3] [MQTT-4.12.1-1]
             raise MQTTError(PROTOCOL_ERROR, f"AUTH with {name(packet.reason_code)} now")
         if challenge is None:
-            challenge = Renewal(connection)
+            challenge = Reauthentication(connection)
         if connection.state == AUTHENTICATING:
             connection.state = CONNECTING
         connection.challenge = None
         challenge.data = packet.properties.authentication_data
         connection.authenticator.converse(challenge)
 
-    def admit(self, pending_connect: PendingConnect) -> None:
-        """The client is who it says: give it its session."""
-        connection = pending_connect.connection
-        packet = pending_connect.packet
+    def authenticated(self, pending: PendingConnect) -> None:
+        """Resume or create the session of an authenticated client."""
+        connection = pending.connection
+        packet = pending.packet
         if connection.state != CONNECTING:
             return
         client_id = connection.client_id
-        if not self._has_room(connection):
+        if not self._check_limits(connection):
             return
-        if packet.will is not None and not self._may_leave(connection, packet.will):
+        if packet.will is not None and not self._check_will(connection, packet.will):
             return
         old = self._take_over(client_id)
-        if old is not None and self.registry.is_over(old, self.clients.now):
-            self.clients.end_session(old)
+        if old is not None and self.registry.is_over(old, self.lifecycle.now):
+            self.lifecycle.end(old)
             old = None
-        expiry = self._session_expiry(packet)
+        if packet.version < 5:
+            expiry = 0 if packet.clean_start else NEVER
+        else:
+            expiry = max(0, packet.properties.session_expiry_interval)
+        expiry = min(expiry, self.terms.max_session_expiry)
         if old is not None and not packet.clean_start and self._may_resume(connection, old):
             session = old
-            pending_connect.session_present = True  # [MQTT-3.1.2-5]
+            pending.session_present = True  # [MQTT-3.1.2-5]
         else:
             if old is not None:
-                self.clients.end_session(old)  # [MQTT-3.1.2-4]
+                self.lifecycle.end(old)  # [MQTT-3.1.2-4]
                 if old.id != 0 and self.journal.gated:
-                    self.journal.wait_for_commit(pending_connect)
+                    self.journal.wait_for_commit(pending)
             session = self.registry.create(client_id, expiry > 0)
-        self._give_rights(session, connection)
+        self._set_user(session, connection)
         session.expiry_interval = expiry
         session.version = connection.version
-        self._set_will(session, packet)
+        _set_will(session, packet.will)
         connection.session = session
-        pending_connect.session = session
-        self._pending[client_id] = pending_connect
-        self.clients.waiting[client_id] = connection
-        self.clients.save(session, False)
+        pending.session = session
+        self.clients.pending[client_id] = pending
+        self.lifecycle.save(session, False)
         if session.must_load:
             session.request_page()
-        elif pending_connect.pending == 0:
-            self._welcome(pending_connect)
+        elif pending.pending == 0:
+            self._accept(pending)
 
-    def _has_room(self, connection: Connection) -> bool:
-        """Whether one more client, or one in the place of its older self, may come in."""
+    def _check_limits(self, connection: Connection) -> bool:
+        """Whether the limits allow this client; refuses the CONNECT if not. It may replace its older connection."""
         known = self.registry.get(connection.client_id)
         if self.clients.connected >= self.terms.max_connections:
             if known is None or known.connection is None:
@@ -145,11 +156,23 @@ class ConnectHandler:
             return False
         return True
 
+    def _check_will(self, connection: Connection, will: Will) -> bool:
+        """Whether the will can be published; refuses the CONNECT if not."""
+        if will.retain and not self.terms.retain_available:
+            self.refuse(connection, RETAIN_NOT_SUPPORTED, "retained will")  # [MQTT-3.2.2-13]
+            return False
+        try:
+            self.router.route(will.topic.encode("utf-8"))
+        except MQTTError as error:
+            self.refuse(connection, error.reason_code, error.detail)
+            return False
+        return True
+
     def _take_over(self, client_id: str) -> Optional[Session]:
-        """The session of a client id, with any connection it has closed [MQTT-3.1.4-3]."""
-        pending = self._pending.pop(client_id, None)
+        """Close any older connection of a client id [MQTT-3.1.4-3]; returns its session."""
+        pending = self.clients.pending.get(client_id)
         if pending is not None:
-            # No code of a CONNACK says this, and nothing may go before a CONNACK.
+            # No CONNACK reason code says this, and no other packet may go before a CONNACK.
             self.clients.close(pending.connection, False, "session taken over")
         session = self.registry.get(client_id)
         if session is not None and session.connection is not None:
@@ -158,89 +181,57 @@ class ConnectHandler:
         return session
 
     def _may_resume(self, connection: Connection, session: Session) -> bool:
-        """Whether what the session was sent may be read by the user who comes for it.
+        """Whether this user may read the session's messages.
 
-        Under rules each user has its own; a session from before there were names is
-        for whoever comes first.
+        With restrictive rules a session belongs to one user; one without a user belongs to the first that resumes it.
         """
         if not self.rules.restrictive or session.username == connection.username:
             return True
         return session.username is None
 
-    def _give_rights(self, session: Session, connection: Connection) -> None:
-        """From now on the session's rights are those of this user at this listener."""
+    def _set_user(self, session: Session, connection: Connection) -> None:
+        """Give the session the rights of this user at this listener."""
         rules = connection.terms.rules
         if session.username != connection.username or session.rules != rules:
             session.username = connection.username
             session.rules = rules
             if self.rules.restrictive:
-                self.clients.publisher.router.invalidate_session(session)
+                self.router.invalidate_session(session)
 
-    def _session_expiry(self, packet: Connect) -> int:
-        if packet.version < 5:
-            wanted = 0 if packet.clean_start else NEVER
+    def _old_session_deleted(self, pending: PendingConnect) -> None:
+        """The discarded session has left the store, or that failed."""
+        connection = pending.connection
+        if connection.state != CONNECTING:
+            return
+        if pending.failed:
+            self.refuse(connection, connection.outbound.refusal, "the store failed")
         else:
-            wanted = max(0, packet.properties.session_expiry_interval)
-        return min(wanted, self.terms.max_session_expiry)
+            self._accept(pending)
 
-    def _may_leave(self, connection: Connection, will: Will) -> bool:
-        """Whether this will can be published when the time comes; refuses the CONNECT if not."""
-        if will.retain and not self.terms.retain_available:
-            self.refuse(connection, RETAIN_NOT_SUPPORTED, "retained will")  # [MQTT-3.2.2-13]
+    def session_loaded(self, session: Session) -> bool:
+        """Answer the CONNECT that waited for the session's first page; False if there is none."""
+        pending = self.clients.pending.get(session.client_id)
+        if pending is None or pending.session is not session:
             return False
-        try:
-            self.clients.publisher.router.route(will.topic.encode("utf-8"))
-        except MQTTError as error:
-            self.refuse(connection, error.reason_code, error.detail)
-            return False
+        self._accept(pending)
         return True
 
-    def _set_will(self, session: Session, packet: Connect) -> None:
-        will = packet.will
-        if will is None:
-            session.will = None
-            session.will_delay = 0
-            return
-        properties = will.properties
-        session.will_delay = max(0, properties.will_delay_interval)
-        session.will_expiry = properties.message_expiry_interval
-        session.will = Message(
-            will.topic, will.payload, will.qos, will.retain, will.forward, session.client_id, 0, 0
-        )
-
-    def forget(self, connection: Connection) -> None:
-        """The connection is over: its CONNECT waits no longer."""
-        pending = self._pending.get(connection.client_id)
-        if pending is not None and pending.connection is connection:
-            del self._pending[connection.client_id]
-
-    def discarded(self, pending_connect: PendingConnect) -> None:
-        """The end of the old session is on disk, or could not be written."""
-        if pending_connect.connection.state != CONNECTING:
-            return
-        if pending_connect.failed:
-            connection = pending_connect.connection
-            self.refuse(connection, connection.outbound.refusal, "the store failed")
-            return
-        self._welcome(pending_connect)
-
-    def _welcome(self, pending_connect: PendingConnect) -> None:
-        """Send CONNACK and let the session's messages flow."""
-        connection = pending_connect.connection
-        session = pending_connect.session
+    def _accept(self, pending: PendingConnect) -> None:
+        """Send CONNACK, and then the session's messages."""
+        connection = pending.connection
+        session = pending.session
         if connection.state != CONNECTING or session is None:
             return
-        packet = pending_connect.packet
-        connack = self._connack(pending_connect, session)
+        packet = pending.packet
+        connack = self._connack(pending, session)
         if len(connack) > connection.maximum_packet_size:  # [MQTT-3.1.2-24]
-            self.refuse(connection, PACKET_TOO_LARGE, "the client takes no packet as long as its CONNACK")
+            self.refuse(connection, PACKET_TOO_LARGE, "CONNACK is larger than the client's Maximum Packet Size")
             return
-        self._pending.pop(connection.client_id, None)
-        self.clients.waiting.pop(connection.client_id, None)
+        del self.clients.pending[connection.client_id]
         connection.state = CONNECTED
-        self.clients.count_in()
-        window = packet.properties.receive_maximum if packet.version >= 5 else -1
-        session.attach(connection, window if window > 0 else 65535)
+        self.clients.count_connected()
+        receive_maximum = packet.properties.receive_maximum if packet.version >= 5 else -1
+        session.attach(connection, receive_maximum if receive_maximum > 0 else 65535)
         connection.send(connack)
         log.info(
             "event=connected client=%s address=%s version=%d clean_start=%s keep_alive=%d",
@@ -248,20 +239,21 @@ class ConnectHandler:
             connection.peer,
             packet.version,
             packet.clean_start,
-            pending_connect.keep_alive,
+            pending.keep_alive,
         )
-        if pending_connect.session_present:
+        if pending.session_present:
             session.redeliver()
-            self.clients.subscriptions.replays.begin(connection)
+            self.replays.begin(connection)
         connection.touch()
 
-    def _connack(self, pending_connect: PendingConnect, session: Session) -> bytes:
-        packet = pending_connect.packet
+    def _connack(self, pending: PendingConnect, session: Session) -> bytes:
+        """The CONNACK of an accepted CONNECT."""
+        connection = pending.connection
+        packet = pending.packet
         properties = Properties()
-        terms = pending_connect.connection.terms
+        terms = connection.terms
         if packet.version >= 5:
-            asked = max(0, packet.properties.session_expiry_interval)
-            if asked != session.expiry_interval:
+            if max(0, packet.properties.session_expiry_interval) != session.expiry_interval:
                 properties.session_expiry_interval = session.expiry_interval
             properties.receive_maximum = terms.receive_maximum
             properties.maximum_packet_size = terms.maximum_packet_size
@@ -271,32 +263,24 @@ class ConnectHandler:
                 properties.topic_alias_maximum = terms.topic_alias_maximum
             if packet.client_id == "":
                 properties.assigned_client_identifier = session.client_id  # [MQTT-3.1.3-7]
-            if pending_connect.keep_alive != packet.keep_alive:
-                properties.server_keep_alive = pending_connect.keep_alive  # [MQTT-3.1.2-21]
+            if pending.keep_alive != packet.keep_alive:
+                properties.server_keep_alive = pending.keep_alive  # [MQTT-3.1.2-21]
             if packet.properties.request_response_information == 1:  # [MQTT-3.1.2-28]
                 properties.response_information = terms.reply_root(session.client_id, session.username)
-            properties.authentication_method = pending_connect.connection.method  # [MQTT-4.12.0-5]
-            properties.authentication_data = pending_connect.proof
+            properties.authentication_method = connection.method  # [MQTT-4.12.0-5]
+            properties.authentication_data = pending.authentication_data
             if any(key == DURABILITY for key, _ in packet.properties.user_properties):
                 properties.user_properties.append((DURABILITY, terms.durability))
-        present = pending_connect.session_present and packet.version > 3  # to 3.1 that byte is reserved
+        present = pending.session_present and packet.version > 3  # in MQTT 3.1 that byte is reserved
         connack = Connack(present, SUCCESS, properties)
         encoded = connack.encode(packet.version)
-        if properties.user_properties and len(encoded) > pending_connect.connection.maximum_packet_size:
+        if properties.user_properties and len(encoded) > connection.maximum_packet_size:
             properties.user_properties.clear()  # [MQTT-3.2.2-20]
             encoded = connack.encode(packet.version)
         return encoded
 
-    def resumed(self, session: Session) -> bool:
-        """The session's first page is in memory; False if no CONNECT waits for it."""
-        pending_connect = self._pending.get(session.client_id)
-        if pending_connect is None or pending_connect.session is not session:
-            return False
-        self._welcome(pending_connect)
-        return True
-
     def refuse(self, connection: Connection, reason_code: int, detail: str) -> None:
-        """Answer a CONNECT with an error and close [MQTT-3.2.2-7]."""
+        """Answer a CONNECT with an error and close the connection [MQTT-3.2.2-7]."""
         if connection.state == CLOSED:
             return
         if connection.version >= 5:
@@ -316,56 +300,40 @@ class ConnectHandler:
         self.clients.close(connection, True, f"{name(reason_code)}: {detail}")
 
 
-class PendingConnect(Gate):
-    """One CONNECT on its way to its CONNACK."""
-
-    def __init__(self, connect_handler: ConnectHandler, connection: Connection, packet: Connect) -> None:
-        super().__init__()
-        self.connect_handler = connect_handler
-        self.connection = connection
-        self.packet = packet
-        self.session: Optional[Session] = None
-        self.session_present = False
-        self.keep_alive = packet.keep_alive
-        self.proof: Optional[bytes] = None  # what an enhanced authentication ends with
-
-    def opened(self) -> None:
-        self.connect_handler.discarded(self)
-
-
 class ConnectChallenge(Challenge):
-    """The question to the authenticator."""
+    """The authentication of a CONNECT."""
 
-    def __init__(self, pending_connect: PendingConnect) -> None:
-        connection = pending_connect.connection
-        packet = pending_connect.packet
+    def __init__(self, handler: ConnectHandler, pending: PendingConnect) -> None:
+        connection = pending.connection
+        packet = pending.packet
         super().__init__(connection.client_id, connection.peer, packet.username, packet.password)
-        self.pending_connect = pending_connect
+        self.handler = handler
+        self.pending = pending
         self.method = packet.properties.authentication_method
         self.data = packet.properties.authentication_data
 
     def ask(self, data: bytes) -> None:
-        connection = self.pending_connect.connection
+        connection = self.pending.connection
         connection.state = AUTHENTICATING
         connection.authenticator = self.authenticator
-        _ask(connection, self, data)
+        _send_challenge(connection, self, data)
 
     @property
     def waiting(self) -> bool:
-        return self.pending_connect.connection.state == CONNECTING
+        return self.pending.connection.state == CONNECTING
 
     def accept(self) -> None:
-        connection = self.pending_connect.connection
-        connection.username = self.username
-        self.pending_connect.proof = self.answer
-        self.pending_connect.connect_handler.admit(self.pending_connect)
+        pending = self.pending
+        pending.connection.username = self.username
+        pending.authentication_data = self.answer
+        self.handler.authenticated(pending)
 
     def reject(self, reason_code: int, detail: str) -> None:
-        self.pending_connect.connect_handler.refuse(self.pending_connect.connection, reason_code, detail)
+        self.handler.refuse(self.pending.connection, reason_code, detail)
 
 
-class Renewal(Challenge):
-    """The question to the authenticator about a client that is connected (section 4.12.1)."""
+class Reauthentication(Challenge):
+    """The re-authentication of a connected client (section 4.12.1)."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection.client_id, connection.peer, None, None)
@@ -373,11 +341,11 @@ class Renewal(Challenge):
         self.method = connection.method
 
     def ask(self, data: bytes) -> None:
-        _ask(self.connection, self, data)
+        _send_challenge(self.connection, self, data)
 
     def accept(self) -> None:
         connection = self.connection
-        if self.username != connection.username:  # its session and its rights are another's
+        if self.username != connection.username:  # the session and its rights belong to the user of the CONNECT
             self.reject(NOT_AUTHORIZED, "authenticated again as another user")
             return
         _send_auth(connection, self, SUCCESS, self.answer)
@@ -386,14 +354,23 @@ class Renewal(Challenge):
         self.connection.disconnect(reason_code, detail)  # [MQTT-4.12.1-2]
 
 
-def _ask(connection: Connection, challenge: Challenge, data: bytes) -> None:
+def _set_will(session: Session, will: Optional[Will]) -> None:
+    if will is None:
+        session.will = None
+        session.will_delay = 0
+        return
+    properties = will.properties
+    session.will_delay = max(0, properties.will_delay_interval)
+    session.will_expiry = properties.message_expiry_interval
+    session.will = Message(will.topic, will.payload, will.qos, will.retain, will.forward, session.client_id, 0, 0)
+
+
+def _send_challenge(connection: Connection, challenge: Challenge, data: bytes) -> None:
     connection.challenge = challenge
     _send_auth(connection, challenge, CONTINUE_AUTHENTICATION, data)  # [MQTT-4.12.0-2]
 
 
-def _send_auth(
-    connection: Connection, challenge: Challenge, reason_code: int, data: Optional[bytes]
-) -> None:
+def _send_auth(connection: Connection, challenge: Challenge, reason_code: int, data: Optional[bytes]) -> None:
     properties = Properties()
     properties.authentication_method = connection.method  # [MQTT-4.12.0-5]
     properties.authentication_data = data

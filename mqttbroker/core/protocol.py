@@ -114,7 +114,7 @@ class Protocol(PublishHandler):
         if self.state == CONNECTED:
             outbound = self.outbound
             return (
-                self.broker.overfull
+                self.broker.commits.backlogged
                 or self._held
                 or self.replies > outbound.max_backlog
                 or self.acks.length > outbound.max_acks
@@ -411,7 +411,6 @@ class Protocol(PublishHandler):
 
     def release(self) -> None:
         super().release()
-        self.broker.connect_handler.forget(self)
         self._partial = bytearray()
         self._long = None
         self.topic_aliases = None

@@ -217,7 +217,7 @@ class PublishHandler(Connection):
     def _passes(self, route: Route, qos: int, packet_id: int) -> bool:
         """Whether a QoS 1 or 2 message of this route goes to connected clients alone and is at once
         acknowledged."""
-        if not route.unpersisted or self.acks.length or self.broker.refusing:
+        if not route.unpersisted or self.acks.length or self.broker.refuse_when_full:
             return False
         for group in route.groups:
             if group.persistent_members:
@@ -371,7 +371,7 @@ class PublishHandler(Connection):
         journal = broker.journal
         gate: AckGate
         if (
-            (route.durable or broker.refusing)
+            (route.durable or broker.refuse_when_full)
             and packet_id not in session.received
             and not broker.publisher.keeps(route, message.size, session)
         ):

@@ -130,7 +130,7 @@ class Publisher:
         elif origin is not None and session.above_high_watermark:
             session.pause_publisher(origin)
 
-    def pass_on(self, session: Session) -> None:
+    def redistribute(self, session: Session) -> None:
         """Give what a leaving member of shared subscriptions has not acknowledged to others."""
         now = self.outbound.clock.now
         for entry in session.shared_entries():

@@ -1,8 +1,7 @@
-"""Replays: the retained messages that new subscriptions bring, sent while everybody else is served.
+"""Replays: messages of the past for new subscriptions, such as retained ones, sent while the broker serves others.
 
-The rule kept here: a client is owed each of them once and gets them as fast as it takes
-them; a SUBSCRIBE brings a little at once, and what all replays that go on take of a turn of
-the loop is little while anybody else is heard.
+Each message of a source is sent once, as fast as the client accepts it. A SUBSCRIBE starts with a small part; all replays
+together take a small part of each event-loop iteration while clients send packets, and a larger one while none does.
 """
 
 from __future__ import annotations
@@ -18,85 +17,147 @@ from sessions.message import Message
 from sessions.retained import Retained, RetainedScan
 from sessions.session import Session, Subscription
 
-# What replays take of a turn of the loop, in retained topics visited and KiB sent: little while a client was heard in
-# one of the last turns, else so much that the turn itself hardly counts.
-LITTLE: Final = 100
-MUCH: Final = 800
-LAST_TURNS: Final = 64
+# The cost of all replays in one event-loop iteration, where visiting a topic, sending a message and each KiB of it cost 1.
+BUSY_BUDGET: Final = 100
+IDLE_BUDGET: Final = 800
+IDLE_AFTER: Final = 64  # iterations without a packet from any client
 
-# Messages that wait in a session's queue, from which on a replay waits, too.
-MAX_QUEUED: Final = 200
+MAX_QUEUED: Final = 200  # messages in a session's queue that pause its replay
+
+
+class ReplaySource:
+    """The messages that one subscription is to be sent, read in parts.
+
+    ``visited`` is the cost of the last `read`, in topics or records looked at.
+    """
+
+    def __init__(self) -> None:
+        self.visited = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether `read` has returned all messages."""
+        raise NotImplementedError
+
+    def read(self, budget: int, now: int) -> List[Message]:
+        """The next messages, found at a cost of about ``budget`` (at least 1); possibly none though not `done`.
+
+        ``now`` is in µs since the Unix epoch.
+        """
+        raise NotImplementedError
+
+    def is_current(self, message: Message, now: int) -> bool:
+        """Whether a message that was read earlier is still to be sent."""
+        raise NotImplementedError
+
+
+class ReplaySources:
+    """Opens the source of a subscription."""
+
+    def open(self, topic_filter: str) -> ReplaySource:
+        raise NotImplementedError
+
+
+class RetainedSource(ReplaySource):
+    """The retained messages that match a filter."""
+
+    def __init__(self, retained: Retained, scan: RetainedScan) -> None:
+        super().__init__()
+        self._retained = retained
+        self._scan = scan
+
+    @property
+    def done(self) -> bool:
+        return self._scan.done
+
+    def read(self, budget: int, now: int) -> List[Message]:
+        messages = self._scan.take(budget, now)
+        self.visited = self._scan.visited
+        return messages
+
+    def is_current(self, message: Message, now: int) -> bool:
+        """A message that was replaced is not sent: the subscriber got the newer one when it was published."""
+        return self._retained.holds(message, now)
+
+
+class RetainedSources(ReplaySources):
+    """Opens the retained messages of a filter."""
+
+    def __init__(self, retained: Retained) -> None:
+        self._retained = retained
+
+    def open(self, topic_filter: str) -> ReplaySource:
+        return RetainedSource(self._retained, self._retained.scan(topic_filter))
 
 
 class Replays:
-    """All that are under way in one broker."""
+    """All active replays of one broker."""
 
-    def __init__(self, retained: Retained, rules: Rules, counters: Counters) -> None:
-        self.retained = retained
+    def __init__(self, sources: ReplaySources, rules: Rules, counters: Counters) -> None:
+        self.sources = sources
         self.rules = rules
         self.counters = counters
-        self._active: Dict[Connection, Replay] = {}
-        self._heard = 0  # packets that had come when the last turn began
-        self._silent = 0  # turns since then in which none came
+        self._active: Dict[Connection, Replay] = {}  # the next to send first
+        self._received = 0  # packets received before the last iteration
+        self._idle = 0  # iterations since a packet was received
 
     def begin(self, connection: Connection) -> None:
-        """Send a little of what the session of a connection still has to see, and have `step` send the rest."""
+        """Start the replay of a connection's new subscriptions: send a small part now, and the rest in `step`."""
         session = connection.session
         if session is None or not session.pending_retained or connection in self._active:
             return
-        replay = Replay(self.retained, self.rules, connection, session)
+        replay = Replay(self.sources, self.rules, connection, session)
         if replay.ready:
-            replay.step(LITTLE)
+            replay.step(BUSY_BUDGET)
         if not replay.done:
             self._active[connection] = replay
             connection.touch()
 
     def step(self) -> bool:
-        """Go on with those whose client takes more, one after the other; true if there is more to do at once."""
+        """Continue the replays whose clients accept more; true if there is more to send at once."""
         if not self._active:
             return False
-        heard: int = self.counters.messages_received
-        self._silent = self._silent + 1 if heard == self._heard else 0
-        self._heard = heard
-        most: int = MUCH if self._silent > LAST_TURNS else LITTLE
-        room: int = most
+        received: int = self.counters.messages_received
+        self._idle = self._idle + 1 if received == self._received else 0
+        self._received = received
+        budget: int = IDLE_BUDGET if self._idle > IDLE_AFTER else BUSY_BUDGET
+        left: int = budget
         for connection in list(self._active):
             replay = self._active[connection]
             if replay.ready:
-                used = replay.step(room)
-                room -= used
-                if used:  # the others come first in the next turn
+                used = replay.step(left)
+                left -= used
+                if used:  # move it behind the others
                     del self._active[connection]
                     self._active[connection] = replay
             if replay.done:
                 del self._active[connection]
-            if room <= 0:
+            if left <= 0:
                 break
-        return room < most
+        return left < budget
 
 
 class Replay:
-    """The retained messages that some subscriptions of one session still have to see
-    (section 3.3.1.3), sent as fast as the client takes them.
+    """The messages of the past that one session's new subscriptions are to be sent (section 3.3.1.3).
 
-    A subscription leaves ``session.pending_retained`` when all its messages were sent; a client that
-    comes back before that begins with it again.
+    A subscription leaves ``session.pending_retained`` after its last message was sent; if the client reconnects before
+    that, its source is read again from the beginning.
     """
 
     def __init__(
         self,
-        retained: Retained,
+        sources: ReplaySources,
         rules: Rules,
         connection: Connection,
         session: Session,
     ) -> None:
-        self.retained = retained
+        self.sources = sources
         self.rules = rules
         self.connection = connection
         self.session = session
-        self._current: Optional[Subscription] = None
-        self._scan: Optional[RetainedScan] = None
-        self._held: List[Message] = []  # taken from the scan, and to be sent first
+        self._subscription: Optional[Subscription] = None  # the one that `_source` belongs to
+        self._source: Optional[ReplaySource] = None
+        self._unsent: List[Message] = []  # read from the source; the last is sent first
 
     @property
     def done(self) -> bool:
@@ -104,7 +165,7 @@ class Replay:
 
     @property
     def ready(self) -> bool:
-        """Whether the client keeps up with what it was sent."""
+        """Whether the client accepts more: it reads, and has no older messages waiting."""
         connection = self.connection
         session = self.session
         return (
@@ -113,81 +174,81 @@ class Replay:
             and len(session.queue) < MAX_QUEUED
             and session.stored_seq == 0
             and not session.paging
-            and (session.id != 0 or session.packet_ids_in_use < self._share)
+            and (session.id != 0 or session.packet_ids_in_use < self._max_in_flight)
         )
 
     @property
-    def _share(self) -> int:
-        """How much a session that keeps nothing may have under way: the rest of its window is for what is live."""
+    def _max_in_flight(self) -> int:
+        """The part of a transient session's in-flight window that a replay may use; live messages have the rest."""
         session = self.session
-        most: int = min(session.pass_maximum, session.context.limits.max_queued_messages)
-        return max(session.send_maximum, most // 2)
+        maximum: int = min(session.pass_maximum, session.context.limits.max_queued_messages)
+        return max(session.send_maximum, maximum // 2)
 
-    def step(self, room: int) -> int:
-        """Send a piece; gives how much of ``room`` it took, 0 if there was nothing to do."""
+    def step(self, budget: int) -> int:
+        """Send a part; returns its cost, which is 0 if there was nothing to do."""
         session = self.session
         if self.done:
             return 0
         subscription = session.pending_retained[0]
-        if subscription.topic_filter not in session.subscriptions:  # not any more
+        if subscription.topic_filter not in session.subscriptions:  # unsubscribed meanwhile
             session.pending_retained.popleft()
             return 1
-        scan = self._scan
-        if scan is None or subscription is not self._current:
-            self._current = subscription
-            self._held.clear()
-            scan = self.retained.scan(subscription.topic_filter)
-            self._scan = scan
+        source = self._source
+        if source is None or subscription is not self._subscription:
+            self._subscription = subscription
+            self._unsent.clear()
+            source = self.sources.open(subscription.topic_filter)
+            self._source = source
         visited: int = 0
-        fresh: bool = not self._held
-        if fresh:
-            self._held = scan.take(room, self.connection.outbound.clock.now)
-            self._held.reverse()
-            visited = max(1, scan.visited)
-        sent = self._send(subscription, room, fresh)
-        if scan.done and not self._held:
+        just_read: bool = not self._unsent
+        if just_read:
+            self._unsent = source.read(budget, self.connection.outbound.clock.now)
+            self._unsent.reverse()
+            visited = max(1, source.visited)
+        sent = self._send(subscription, source, budget, just_read)
+        if source.done and not self._unsent:
             session.pending_retained.popleft()
-            self._scan = None
+            self._source = None
         return max(visited, sent)
 
-    def _send(self, subscription: Subscription, room: int, fresh: bool) -> int:
-        """Send of what is held as much as the client takes and ``room`` allows; gives what that took of it.
+    def _send(self, subscription: Subscription, source: ReplaySource, budget: int, just_read: bool) -> int:
+        """Send unsent messages while the client accepts them and the budget lasts; returns the cost.
 
-        What is not ``fresh`` may have been replaced or have expired since it was found; what replaced it came live.
+        Unless they were just read, they may be out of date.
         """
-        held = self._held
+        unsent = self._unsent
         session = self.session
         connection = self.connection
         restrictive: bool = self.rules.restrictive
         granted: int = subscription.qos
-        own: bytes = NO_BYTES
+        subscription_id: bytes = NO_BYTES
         if subscription.identifier:
-            own = b"\x0b" + encode_varint(subscription.identifier)
+            subscription_id = b"\x0b" + encode_varint(subscription.identifier)
         ready: bool = self.ready
         used: int = 0
-        while held and ready and used < room:
-            message = held[-1]
+        while unsent and ready and used < budget:
+            message = unsent[-1]
             if session.queued_messages and not session.takes(message.size, session.open):
                 break
-            held.pop()
+            unsent.pop()
             used += 1 + (message.size >> 10)
-            if not fresh and not self.retained.holds(message, connection.outbound.clock.now):
+            if not just_read and not source.is_current(message, connection.outbound.clock.now):
                 continue
             if restrictive and not self.rules.may_read(session, message.topic):
                 continue
             if granted == 0 or message.qos == 0:
-                connection.send_retained(message, own)
+                connection.send_retained(message, subscription_id)
                 ready = connection.ready
             else:
-                self._offer(message, message.qos if message.qos < granted else granted, own)
+                self._offer(message, message.qos if message.qos < granted else granted, subscription_id)
                 ready = self.ready
         return used
 
-    def _offer(self, message: Message, qos: int, own: bytes) -> None:
-        """Send a message at QoS 1 or 2, or have the session keep it until it can be sent."""
+    def _offer(self, message: Message, qos: int, subscription_id: bytes) -> None:
+        """Send a message at QoS 1 or 2, or have the session queue it until it can be sent."""
         connection = self.connection
         outgoing = Outgoing(message.topic.encode("utf-8"), message, connection.outbound.clock.now)
-        if connection.send_unpersisted(outgoing, qos, True, own):
+        if connection.send_unpersisted(outgoing, qos, True, subscription_id):
             return
         # The store counts the queue entries of a message, so this delivery gets its own.
         copy = Message(
@@ -200,6 +261,6 @@ class Replay:
             message.timestamp,
             message.expires_at,
         )
-        entry = self.session.offer(copy, qos, True, own, None)
+        entry = self.session.offer(copy, qos, True, subscription_id, None)
         if entry is not None:
             connection.send_delivery(entry, outgoing, False)

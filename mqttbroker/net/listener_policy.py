@@ -38,7 +38,7 @@ class Doorkeeper(Policy):
         self.policy = policy
 
     def authenticate(self, challenge: Challenge) -> None:
-        connection = cast(ConnectChallenge, challenge).pending_connect.connection
+        connection = cast(ConnectChallenge, challenge).pending.connection
         wire = connection.wire
         if wire is None:
             self.policy.authenticate(challenge)

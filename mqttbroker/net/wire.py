@@ -67,7 +67,7 @@ class FlushScheduler:
         """Write what every connection has to send and what the store has to keep."""
         self._scheduled = False
         outbound = self.broker.outbound
-        if self.broker.subscriptions.replays.step():
+        if self.broker.replays.step():
             self.wake()
         dirty = outbound.dirty
         outbound.dirty = []
@@ -98,14 +98,14 @@ class FlushScheduler:
 
     def write(self) -> None:
         """Hand the store what it is to write, if it is free."""
-        write_set = self.broker.take_writes()
+        write_set = self.broker.commits.next_write_set()
         if write_set is not None:
             self.submit(write_set)
 
     def stored(self, pages: Any, error: str, full: bool) -> None:
         """The store answered; on the loop's thread."""
         self.tell_time()
-        self.broker.stored(pages, error, full)
+        self.broker.commits.answered(pages, error, full)
         if not error:
             self.wake()
 
@@ -244,8 +244,8 @@ class Wire:
 
     def await_store(self) -> None:
         """Be looked at again when the store has caught up, if it is what we wait for."""
-        if self.broker.overfull:
-            self.broker.blocked[self.protocol] = True
+        if self.broker.commits.backlogged:
+            self.broker.commits.paused[self.protocol] = True
 
     def pause_writing(self) -> None:
         self.protocol.congest()

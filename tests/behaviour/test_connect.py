@@ -327,7 +327,7 @@ def test_a_session_ends_when_its_time_is_over(tmp_path: Path) -> None:
             assert client.connack.session_present is present
             core.advance(100)
             client.ping()
-        assert core.broker.clients.expired == 1
+        assert core.broker.lifecycle.expired == 1
 
 
 def test_a_session_that_never_ends(tmp_path: Path) -> None:

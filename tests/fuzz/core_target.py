@@ -211,8 +211,8 @@ class CoreTarget:
         broker = self.core.broker
         left = [protocol.client_id for protocol in broker.clients.connections if not _stays(protocol.client_id)]
         left += [client_id for client_id in broker.registry.sessions if not _stays(client_id)]
-        if left or broker.clients.waiting or broker.clients.connected != 2:
-            raise Finding(f"left behind: {left} {list(broker.clients.waiting)}, {broker.clients.connected} connected")
+        if left or broker.clients.pending or broker.clients.connected != 2:
+            raise Finding(f"left behind: {left} {list(broker.clients.pending)}, {broker.clients.connected} connected")
         if broker.journal.size or broker.journal.has_pending or not broker.journal.writer_idle:
             raise Finding(f"the journal still has {broker.journal.size} bytes to write")
         now = live_objects()

@@ -63,7 +63,7 @@ class Core:
     def take(self) -> Optional[WriteSet]:
         """Give the writer its batch without letting it answer; `commit` or `fail` answers."""
         assert self.taken is None, "the writer has a batch"
-        self.taken = self.broker.take_writes()
+        self.taken = self.broker.commits.next_write_set()
         return self.taken
 
     def commit(self) -> bool:
@@ -74,7 +74,7 @@ class Core:
             return False
         self.store.submit(write_set)
         _, pages, error = self.answers.get(timeout=30)
-        self.broker.stored(pages, str(error) if error else "")
+        self.broker.commits.answered(pages, str(error) if error else "")
         self._resume()
         assert error is None, error
         return True
@@ -85,14 +85,14 @@ class Core:
         self.taken = None
         if write_set is None:
             return False
-        self.broker.stored([], "disk full")
+        self.broker.commits.answered([], "disk full")
         self._resume()
         return True
 
     def settle(self) -> None:
         """Commit until nothing is left to write, and send what follows."""
         for _ in range(10_000):
-            if not self.broker.subscriptions.replays.step() and not self.commit():
+            if not self.broker.replays.step() and not self.commit():
                 return
         raise AssertionError("the broker has ever more to write")
 

@@ -396,10 +396,10 @@ def test_a_failed_commit_refuses_with_0x97(tmp_path: Path, qos: int) -> None:
         answers = client.arrived()
         assert [type(answer) for answer in answers] == [Puback if qos == 1 else Pubrec] * 2
         assert [answer.reason_code for answer in answers] == [0x97, 0x97]
-        assert core.broker.store_error == "disk full"
+        assert core.broker.commits.error == "disk full"
         core.eager = True
         assert client.publish("kept/1", b"3", qos) == 0
-        assert core.broker.store_error == ""
+        assert core.broker.commits.error == ""
         assert core.broker.context.counters.store_failed == 2
 
 

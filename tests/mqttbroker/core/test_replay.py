@@ -9,7 +9,7 @@ from support.core import Core, CoreClient
 
 from mqttbroker.codec.packets import Pingreq, Publish, Suback, Subscribe, Subscription
 from mqttbroker.codec.properties import Properties
-from mqttbroker.core.replay import LAST_TURNS, LITTLE, MUCH
+from mqttbroker.core.replay import BUSY_BUDGET, IDLE_AFTER, IDLE_BUDGET
 
 
 class Turns:
@@ -19,7 +19,7 @@ class Turns:
         self.talker = core.connect("talker")
         self.talker.send(*(Publish(topic, b"x" * size, 0, True) for topic in topics))
         core.eager = False
-        self.replays = core.broker.subscriptions.replays
+        self.replays = core.broker.replays
         self.counters = core.broker.outbound.counters
 
     def subscribe(self, client: CoreClient, topic_filter: str = "#") -> None:
@@ -49,24 +49,24 @@ def test_all_replays_together_take_little_while_others_are_heard(core: Core) -> 
         for client in clients:
             turns.subscribe(client)
         got = [len(client.arrived()) for client in clients]
-        assert set(got) <= set(range(1, LITTLE + 1))
+        assert set(got) <= set(range(1, BUSY_BUDGET + 1))
         while min(got) < 1000:
-            assert 0 < turns.step(heard=True) <= LITTLE
+            assert 0 < turns.step(heard=True) <= BUSY_BUDGET
             got = [before + len(client.arrived()) for before, client in zip(got, clients)]
-            assert max(got) - min(got) <= 2 * LITTLE, "somebody is passed over"
+            assert max(got) - min(got) <= 2 * BUSY_BUDGET, "somebody is passed over"
         assert got == [1000] * 10 and turns.step(heard=True) == 0
 
 
 def test_a_replay_takes_more_when_nobody_was_heard_for_some_turns(core: Core) -> None:
     with core:
-        turns = Turns(core, [f"t/{n}" for n in range(4 * MUCH + LAST_TURNS * LITTLE)])
+        turns = Turns(core, [f"t/{n}" for n in range(4 * IDLE_BUDGET + IDLE_AFTER * BUSY_BUDGET)])
         client = core.connect("c")
         turns.subscribe(client)
-        assert turns.step(heard=True) <= LITTLE
-        assert max(turns.step(heard=False) for _ in range(LAST_TURNS)) <= LITTLE
-        assert LITTLE < turns.step(heard=False) <= MUCH
-        assert turns.step(heard=True) <= LITTLE
-        assert turns.step(heard=False) <= LITTLE
+        assert turns.step(heard=True) <= BUSY_BUDGET
+        assert max(turns.step(heard=False) for _ in range(IDLE_AFTER)) <= BUSY_BUDGET
+        assert BUSY_BUDGET < turns.step(heard=False) <= IDLE_BUDGET
+        assert turns.step(heard=True) <= BUSY_BUDGET
+        assert turns.step(heard=False) <= BUSY_BUDGET
 
 
 def test_a_turn_ends_with_the_bytes_that_it_may_cost(core: Core) -> None:
@@ -76,7 +76,7 @@ def test_a_turn_ends_with_the_bytes_that_it_may_cost(core: Core) -> None:
         turns.subscribe(client)
         got = sent = len(client.arrived())
         while got < 100:
-            assert 0 < sent <= LITTLE // 11 + 1
+            assert 0 < sent <= BUSY_BUDGET // 11 + 1
             sent = turns.step(heard=True)
             got += sent
 
@@ -93,7 +93,7 @@ def test_a_turn_ends_with_the_topics_that_it_came_by(core: Core) -> None:
             assert turns.replays.step(), "there is more to do"
             steps += 1
         assert [[packet.topic for packet in client.arrived()] for client in clients] == [["a/last/rare"]] * 2
-        assert 2 * 5000 / LITTLE - 5 < steps < 2 * 5000 / LITTLE + 5
+        assert 2 * 5000 / BUSY_BUDGET - 5 < steps < 2 * 5000 / BUSY_BUDGET + 5
 
 
 def test_who_does_not_read_takes_nothing_of_a_turn(core: Core) -> None:

@@ -1,0 +1,32 @@
+"""A CONNECT that has no CONNACK yet."""
+
+from __future__ import annotations
+
+from typing import Callable, Optional
+
+from mqttbroker.codec.packets import Connect
+from mqttbroker.core.connection import Connection
+from sessions.journal import Gate
+from sessions.session import Session
+
+
+class PendingConnect(Gate):
+    """A CONNECT that waits for the authenticator or the store.
+
+    As a gate it waits until the discarded session of its client id has left the store; then `on_opened` is called.
+    """
+
+    def __init__(
+        self, connection: Connection, packet: Connect, on_opened: Callable[[PendingConnect], None]
+    ) -> None:
+        super().__init__()
+        self.connection = connection
+        self.packet = packet
+        self.on_opened = on_opened
+        self.session: Optional[Session] = None
+        self.session_present = False
+        self.keep_alive = packet.keep_alive  # seconds, as granted
+        self.authentication_data: Optional[bytes] = None  # for the CONNACK
+
+    def opened(self) -> None:
+        self.on_opened(self)

@@ -1,0 +1,111 @@
+"""The end of connections and sessions: what is published, stored and forgotten when a client leaves."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+from mqttbroker.core.pending_connect import PendingConnect
+from mqttbroker.core.publisher import Publisher
+from mqttbroker.core.subscriptions import Subscriptions
+from mqttbroker.core.wills import Wills, encode_will
+from sessions.context import Clock
+from sessions.journal import Journal
+from sessions.registry import Registry
+from sessions.session import Session
+
+
+class SessionLifecycle:
+    """Detaches sessions from their connections, and ends them when they expire or are discarded."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        registry: Registry,
+        publisher: Publisher,
+        subscriptions: Subscriptions,
+        clock: Clock,
+    ) -> None:
+        self.journal = journal
+        self.registry = registry
+        self.publisher = publisher
+        self.subscriptions = subscriptions
+        self.clock = clock
+        self.wills = Wills(registry, publisher, clock)
+        self.expired = 0  # sessions that ended by their expiry interval
+
+    @property
+    def now(self) -> float:
+        """Unix time in seconds."""
+        return self.clock.now / 1_000_000
+
+    def load(self, session: Session) -> None:
+        """Schedule the will and the end of a session from the store; its ``disconnected_at`` is set."""
+        if session.will is not None:
+            if session.will_due == 0.0:
+                session.will_due = session.disconnected_at + session.will_delay
+            self.wills.schedule(session)
+        self.registry.schedule_end(session)
+
+    def disconnected(self, session: Session, with_will: bool) -> None:
+        """The session has lost its connection; without ``with_will`` its will is deleted."""
+        session.connection = None
+        self.publisher.redistribute(session)
+        session.detach(self.now)
+        if not with_will:
+            session.will = None  # [MQTT-3.1.2-10]
+        if session.expiry_interval == 0:
+            self.end(session)
+            return
+        if session.will is not None:
+            if session.will_delay == 0:
+                self.wills.publish(session)
+            else:
+                session.will_due = self.now + session.will_delay
+                self.wills.schedule(session)
+        self.registry.schedule_end(session)
+        self.save(session, True)
+
+    def end(self, session: Session) -> None:
+        """Delete a session; a disconnected one's will is published [MQTT-3.1.2-8]."""
+        if session.connection is None:
+            self.wills.publish(session)
+        for subscription in list(session.subscriptions.values()):
+            self.subscriptions.remove(subscription)
+        session.subscriptions.clear()
+        session.end()
+        self.registry.remove(session)
+        if session.id != 0:
+            self.journal.delete_session(session.id)
+
+    def save(self, session: Session, disconnected: bool) -> None:
+        """Write a persistent session's row."""
+        if session.id != 0:
+            due = session.will_due if disconnected and session.will is not None else None
+            self.journal.save_session(
+                session.id,
+                (
+                    session.id,
+                    session.client_id,
+                    session.version,
+                    session.expiry_interval,
+                    session.disconnected_at if disconnected else None,
+                    encode_will(session),
+                    due,
+                    session.username,
+                    session.rules,
+                ),
+            )
+
+    def tick(self, pending: Dict[str, PendingConnect]) -> None:
+        """Publish the wills that are due and end the sessions that have expired, but for clients that are connecting."""
+        now = self.now
+        session = self.wills.next_due(now)
+        while session is not None:
+            if session.client_id not in pending:
+                self.wills.publish(session)
+                self.save(session, True)
+            session = self.wills.next_due(now)
+        for session in self.registry.expired(now):
+            if session.client_id not in pending:
+                self.expired += 1
+                self.end(session)
