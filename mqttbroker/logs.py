@@ -1,19 +1,36 @@
-"""Logs: one event per line, ``event=NAME key=value …`` or the same as JSON.
+"""Logs: one event per line on stderr, ``event=NAME key=value …`` or the same fields as JSON.
 
-The rule kept here: a line holds no line break, whatever a client put into its
-id, and never a payload or a secret.  The stack of a defect follows its line, indented.
+A thread writes the lines, so a stderr that nobody reads delays no client. Clients choose some of the values: a value
+holds no line break, is quoted where it could be taken for more fields, and is cut at `MAX_VALUE_CHARS`. Refusals that repeat
+are counted instead of logged one by one.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import logging.handlers
+import os
+import queue
 import re
-import sys
+import select
+import threading
 import time
+from collections import OrderedDict
 from typing import Optional
 
+STDERR = 2
+MAX_VALUE_CHARS = 256
+QUEUE_LINES = 10_000  # lines that wait for the writing thread; more are dropped and counted
+CLOSE_TIMEOUT = 1.0  # seconds that the end of the process waits for the last lines
+REPEATS_LOGGED = 10  # refusals of one kind and address that are logged in REPEAT_SECONDS; more are counted
+REPEAT_SECONDS = 10.0
+MAX_REPEATED = 1000  # kinds and addresses of refusals that are counted
+
 _NUMBER = re.compile(r"%d|%\.\d+f")
+_PLAIN = re.compile(r"[^\s\"=\\]+")
+_FOLDED = ("event=refused ", "event=denied ")
 
 
 class _Formatter(logging.Formatter):
@@ -26,7 +43,12 @@ class _Formatter(logging.Formatter):
 
 class _Text(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{self.formatTime(record)} {record.levelname.lower()} {_printable(record.getMessage())}"
+        fields = _fields(record)
+        if fields is None:
+            message = _cut(_printable(record.getMessage()))
+        else:
+            message = " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
+        line = f"{self.formatTime(record)} {record.levelname.lower()} {message}"
         if record.exc_info:
             stack = self.formatException(record.exc_info).split("\n")
             line += "".join(f"\n    {_printable(part)}" for part in stack)
@@ -35,45 +57,175 @@ class _Text(_Formatter):
 
 class _Json(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, object] = {
-            "time": self.formatTime(record),
-            "level": record.levelname.lower(),
-        }
-        # The format string holds the keys, its arguments the values, whatever these contain.
-        template = str(record.msg).split()
-        values = list(record.args) if isinstance(record.args, tuple) else []
-        if all("=" in part for part in template):
-            for part in template:
-                key, _, value = part.partition("=")
-                fields[key] = _filled_in(value, values.pop(0)) if "%" in value else value
+        line: dict[str, object] = {"time": self.formatTime(record), "level": record.levelname.lower()}
+        fields = _fields(record)
+        if fields is None:
+            line["message"] = _cut(record.getMessage())
         else:
-            fields["message"] = record.getMessage()
+            line |= {key: _number_or_text(template, value) for key, (template, value) in fields.items()}
         if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields)
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
 
 
-def _filled_in(template: str, value: object) -> object:
-    """The text, or the number where nothing but one stands there."""
+def _fields(record: logging.LogRecord) -> Optional[dict[str, tuple[str, object]]]:
+    """The template and value of each key; None for a message of a library, which has no keys.
+
+    The format string holds the keys and its arguments the values, so no value can add a key.
+    """
+    parts = str(record.msg).split()
+    if not all("=" in part for part in parts):
+        return None
+    values = list(record.args) if isinstance(record.args, tuple) else []
+    fields: dict[str, tuple[str, object]] = {}
+    for part in parts:
+        key, _, template = part.partition("=")
+        fields[key] = (template, values.pop(0)) if "%" in template else ("%s", template)
+    return fields
+
+
+def _quoted(field: tuple[str, object]) -> str:
+    template, value = field
+    text = _cut(_printable(template % value))
+    return text if _PLAIN.fullmatch(text) else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _number_or_text(template: str, value: object) -> object:
     if template == "%s" and type(value) is int:
         return value
     text = template % value
-    return json.loads(text) if _NUMBER.fullmatch(template) and text[-1].isdigit() else text
+    return json.loads(text) if _NUMBER.fullmatch(template) and text[-1].isdigit() else _cut(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}…({len(text)} characters)"
 
 
 def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+class _Repeats(logging.Filter):
+    """Lets the first `REPEATS_LOGGED` refusals of one kind and host through, and counts the others.
+
+    The count is one line, ``event=refusals_repeated``, when the next refusal after `REPEAT_SECONDS` comes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()  # [end of the window, refusals]
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not str(record.msg).startswith(_FOLDED):
+            return True
+        fields = _fields(record) or {}
+        host = str(fields.get("address", ("", ""))[1]).rpartition(":")[0]
+        reason = str(fields.get("reason", ("", ""))[1])[:MAX_VALUE_CHARS]
+        key = (str(record.msg), host, reason)
+        with self._lock:
+            window = self._seen.get(key)
+            over: Optional[list[float]] = None
+            if window is None or record.created >= window[0]:
+                over = self._seen.pop(key, None)
+                window = self._seen[key] = [record.created + REPEAT_SECONDS, 0]
+                if len(self._seen) > MAX_REPEATED:
+                    self._seen.popitem(last=False)
+            window[1] += 1
+            wanted = window[1] <= REPEATS_LOGGED
+        if over is not None and over[1] > REPEATS_LOGGED:
+            logging.getLogger(record.name).log(record.levelno, "event=refusals_repeated address=%s reason=%s count=%d",
+                                               host, reason, over[1] - REPEATS_LOGGED)
+        return wanted
+
+
+class _Queue(logging.handlers.QueueHandler):
+    """Hands formatted lines to the writing thread; drops and counts them while its queue is full."""
+
+    def __init__(self) -> None:
+        self.lines: queue.Queue[object] = queue.Queue(QUEUE_LINES)
+        super().__init__(self.lines)
+        self.dropped = 0
+
+    def prepare(self, record: logging.LogRecord) -> str:
+        return self.format(record)
+
+    def enqueue(self, record: object) -> None:
+        try:
+            self.lines.put_nowait(record)
+        except queue.Full:
+            self.dropped += 1
+
+
+class _Writer(threading.Thread):
+    """Writes the queue's lines to stderr, however long a write takes."""
+
+    def __init__(self, handler: _Queue) -> None:
+        super().__init__(name="log", daemon=True)
+        self.handler = handler
+        self._told = 0  # of the lines that were dropped
+
+    def run(self) -> None:
+        while True:
+            line = self.handler.lines.get()
+            if line is None:
+                return
+            dropped = self.handler.dropped
+            if dropped > self._told:
+                line = f"{line}\nevent=log_lines_dropped count={dropped - self._told}"
+                self._told = dropped
+            _write(f"{line}\n".encode(errors="backslashreplace"))
+
+    def close(self) -> None:
+        """Write what waits, for `CLOSE_TIMEOUT` at most."""
+        try:
+            self.handler.lines.put(None, timeout=CLOSE_TIMEOUT)
+        except queue.Full:
+            return
+        self.join(CLOSE_TIMEOUT)
+
+
+def _write(data: bytes) -> None:
+    """Write to the file descriptor: the lock of `sys.stderr` would be held by a write that blocks, also when Python ends."""
+    while data:
+        try:
+            data = data[os.write(STDERR, data) :]
+        except BlockingIOError:
+            select.select([], [STDERR], [])
+        except OSError:
+            return  # stderr is closed, and there is no other place to report that
+
+
+_writer: Optional[_Writer] = None
 
 
 def set_level(level: str) -> None:
-    """Log what is at least as grave: ``debug``, ``info``, ``warning`` or ``error``."""
+    """Log events of this level and above: ``debug``, ``info``, ``warning`` or ``error``."""
     logging.getLogger().setLevel(level.upper())
 
 
+def dropped_lines() -> int:
+    """Lines that were not logged because stderr was not read."""
+    return 0 if _writer is None else _writer.handler.dropped
+
+
 def configure(level: str, style: str) -> None:
-    """Send the broker's log to stderr; ``style`` is ``text`` or ``json``."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send the log to stderr; ``style`` is ``text`` or ``json``."""
+    global _writer
+    close()
+    handler = _Queue()
     handler.setFormatter(_Json() if style == "json" else _Text())
-    root = logging.getLogger()
-    root.handlers = [handler]
+    handler.addFilter(_Repeats())
+    _writer = _Writer(handler)
+    _writer.start()
+    logging.getLogger().handlers = [handler]
     set_level(level)
+
+
+@atexit.register
+def close() -> None:
+    """Write the lines that wait, and stop the writing thread."""
+    global _writer
+    if _writer is not None:
+        _writer.close()
+        _writer = None

@@ -29,7 +29,7 @@ from mqttbroker.assembly import build_broker, restore, stream_configs, terms_of
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings
-from mqttbroker.logs import configure
+from mqttbroker.logs import close, configure
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.tls import http_context
@@ -276,9 +276,11 @@ def serve(settings: Settings, reread: Callable[[], Settings]) -> int:
     try:
         uvloop.run(main())
     except ConfigError as error:
+        close()  # the error is the last line
         print(error, file=sys.stderr)
         return 2
     except (OSError, StoreError, StreamLogError, ValueError) as error:
+        close()
         print(f"mqttbroker: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,9 +1,11 @@
-"""The two shapes of a line of the log."""
+"""Log lines: text and JSON, quoting, repeats, and a stderr that nobody reads."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
 import sys
 
 import pytest
@@ -11,13 +13,21 @@ import pytest
 from mqttbroker import logs
 
 LINES = [
-    (("event=closed client=%s reason=%s", "a=b c", "said %d"), {"event": "closed", "client": "a=b c", "reason": "said %d"}),
-    (("event=listening host=%s port=%d", "::1", 1883), {"event": "listening", "host": "::1", "port": 1883}),
-    (("event=not_sealed retry_s=%.0f file=%s.idx", 59.6, 7), {"event": "not_sealed", "retry_s": 60, "file": "7.idx"}),
-    (("event=rate value=%.2f text=%s", 0.5, "12"), {"event": "rate", "value": 0.5, "text": "12"}),
-    (("event=rate value=%.1f left=%s of=%s", float("inf"), 7, None), {"event": "rate", "value": "inf", "left": 7, "of": "None"}),
-    (("a library said %d things", 2), {"message": "a library said 2 things"}),
-]
+    (("event=closed client=%s reason=%s", "a=b c", "said %d"), {"event": "closed", "client": "a=b c", "reason": "said %d"},
+     'event=closed client="a=b c" reason="said %d"'),
+    (("event=refused client=%s reason=%s", 'a client=b reason="x"', ""),
+     {"event": "refused", "client": 'a client=b reason="x"', "reason": ""},
+     'event=refused client="a client=b reason=\\"x\\"" reason=""'),
+    (("event=listening host=%s port=%d", "::1", 1883), {"event": "listening", "host": "::1", "port": 1883},
+     "event=listening host=::1 port=1883"),
+    (("event=not_sealed retry_s=%.0f file=%s.idx", 59.6, 7), {"event": "not_sealed", "retry_s": 60, "file": "7.idx"},
+     "event=not_sealed retry_s=60 file=7.idx"),
+    (("event=rate value=%.2f text=%s", 0.5, "12"), {"event": "rate", "value": 0.5, "text": "12"},
+     "event=rate value=0.50 text=12"),
+    (("event=rate value=%.1f left=%s of=%s", float("inf"), 7, None), {"event": "rate", "value": "inf", "left": 7, "of": "None"},
+     "event=rate value=inf left=7 of=None"),
+    (("a library said %d things", 2), {"message": "a library said 2 things"}, "a library said 2 things"),
+]  # fmt: skip
 
 
 @pytest.fixture(params=["text", "json"])
@@ -25,42 +35,115 @@ def style(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.parametrize(("given", "fields"), LINES)
-def test_a_line(given: tuple[object, ...], fields: dict[str, object], style: str, monkeypatch: pytest.MonkeyPatch,
-                capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(logging, "root", logging.RootLogger(logging.WARNING))
+@pytest.fixture(autouse=True)
+def own_root(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
+    """A root logger for the test alone."""
+    root = logging.RootLogger(logging.WARNING)
+    monkeypatch.setattr(logging, "root", root)
+    monkeypatch.setattr(logging, "getLogger", lambda *_: root)
+    return root
+
+
+def record(message: str, *args: object, created: float = 0.0) -> logging.LogRecord:
+    found = logging.LogRecord("x", logging.INFO, __file__, 1, message, args, None)
+    found.created = created or found.created
+    return found
+
+
+@pytest.mark.parametrize(("given", "fields", "text"), LINES)
+def test_line_has_all_fields(given: tuple[str, ...], fields: dict[str, object], text: str, style: str,
+                             own_root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", style)
-    record = logging.LogRecord("x", logging.INFO, __file__, 1, str(given[0]), given[1:], None)
-    logging.root.handle(record)
-    said = capsys.readouterr().err
+    own_root.handle(record(*given))
+    logs.close()
+    said = capfd.readouterr().err
     assert said.endswith("\n") and said.count("\n") == 1
     if style == "text":
-        assert said.endswith(f"Z info {str(given[0]) % given[1:]}\n")
+        assert said.endswith(f"Z info {text}\n")
         return
     found = json.loads(said)
     assert found.pop("time").endswith("Z") and found.pop("level") == "info"
     assert found == fields
 
 
-def test_what_a_client_puts_into_its_id_breaks_no_line(style: str) -> None:
+def test_client_id_with_line_breaks_stays_on_one_line(style: str) -> None:
     formatter = logs._Json() if style == "json" else logs._Text()
-    record = logging.LogRecord("x", logging.INFO, __file__, 1, "event=connected client=%s", ("a\nb\u2028c",), None)
-    assert len(formatter.format(record).splitlines()) == 1
+    assert len(formatter.format(record("event=connected client=%s", "a\nb\u2028c")).splitlines()) == 1
 
 
-def test_a_defect_is_told_below_its_line_and_looks_like_none(style: str) -> None:
+def test_long_value_is_cut(style: str) -> None:
+    formatter = logs._Json() if style == "json" else logs._Text()
+    line = formatter.format(record("event=connected client=%s address=%s", "x" * 65_000, "here:1"))
+    assert len(line) < 2 * logs.MAX_VALUE_CHARS and "65000 characters" in line and "here:1" in line
+
+
+def test_stack_of_a_defect_is_indented_below_its_line(style: str) -> None:
     formatter = logs._Json() if style == "json" else logs._Text()
     try:
         raise ValueError("x\n2026-11-21T00:00:00.000Z error event=forged\x1b")
     except ValueError:
-        record = logging.LogRecord("x", logging.ERROR, __file__, 1, "event=defect in=test", (), sys.exc_info())
-    first, *rest = formatter.format(record).split("\n")
-    assert "defect" in first and "\x1b" not in formatter.format(record)
+        defect = logging.LogRecord("x", logging.ERROR, __file__, 1, "event=defect in=test", (), sys.exc_info())
+    first, *rest = formatter.format(defect).split("\n")
+    assert "defect" in first and "\x1b" not in formatter.format(defect)
     assert all(line.startswith("    ") for line in rest) and bool(rest) is (style == "text")
 
 
-def test_a_level_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = logging.RootLogger(logging.WARNING)
-    monkeypatch.setattr(logging, "getLogger", lambda *_: root)
+def test_set_level(own_root: logging.Logger) -> None:
     logs.set_level("error")
-    assert root.level == logging.ERROR
+    assert own_root.level == logging.ERROR
+
+
+def test_repeated_refusals_of_one_address_are_counted(own_root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    refusal = "event=refused client=%s address=%s reason=%s"
+    for number in range(1000):
+        own_root.handle(record(refusal, f"c{number}", f"192.0.2.1:{number}", "no", created=100.0))
+        own_root.handle(record("event=connected client=%s address=%s", f"c{number}", f"192.0.2.1:{number}", created=100.0))
+    own_root.handle(record(refusal, "other", "192.0.2.2:1", "no", created=100.0))
+    own_root.handle(record(refusal, "later", "192.0.2.1:1", "no", created=100.0 + logs.REPEAT_SECONDS))
+    logs.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert sum("event=refused " in line and "192.0.2.1:" in line for line in lines) == logs.REPEATS_LOGGED + 1
+    assert any("client=other" in line for line in lines) and any("client=later" in line for line in lines)
+    assert any(f"event=refusals_repeated address=192.0.2.1 reason=no count={1000 - logs.REPEATS_LOGGED}" in line for line in lines)
+    assert sum("event=connected " in line for line in lines) == 1000
+
+
+def test_counted_refusals_are_bounded() -> None:
+    repeats = logs._Repeats()
+    for number in range(3 * logs.MAX_REPEATED):
+        assert repeats.filter(record("event=refused client=%s address=%s reason=%s", "c", f"host{number}:1", "no"))
+    assert len(repeats._seen) == logs.MAX_REPEATED
+
+
+UNREAD = """
+import logging, sys, time
+from mqttbroker import logs
+logs.configure("info", "text")
+start = time.monotonic()
+for number in range(50_000):
+    logging.info("event=connected client=%d", number)
+longest = time.monotonic() - start
+print(longest < 20, logs.dropped_lines() >= 30_000, flush=True)
+"""
+
+
+def test_unread_stderr_blocks_neither_the_program_nor_its_end() -> None:
+    reader, writer = os.pipe()  # never read
+    try:
+        done = subprocess.run([sys.executable, "-c", UNREAD], stdout=subprocess.PIPE, stderr=writer, text=True, timeout=50)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert (done.returncode, done.stdout) == (0, "True True\n")
+
+
+def test_dropped_lines_are_reported(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    handler = logs._Queue()
+    handler.setFormatter(logs._Text())
+    for _ in range(logs.QUEUE_LINES + 7):
+        handler.handle(record("event=x"))
+    writer = logs._Writer(handler)
+    writer.start()
+    writer.close()
+    assert handler.dropped == 7 and "event=log_lines_dropped count=7" in capfd.readouterr().err

@@ -225,7 +225,7 @@ def test_sighup_changes_the_rules_of_one_listener(own_house: House) -> None:
     assert payloads(outside) == [b"", b"2"]
     own_house.rules("outside", "user alice\ntopic rw a\n")
     own_house.reload()
-    own_house.process.wait_for_log(r"event=reload_failed reason=listeners\.2\.acl_file: .*outside\.rules:2: access must be")
+    own_house.process.wait_for_log(r"event=reload_failed reason=.listeners\.2\.acl_file: .*outside\.rules:2: access must be")
     inside.publish("secret/1", b"4", 1)
     assert payloads(outside) == [b"4"]
 
