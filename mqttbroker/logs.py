@@ -24,7 +24,7 @@ STDERR = 2
 MAX_VALUE_CHARS = 256
 QUEUE_LINES = 10_000  # lines that wait for the writing thread; more are dropped and counted
 CLOSE_TIMEOUT = 1.0  # seconds that the end of the process waits for the last lines
-REPEATS_LOGGED = 10  # refusals of one kind and address that are logged in REPEAT_SECONDS; more are counted
+REPEATS_LOGGED = 100  # refusals of one kind and address that are logged in REPEAT_SECONDS; more are counted
 REPEAT_SECONDS = 10.0
 MAX_REPEATED = 1000  # kinds and addresses of refusals that are counted
 
