@@ -34,6 +34,7 @@ COMPILED = [
     "sessions/window.py",
     "sessions/session.py",
     "sessions/retained.py",
+    "sessions/sorted_ids.py",
     "sessions/registry.py",
     "sessions/expiry.py",
     "mqttbroker/codec/reason_codes.py",

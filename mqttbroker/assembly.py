@@ -172,6 +172,7 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
             load_will(session, will)
             session.will_due = will_due or 0.0
         broker.lifecycle.load(session)
+    registry.client_ids.sort()
     for session_id, messages, size, last_seq in _consumed(recovered.queues):
         session = registry.by_id[session_id]
         session.count_in(messages, size, last_seq)

@@ -12,6 +12,7 @@ from typing import Dict, List, Optional, Tuple
 
 from sessions.context import SessionContext
 from sessions.session import NEVER, Session
+from sessions.sorted_ids import SortedIds
 
 
 class Registry:
@@ -20,6 +21,7 @@ class Registry:
     def __init__(self, context: SessionContext, next_session_id: int = 1) -> None:
         self.context = context
         self.sessions: Dict[str, Session] = {}
+        self.client_ids = SortedIds()  # the keys of `sessions`
         self.by_id: Dict[int, Session] = {}  # the durable ones, by row id
         self.next_session_id = next_session_id
         self._ends: List[Tuple[float, str]] = []
@@ -36,10 +38,17 @@ class Registry:
         if durable:
             session_id = self.next_session_id
             self.next_session_id += 1
-        return self.load(session_id, client_id)
+        if client_id not in self.sessions:
+            self.client_ids.add(client_id)
+        return self._insert(session_id, client_id)
 
     def load(self, session_id: int, client_id: str) -> Session:
         """A session under the row id it has in the store; 0 for one that is not stored."""
+        if client_id not in self.sessions:
+            self.client_ids.load(client_id)
+        return self._insert(session_id, client_id)
+
+    def _insert(self, session_id: int, client_id: str) -> Session:
         session = Session(self.context, session_id, client_id)
         self.sessions[client_id] = session
         if session_id:
@@ -49,6 +58,7 @@ class Registry:
     def remove(self, session: Session) -> None:
         if self.sessions.get(session.client_id) is session:
             del self.sessions[session.client_id]
+            self.client_ids.remove(session.client_id)
         self.by_id.pop(session.id, None)
 
     def schedule_end(self, session: Session) -> None:
