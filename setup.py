@@ -32,6 +32,7 @@ COMPILED = [
     "sessions/delivery.py",
     "sessions/message_queue.py",
     "sessions/window.py",
+    "sessions/paging.py",
     "sessions/session.py",
     "sessions/retained.py",
     "sessions/sorted_ids.py",

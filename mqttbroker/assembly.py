@@ -175,7 +175,7 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
     registry.client_ids.sort()
     for session_id, messages, size, last_seq in _consumed(recovered.queues):
         session = registry.by_id[session_id]
-        session.count_in(messages, size, last_seq)
+        session.queue.count_stored(messages, size, last_seq)
     for row in _consumed(recovered.subscriptions):
         session_id, topic_filter, _, options, identifier = _columns(row)
         broker.subscriptions.load(

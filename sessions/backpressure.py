@@ -1,86 +1,93 @@
-"""The throttle: who publishes to a client that cannot follow, and waits for its queue to become shorter.
+"""Backpressure: publishers are paused while the queue of a subscriber is above its high watermark.
 
-The rule kept here: a publisher waits for one queue at a time, and never for
-longer than ``max_pause``; a client that takes nothing meanwhile is waited for
-no more.  There is no clock here: whoever owns one calls `BackpressureMonitor.look`.
+A publisher waits for one queue at a time, and for at most `BackpressureMonitor.max_pause` seconds. A subscriber that
+acknowledges nothing during a pause pauses nobody again until its queue is short. There is no clock here: the owner of
+the monitor calls `BackpressureMonitor.check`.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, Dict, Optional
 
+from mypy_extensions import mypyc_attr
 
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PausablePublisher:
-    """A client that publishes, and may have to wait before more is read from it."""
+    """A publisher whose socket is not read while `paused_by` is set."""
 
     def __init__(self) -> None:
         self.paused_by: Optional[Backpressure] = None
 
-    def go_on(self) -> None:
-        """It need not wait any more."""
+    @abstractmethod
+    def resume_reading(self) -> None:
+        """The pause is over."""
 
 
 class BackpressureMonitor:
-    """All throttles that hold somebody."""
+    """All subscribers that pause publishers, and the time limit of the pauses."""
 
     def __init__(self) -> None:
         self.max_pause = 0.1  # seconds
-        self.active: Dict[Backpressure, bool] = {}  # true for those that were at the last look
-        self.waiting = 0  # publishers held now
-        self.waits = 0  # times that one was
-        # Called when the first throttle holds somebody; the owner then looks twice per patience until none does.
+        self.active: Dict[Backpressure, bool] = {}  # True if the last `check` has seen it
+        self.paused = 0  # publishers paused now
+        self.pauses = 0  # pauses since the start
+        # Called when `active` gets its first entry; from then on the owner calls `check` twice per `max_pause` until
+        # `active` is empty.
         self.wake: Any = None
 
-    def look(self) -> None:
-        """Let those go on that have waited since before the last look."""
+    def check(self) -> None:
+        """End the pauses that began before the last check."""
         for backpressure, seen in list(self.active.items()):
             if seen:
-                backpressure.lose_patience()
+                backpressure.expire()
             else:
                 self.active[backpressure] = True
 
 
 class Backpressure:
-    """The publishers that wait for one client's queue."""
+    """The publishers paused by one subscriber."""
 
-    def __init__(self, backpressure_monitor: BackpressureMonitor) -> None:
-        self.backpressure_monitor = backpressure_monitor
-        self.feeders: Dict[PausablePublisher, bool] = {}
-        self.moving = False  # the client took something since the first of them waits
-        self.given_up = False  # it did not: nobody waits for it until its queue is short
+    def __init__(self, monitor: BackpressureMonitor) -> None:
+        self.monitor = monitor
+        self.publishers: Dict[PausablePublisher, bool] = {}
+        self.progressed = False  # the subscriber took a message since the first pause began
+        self.suspended = False  # it did not: it pauses nobody until its queue is short
 
-    def hold(self, feeder: PausablePublisher) -> None:
-        """Have a publisher wait that does not yet; its `PausablePublisher.go_on` follows unless it leaves."""
-        backpressure_monitor = self.backpressure_monitor
-        if not self.feeders:
-            self.moving = False
-            backpressure_monitor.active[self] = False
-            if len(backpressure_monitor.active) == 1 and backpressure_monitor.wake is not None:
-                backpressure_monitor.wake()
-        self.feeders[feeder] = True
-        feeder.paused_by = self
-        backpressure_monitor.waiting += 1
-        backpressure_monitor.waits += 1
+    def pause(self, publisher: PausablePublisher) -> None:
+        """Pause a publisher that is not paused. Its `resume_reading` is called unless `remove` comes first."""
+        monitor = self.monitor
+        if not self.publishers:
+            self.progressed = False
+            monitor.active[self] = False
+            if len(monitor.active) == 1 and monitor.wake is not None:
+                monitor.wake()
+        self.publishers[publisher] = True
+        publisher.paused_by = self
+        monitor.paused += 1
+        monitor.pauses += 1
 
-    def forget(self, feeder: PausablePublisher) -> None:
-        """One of them has left."""
-        feeder.paused_by = None
-        del self.feeders[feeder]
-        self.backpressure_monitor.waiting -= 1
-        if not self.feeders:
-            del self.backpressure_monitor.active[self]
+    def remove(self, publisher: PausablePublisher) -> None:
+        """The publisher's connection is closed."""
+        publisher.paused_by = None
+        del self.publishers[publisher]
+        self.monitor.paused -= 1
+        if not self.publishers:
+            del self.monitor.active[self]
 
-    def lose_patience(self) -> None:
-        self.given_up = not self.moving
+    def expire(self) -> None:
+        """The pauses reached their time limit."""
+        self.suspended = not self.progressed
         self.release()
 
     def release(self) -> None:
-        """Let all of them go on."""
-        feeders = self.feeders
-        if feeders:
-            self.feeders = {}
-            self.backpressure_monitor.waiting -= len(feeders)
-            del self.backpressure_monitor.active[self]
-            for feeder in feeders:
-                feeder.paused_by = None
-                feeder.go_on()
+        """Resume all paused publishers."""
+        publishers = self.publishers
+        if publishers:
+            self.publishers = {}
+            self.monitor.paused -= len(publishers)
+            del self.monitor.active[self]
+            for publisher in publishers:
+                publisher.paused_by = None
+                publisher.resume_reading()

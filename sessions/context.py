@@ -1,8 +1,4 @@
-"""The shelf: what all sessions of one broker share.
-
-The rule kept here: limits, time and counts come from outside and are the same
-for every session; a session that drops something counts it here, by cause.
-"""
+"""State that all sessions of one broker share: journal, limits, clock, counters and the totals of their queues."""
 
 from __future__ import annotations
 
@@ -11,19 +7,18 @@ from typing import Final
 from sessions.backpressure import BackpressureMonitor
 from sessions.journal import Journal
 
-# What a session does with a message that finds its queue full.
-DROP_NEWEST: Final = 0  # not take it
-DROP_OLDEST: Final = 1  # let go of what waits longest
-REFUSE: Final = 2  # have the publisher keep it; where there is none, not take it
+# What happens to a message for a full queue.
+DROP_NEWEST: Final = 0  # it is dropped
+DROP_OLDEST: Final = 1  # the oldest messages of the queue are dropped
+REFUSE: Final = 2  # its PUBLISH is refused; dropped if no client sent it
 
 _UNLIMITED: Final = 1 << 60
 
 
 class SessionLimits:
-    """What one session may hold, and all together; counts of entries, sizes in bytes.
+    """Limits of one session and of all sessions together; counts are messages, sizes are bytes.
 
-    The totals count what durable sessions have on disk, a message once for each of
-    them, and what waits in memory for any session.
+    The totals on disk count a message once per durable session. The total in memory counts every session.
     """
 
     def __init__(
@@ -39,25 +34,25 @@ class SessionLimits:
         self.max_queued_bytes = max_queued_bytes
         self.max_queue_memory_messages = max_queue_memory_messages
         self.max_transient_queue_bytes = max_transient_queue_bytes
-        self.max_inflight_unkept = max_inflight  # of what a session sends and does not keep
+        self.max_inflight_unkept = max_inflight  # unpersisted messages in flight
         self.queue_full = DROP_NEWEST
         self.max_total_queued_messages = _UNLIMITED
         self.max_total_queued_bytes = _UNLIMITED
         self.max_total_queue_memory_bytes = _UNLIMITED
-        # What waits for a connected client before its publishers do; 0 messages = whatever it is.
+        # The high watermark of a connected client's queue; 0 messages = no backpressure.
         self.crowded_queue_messages = 0
         self.crowded_queue_bytes = _UNLIMITED
 
 
 class Clock:
-    """The time as the caller last told it: ``now`` in µs since the Unix epoch."""
+    """The current time as set by the owner: ``now`` in µs since the Unix epoch."""
 
     def __init__(self) -> None:
         self.now = 0
 
 
 class SessionContext:
-    """What every session of one broker shares."""
+    """State that all sessions of one broker share."""
 
     def __init__(self, journal: Journal, limits: SessionLimits) -> None:
         self.journal = journal
@@ -65,14 +60,14 @@ class SessionContext:
         self.clock = Clock()
         self.counters = journal.counters
         self.backpressure_monitor = BackpressureMonitor()
-        # The totals that `SessionLimits` bounds.
+        # The totals limited by `SessionLimits`.
         self.queued_messages = 0
         self.queued_bytes = 0
         self.memory_bytes = 0
-        self.next_expiry = 0  # when a stored entry may expire next, µs since the Unix epoch; 0 = never
+        self.next_expiry = 0  # earliest expiry of a stored entry, µs since the Unix epoch; 0 = none
 
     def full(self, messages: int, size: int) -> bool:
-        """Whether so many more entries, of so many bytes together, would pass a total on disk."""
+        """Whether this many more entries, of this many bytes together, would exceed a total on disk."""
         limits = self.limits
         return (
             self.queued_messages + messages > limits.max_total_queued_messages

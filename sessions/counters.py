@@ -1,6 +1,6 @@
-"""What the broker counts: packets, PUBLISHes, bytes, and drops by cause.
+"""Counters of the whole broker: packets, PUBLISHes, bytes, and dropped messages by cause.
 
-Counting is adding to an integer on the event loop's thread; `/metrics` and ``$SYS`` read the values.
+The event loop increments plain integers; `/metrics` and ``$SYS`` read them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Counters:
         self.publish_dropped_too_large = 0
         self.publish_dropped_denied = 0
         self.publish_dropped_retained = 0
-        self.publish_refused = 0  # for want of room in a queue
+        self.publish_refused = 0  # a queue was full
         self.publish_bytes_received = 0
         self.publish_bytes_sent = 0
         self.bytes_received = 0
@@ -27,11 +27,11 @@ class Counters:
         self.protocol_errors = 0
         self.tls_failures = 0
         self.websocket_failures = 0
-        # Messages that sessions dropped.
-        self.queue_full = 0  # the new message: its queue was full
+        # Messages dropped by sessions.
+        self.queue_full = 0  # a new message for a full queue
         self.queue_full_oldest = 0  # the oldest message of a full queue
-        self.total_full = 0  # the limit of all queues on disk
-        self.memory_full = 0  # the limit of all queues in memory
+        self.total_full = 0  # a new message at the limit of all queues on disk
+        self.memory_full = 0  # a new message at the limit of all queues in memory
         self.expired = 0
         self.store_failed = 0
         # The store.

@@ -1,11 +1,11 @@
-"""The delivery: one message on its way to one client, at QoS 1 or 2.
+"""A delivery: one message on its way to one client at QoS 1 or 2, and the two interfaces that it needs.
 
-The rule kept here: a delivery knows its owner and the outlet only by what it
-asks of them, so that the session can be built on it and not around it.
+`DeliveryOwner` is implemented by `sessions.session.Session`, `ClientConnection` by the broker's connections.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Optional, Tuple
 
 from mypy_extensions import mypyc_attr
@@ -15,51 +15,55 @@ from sessions.journal import RELEASING, STORED, STORING, Entry
 from sessions.message import Message
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ClientConnection(PausablePublisher):
-    """Where a session's packets go: the client's connection.
-
-    This one goes nowhere.  ``version`` is the protocol level of the client.
-    """
+    """The connection of a session's client. ``version`` is the protocol level of the client."""
 
     def __init__(self) -> None:
         super().__init__()
         self.version = 4
-        # False while what was sent before still waits to leave; QoS 1 and 2 wait with it.
-        self.ready = True
+        self.ready = True  # False while QoS 1 and 2 PUBLISHes must wait for the socket
 
+    @abstractmethod
     def send_entry(self, entry: "Delivery", duplicate: bool) -> None:
-        """Send the PUBLISH of an entry that has its packet id."""
+        """Send the PUBLISH of a delivery that has its packet id."""
 
+    @abstractmethod
     def send_pubrel(self, packet_id: int) -> None:
-        """Send the PUBREL of a QoS 2 delivery."""
+        """Send a PUBREL."""
 
+    @abstractmethod
     def disconnect(self, reason_code: int, detail: str) -> None:
-        """End the connection, telling the client why where its version can."""
+        """Close the connection, after a DISCONNECT if the protocol level has one for servers."""
 
 
-class Owner:
-    """The session a delivery belongs to; this one belongs to nobody."""
+class DeliveryOwner:
+    """The session to which a delivery belongs."""
 
+    @abstractmethod
     def publish_stored(self, entry: "Delivery") -> None:
-        """The packet id of a QoS 2 delivery is on disk: its PUBLISH may leave."""
+        """The packet id of a QoS 2 delivery is on disk: its PUBLISH may be sent."""
 
+    @abstractmethod
     def release_stored(self, entry: "Delivery") -> None:
-        """The client's PUBREC is on disk: the PUBREL may leave."""
+        """The client's PUBREC is on disk: the PUBREL may be sent."""
 
+    @abstractmethod
     def entry_refused(self, entry: "Delivery") -> None:
-        """The store could not keep an entry."""
+        """The store failed to write the entry."""
 
+    @abstractmethod
     def abandon(self, entry: "Delivery") -> None:
-        """End a delivery that its client cannot take."""
+        """End a delivery whose PUBLISH is too large for the client [MQTT-3.1.2-25]."""
 
 
 @mypyc_attr(acyclic=True)
 class Delivery(Entry):
-    """An entry in the hands of its session."""
+    """An entry and the session that owns it."""
 
     def __init__(
         self,
-        session: Owner,
+        session: DeliveryOwner,
         session_id: int,
         message: Message,
         qos: int,
@@ -68,12 +72,11 @@ class Delivery(Entry):
     ) -> None:
         super().__init__(session_id, message, qos, retain, subscription_ids)
         self.session = session
-        # The shared subscription it came by, opaque here; None if it came by its own, or is
-        # read back from the store.
+        # The shared subscription, opaque here; None without one, and for entries read from the store.
         self.group: Optional[object] = None
 
     def committed(self) -> None:
-        """Move on from the two phases that wait for the disk."""
+        """The last change is on disk: leave the phases `STORING` and `RELEASING`."""
         if self.disk == STORED:
             if self.phase == STORING:
                 self.session.publish_stored(self)
@@ -84,8 +87,8 @@ class Delivery(Entry):
         self.session.entry_refused(self)
 
 
-def delivery_from_row(session: Owner, session_id: int, row: Tuple[object, ...]) -> Delivery:
-    """A page's row (`sessions.write_set.Page`) as the delivery it was."""
+def delivery_from_row(session: DeliveryOwner, session_id: int, row: Tuple[object, ...]) -> Delivery:
+    """The delivery that a page's row (`sessions.write_set.Page`) describes."""
     (
         seq,
         qos,

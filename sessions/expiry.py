@@ -1,8 +1,7 @@
-"""Expiry: messages that wait on disk for clients who are away, and whose time is over.
+"""Expiry: stored messages of disconnected clients are deleted when their Message Expiry Interval has passed.
 
-The rule kept here: they leave the disk and the counts without their client
-coming back for them, a bounded piece at a time.  Those of a client who is there
-are left to its session, which passes over them when their turn comes.
+The store is searched in pieces of a bounded size. Entries of connected clients are left to their sessions, which skip
+expired ones when they send.
 """
 
 from __future__ import annotations
@@ -14,35 +13,34 @@ from sessions.registry import Registry
 from sessions.session import Session
 from sessions.write_set import EntryQuery
 
-PIECE: Final = 1000  # entries of one commit
-# When to look again for what was left to sessions that were there, in microseconds.
-LOOK_AGAIN: Final = 60_000_000
+PIECE: Final = 1000  # entries per query
+RETRY_AFTER: Final = 60_000_000  # µs until entries left to connected clients are searched again
 
 
 class Expiry(EntryQuery):
-    """The search for entries that have expired; one is under way at most."""
+    """The search for expired entries; at most one query is pending."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__(PIECE, 0, 0, 0)
         self.registry = registry
         self.context: SessionContext = registry.context
-        self.context.next_expiry = 1  # nobody knows yet what is on disk
-        self._asked_at = 0
-        self._busy = False
+        self.context.next_expiry = 1  # unknown yet: search at the first tick
+        self._queried_at = 0
+        self._searching = False
 
     def tick(self) -> None:
-        """Begin a search if something may have expired."""
+        """Begin a search if an entry may have expired."""
         now = self.context.clock.now
-        if self._busy or not 0 < self.context.next_expiry <= now:
+        if self._searching or not 0 < self.context.next_expiry <= now:
             return
-        self._busy = True
+        self._searching = True
         self.context.next_expiry = 0
         self.until = now
         self.after = (0, 0, 0)
-        self._ask()
+        self._query()
 
-    def _ask(self) -> None:
-        self._asked_at = self.context.clock.now
+    def _query(self) -> None:
+        self._queried_at = self.context.clock.now
         self.context.journal.query_entries(self)
 
     def answered(self) -> None:
@@ -54,31 +52,33 @@ class Expiry(EntryQuery):
                 continue
             if (
                 session.connection is not None
-                or session.paging
-                or session.oldest is not None
-                or session.disconnected_at * 1_000_000 >= self._asked_at
+                or session.reading_page
+                or session.queue.oldest is not None
+                or session.disconnected_at * 1_000_000 >= self._queried_at
             ):
-                # What the store said may be over: the session changes its queue itself.
-                self._look_at(self.until + LOOK_AGAIN)
+                # The session itself changes its queue, so the row may be outdated.
+                self._search_at(self.until + RETRY_AFTER)
                 left.append(session)
                 continue
             self.context.counters.expired += 1
-            session.pass_over_packet_id()
-            session.drop_stored(seq, message_id, shared != 0, size)
+            session.window.skip_packet_id()
+            session.queue.drop_stored(seq, message_id, shared != 0, size)
         for session in left:
-            # The next look finds its client back, or no list of its own any more.
-            if session.oldest is not None and not session.oldest.asked:
-                session.oldest = None
+            # Without its own query the session is not left out again.
+            oldest = session.queue.oldest
+            if oldest is not None and not oldest.pending:
+                session.queue.oldest = None
         if len(rows) == self.limit:
             last = rows[len(rows) - 1]
             self.after = (last[0], last[1], last[2])
-            self._ask()
+            self._query()
             return
-        self._busy = False
+        self._searching = False
         if self.next_expiry != 0:
-            self._look_at(self.next_expiry)
+            self._search_at(self.next_expiry)
 
-    def _look_at(self, time: int) -> None:
+    def _search_at(self, time: int) -> None:
+        """Search at ``time`` (µs since the Unix epoch) at the latest."""
         context = self.context
         if not 0 < context.next_expiry < time:
             context.next_expiry = time

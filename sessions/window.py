@@ -1,8 +1,7 @@
-"""The window: the packet ids of one client, and what is under way beneath them.
+"""The in-flight window: the packet ids in use towards one client, and the message under each.
 
-The rule kept here: no id stands for two messages at a time [MQTT-2.2.1-4]. Clients acknowledge in order, so
-what is kept nowhere and passed through under consecutive ids is counted, not remembered; what is
-acknowledged out of turn, and all else, stands in a dictionary.
+No packet id stands for two messages at a time [MQTT-2.2.1-4]. Clients usually acknowledge in order, so unpersisted
+messages under consecutive packet ids are a range of two integers; every other message is an entry of a dictionary.
 """
 
 from __future__ import annotations
@@ -11,33 +10,37 @@ from typing import Dict, Final, List, Optional, Union
 
 from mypy_extensions import mypyc_attr
 
-from sessions.context import SessionContext
-from sessions.delivery import Delivery, Owner
-from sessions.journal import AWAIT_PUBCOMP, AWAIT_PUBREC
+from sessions.delivery import Delivery
+from sessions.journal import AWAIT_PUBACK, AWAIT_PUBCOMP, AWAIT_PUBREC
 from sessions.message import Message
-from sessions.message_queue import MessageQueue
 
-# QoS 2 messages that only pass through: what stands for them in flight, before and after PUBREC.
-PASSED: Final = Delivery(Owner(), 0, Message("", b"", 2, False, b"", "", 0, 0), 2, False, b"")
-PASSED.phase = AWAIT_PUBREC
-RELEASED: Final = Delivery(Owner(), 0, PASSED.message, 2, False, b"")
-RELEASED.phase = AWAIT_PUBCOMP
+# What the range of consecutive packet ids contains.
+_QOS_1: Final = 0
+_QOS_2: Final = 1
+_SHARED: Final = 2  # QoS 1 messages of shared subscriptions
 
-# What passes through: to one client at QoS 1 or 2, or at QoS 1 to one member of a group.
-AT_LEAST_ONCE: Final = 0
-EXACTLY_ONCE: Final = 1
-LENT: Final = 2
+_ACKNOWLEDGED_AT_ONCE: Final = 64  # list slots that `SharedInFlightQueue` deletes together
 
-_RETURNED_AT_ONCE: Final = 64  # loans whose places are given up together
+
+@mypyc_attr(acyclic=True)
+class Unpersisted:
+    """Stands for an in-flight message of which only the packet id and the phase are kept; one object per phase."""
+
+    def __init__(self, phase: int) -> None:
+        self.phase = phase
+
+
+_AWAITS_PUBACK: Final = Unpersisted(AWAIT_PUBACK)
+_AWAITS_PUBREC: Final = Unpersisted(AWAIT_PUBREC)
+_AWAITS_PUBCOMP: Final = Unpersisted(AWAIT_PUBCOMP)
 
 
 @mypyc_attr(acyclic=True)
 class SharedInFlight:
-    """A QoS 1 message that passed through to one member of a shared subscription, ``group``, and is
-    kept in case that another has to have it.
+    """An unpersisted QoS 1 message of the shared subscription ``group``, kept for redelivery to another member.
 
-    ``tail`` is the end of the packet that left, in which the payload begins at ``payload``; the other
-    fields are those of a `Message`.
+    ``tail`` is the end of the packet that was sent; the payload begins at offset ``payload`` of it. The other fields
+    are those of `Message`.
     """
 
     def __init__(
@@ -61,7 +64,6 @@ class SharedInFlight:
         self.group = group
 
     def message(self) -> Message:
-        """The message that was lent."""
         return Message(
             self.topic,
             self.tail[self.payload :],
@@ -75,111 +77,115 @@ class SharedInFlight:
 
 
 class SharedInFlightQueue:
-    """What is lent under consecutive packet ids, oldest first: who acknowledges in order costs no look."""
+    """Shared in-flight messages under consecutive packet ids, oldest first."""
 
     def __init__(self) -> None:
-        self._loans: List[Optional[SharedInFlight]] = []  # None where one was returned
-        self._returned = 0  # how many of them, from the first on
+        self._messages: List[Optional[SharedInFlight]] = []  # None where acknowledged
+        self._first = 0  # index of the oldest one in flight
 
-    def add(self, loan: SharedInFlight) -> None:
-        self._loans.append(loan)
+    def append(self, message: SharedInFlight) -> None:
+        self._messages.append(message)
 
     def drop(self) -> None:
-        """The oldest is acknowledged."""
-        self._loans[self._returned] = None
-        self._returned += 1
-        if self._returned == _RETURNED_AT_ONCE:
-            del self._loans[:_RETURNED_AT_ONCE]
-            self._returned = 0
+        """Remove the oldest."""
+        self._messages[self._first] = None
+        self._first += 1
+        if self._first == _ACKNOWLEDGED_AT_ONCE:
+            del self._messages[:_ACKNOWLEDGED_AT_ONCE]
+            self._first = 0
 
-    def take(self) -> SharedInFlight:
-        """Take the oldest out."""
-        loan = self._loans[self._returned]
-        assert loan is not None
+    def pop(self) -> SharedInFlight:
+        """Remove and return the oldest."""
+        message = self._messages[self._first]
+        assert message is not None
         self.drop()
-        return loan
+        return message
 
     def clear(self) -> None:
-        self._loans.clear()
-        self._returned = 0
+        self._messages.clear()
+        self._first = 0
 
 
-_NO_LOANS: Final = SharedInFlightQueue()  # of a client that has none; never filled
+_NO_SHARED: Final = SharedInFlightQueue()  # of clients without shared in-flight messages; always empty
+
+InFlight = Union[Delivery, SharedInFlight, Unpersisted]
 
 
-class Window(MessageQueue):
-    """What one client has to acknowledge."""
+def phase_of(message: InFlight) -> int:
+    """The acknowledgement that an in-flight message awaits, as a phase of `sessions.journal`."""
+    return AWAIT_PUBACK if isinstance(message, SharedInFlight) else message.phase
 
-    def __init__(self, context: SessionContext, session_id: int) -> None:
-        super().__init__(context, session_id)
-        self.send_maximum = context.limits.max_inflight
-        self.pass_maximum = context.limits.max_inflight_unkept
+
+@mypyc_attr(acyclic=True)
+class InFlightWindow:
+    """The packet ids in use towards one client.
+
+    ``send_maximum`` limits deliveries (Receive Maximum, section 3.3.4); ``unpersisted_maximum`` limits all messages
+    in flight when an unpersisted one is added.
+    """
+
+    def __init__(self, send_maximum: int, unpersisted_maximum: int) -> None:
+        self.send_maximum = send_maximum
+        self.unpersisted_maximum = unpersisted_maximum
         self.last_packet_id = 0
-        # Unacknowledged deliveries and loans by packet id; None for what only passed through.
-        # The keys are ints; as objects they are made once per packet, not once per look.
-        self.in_flight: Dict[object, Union[Delivery, SharedInFlight, None]] = {}
-        # Beside them what passed through under the ids from `passing` up to `passing_end`:
-        # clients acknowledge in order, so that counting does. All of it is of one kind.
-        self.passing = 1
-        self.passing_end = 1
-        self.passing_kind = AT_LEAST_ONCE
-        self.released = 1  # at QoS 2, the first id that awaits PUBREC; those before it await PUBCOMP
-        self.loans = _NO_LOANS
+        # Keys are ints typed as object: mypyc boxes each once, not at every lookup.
+        self.in_flight: Dict[object, InFlight] = {}
+        # Unpersisted messages of one kind under the consecutive ids from `range_start` up to but not including
+        # `range_end`. At QoS 2 those before `range_released` await PUBCOMP, the others PUBREC.
+        self.range_start = 1
+        self.range_end = 1
+        self.range_released = 1
+        self.range_kind = _QOS_1
+        self.range_messages = _NO_SHARED  # those of the range, if its kind is _SHARED
 
     @property
     def packet_ids_in_use(self) -> int:
-        """How many packet ids are in use."""
-        return len(self.in_flight) + self.passing_end - self.passing
+        return len(self.in_flight) + self.range_end - self.range_start
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another delivery may be sent [MQTT-3.3.4-9]."""
+        return self.packet_ids_in_use < self.send_maximum
+
+    # -- allocating packet ids ------------------------------------------------
 
     def allocate_unpersisted(self, qos: int) -> int:
-        """A packet id for a QoS 1 or 2 message that leaves at once and is nowhere kept, since this
-        session ends with its connection and no other may have the message instead; 0 if the
-        message has to be offered."""
-        if (
-            self.id != 0
-            or self.packet_ids_in_use >= self.pass_maximum
-            or self.queue
-            or self.queued_messages >= self.context.limits.max_queued_messages
-        ):
-            return 0
-        self.queued_messages += 1
+        """The packet id of a new unpersisted message."""
         if qos == 2:
-            return self._next_in_line(EXACTLY_ONCE) or self.next_packet_id(PASSED)
-        return self._next_in_line(AT_LEAST_ONCE) or self.next_packet_id(None)
+            return self._extend_range(_QOS_2) or self.add(_AWAITS_PUBREC)
+        return self._extend_range(_QOS_1) or self.add(_AWAITS_PUBACK)
 
-    def _next_in_line(self, kind: int) -> int:
-        """The packet id after the last one, for what passes through beside the like; 0 if it cannot be had."""
+    def allocate_shared(self, message: SharedInFlight) -> int:
+        """The packet id of a new shared in-flight message."""
+        packet_id = self._extend_range(_SHARED)
+        if packet_id == 0:
+            return self.add(message)
+        if packet_id == self.range_start:
+            if self.range_messages is _NO_SHARED:
+                self.range_messages = SharedInFlightQueue()
+            self.range_messages.clear()
+        self.range_messages.append(message)
+        return packet_id
+
+    def _extend_range(self, kind: int) -> int:
+        """Append the next packet id to the range; 0 if that id is in use or the range is of another kind."""
         packet_id: int = self.last_packet_id + 1
-        if self.passing == self.passing_end:
-            self.passing = self.passing_end = self.released = packet_id
-            self.passing_kind = kind
+        if self.range_start == self.range_end:
+            self.range_start = self.range_end = self.range_released = packet_id
+            self.range_kind = kind
         if (
-            packet_id != self.passing_end
-            or self.passing_kind != kind
+            packet_id != self.range_end
+            or self.range_kind != kind
             or packet_id > 65535
             or (self.in_flight and packet_id in self.in_flight)
         ):
             return 0
-        self.passing_end = packet_id + 1
+        self.range_end = packet_id + 1
         self.last_packet_id = packet_id
         return packet_id
 
-    def allocate_shared(self, loan: SharedInFlight) -> int:
-        """The packet id of a message that passes through, where the session `can_send_shared`."""
-        self.queued_messages += 1
-        packet_id = self._next_in_line(LENT)
-        if packet_id == 0:
-            return self.next_packet_id(loan)
-        if packet_id == self.passing:
-            if self.loans is _NO_LOANS:
-                self.loans = SharedInFlightQueue()
-            self.loans.clear()
-        self.loans.add(loan)
-        return packet_id
-
-    def next_packet_id(self, entry: Union[Delivery, SharedInFlight, None]) -> int:
-        """Put `entry` in flight under the next unused non-zero id, counting 1, 2, 3 …
-        [MQTT-2.2.1-4]."""
+    def add(self, message: InFlight) -> int:
+        """Put a message in flight under the next unused packet id, counting 1, 2, 3 … [MQTT-2.2.1-4]."""
         in_flight = self.in_flight
         packet_id: int = self.last_packet_id
         while True:
@@ -187,36 +193,92 @@ class Window(MessageQueue):
             if packet_id > 65535:
                 packet_id = 1
             key: object = packet_id
-            if key not in in_flight and not self.passing <= packet_id < self.passing_end:
-                in_flight[key] = entry
+            if key not in in_flight and not self.range_start <= packet_id < self.range_end:
+                in_flight[key] = message
                 self.last_packet_id = packet_id
                 return packet_id
 
-    def uses(self, packet_id: int) -> bool:
-        """Whether something is under way beneath the id."""
-        return packet_id in self.in_flight or self.passing <= packet_id < self.passing_end
+    def add_again(self, entry: Delivery) -> None:
+        """Put a delivery in flight under the packet id it has."""
+        self.in_flight[entry.packet_id] = entry
 
-    def skip_passing(self, packet_id: int) -> None:
-        """Part from the others an id that is acknowledged out of turn, if it is one that passed through."""
-        if self.passing <= packet_id < self.passing_end:
-            while self.passing <= packet_id:
-                self._skip_one()
+    def skip_packet_id(self) -> None:
+        """Leave out the packet id of an expired message, so that the ids of the others do not depend on expiry."""
+        self.last_packet_id = self.last_packet_id % 65535 + 1
 
-    def _skip_one(self) -> None:
-        packet_id = self.passing
-        if self.passing_kind == EXACTLY_ONCE:
-            self.in_flight[packet_id] = RELEASED if packet_id < self.released else PASSED
-            self.released = max(self.released, packet_id + 1)
+    # -- acknowledgements of the range, in order ------------------------------
+
+    def acknowledge_first(self, packet_id: int) -> bool:
+        """PUBACK: free the packet id if it is the first of a QoS 1 range."""
+        kind = self.range_kind
+        if packet_id != self.range_start or packet_id == self.range_end or kind == _QOS_2:
+            return False
+        self.range_start = packet_id + 1
+        if kind == _SHARED:
+            self.range_messages.drop()
+        return True
+
+    def release_first(self, packet_id: int) -> bool:
+        """PUBREC: await PUBCOMP if it is the first packet id of a QoS 2 range that awaits PUBREC."""
+        if packet_id != self.range_released or packet_id == self.range_end or self.range_kind != _QOS_2:
+            return False
+        self.range_released = packet_id + 1
+        return True
+
+    def complete_first(self, packet_id: int) -> bool:
+        """PUBCOMP: free the packet id if it is the first of a QoS 2 range and awaits PUBCOMP."""
+        if packet_id != self.range_start or packet_id >= self.range_released or self.range_kind != _QOS_2:
+            return False
+        self.range_start = packet_id + 1
+        return True
+
+    # -- everything else in flight --------------------------------------------
+
+    def find(self, packet_id: int) -> Optional[InFlight]:
+        """The message under a packet id, in `in_flight` from now on; None if the id is not in use."""
+        if self.range_start <= packet_id < self.range_end:
+            while self.range_start <= packet_id:
+                self._move_first()
+        return self.in_flight.get(packet_id)
+
+    def holds(self, entry: Delivery) -> bool:
+        """Whether the delivery is in flight."""
+        return self.in_flight.get(entry.packet_id) is entry
+
+    def remove(self, packet_id: int) -> None:
+        """Free the packet id of a message in `in_flight`."""
+        del self.in_flight[packet_id]
+
+    def discard(self, entry: Delivery) -> bool:
+        """Free the packet id of a delivery; False if it is not in flight."""
+        if self.in_flight.get(entry.packet_id) is not entry:
+            return False
+        del self.in_flight[entry.packet_id]
+        return True
+
+    def await_pubcomp(self, packet_id: int) -> None:
+        """PUBREC of an unpersisted message in `in_flight`."""
+        self.in_flight[packet_id] = _AWAITS_PUBCOMP
+
+    def move_shared(self) -> None:
+        """Move the shared in-flight messages of the range into `in_flight`."""
+        while self.range_kind == _SHARED and self.range_start < self.range_end:
+            self._move_first()
+
+    def _move_first(self) -> None:
+        """Move the first message of the range into `in_flight`."""
+        packet_id = self.range_start
+        if self.range_kind == _QOS_2:
+            self.in_flight[packet_id] = _AWAITS_PUBCOMP if packet_id < self.range_released else _AWAITS_PUBREC
+            self.range_released = max(self.range_released, packet_id + 1)
+        elif self.range_kind == _SHARED:
+            self.in_flight[packet_id] = self.range_messages.pop()
         else:
-            self.in_flight[packet_id] = self.loans.take() if self.passing_kind == LENT else None
-        self.passing = packet_id + 1
+            self.in_flight[packet_id] = _AWAITS_PUBACK
+        self.range_start = packet_id + 1
 
-    def remember_loans(self) -> None:
-        """Part all that is lent from the others: another member may have to have it."""
-        while self.passing_kind == LENT and self.passing < self.passing_end:
-            self._skip_one()
-
-    def forget_passing(self) -> None:
-        """The client is gone, and with it what only passed through."""
-        self.passing = self.released = self.passing_end
-        self.loans.clear()
+    def clear(self) -> None:
+        """Forget all messages: the connection is closed."""
+        self.in_flight.clear()
+        self.range_start = self.range_released = self.range_end
+        self.range_messages.clear()

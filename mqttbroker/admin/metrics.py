@@ -96,7 +96,7 @@ class Metrics:
             ("connections", "Network connections accepted.", counters.connections),
             ("protocol_errors", "Connections ended for breaking the protocol.", counters.protocol_errors),
             ("store_failures", "Commits that failed.", counters.commit_failures),
-            ("publisher_waits", "Times that a publisher had to wait for a crowded queue.", backpressure_monitor.waits),
+            ("publisher_waits", "Times that a publisher had to wait for a crowded queue.", backpressure_monitor.pauses),
         )
         for name, text, value in totals:
             yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
@@ -115,7 +115,7 @@ class Metrics:
         yield dropped
         gauges = (
             ("clients_connected", "Clients connected now.", broker.clients.connected),
-            ("publishers_waiting", "Publishers that wait for a crowded queue now.", backpressure_monitor.waiting),
+            ("publishers_waiting", "Publishers that wait for a crowded queue now.", backpressure_monitor.paused),
             ("sessions", "Sessions, connected or not.", len(broker.registry)),
             ("subscriptions", "Subscriptions.", broker.router.subscriptions),
             ("retained_messages", "Retained messages.", len(broker.retained)),

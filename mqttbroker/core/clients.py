@@ -50,7 +50,7 @@ class Clients:
         connection.closing_reason = reason
         connection.acks.clear()
         if connection.paused_by is not None:
-            connection.paused_by.forget(connection)
+            connection.paused_by.remove(connection)
         self.connections.pop(connection, None)
         connection.touch()
         if was_connected:

@@ -62,7 +62,7 @@ class Commits:
             self.journal.committed()
         for page in pages:
             session = self.registry.by_id.get(page.session_id)
-            if session is not None and session.page_came():
+            if session is not None and session.page_arrived():
                 self._load_page(session, page)
         if self.paused and not self.backlogged:
             paused = self.paused
@@ -73,14 +73,14 @@ class Commits:
     def _load_page(self, session: Session, page: Page) -> None:
         if page.error is not None:
             log.error("event=page_failed client=%s reason=%s", session.client_id, page.error)
-            session.paging = False
+            session.page_failed()
             pending = self.clients.pending.get(session.client_id)
             if pending is not None:
                 self.connect_handler.refuse(pending.connection, IMPLEMENTATION_SPECIFIC_ERROR, "the store failed")
             elif session.connection is not None:
                 session.connection.disconnect(IMPLEMENTATION_SPECIFIC_ERROR, "the store failed")
             return
-        session.restore(page.rows, page.received)
+        session.load_page(page.rows, page.received)
         if self.rules.restrictive:
             self._drop_denied(session)
         if not self.connect_handler.session_loaded(session):
@@ -88,7 +88,7 @@ class Commits:
 
     def _drop_denied(self, session: Session) -> None:
         """Remove the messages that the client may no longer read from its queue."""
-        for entry in session.queue:
+        for entry in session.queue.entries:
             if entry.disk != GONE and not self.rules.may_read(session, entry.message.topic):
                 session.withdraw(entry)
                 self.outbound.counters.publish_dropped_denied += 1

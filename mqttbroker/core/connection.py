@@ -292,7 +292,7 @@ class Connection(ClientConnection):
         """Whether nothing should be read from the client for now."""
         return False
 
-    def go_on(self) -> None:
+    def resume_reading(self) -> None:
         self.touch()
 
     def release(self) -> None:

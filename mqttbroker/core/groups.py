@@ -71,7 +71,7 @@ class Group:
         for member in self.members:
             session = member.session
             connection = session.connection
-            if connection is not None and connection.ready and session.packet_ids_in_use < session.send_maximum:
+            if connection is not None and connection.ready and session.window.is_open:
                 return True
         return False
 
@@ -123,7 +123,7 @@ class RoundRobin(Strategy):
             connection = session.connection
             offset += 1
             if connection is not None:
-                if connection.ready and session.packet_ids_in_use < session.send_maximum:
+                if connection.ready and session.window.is_open:
                     complete.cursor = (cursor + offset) % count
                     return member
                 if fallback is None or fallback.session.connection is None:
@@ -195,7 +195,7 @@ def _candidates(group: Group) -> List[Member]:
         if connection is None:
             if session.id != 0:
                 persistent.append(member)
-        elif connection.ready and session.packet_ids_in_use < session.send_maximum:
+        elif connection.ready and session.window.is_open:
             available.append(member)
         else:
             connected.append(member)

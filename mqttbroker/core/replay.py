@@ -171,9 +171,8 @@ class Replay:
         return (
             connection.ready
             and not connection.congested
-            and len(session.queue) < MAX_QUEUED
-            and session.stored_seq == 0
-            and not session.paging
+            and len(session.queue.entries) < MAX_QUEUED
+            and session.all_in_memory
             and (session.id != 0 or session.packet_ids_in_use < self._max_in_flight)
         )
 
@@ -181,8 +180,8 @@ class Replay:
     def _max_in_flight(self) -> int:
         """The part of a transient session's in-flight window that a replay may use; live messages have the rest."""
         session = self.session
-        maximum: int = min(session.pass_maximum, session.context.limits.max_queued_messages)
-        return max(session.send_maximum, maximum // 2)
+        maximum: int = min(session.window.unpersisted_maximum, session.context.limits.max_queued_messages)
+        return max(session.window.send_maximum, maximum // 2)
 
     def step(self, budget: int) -> int:
         """Send a part; returns its cost, which is 0 if there was nothing to do."""

@@ -122,7 +122,7 @@ class FlushScheduler:
     def _look(self) -> None:
         backpressure_monitor = self.broker.context.backpressure_monitor
         self._watching = False
-        backpressure_monitor.look()
+        backpressure_monitor.check()
         if backpressure_monitor.active:
             self.watch()
 

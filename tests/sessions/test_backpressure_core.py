@@ -129,7 +129,7 @@ def crowd(plant: Plant) -> tuple[Wire, Wire]:
     plant.publish(publisher, "t", WINDOW + CROWDED)
     assert publisher.transport.reading, "as long as a queue may be is not crowded"
     plant.publish(publisher, "t")
-    assert not publisher.transport.reading and plant.backpressure_monitor.waiting == 1
+    assert not publisher.transport.reading and plant.backpressure_monitor.paused == 1
     return subscriber, publisher
 
 
@@ -142,7 +142,7 @@ def test_a_publisher_waits_until_the_queue_is_half_as_long(plant: Plant) -> None
     assert not publisher.transport.reading
     plant.take(subscriber, 1)
     assert publisher.transport.reading
-    assert (plant.backpressure_monitor.waiting, plant.backpressure_monitor.waits, plant.backpressure_monitor.active) == (0, 1, {})
+    assert (plant.backpressure_monitor.paused, plant.backpressure_monitor.pauses, plant.backpressure_monitor.active) == (0, 1, {})
     assert plant.session(subscriber).backpressure is None
 
 
@@ -153,7 +153,7 @@ def test_what_one_slice_holds_is_taken_in_and_no_more(plant: Plant) -> None:
     plant.publish(publisher, "t", 10 * SLICE // packet, size=100)
     for slices in range(1, 6):
         assert counters.publish_received == slices * -(-SLICE // packet)
-        assert plant.backpressure_monitor.waiting == 1 and not publisher.transport.reading
+        assert plant.backpressure_monitor.paused == 1 and not publisher.transport.reading
         plant.take(subscriber, 1)
         plant.loop.wait(PATIENCE)
     plant.loop.wait(PATIENCE)
@@ -163,12 +163,12 @@ def test_what_one_slice_holds_is_taken_in_and_no_more(plant: Plant) -> None:
 def test_who_goes_on_acknowledging_is_waited_for_again_and_again(plant: Plant) -> None:
     subscriber, publisher = crowd(plant)
     for waits in range(1, 5):
-        assert plant.backpressure_monitor.waits == waits and not publisher.transport.reading
+        assert plant.backpressure_monitor.pauses == waits and not publisher.transport.reading
         plant.take(subscriber, 1)
         plant.loop.wait(PATIENCE)
         assert publisher.transport.reading, "it waits no longer than this"
         plant.publish(publisher, "t")
-    assert not plant.session(subscriber).backpressure.given_up  # type: ignore[union-attr]
+    assert not plant.session(subscriber).backpressure.suspended  # type: ignore[union-attr]
 
 
 def test_nobody_waits_for_who_takes_nothing_until_it_has_caught_up(plant: Plant) -> None:
@@ -176,7 +176,7 @@ def test_nobody_waits_for_who_takes_nothing_until_it_has_caught_up(plant: Plant)
     plant.loop.wait(PATIENCE)
     assert publisher.transport.reading
     plant.publish(publisher, "t", 3 * CROWDED)
-    assert publisher.transport.reading and plant.backpressure_monitor.waits == 1
+    assert publisher.transport.reading and plant.backpressure_monitor.pauses == 1
     waiting = 4 * CROWDED + 1
     while waiting > CROWDED // 2:
         waiting -= plant.take(subscriber, 1)
@@ -184,16 +184,16 @@ def test_nobody_waits_for_who_takes_nothing_until_it_has_caught_up(plant: Plant)
             plant.publish(publisher, "elsewhere")
             assert plant.session(subscriber).backpressure is not None
     plant.publish(publisher, "t", 2 * CROWDED)
-    assert plant.backpressure_monitor.waits == 2 and not publisher.transport.reading
+    assert plant.backpressure_monitor.pauses == 2 and not publisher.transport.reading
 
 
 def test_who_comes_late_to_a_throttle_waits_no_longer_than_the_first(plant: Plant) -> None:
     _, publisher = crowd(plant)
     second = plant.join("p2")
     plant.publish(second, "t")
-    assert plant.backpressure_monitor.waiting == 2
+    assert plant.backpressure_monitor.paused == 2
     plant.loop.wait(PATIENCE)
-    assert plant.backpressure_monitor.waiting == 0 and publisher.transport.reading and second.transport.reading
+    assert plant.backpressure_monitor.paused == 0 and publisher.transport.reading and second.transport.reading
     assert plant.loop.later == [], "no timer runs when nobody waits"
 
 
@@ -219,7 +219,7 @@ def test_off_is_off(tmp_path: Path) -> None:
         plant = Plant(core)
         subscriber, publisher = plant.join("s", "t"), plant.join("p")
         plant.publish(publisher, "t", 5000)
-        assert publisher.transport.reading and plant.backpressure_monitor.waits == 0
+        assert publisher.transport.reading and plant.backpressure_monitor.pauses == 0
         assert plant.session(subscriber).queued_messages == 5000
 
 
@@ -229,7 +229,7 @@ def test_others_and_what_is_not_queued_go_on(plant: Plant) -> None:
     plant.publish(other, "u", 3)
     plant.publish(other, "t", 50, qos=0)
     assert other.transport.reading and plant.take(listener) == 3
-    assert plant.backpressure_monitor.waits == 1
+    assert plant.backpressure_monitor.pauses == 1
 
 
 def test_who_has_messages_to_acknowledge_is_read_all_the_same(plant: Plant) -> None:
@@ -239,7 +239,7 @@ def test_who_has_messages_to_acknowledge_is_read_all_the_same(plant: Plant) -> N
     plant.publish(two, "to/a")
     assert one.transport.reading, "it has a message to acknowledge now"
     plant.publish(two, "to/a", 2 * CROWDED)
-    assert two.transport.reading and plant.backpressure_monitor.waits == 1
+    assert two.transport.reading and plant.backpressure_monitor.pauses == 1
     assert plant.take(one) == 2 * CROWDED + 1 and not one.transport.reading
     assert plant.take(two) == 2 * CROWDED and one.transport.reading
 
@@ -320,7 +320,7 @@ def test_the_end_of_a_queue_on_disk_is_caught_up_with_only_when_it_is_in_memory(
         assert session is not None and session.backpressure is not None
         for taken in range(1, 29):
             subscriber.take()
-            assert (session.backpressure is None) == (session.queued_bytes <= 10_000 or session.stored_seq == 0), taken
+            assert (session.backpressure is None) == (session.queue.byte_count <= 10_000 or session.queue.stored_seq == 0), taken
         assert session.backpressure is None
 
 
@@ -346,11 +346,11 @@ def test_a_publisher_that_leaves_while_it_waits_leaves_nothing(plant: Plant, how
             plant.close(publisher)
         else:
             plant.join("p")
-            assert plant.backpressure_monitor.waiting == 0
+            assert plant.backpressure_monitor.paused == 0
             plant.close(publisher)
         backpressure = plant.session(subscriber).backpressure
-        assert backpressure is not None and backpressure.feeders == {} and publisher.protocol.paused_by is None
-        assert (plant.backpressure_monitor.waiting, plant.backpressure_monitor.active) == (0, {})
+        assert backpressure is not None and backpressure.publishers == {} and publisher.protocol.paused_by is None
+        assert (plant.backpressure_monitor.paused, plant.backpressure_monitor.active) == (0, {})
         del publisher
         assert protocols() == left - (how != "taken over"), "only a collection of cycles would find it"
     finally:
@@ -366,7 +366,7 @@ def test_a_subscriber_that_leaves_lets_its_publishers_go(plant: Plant, how: str)
         plant.close(subscriber)
     else:
         plant.join("s")
-    assert publisher.transport.reading and plant.backpressure_monitor.active == {} and plant.backpressure_monitor.waiting == 0
+    assert publisher.transport.reading and plant.backpressure_monitor.active == {} and plant.backpressure_monitor.paused == 0
     plant.publish(publisher, "t", 3 * CROWDED)
     assert publisher.transport.reading
 
@@ -382,8 +382,8 @@ def test_the_keep_alive_of_who_waits_does_not_run_out(tmp_path: Path) -> None:
         assert publisher.protocol.blocked
         core.advance(10)
         assert not publisher.closed
-        core.broker.context.backpressure_monitor.look()
-        core.broker.context.backpressure_monitor.look()
+        core.broker.context.backpressure_monitor.check()
+        core.broker.context.backpressure_monitor.check()
         assert not publisher.protocol.blocked
         core.advance(10)
         assert publisher.closed
@@ -412,12 +412,12 @@ def agree(core: Core) -> None:
     """Who waits is connected, and waits for one that is connected too; the counts say the same."""
     backpressure_monitor = core.broker.context.backpressure_monitor
     holding = [session.backpressure for session in core.broker.registry.sessions.values() if session.backpressure is not None]
-    assert set(backpressure_monitor.active) == {backpressure for backpressure in holding if backpressure.feeders}
-    waiting = [feeder for backpressure in holding for feeder in backpressure.feeders]
-    assert len(waiting) == backpressure_monitor.waiting
+    assert set(backpressure_monitor.active) == {backpressure for backpressure in holding if backpressure.publishers}
+    waiting = [feeder for backpressure in holding for feeder in backpressure.publishers]
+    assert len(waiting) == backpressure_monitor.paused
     connections = list(core.broker.clients.connections)
     assert set(waiting) == {connection for connection in connections if connection.paused_by is not None}
-    assert all(feeder.paused_by is not None and feeder in feeder.paused_by.feeders for feeder in waiting)
+    assert all(feeder.paused_by is not None and feeder in feeder.paused_by.publishers for feeder in waiting)
     for session in core.broker.registry.sessions.values():
         assert session.connection is not None or session.backpressure is None
 
@@ -440,7 +440,7 @@ def test_nothing_is_left_whatever_happens(tmp_path_factory: pytest.TempPathFacto
         for step in steps:
             event, _, name = step.partition(" ")
             if event == "look":
-                core.broker.context.backpressure_monitor.look()
+                core.broker.context.backpressure_monitor.check()
             elif event == "come":
                 come(name, 65535)
             elif event == "slow":
@@ -462,4 +462,4 @@ def test_nothing_is_left_whatever_happens(tmp_path_factory: pytest.TempPathFacto
             drain(clients[name])
         agree(core)
         assert not any(connection.blocked for connection in core.broker.clients.connections)
-        assert core.broker.context.backpressure_monitor.active == {} and core.broker.context.backpressure_monitor.waiting == 0
+        assert core.broker.context.backpressure_monitor.active == {} and core.broker.context.backpressure_monitor.paused == 0

@@ -51,7 +51,7 @@ def test_packet_ids_wrap_around_the_ones_in_use(tmp_path: Path) -> None:
         session = core.broker.registry.get("sub")
         assert session is not None
         publish(core, range(1))
-        session.last_packet_id = 65534
+        session.window.last_packet_id = 65534
         publish(core, range(3))
         assert [packet.packet_id for packet in client.arrived()] == [1, 65535, 2, 3]
 
@@ -103,7 +103,7 @@ def test_acknowledgements_of_ids_that_are_not_in_use_change_nothing(tmp_path: Pa
         assert client.expect(Pubrel).packet_id == 2
         client.send(Pubcomp(2), Puback(1))
         session = core.broker.registry.get("sub")
-        assert session is not None and not session.in_flight and session.queued_messages == 0
+        assert session is not None and not session.window.in_flight and session.queued_messages == 0
 
 
 def test_what_passes_through_may_be_acknowledged_in_any_order(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_passes_through_may_be_acknowledged_in_any_order(tmp_path: Path) ->
             client.send(*map(Puback, order[2:]))
             client.send(*map(Puback, range(first + 4, first + 6)))
             assert session.packet_ids_in_use == session.queued_messages == 0
-            session.last_packet_id = first + 3
+            session.window.last_packet_id = first + 3
 
 
 @pytest.mark.parametrize("reason_code", [0, 0x80])
@@ -237,7 +237,7 @@ def test_a_long_queue_drains_in_order_while_new_messages_come(tmp_path: Path, qo
         assert found == list(range(3600))
         drain(client)
         session = client.protocol.session
-        assert session.queued_messages == 0 and session.queued_bytes == 0 and session.stored_seq == 0
+        assert session.queued_messages == 0 and session.queue.byte_count == 0 and session.queue.stored_seq == 0
 
 
 @pytest.mark.parametrize("commits", [0, 1, 2])
@@ -251,7 +251,7 @@ def test_a_takeover_in_the_middle_of_a_drain_loses_and_doubles_nothing(tmp_path:
         taken: list[int] = []
         session = core.broker.registry.get("sub")
         assert session is not None
-        while not session.paging:
+        while not session.reading_page:
             packets = first.arrived()
             taken += numbers_of(packets)
             first.send(*(Puback(packet.packet_id) for packet in packets))
@@ -293,7 +293,7 @@ def test_pages_are_bounded_by_bytes(tmp_path: Path) -> None:
         session = back.protocol.session
         found = []
         while session.queued_messages:
-            assert session.memory_bytes <= 10_000
+            assert session.queue.memory_bytes <= 10_000
             found.append(int(back.take().payload))
         assert found == list(range(20))
 
@@ -353,11 +353,11 @@ def test_a_refused_message_that_was_already_sent_is_counted_once(tmp_path: Path)
         assert publisher.expect(Puback).reason_code == 0x97
         client.send(Puback(1))
         session = client.protocol.session
-        assert (session.queued_messages, session.queued_bytes) == (0, 0)
+        assert (session.queued_messages, session.queue.byte_count) == (0, 0)
         core.eager = True
         publish(core, range(1, 4))
         assert drain(client) == [1, 2, 3]
-        assert (session.queued_messages, session.queued_bytes) == (0, 0)
+        assert (session.queued_messages, session.queue.byte_count) == (0, 0)
 
 
 def test_a_refused_message_gives_its_place_in_the_window_to_the_next(tmp_path: Path) -> None:
@@ -383,7 +383,7 @@ def test_what_the_store_refused_is_gone_for_a_client_that_is_away(tmp_path: Path
         publisher.send(Publish("t/1", b"0", 1, False, False, 1))
         core.fail()
         assert publisher.expect(Puback).reason_code == 0x97
-        assert (session.queued_messages, session.queued_bytes) == (0, 0)
+        assert (session.queued_messages, session.queue.byte_count) == (0, 0)
         core.eager = True
         publish(core, range(1, 3))
         assert drain(durable(core, "sub")) == [1, 2]

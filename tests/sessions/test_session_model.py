@@ -320,9 +320,9 @@ class SessionModel(RuleBasedStateMachine):
         self.order_is_kept()
         self.qos_2_is_once()
         for session in self.core.broker.registry.sessions.values():
-            assert (session.queued_messages, session.queued_bytes) == (0, 0), session.client_id
-            assert not session.in_flight and not session.queue and not session.received
-            assert session.stored_seq == 0 and session.memory_bytes == 0
+            assert (session.queued_messages, session.queue.byte_count) == (0, 0), session.client_id
+            assert not session.window.in_flight and not session.queue.entries and not session.received
+            assert session.queue.stored_seq == 0 and session.queue.memory_bytes == 0
         assert self.core.broker.journal.size == 0
 
 

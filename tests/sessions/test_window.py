@@ -6,9 +6,9 @@ import sys
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.null_connection import NullConnection
 
 from sessions.context import SessionContext, SessionLimits
-from sessions.delivery import ClientConnection
 from sessions.journal import Journal
 from sessions.session import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN, Session
 from sessions.window import SharedInFlight
@@ -18,7 +18,7 @@ GROUP = object()
 
 def connected() -> Session:
     session = Session(SessionContext(Journal(True), SessionLimits(65535, 1_000_000, 10**9, 1000, 10**9)), 0, "c")
-    session.attach(ClientConnection(), 65535)
+    session.attach(NullConnection(), 65535)
     return session
 
 
@@ -83,7 +83,7 @@ class Client:
 @given(STEPS, st.sampled_from([0, 65_400]))
 def test_ids_are_given_and_taken_back_once(steps: list[tuple[str, int]], before: int) -> None:
     session = connected()
-    session.last_packet_id = before
+    session.window.last_packet_id = before
     client = Client(session)
     for number, (what, times) in enumerate(steps):
         if what == "each":
@@ -107,7 +107,7 @@ def test_ids_are_given_and_taken_back_once(steps: list[tuple[str, int]], before:
     while client.has:
         for packet_id in list(client.has):
             client.go_on(packet_id)
-    assert session.packet_ids_in_use == session.queued_messages == session.queued_bytes == 0
+    assert session.packet_ids_in_use == session.queued_messages == session.queue.byte_count == 0
 
 
 def test_what_is_lent_leaves_in_its_order() -> None:

@@ -14,6 +14,7 @@ from support.core_sessions import away, drain, durable, publish
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.codec.packets import Connack, Connect, Puback, Publish, Will
 from mqttbroker.codec.properties import Properties
+from sessions.session import Session
 
 
 def stored(core: Core) -> list[tuple[int, int]]:
@@ -26,14 +27,19 @@ def stored(core: Core) -> list[tuple[int, int]]:
         connection.close()
 
 
+def memory_of(session: Session) -> int:
+    """Bytes of messages that a session holds in memory."""
+    return session.queue.memory_bytes + (0 if session.paging is None else session.paging.arrived_bytes)
+
+
 def counts_agree(core: Core) -> None:
     """The shelf counts what the sessions count, and away from all clients that is what the disk has."""
     sessions = core.broker.registry.by_id.values()
     context = core.broker.context
     assert context.queued_messages == sum(session.queued_messages for session in sessions)
-    assert context.queued_bytes == sum(session.queued_bytes for session in sessions)
+    assert context.queued_bytes == sum(session.queue.byte_count for session in sessions)
     everybody = core.broker.registry.sessions.values()
-    assert context.memory_bytes == sum(session.memory_bytes + session.late_bytes for session in everybody)
+    assert context.memory_bytes == sum(memory_of(session) for session in everybody)
 
 
 def payloads(client: CoreClient) -> list[bytes]:
@@ -82,7 +88,7 @@ def test_the_oldest_make_room_by_their_bytes(tmp_path: Path) -> None:
         # e alone is more than the queue may hold, so that nothing has to go for it.
         assert [payload[:1] for payload in payloads(durable(core, "sub"))] == [b"c", b"d"]
         counters = core.broker.context.counters
-        assert (counters.queue_full, counters.queue_full_oldest, session.queued_bytes) == (1, 2, 3 + 100 + 3 + 1500)
+        assert (counters.queue_full, counters.queue_full_oldest, session.queue.byte_count) == (1, 2, 3 + 100 + 3 + 1500)
 
 
 def test_the_oldest_of_a_long_queue_make_room_piece_by_piece(tmp_path: Path) -> None:

@@ -9,10 +9,11 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.null_connection import NullConnection
 
 from mqttbroker.core.groups import Group, HashTopic, LeastLoaded, Member, RandomMember, RoundRobin, Strategy
 from sessions.context import SessionContext, SessionLimits
-from sessions.delivery import ClientConnection, Delivery
+from sessions.delivery import Delivery
 from sessions.journal import Journal
 from sessions.message import Message
 from sessions.session import Session, Subscription
@@ -32,11 +33,11 @@ def group_of(*states: int) -> Group:
     for number, state in enumerate(states):
         session = Session(CONTEXT, number + 1 if state in (OFFLINE, FULL) else 0, f"m{number}")
         if state not in (OFFLINE, LOST):
-            session.attach(ClientConnection(), 2)
+            session.attach(NullConnection(), 2)
             session.connection.ready = state != STALLED  # type: ignore[union-attr]
         if state == FULL:
             message = Message("t", b"", 1, False, b"", "p", 0, 0)
-            session.in_flight = {n: Delivery(session, session.id, message, 1, False, b"") for n in (1, 2)}
+            session.window.in_flight = {n: Delivery(session, session.id, message, 1, False, b"") for n in (1, 2)}
         group.members.append(Member(Subscription(session, "$share/g/t", 1, 0)))
     return group
 
@@ -130,11 +131,11 @@ def test_hash_topic_moves_only_the_topics_of_an_unavailable_member(order: list[i
 def test_least_loaded_chooses_the_shortest_queue(loads: list[int], messages: int) -> None:
     strategy, group = LeastLoaded(), group_of(*[AVAILABLE] * len(loads))
     for member, load in zip(group.members, loads):
-        member.session.queued_messages = load
+        member.session.queue.message_count = load
     for _ in range(messages):
         member = strategy.choose(group, "t")  # type: ignore[assignment]
         assert member.session.queued_messages == min(m.session.queued_messages for m in group.members)
-        member.session.queued_messages += 1
+        member.session.queue.message_count += 1
 
 
 def test_least_loaded_alternates_between_equals() -> None:
