@@ -52,13 +52,14 @@ from pyspark.sql.types import (
 from bridge_spark.log.columns import ColumnMaker
 from bridge_spark.log.predicates import Wanted
 from bridge_spark.source import offsets, read_range
-from bridge_spark.source.admission import Admission
 from bridge_spark.source.offsets import Offsets
+from bridge_spark.source.open_storage import open_storage
 from bridge_spark.source.options import OptionError, SourceOptions, check_for_batch, check_for_stream, parse_options
 from bridge_spark.source.payload_reader import PAYLOAD_COLUMNS, PayloadReader, PayloadSchemaError
 from bridge_spark.source.plan import Planner, Slice
+from bridge_spark.source.rate_limit import RateLimit
 from bridge_spark.source.slice_reader import read_slices
-from bridge_spark.source.storage import Manifest, Storage, StreamError, open_storage
+from bridge_spark.source.storage import Manifest, Storage, StreamError
 
 _COLUMNS = (
     ("topic", StringType()),
@@ -189,7 +190,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._payloads = _payload_reader(options, schema)
         except (OptionError, StreamError) as error:
             self._refusal = error  # for the first call: an error raised here Spark hides behind its own
-        self._admission = Admission(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
+        self._rate_limit = RateLimit(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
         self._storage: Optional[Storage] = None
         self._planner: Optional[Planner] = None
         self._manifest: Optional[Manifest] = None
@@ -222,7 +223,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, end = offsets.check_kept(begin, end, manifest, self._options.fail_on_data_loss)
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         complete = self._target is not None or isinstance(limit, ReadAllAvailable)
-        return offsets.to_json(self._admission.admit(begin, end, max_rows, complete))
+        return offsets.to_json(self._rate_limit.batch_end(begin, end, max_rows, complete))
 
     def reportLatestOffset(self) -> Optional[dict[str, int]]:
         return None if self._manifest is None else offsets.to_json(offsets.latest(self._manifest))

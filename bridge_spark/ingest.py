@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
+from bridge_spark.source.open_storage import open_storage
 from bridge_spark.source.options import parse_options
-from bridge_spark.source.storage import StreamError, open_storage
+from bridge_spark.source.storage import StreamError
 from bridge_spark.tables.aggregate_job import AggregateJob
 from bridge_spark.tables.backfill import Edge, backfill, check_range, edge
 from bridge_spark.tables.config_section import ConfigError

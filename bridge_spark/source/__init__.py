@@ -1,1 +1,1 @@
-"""What the Spark source `mqtt` is made of: options, offsets, plans, and readers of the log by path and by HTTP."""
+"""The parts of the Spark source `mqtt`: options, offsets, planning, storage and payload parsing."""

@@ -1,13 +1,10 @@
-"""Consumers: readers of a stream that say by a name of their own how far they have come.
+"""Consumer reports: a named reader of a stream tells operators which offsets it has committed.
 
-The rule kept here: a report is a favour.  It never fails its reader nor holds
-it up beyond a timeout, and it waits for no disk; one that is lost is made up
-for by the next.
+Reports are best effort: sending one never fails the reader, never blocks it longer than a timeout and never waits for
+a disk.  A lost report is made up for by the next one.
 
-A report is ``<stream>/consumers/<name>.json``, replaced as a whole, whoever
-writes it: the broker for readers over HTTP, a reader of the directory itself.
-It stands beside the partitions because it means nothing without them, and the
-time it was written is the time of the report.
+A report is the file ``<stream>/consumers/<name>.json``, replaced atomically by the broker (readers over HTTP) or by the
+reader (readers of the directory).  The file's modification time is the time of the report.
 """
 
 from __future__ import annotations
@@ -27,8 +24,8 @@ SUFFIX = ".json"
 MAX_REPORT_BYTES = 64 * 1024
 MAX_OFFSET = 1 << 63
 REPORT_TIMEOUT_S = 2.0
-REPEAT_S = 60.0  # after which a report that says nothing new is sent again
-SILENCE_S = 30.0  # after a report that failed, before another is tried
+REPEAT_S = 60.0  # an unchanged report is sent again after this time
+SILENCE_S = 30.0  # pause after a failed report
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]*")
 
@@ -36,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 
 class ReportError(ValueError):
-    """A report that is none, said in one line."""
+    """A malformed report or name; the message is one line."""
 
 
 def check_name(name: str, max_length: int) -> None:
-    """Refuse a name that is no file's; raises `ReportError`."""
+    """Raise `ReportError` if ``name`` is not a valid consumer name."""
     if len(name) > max_length:
         raise ReportError(f"a consumer's name has at most {max_length} characters")
     if _NAME.fullmatch(name) is None:
@@ -48,12 +45,12 @@ def check_name(name: str, max_length: int) -> None:
 
 
 def encode_report(offsets: Mapping[int, int]) -> bytes:
-    """``offsets``: per partition the offset after the last that the consumer is done with."""
+    """``offsets``: per partition, the next offset that the consumer reads."""
     return json.dumps({"offsets": {str(number): offsets[number] for number in sorted(offsets)}}).encode()
 
 
 def decode_report(data: bytes, partitions: int) -> dict[int, int]:
-    """The offsets of a report on a stream with so many partitions; raises `ReportError`."""
+    """The offsets of a report on a stream with ``partitions`` partitions; raises `ReportError`."""
     if len(data) > MAX_REPORT_BYTES:
         raise ReportError(f"a report has at most {MAX_REPORT_BYTES} bytes")
     try:
@@ -71,7 +68,7 @@ def decode_report(data: bytes, partitions: int) -> dict[int, int]:
 
 
 def write_report(directory: Path, name: str, data: bytes) -> None:
-    """Put a report into a stream's ``consumers`` directory, which is made if missing; raises `OSError`."""
+    """Replace a report in a stream's ``consumers`` directory, created if missing; raises `OSError`."""
     directory.mkdir(exist_ok=True)
     temporary = directory / f".{secrets.token_hex(8)}"
     try:
@@ -83,8 +80,8 @@ def write_report(directory: Path, name: str, data: bytes) -> None:
 
 
 class Reporter:
-    """Sends reports for a reader, where they say something new or the last is old; what goes wrong is one
-    warning until it works again."""
+    """Sends a reader's reports when the offsets changed or `REPEAT_S` passed.  A failure is logged once until a report
+    succeeds."""
 
     def __init__(self, send: Callable[[str, bytes], None]) -> None:
         self._send = send
@@ -94,7 +91,7 @@ class Reporter:
         self._repeat_at = 0.0
 
     def report(self, consumer: str, offsets: Mapping[int, int]) -> None:
-        """Tell how far ``consumer`` has come; never raises, and after a failure is without effect for a while."""
+        """Report the offsets of ``consumer``.  Never raises; does nothing for `SILENCE_S` after a failure."""
         now = time.monotonic()
         report = encode_report(offsets)
         if now < self._silent_until or (report == self._sent and now < self._repeat_at):

@@ -1,9 +1,7 @@
-"""Reading on behind damage in a stream's file, for who asked for it (`skipCorruptBatches`).
+"""Skips damaged batches (`skipCorruptBatches`).
 
-The rule kept here: as little as possible is skipped, and what is skipped is
-said, by file and offsets, on the standard error of the task.  Damage is what a
-checksum or the order of offsets disproves; a file that cannot be read at all is
-an error for every reader.
+Skips as few offsets as possible and prints each skipped range, with its file, to the task's standard error.  Damage is a
+wrong checksum or an offset out of order; a file that cannot be read is an error with or without the option.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ from bridge_spark.source.storage import Storage, StreamError
 
 
 class CorruptSegment(StreamError):
-    """A batch is damaged: the one that should begin with ``offset``.
+    """The batch at ``offset`` is damaged.
 
-    The next one, of a sealed file the next row group, lies behind byte ``position`` of ``part``'s file and begins with
-    the offset ``after`` or a later one.
+    The next batch (or row group of a sealed file) lies after byte ``position`` of ``part``'s file and begins with
+    offset ``after`` or later.
     """
 
     def __init__(self, file: str, part: Slice, offset: int, reason: str, position: int, after: int) -> None:
@@ -36,29 +34,29 @@ class CorruptSegment(StreamError):
         self.after = after
 
 
-def past_damage(
+def skip_damage(
     storage: Storage, part: Slice, rows_of: Callable[[Slice], Iterator[pa.RecordBatch]]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice without those of damaged batches."""
+    """The rows of a slice, without those of damaged batches."""
     waiting = [part]
     while waiting:
         rest = waiting.pop(0)
         try:
             yield from rows_of(rest)
         except CorruptSegment as damage:
-            behind = _behind(storage, damage)
-            end = damage.part.end_offset if behind is None else behind.start_offset
+            rest_of_slice = _after_damage(storage, damage)
+            end = damage.part.end_offset if rest_of_slice is None else rest_of_slice.start_offset
             if end > damage.offset:
                 print(f"{damage}; skipped the offsets {damage.offset} to {end - 1} (skipCorruptBatches=true)",
                       file=sys.stderr, flush=True)
             if damage.part.end_offset < rest.end_offset:
                 waiting.insert(0, replace(rest, start_offset=damage.part.end_offset))
-            if behind is not None:
-                waiting.insert(0, behind)
+            if rest_of_slice is not None:
+                waiting.insert(0, rest_of_slice)
 
 
-def _behind(storage: Storage, damage: CorruptSegment) -> Optional[Slice]:
-    """What is left of a slice behind the damage."""
+def _after_damage(storage: Storage, damage: CorruptSegment) -> Optional[Slice]:
+    """The rest of the slice after the damage; None if nothing is left."""
     part = damage.part
     if is_sealed(part.file):
         return replace(part, start_offset=damage.after) if damage.after < part.end_offset else None

@@ -1,12 +1,8 @@
 """A client of the broker's HTTP interface.
 
-The rule kept here: a broken connection costs a retry and never a byte.  A
-range that broke off is continued where it stopped, and no byte is taken that
-the answer does not say is the one asked for; waits grow between tries and
-begin anew whenever bytes came.  What cannot get better (a wrong token, a
-certificate nobody trusts, a server that is no broker) fails at once; whatever
-fails is one line.  Continuing is safe because the committed part of a segment
-file never changes.
+An interrupted range continues at the byte where it stopped, which is safe because the committed part of a segment file
+never changes; the answer's Content-Range is checked.  The wait between attempts doubles and starts again after progress.
+Permanent errors (a wrong token, an untrusted certificate, not a broker) are not retried.  Each error is one line.
 """
 
 from __future__ import annotations
@@ -34,15 +30,15 @@ _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKN
 
 
 class HttpError(Exception):
-    """What was asked for cannot be had, said in one line."""
+    """The request failed; the message is one line."""
 
 
 class NotFound(HttpError):
-    """The broker answered 404: it has no such stream or file."""
+    """The broker answered 404: no such stream or file."""
 
 
 class _TryAgain(Exception):
-    """The answer is not what was asked for; the server wants to be left alone for ``wait`` seconds."""
+    """The answer is unusable; try again after ``wait`` seconds (Retry-After)."""
 
     def __init__(self, reason: str, wait: float = 0.0) -> None:
         super().__init__(reason)
@@ -50,10 +46,10 @@ class _TryAgain(Exception):
 
 
 class _Range:
-    """``length`` bytes from ``position`` on, of which ``filled`` are there.
+    """``length`` bytes from ``position``, of which ``filled`` have been received.
 
-    ``BytesIO`` gives away the bytes it was filled with: a copy of 8 MiB in fresh
-    pages takes four times the CPU of receiving them.
+    `BytesIO.getvalue` returns its buffer without a copy: copying 8 MiB to fresh pages costs four times the CPU of
+    receiving them.
     """
 
     def __init__(self, position: int, length: int) -> None:
@@ -64,7 +60,7 @@ class _Range:
 
     @property
     def first(self) -> int:
-        """The first byte that is still wanted."""
+        """The first byte that is still missing."""
         return self.position + self.filled
 
     @property
@@ -75,10 +71,9 @@ class _Range:
 class HttpClient:
     """Requests to the broker at ``url``; ``token`` is sent as a bearer token.
 
-    ``https`` trusts the authorities of ``ca_file``, by default the system's.  A
-    request that fails is repeated ``retries`` times, first after about
-    ``retry_interval_s`` seconds; ``timeout_s`` is how long the other side may be
-    silent.  One connection is kept open between requests.  Not thread safe.
+    ``ca_file``: trusted authorities for https, default the system's.  A failed request is repeated ``retries`` times, the
+    first time after about ``retry_interval_s`` seconds.  ``timeout_s``: the longest silence of the server.  Keeps one
+    connection open between requests.  Not thread-safe.
     """
 
     def __init__(
@@ -105,7 +100,7 @@ class HttpClient:
         self._answered = False
 
     def get(self, path: str, position: int = 0, length: Optional[int] = None) -> bytes:
-        """One resource, or exactly ``length`` bytes of it from ``position``; raises `HttpError`."""
+        """A whole resource, or exactly ``length`` bytes from ``position``; raises `HttpError`."""
         if length is None:
             return self._request("GET", path, None, None)
         wanted = _Range(position, length)
@@ -122,7 +117,7 @@ class HttpClient:
             raise HttpError(f"{self.url}{path} did not answer with JSON: is this the broker's HTTP address?") from None
 
     def send(self, method: str, path: str, content: Optional[bytes] = None) -> None:
-        """Change something there, where doing it twice does no more than once; raises `HttpError`."""
+        """Send an idempotent request that changes something; raises `HttpError`."""
         self._request(method, path, content, None)
 
     def close(self) -> None:
@@ -144,7 +139,7 @@ class HttpClient:
             except (OSError, http.client.HTTPException, _TryAgain) as error:
                 self.close()
                 if stale and isinstance(error, ConnectionError):
-                    continue  # it was kept open for longer than the other side keeps it
+                    continue  # the server had closed the idle connection
                 reason = self._reason(error)
                 if wanted is not None and wanted.filled > had:
                     failures = 0
@@ -180,11 +175,11 @@ class HttpClient:
                     raise _TryAgain(f"the answer broke off after {wanted.filled} of {wanted.length} bytes")
                 wanted.filled += count
         if not response.isclosed():
-            self.close()  # more than was asked for is on its way
+            self.close()  # the answer is longer than the range
         return b""
 
     def _refused(self, path: str, response: http.client.HTTPResponse, wanted: Optional[_Range]) -> None:
-        """Raise what the status means."""
+        """Raise the error for an unexpected status."""
         status = response.status
         answer = f"{status} {response.reason}".strip()
         if status >= 500 or status in (408, 429):
@@ -206,7 +201,7 @@ class HttpClient:
         raise HttpError(f"{self.url}{path} answered {answer}{f': {said}' if said else ''}{doubt}")
 
     def _reason(self, error: Exception) -> str:
-        """Why a try failed; raises `HttpError` where another one would fail too."""
+        """Why an attempt failed; raises `HttpError` if a retry would fail as well."""
         if isinstance(error, ssl.SSLCertVerificationError):
             raise HttpError(f"{self.url}: its certificate is not to be trusted: {error.verify_message} "
                             f"(option 'caFile' names the authorities to trust)") from None
@@ -244,7 +239,7 @@ class HttpClient:
 
 
 def _check_range(response: http.client.HTTPResponse, wanted: _Range) -> None:
-    """Hold the answer to the bytes that were asked for; fewer at the end are an answer that breaks off."""
+    """Raise `_TryAgain` unless the answer begins at the requested byte; a shorter answer counts as interrupted."""
     said = response.headers.get("Content-Range", "")
     unit, _, place = said.partition(" ")
     first, _, last = place.partition("/")[0].partition("-")
@@ -253,7 +248,7 @@ def _check_range(response: http.client.HTTPResponse, wanted: _Range) -> None:
 
 
 def _error_in(body: bytes) -> Optional[str]:
-    """What a broker says is wrong; None if it is not a broker that says it."""
+    """The broker's error message; None if the body is not from a broker."""
     try:
         said = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
@@ -272,7 +267,7 @@ def _changed(ca_file: Optional[str]) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _trust(ca_file: Optional[str], changed: int) -> ssl.SSLContext:
-    """Reading the system's authorities takes some 20 ms: once per process, not once per task."""
+    """Cached: loading the system's authorities takes 20 ms, too long for every task."""
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError:

@@ -1,8 +1,4 @@
-"""A stream's files over the broker's HTTP interface.
-
-The rule kept here: it answers like a data directory does.  What `http_client`
-says of a connection becomes one line of the source.
-"""
+"""A stream's files over the broker's HTTP interface.  Connection errors become one-line `StreamError`s."""
 
 from __future__ import annotations
 
@@ -28,9 +24,9 @@ from bridge_spark.source.storage import (
 
 
 class HttpStorage:
-    """Files of ``stream`` at ``url``; `HttpClient` says what the rest means.  Not thread safe."""
+    """Files of ``stream`` at ``url``; see `HttpClient` for the other arguments.  Not thread-safe."""
 
-    chunk_bytes = 16 * 1024 * 1024  # requests of half the size cost the broker a quarter more
+    chunk_bytes = 16 * 1024 * 1024  # half the size costs the broker a quarter more CPU
 
     def __init__(
         self,
@@ -55,7 +51,7 @@ class HttpStorage:
             raise UnknownStream(f"mqtt source: option 'stream': {self._client.url} has no stream {self._stream!r}"
                                 f"{self._names()}") from None
         except HttpError as error:
-            raise _said(error) from None
+            raise _stream_error(error) from None
 
     def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
         path = f"{self._path}/offsets?timestamp={timestamp}"
@@ -65,7 +61,7 @@ class HttpStorage:
         except NotFound:
             return None
         except HttpError as error:
-            raise _said(error) from None
+            raise _stream_error(error) from None
         except (KeyError, TypeError, ValueError) as error:
             raise StreamError(f"mqtt source: {self._client.url}{path} did not answer with offsets "
                               f"({error!r})") from None
@@ -76,7 +72,7 @@ class HttpStorage:
         except NotFound:
             raise SegmentGone(f"mqtt source: {self.describe(partition, file)} is gone") from None
         except HttpError as error:
-            raise _said(error) from None
+            raise _stream_error(error) from None
 
     def index(self, partition: int, segment: Segment) -> list[IndexEntry]:
         if is_sealed(segment.file):
@@ -86,7 +82,7 @@ class HttpStorage:
         except NotFound:
             return []
         except HttpError as error:
-            raise _said(error) from None
+            raise _stream_error(error) from None
 
     def report(self, consumer: str, offsets: Mapping[int, int]) -> None:
         self._reporter.report(consumer, offsets)
@@ -113,5 +109,5 @@ class HttpStorage:
         return f" (there are: {', '.join(map(str, names))})" if isinstance(names, list) and names else ""
 
 
-def _said(error: HttpError) -> StreamError:
+def _stream_error(error: HttpError) -> StreamError:
     return StreamError(f"mqtt source: {error}")

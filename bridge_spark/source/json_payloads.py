@@ -1,27 +1,26 @@
-"""JSON payloads to rows.
+"""Parses JSON payloads to rows.
 
-The rule kept here: `JsonParser.one` reads one payload and says what it is
-worth; `JsonParser.fast` reads many with Arrow and takes them only where that
-is sure to be the same.
+`JsonParser.one` parses one payload by the rules below.  `JsonParser.fast` parses many with Arrow and refuses them unless
+the result is the same.
 
-| payload | becomes |
+| payload | result |
 |---|---|
-| an object | a row: each field of the schema by its exact name |
-| a field that is missing or null | NULL; a dead letter where the field is NOT NULL (also in structs and arrays) |
-| a field that the schema does not have | nothing, or an entry of the extra fields; its value must be JSON all the same |
-| a field of the schema that stands twice in one object | a dead letter (unknown ones: the last one counts) |
-| a value of another type than the field's | a dead letter, but: number, flag, object and array fill a string as JSON text |
-| byte to long | a number without fraction and exponent that fits; not `1.0`, not `"1"` |
+| an object | a row; fields are matched by their exact name |
+| a missing or null field | NULL; a dead letter if the field is NOT NULL (also in structs and arrays) |
+| a field that is not in the schema | ignored, or an extra field; its value must be valid JSON |
+| a field of the schema twice in one object | a dead letter (of other fields the last value is used) |
+| a value of another type than the field | a dead letter, except that any value fills a string field, as JSON text |
+| byte to long | a number in range without fraction and exponent; not `1.0`, not `"1"` |
 | float, double | a finite number; not `1e999`, not `"1"` |
-| decimal | a number, or one in quotes, that fits without rounding |
+| decimal | a number, with or without quotes, that fits without rounding |
 | boolean | true or false |
-| timestamp | ISO 8601 text as in `typed_text`, or numbers by `timestamps`: s, ms or us since the epoch |
-| date, binary | text as in `typed_text` |
-| struct, array, map | object, array, object; a map's key may not stand twice |
+| timestamp | an ISO 8601 string as in `typed_text`, or with `timestamps` a number: s, ms or us since the epoch |
+| date, binary | a string as in `typed_text` |
+| struct, array, map | object, array, object; the keys of a map must be unique |
 | NaN, Infinity, comments, a lone surrogate | a dead letter, as not JSON |
-| blanks and newlines around and between, one byte order mark | are left out |
-| empty payload, not UTF-8, several values, deeper than 200 | a dead letter |
-| an array | a dead letter; with `explode` a row of each object in it, or none if one of them is bad or there is none |
+| white space, one byte order mark | ignored |
+| an empty payload, invalid UTF-8, several values, nesting deeper than 200 | a dead letter |
+| an array | a dead letter; with `explode` a row per object, or a dead letter if one is invalid or there is none |
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ MAX_DEPTH = 200
 EXTRA = "_extra"
 EXTRA_TYPE = pa.map_(pa.string(), pa.string())
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
-"""Microseconds of each unit of numeric timestamps."""
+"""Microseconds per unit of numeric timestamps."""
 
 _BLANKS = " \t\n\r"
 _NOT_A_NUMBER = re.compile(rb"[^\w\"](?:NaN|Inf)")
@@ -53,13 +52,13 @@ _TEXT = re.compile(r"couldn't parse:(.+)$|: (\S+) requires (?:scale|precision) \
 
 
 class _Number(str):
-    """A number as it is written."""
+    """A number, as written."""
 
     __slots__ = ()
 
 
 class _Object(list[tuple[str, Any]]):
-    """The members of an object, in order and with those that stand twice."""
+    """The members of an object, in order, with duplicates."""
 
     __slots__ = ()
 
@@ -73,11 +72,10 @@ _DECODER = json.JSONDecoder(
 
 
 class JsonParser(RowParser):
-    """Rows of ``type``, a struct; NOT NULL is said by its fields.
+    """Parses to ``type``, a struct; fields that are not nullable are NOT NULL.
 
-    ``timestamps`` is None for texts, or one of `UNITS`.  ``extra`` adds the
-    field `EXTRA` at the end: the JSON text of each field that the schema does
-    not have.
+    ``timestamps`` is None for strings, or one of `UNITS`.  ``extra`` adds the last field `EXTRA`: the JSON text of each
+    field that is not in the schema.
     """
 
     def __init__(
@@ -128,15 +126,15 @@ class JsonParser(RowParser):
         try:
             found = pj.read_json(pa.BufferReader(lines), options, parsing)
         except pa.ArrowInvalid as error:
-            raise Refused(_stumbled(str(error), lines)) from None
-        # Each line begins with a brace and ends with one, so that no object goes from one line into the
-        # next: every line holds one or more, and with as many rows as lines each row is its line's.
+            raise Refused(_refused_row(str(error), lines)) from None
+        # Each line begins and ends with a brace, so no object spans two lines and each line holds at least one.
+        # If there are as many rows as lines, each line holds exactly one.
         if found.num_rows != count:
             raise Refused
         return found
 
     def _column(self, values: pa.Array, field: pa.Field) -> pa.Array:
-        """What Arrow has read of a field as the field's type; raises `Refused`."""
+        """Convert a column that Arrow has read to the field's type; raises `Refused`."""
         kind, types = field.type, pa.types
         if not field.nullable:
             typed_text.check(values.is_valid())
@@ -163,7 +161,7 @@ class JsonParser(RowParser):
         return values
 
     def _read_type(self, kind: pa.DataType) -> pa.DataType:
-        """What Arrow shall read of the JSON to make ``kind`` of it."""
+        """The type that Arrow reads before `_column` converts it to ``kind``."""
         types = pa.types
         if types.is_struct(kind):
             fields = [kind.field(number) for number in range(kind.num_fields)]
@@ -248,7 +246,7 @@ class JsonParser(RowParser):
 
 
 def is_supported(kind: pa.DataType) -> bool:
-    """Whether JSON can fill a field of this type."""
+    """Whether a JSON value can fill a field of this type."""
     types = pa.types
     if types.is_struct(kind):
         return all(is_supported(kind.field(number).type) for number in range(kind.num_fields))
@@ -260,8 +258,7 @@ def is_supported(kind: pa.DataType) -> bool:
 
 
 def decode(payload: bytes) -> Any:
-    """One JSON value, with `_Object` for objects and `_Number` for numbers;
-    raises `BadPayload`."""
+    """Decode one JSON value, with `_Object` for objects and `_Number` for numbers; raises `BadPayload`."""
     if not payload:
         raise BadPayload("empty payload")
     try:
@@ -285,7 +282,7 @@ def decode(payload: bytes) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """The JSON text of a decoded value, without blanks; numbers as they were written."""
+    """The JSON text of a decoded value, without white space; numbers as written."""
     if isinstance(value, _Number):
         return str(value)
     if isinstance(value, _Object):
@@ -334,7 +331,7 @@ def _instants(numbers: pa.Array, kind: pa.DataType, unit: int) -> pa.Array:
 
 
 def _decimals(values: pa.Array) -> pa.Array:
-    """What Arrow has read: it widens a number to the scale without a look at the precision."""
+    """Check decimals: Arrow scales numbers without checking the precision."""
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
@@ -343,8 +340,7 @@ def _decimals(values: pa.Array) -> pa.Array:
 
 
 def _lines(payloads: pa.Array) -> pa.Buffer:
-    """The payloads, each an object by its looks, as lines of UTF-8 that
-    `JsonParser._table` may read; raises `Refused`."""
+    """The payloads as lines for `JsonParser._table`; each begins and ends with a brace.  Raises `Refused`."""
     try:
         texts = payloads.cast(pa.string())
     except pa.ArrowInvalid:
@@ -366,8 +362,8 @@ def _braced(texts: pa.Array) -> pa.Array:
     return pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
 
 
-def _stumbled(error: str, lines: pa.Buffer) -> Optional[int]:
-    """The first row that Arrow's error may be about."""
+def _refused_row(error: str, lines: pa.Buffer) -> Optional[int]:
+    """The first row that may have caused Arrow's error."""
     row, text = _ROW.search(error), _TEXT.search(error)
     if row is not None:
         return int(row[1])
@@ -380,7 +376,7 @@ def _stumbled(error: str, lines: pa.Buffer) -> Optional[int]:
 
 @contextmanager
 def _rows_unknown() -> Iterator[None]:
-    """What is refused in here is not counted by payloads."""
+    """Drop the row of `Refused`: nested rows are not payloads."""
     try:
         yield
     except Refused:
@@ -388,7 +384,7 @@ def _rows_unknown() -> Iterator[None]:
 
 
 def _places(values: pa.Array) -> pa.Array:
-    """Where each value that is not NULL stands among those that are not."""
+    """The index of each non-NULL value among the non-NULL values."""
     there = values.is_valid()
     places = pc.subtract(pc.cumulative_sum(there.cast(pa.int32())), 1)
     return pc.if_else(there, places, pa.scalar(None, pa.int32()))

@@ -1,8 +1,7 @@
-"""Offsets of a read: where it starts, how far it goes, what is still there.
+"""The offset range of a read.
 
-The rule kept here: a range of offsets means the same rows for ever.  What is
-no longer there is said with its offsets, or skipped only when told to; nothing
-else moves a range once it was chosen.
+A range of offsets always means the same rows.  Offsets that are no longer kept raise `DataLoss` or, with
+failOnDataLoss=false, are skipped; nothing else changes a chosen range.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ Offsets = dict[int, int]
 
 
 class DataLoss(StreamError):
-    """Offsets of the range are not there (any more)."""
+    """Offsets of the range are not kept (any more)."""
 
     def __init__(self, losses: list[str]) -> None:
         super().__init__(f"mqtt source: {'; '.join(losses)} (set failOnDataLoss=false to go on without them)")
 
 
 def to_json(offsets: Offsets) -> dict[str, int]:
-    """Offsets as Spark keeps them; equal offsets give equal text."""
+    """Offsets in the form of Spark's checkpoint; equal offsets give equal text."""
     return {str(partition): offsets[partition] for partition in sorted(offsets)}
 
 
@@ -43,10 +42,10 @@ def latest(manifest: Manifest) -> Offsets:
 
 
 def resolve(option: str, spec: Optional[OffsetSpec], default: Offsets, manifest: Manifest) -> Offsets:
-    """The offsets that the value of ``option`` means now.
+    """Resolve the value of ``option`` against the manifest.
 
-    ``default`` stands for an option that is not given and for partitions it
-    does not name; raises `OptionError` for a partition that does not exist.
+    ``default`` is used for an absent option and for partitions it does not name.  Raises `OptionError` for an unknown
+    partition.
     """
     if spec is None:
         return dict(default)
@@ -66,10 +65,9 @@ def resolve(option: str, spec: Optional[OffsetSpec], default: Offsets, manifest:
 
 
 def check_kept(start: Offsets, end: Offsets, manifest: Manifest, fail: bool) -> tuple[Offsets, Offsets]:
-    """The part of the range that is there.
+    """The part of the range that is kept.
 
-    Raises `DataLoss` when that is not all of it and ``fail`` is set.  Empty
-    ranges lose nothing.
+    Raises `DataLoss` if that is not the whole range and ``fail`` is set.  An empty range loses nothing.
     """
     losses: list[str] = []
     kept_start: Offsets = {}
@@ -96,8 +94,10 @@ def check_kept(start: Offsets, end: Offsets, manifest: Manifest, fail: bool) -> 
 
 
 def limit_rows(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
-    """An end at most ``max_rows`` after ``start``, shared out in proportion to
-    what each partition has, so that none runs ahead; at least one row moves."""
+    """An end at most ``max_rows`` rows after ``start``.
+
+    The rows are divided among partitions in proportion to their backlog.  Advances by at least one row.
+    """
     waiting = {partition: max(0, end[partition] - start.get(partition, 0)) for partition in sorted(end)}
     total = sum(waiting.values())
     if total <= max_rows:

@@ -1,7 +1,6 @@
-"""How the values of the Spark source's options are written.
+"""Parses the values of the Spark source's options.
 
-The rule kept here: a value is understood in one way or refused with the reason;
-nothing is guessed and nothing is rounded.
+A value has one meaning or is refused with the reason.  No value is guessed or rounded.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import Any, Optional, Union
 from urllib.parse import urlsplit
 
 EARLIEST = -2
-"""Per partition, in offset JSON: the oldest offset that is still kept."""
+"""In offset JSON: the oldest offset that is kept."""
 LATEST = -1
-"""Per partition, in offset JSON: the end of the partition, exclusive."""
+"""In offset JSON: the end of the partition, exclusive."""
 
 OffsetSpec = Union[int, dict[int, int]]
-"""One of EARLIEST and LATEST for all partitions, or an offset per partition."""
+"""EARLIEST or LATEST for all partitions, or an offset per partition."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _LAST_MS = (1 << 63) // 1000
@@ -29,14 +28,14 @@ _UNIT_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_00
 
 
 class OptionError(ValueError):
-    """An option that does not exist or whose value cannot be used."""
+    """An unknown option or an unusable value."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"mqtt source: option '{name}': {reason}")
 
 
 def offsets(given: Mapping[str, str], name: str, starting: bool) -> Optional[OffsetSpec]:
-    """`earliest`, `latest` or offset JSON; only a start may be EARLIEST."""
+    """`earliest`, `latest` or offset JSON; EARLIEST only if ``starting``."""
     text = given.get(name)
     if text is None:
         return None
@@ -52,7 +51,7 @@ def offsets(given: Mapping[str, str], name: str, starting: bool) -> Optional[Off
 
 
 def timestamps(given: Mapping[str, str], name: str) -> Optional[dict[int, int]]:
-    """Per partition microseconds since the epoch, of JSON in milliseconds."""
+    """Microseconds since the epoch by partition, from JSON in milliseconds."""
     text = given.get(name)
     if text is None:
         return None
@@ -61,7 +60,7 @@ def timestamps(given: Mapping[str, str], name: str) -> Optional[dict[int, int]]:
     return {partition: milliseconds * 1000 for partition, milliseconds in found.items()}
 
 
-def _per_partition(name: str, text: str, otherwise: str, lowest: int, limit: int, what: str) -> dict[int, int]:
+def _per_partition(name: str, text: str, otherwise: str, lowest: int, limit: int, meaning: str) -> dict[int, int]:
     try:
         document: Any = json.loads(text)
     except ValueError:
@@ -74,7 +73,7 @@ def _per_partition(name: str, text: str, otherwise: str, lowest: int, limit: int
             shorter = ': write {"0": 123}, without a name around it' if isinstance(value, dict) else ""
             raise OptionError(name, f"{text!r}: {key!r} is not a partition number{shorter}")
         if type(value) is not int or not lowest <= value < limit:
-            raise OptionError(name, f"{value!r} is not {what} (partition {key})")
+            raise OptionError(name, f"{value!r} is not {meaning} (partition {key})")
         found[int(key)] = value
     return found
 
@@ -100,7 +99,7 @@ def timestamp(given: Mapping[str, str], name: str) -> Optional[int]:
 
 
 def duration_ms(given: Mapping[str, str], name: str, default: int) -> int:
-    """Milliseconds, of a number with one of Spark's units (ms where it has none)."""
+    """Milliseconds, from a number with one of Spark's units (default: ms)."""
     text = given.get(name)
     if text is None:
         return default
@@ -121,7 +120,7 @@ def positive(given: Mapping[str, str], name: str) -> Optional[int]:
 
 
 def count(given: Mapping[str, str], name: str, default: int) -> int:
-    """A whole number from 0 on."""
+    """A whole number, 0 or more."""
     text = given.get(name)
     if text is None:
         return default
@@ -149,7 +148,7 @@ def boolean(given: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def one_of(given: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
-    """One of the words, the first where the option is not given."""
+    """One of ``words``; the first if the option is absent."""
     text = given.get(name)
     if text is None:
         return words[0]
@@ -167,7 +166,7 @@ def consumer(given: Mapping[str, str], name: str) -> Optional[str]:
 
 
 def url(given: Mapping[str, str], name: str) -> Optional[str]:
-    """An HTTP address without a slash at its end."""
+    """An HTTP address without a trailing slash."""
     text = given.get(name)
     if text is None:
         return None

@@ -1,9 +1,7 @@
 """The options of the Spark data source `mqtt`.
 
-The rule kept here: every option is checked when the source is loaded, before a
-byte of a stream is read, and a refusal is one line that names the option, the
-value and the reason.  Names are case-insensitive, as everywhere in Spark, and
-mean what they mean to Spark's Kafka source.
+Every option is checked at load time.  An error is one line that names the option, the value and the reason.  Names are
+case-insensitive, as in all Spark sources; options of Spark's Kafka source have the same meaning here.
 """
 
 from __future__ import annotations
@@ -73,11 +71,9 @@ _SPARK_INTERNAL = frozenset({"paths", "__paths__", "serialization.format", "prov
 class SourceOptions:
     """Checked options.
 
-    Exactly one of ``path`` and ``url`` is set.  ``starting_offsets`` is None
-    where the default of the kind of read applies (earliest for a batch, latest
-    for a stream).  Of the three ways to say where a read begins or ends, the
-    one timestamp for all partitions goes before the timestamps per partition,
-    and those before the offsets.  Timestamps are microseconds since the epoch.
+    Exactly one of ``path`` and ``url`` is set.  ``starting_offsets`` is None for the default (earliest for a batch,
+    latest for a stream).  Precedence of starts and ends: timestamp, timestamps per partition, offsets.  Timestamps are
+    microseconds since the epoch.
     """
 
     path: Optional[str]
@@ -160,14 +156,14 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 def check_for_batch(options: SourceOptions) -> None:
-    """Refuse what has no meaning in a batch read; raises `OptionError`."""
+    """Raise `OptionError` for options that a batch read cannot have."""
     spec = options.starting_offsets if options.starting_timestamp is None else None
     if LATEST in spec.values() if isinstance(spec, dict) else spec == LATEST:
         raise OptionError("startingOffsets", "'latest' (-1) reads nothing in a batch: it is for streams")
 
 
 def check_for_stream(options: SourceOptions) -> None:
-    """Refuse what has no meaning in a streaming read; raises `OptionError`."""
+    """Raise `OptionError` for options that a streaming read cannot have."""
     ends = (options.ending_offsets, options.ending_timestamps, options.ending_timestamp)
     for name, end in zip(_BATCH_ONLY, ends):
         if end is not None:
@@ -189,7 +185,7 @@ def _known_options(options: Mapping[str, str]) -> dict[str, str]:
 
 def _unknown(lower: str) -> str:
     if lower in _KAFKA_NAMES:
-        return f"unknown: what comes closest to this option of the Kafka source is '{_KAFKA_NAMES[lower]}'"
+        return f"unknown: the closest to this option of the Kafka source is '{_KAFKA_NAMES[lower]}'"
     similar = difflib.get_close_matches(lower, _BY_LOWER_NAME, 1, 0.75)
     if similar:
         return f"unknown, did you mean '{_BY_LOWER_NAME[similar[0]]}'?"

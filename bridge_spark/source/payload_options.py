@@ -1,16 +1,14 @@
-"""The options of the Spark source about what is in payloads and topics.
-
-The rule kept here: payloads are only looked into when `payloadFormat` says how.
+"""The options of the Spark source for payloads and topic levels.  Without `payloadFormat`, payloads are not parsed.
 
 | option | default | |
 |---|---|---|
 | payloadFormat | | `json`, `csv`, `number` or `sparkplug`: fills the columns `value` and `reason` |
-| payloadTimestamps | iso | JSON timestamps: `iso` texts, or numbers since the epoch in `s`, `ms` or `us` |
-| payloadExplode | false | a JSON array of objects, or CSV of several lines, is one row of each |
-| payloadDelimiter | , | of CSV, one character |
-| payloadQuote | " | of CSV, one character |
-| payloadHeader | | names of the CSV fields by position, with commas between; default: the schema's |
-| topicPattern | | in place of `filter`: `sensors/{plant}/{machine}/#` fills columns `plant` and `machine` |
+| payloadTimestamps | iso | JSON timestamps: `iso` strings, or numbers since the epoch in `s`, `ms` or `us` |
+| payloadExplode | false | one row per object of a JSON array, or per line of CSV |
+| payloadDelimiter | , | CSV, one character |
+| payloadQuote | " | CSV, one character |
+| payloadHeader | | comma-separated names of the CSV fields by position; default: the schema's |
+| topicPattern | | instead of `filter`: `sensors/{plant}/{machine}/#` fills the columns `plant` and `machine` |
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _OF_FORMAT = {
 
 
 class PayloadOptionError(OptionError):
-    """One of these options that cannot be used."""
+    """An unusable payload option."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -52,8 +50,7 @@ class PayloadOptionError(OptionError):
 
 @dataclass(frozen=True)
 class PayloadOptions:
-    """Checked options; ``timestamps`` is None for texts, ``header`` for the
-    names of the schema."""
+    """Checked options; ``timestamps`` is None for ISO strings, ``header`` is None for the schema's names."""
 
     format: str
     timestamps: Optional[str] = None
@@ -64,7 +61,7 @@ class PayloadOptions:
 
 
 def payload_options(given: Mapping[str, str]) -> Optional[PayloadOptions]:
-    """The options, None without `payloadFormat`; raises `PayloadOptionError`."""
+    """The options, or None without `payloadFormat`; raises `PayloadOptionError`."""
     kind = given.get("payloadFormat")
     if kind is not None and kind.lower() not in PAYLOAD_FORMATS:
         raise PayloadOptionError("payloadFormat", f"{kind!r} is none of {', '.join(PAYLOAD_FORMATS)}")

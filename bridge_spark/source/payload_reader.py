@@ -1,21 +1,20 @@
-"""The source's columns that are made of payloads and topics.
+"""The source's columns that are parsed from payloads and topics.
 
-The rule kept here: a message becomes rows whose `reason` is NULL, or one row
-whose `reason` says why it is not in `value`; a reader that did not ask for
-`reason` gets no rows that hide it.
+A message becomes rows whose `reason` is NULL, or one row whose `reason` says why `value` is NULL.  A schema with `value`
+must have `reason`, so rejected payloads cannot go unnoticed.
 
-A user's schema asks for these beside the columns of the message:
+A user's schema may have, beside the columns of the message:
 
 | column | type | |
 |---|---|---|
-| value | struct<...>, with `number` a number type | what the payload says; a field that is NOT NULL must be there |
-| reason | string | why the payload could not be read so, else NULL; must be asked for together with `value` |
-| rejected | binary | the payload, where there is a `reason`, else NULL |
-| extra | map<string,string> | JSON: the fields that `value` does not have, as JSON text |
-| item | int | number of the row within its payload, from 0 |
+| value | struct<...>, with `number` a number type | the parsed payload; NOT NULL fields must be present |
+| reason | string | why the payload could not be parsed, else NULL; required with `value` |
+| rejected | binary | the payload if there is a `reason`, else NULL |
+| extra | map<string,string> | JSON: the fields that are not in `value`, as JSON text |
+| item | int | index of the row within its payload, from 0 |
 | a level of `topicPattern` | string | |
 
-`(partition, offset, item)` names a row.
+`(partition, offset, item)` identifies a row.
 """
 
 from __future__ import annotations
@@ -43,14 +42,11 @@ PAYLOAD_COLUMNS = ("value", *_TYPES)
 
 
 class PayloadSchemaError(ValueError):
-    """Columns that cannot be made, as a sentence."""
+    """A schema that payloads cannot fill; the message is a sentence."""
 
 
 class PayloadReader:
-    """Turns batches of a stream's messages into batches of ``schema``.
-
-    Raises `PayloadSchemaError`.
-    """
+    """Converts batches of messages to batches of ``schema``.  Raises `PayloadSchemaError`."""
 
     def __init__(self, schema: pa.Schema, options: Optional[PayloadOptions], pattern: Optional[TopicPattern]) -> None:
         self._schema = schema
@@ -74,10 +70,10 @@ class PayloadReader:
         kinds = {"payload": pa.binary(), "topic": pa.string()}
         self.message_schema = pa.schema(
             fields + [pa.field(name, kinds[name]) for name in needed if name not in schema.names])
-        """What must be read of the messages."""
+        """The columns of the messages that are needed."""
 
     def rows(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of ``messages``, which come in `message_schema`."""
+        """The rows of ``messages``, a batch of `message_schema`."""
         if not self._made:
             return messages
         made: dict[str, pa.Array] = {}
@@ -154,7 +150,7 @@ def _level_columns(pattern: TopicPattern, topics: pa.Array) -> dict[str, pa.Arra
 
 
 def _without_extra(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
-    """A column that has `EXTRA` as its last field, and that field apart."""
+    """Split off `EXTRA`, the last field of ``values``."""
     *fields, extra = values.flatten()
     bare = pa.StructArray.from_arrays(
         fields, fields=[kind.field(number) for number in range(kind.num_fields)], mask=values.is_null())

@@ -1,9 +1,7 @@
-"""Which bytes a task reads.
+"""Divides an offset range into Spark tasks.
 
-The rule kept here: as few tasks as keep all cores busy.  A small range is one
-task (each further one costs Spark about 26 ms), a large one is cut into pieces
-of similar work, at batches where that is near enough, and offsets stay in order
-within a task.
+A small range is one task, because each task costs Spark a fixed time.  A large range is divided into tasks of similar
+work, preferably at batch boundaries.  Offsets are in order within a task.
 """
 
 from __future__ import annotations
@@ -23,15 +21,16 @@ MIN_TASK_BYTES = 4 * 1024 * 1024
 MAX_TASK_BYTES = 64 * 1024 * 1024
 USUAL_TASKS = 8
 ROW_BYTES = 128
-"""What a row costs at least, as bytes of work: sealed segments hold rows in fewer."""
+"""The least work of a row, in bytes: compressed rows of sealed segments are smaller than the work they cost."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """The rows ``start_offset`` up to ``end_offset``, exclusive, of one segment
-    file of which ``file_size`` bytes are committed: they lie between the bytes
-    ``position`` and ``end_position``, which are boundaries of batches, or of the
-    row groups of a sealed one."""
+    """The rows ``start_offset`` to ``end_offset``, exclusive, of one segment file.
+
+    They lie between the bytes ``position`` and ``end_position``, which are boundaries of batches or row groups.
+    ``file_size`` bytes of the file are committed.
+    """
 
     partition: int
     file: str
@@ -43,10 +42,9 @@ class Slice:
 
 
 class Planner:
-    """Plans reads of one stream.
+    """Plans the reads of one stream.
 
-    Remembers where committed ends lay, so that a stream that reads along needs
-    no index.
+    Remembers the byte positions of earlier ends, so a query at the end of the stream needs no index.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -63,11 +61,10 @@ class Planner:
         max_rows: Optional[int] = None,
         wanted: Wanted = Wanted(),
     ) -> list[list[Slice]]:
-        """The slices that hold the range, by task.
+        """The slices of each task.
 
-        The range is kept in full by ``manifest``.  There are at least
-        ``min_tasks`` tasks where there are rows for them, none of more than
-        ``max_rows`` rows, and none for a segment that holds nothing wanted.
+        ``manifest`` holds the whole range.  There are at least ``min_tasks`` tasks if there are as many rows; no task has
+        more than ``max_rows`` rows.  Segments that cannot hold a ``wanted`` row are left out.
         """
         self._indexes.clear()
         found = list(self._segments(manifest, start, end, wanted))
@@ -95,8 +92,7 @@ class Planner:
     def _segments(
         self, manifest: Manifest, start: Offsets, end: Offsets, wanted: Wanted
     ) -> Iterator[tuple[int, Segment, int, int]]:
-        """The segments of the range that may hold wanted rows, each with its
-        partition and the offsets to read of it."""
+        """The segments that may hold wanted rows: partition, segment, first and end offset to read."""
         for partition in sorted(end):
             for segment in manifest[partition].segments:
                 first, last = max(start[partition], segment.first_offset), min(end[partition], segment.end_offset)
@@ -111,7 +107,7 @@ class Planner:
     def _cuts(
         self, partition: int, segment: Segment, first: int, last: int, pieces: int, max_rows: Optional[int]
     ) -> list[int]:
-        """Offsets from ``first`` to ``last`` between which the pieces lie."""
+        """The offsets, from ``first`` to ``last``, that divide the segment into pieces."""
         rows = last - first
         if max_rows is not None and rows > pieces * max_rows:
             pieces = ceil(rows / max_rows)
@@ -125,7 +121,7 @@ class Planner:
         return [*cuts, last]
 
     def _near(self, partition: int, segment: Segment, offset: int, distance: int) -> int:
-        """Where a batch begins at most ``distance`` before ``offset``, else the offset."""
+        """The begin of a batch at most ``distance`` before ``offset``, else ``offset``."""
         entries = self._index(partition, segment)
         number = bisect_right(entries, offset, key=lambda entry: entry.first_offset)
         begin = entries[number - 1].first_offset if number else 0
@@ -160,5 +156,5 @@ class Planner:
 
 
 def _work(segment: Segment, rows: int) -> float:
-    """What reading so many rows of the segment costs, in bytes of work."""
+    """The cost of reading ``rows`` rows of the segment, in bytes."""
     return rows * max(segment.size / (segment.end_offset - segment.first_offset), ROW_BYTES)

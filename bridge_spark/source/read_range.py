@@ -1,8 +1,7 @@
-"""Where a read begins and where it ends, by what its options say.
+"""Resolves the start and end of a read from its options.
 
-The rule kept here: it is decided once, before anything is read, by the rules of
-Spark's Kafka source: one timestamp for all partitions goes before timestamps
-per partition, those before offsets, and what names no partition is the default.
+The precedence is that of Spark's Kafka source: the timestamp for all partitions, then timestamps per partition, then
+offsets.  Partitions that an option does not name fall through to the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from bridge_spark.source.time_index import offsets_at
 
 
 def check_partitions(options: SourceOptions, manifest: Manifest) -> None:
-    """Refuse partitions that the stream does not have; raises `OptionError`."""
+    """Raise `OptionError` for partitions that the stream does not have."""
     for name, named in (
         ("startingOffsets", options.starting_offsets),
         ("startingOffsetsByTimestamp", options.starting_timestamps),
@@ -33,8 +32,10 @@ def check_partitions(options: SourceOptions, manifest: Manifest) -> None:
 
 
 def starting(options: SourceOptions, storage: Storage, manifest: Manifest, default: Offsets) -> Offsets:
-    """The first offset to read, by partition; raises `OptionError` for a time
-    after which nothing was received, unless the read may begin at the end."""
+    """The first offset to read, by partition.
+
+    Raises `OptionError` for a time after the last record, unless startingOffsetsByTimestampStrategy is ``latest``.
+    """
     begin = offsets.resolve("startingOffsets", options.starting_offsets, default, manifest)
     name, times = _times("starting", options.starting_timestamp, options.starting_timestamps, manifest)
     for partition, offset in offsets_at(storage, manifest, times).items():
@@ -46,8 +47,10 @@ def starting(options: SourceOptions, storage: Storage, manifest: Manifest, defau
 
 
 def ending(options: SourceOptions, storage: Storage, manifest: Manifest, begin: Offsets) -> Offsets:
-    """The offset after the last to read, by partition: the end where nothing
-    was received at or after a time; raises `OptionError` if it is before ``begin``."""
+    """The end offset, exclusive, by partition; a time after the last record means the end of the partition.
+
+    Raises `OptionError` if an end is before ``begin``.
+    """
     end = offsets.resolve("endingOffsets", options.ending_offsets, offsets.latest(manifest), manifest)
     name, times = _times("ending", options.ending_timestamp, options.ending_timestamps, manifest)
     end.update(offsets_at(storage, manifest, times))
@@ -59,7 +62,7 @@ def ending(options: SourceOptions, storage: Storage, manifest: Manifest, begin: 
 
 
 def narrowed(storage: Storage, manifest: Manifest, wanted: Wanted, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
-    """The part of the range outside of which no row is wanted."""
+    """The smallest range that holds every wanted row."""
     low, high = dict(begin), dict(end)
     for partition in begin:
         if wanted.partition.holds(partition):
@@ -77,7 +80,7 @@ def narrowed(storage: Storage, manifest: Manifest, wanted: Wanted, begin: Offset
 def _times(
     kind: str, timestamp: Optional[int], per_partition: Optional[Mapping[int, int]], manifest: Manifest
 ) -> tuple[str, Mapping[int, int]]:
-    """The option that counts, and the time it gives to each partition."""
+    """The option that takes precedence, and its time for each partition."""
     if timestamp is not None:
         return f"{kind}Timestamp", {partition: timestamp for partition in manifest}
     return f"{kind}OffsetsByTimestamp", per_partition or {}

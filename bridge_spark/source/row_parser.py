@@ -1,11 +1,8 @@
-"""Payloads to rows: the frame that all formats share.
+"""Parses payloads to rows; the base of all formats.
 
-The rule kept here: a payload becomes rows or a dead letter with the reason,
-never both and never neither, and which of them, and with what values, is said
-by `RowParser.one` alone.  `RowParser.fast` takes many payloads at once or
-refuses them all; whatever it refuses is cut smaller until the few payloads
-that it cannot take are left to `one`.  So the result depends neither on how
-the payloads were cut into batches nor on which way one of them took.
+A payload becomes rows or a dead letter with a reason, never both.  `RowParser.one` defines the result of each payload.
+`RowParser.fast` parses many payloads at once or refuses them all; refused payloads are split into smaller groups, and
+the last few go through `one`.  So the result does not depend on how payloads were batched.
 """
 
 from __future__ import annotations
@@ -18,16 +15,15 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 _PORTION = 1024
 _FEW = 64
-_STUMBLES = 16
+_MAX_REFUSALS = 16
 
 
 class BadPayload(ValueError):
-    """Why a payload is no row, in a few words that many payloads share."""
+    """Why a payload is rejected, in a few words without values from the payload."""
 
 
 class Refused(Exception):
-    """`RowParser.fast` cannot take these payloads; ``row`` is the first that it
-    may have stumbled over, if it can tell."""
+    """`RowParser.fast` cannot parse these payloads; ``row`` is the first that may be the cause, if known."""
 
     def __init__(self, row: Optional[int] = None) -> None:
         super().__init__(row)
@@ -37,9 +33,8 @@ class Refused(Exception):
 class Parsed(NamedTuple):
     """Rows of payloads, in order.
 
-    ``values`` has the parser's type and is NULL where ``reasons`` is not;
-    ``payloads`` is the index of each row's payload, None where each payload
-    gave exactly one row.
+    ``values`` has the parser's type and is NULL where ``reasons`` is not.  ``payloads`` is the index of each row's
+    payload; None if each payload gave one row.
     """
 
     values: pa.Array
@@ -48,21 +43,20 @@ class Parsed(NamedTuple):
 
 
 class RowParser(ABC):
-    """One format and one type of rows (``type``, an Arrow type)."""
+    """Parses one format to rows of ``type``, an Arrow type."""
 
     type: pa.DataType
 
     def fast(self, payloads: pa.Array) -> pa.Array:
-        """One value of each payload, where all are good; raises `Refused`."""
+        """One value per payload if all are valid; raises `Refused`."""
         raise Refused
 
     @abstractmethod
     def one(self, payload: bytes) -> list[Any]:
-        """The rows of one payload as Python values of ``type``, at least one;
-        raises `BadPayload`."""
+        """The rows of one payload, at least one, as Python values of ``type``; raises `BadPayload`."""
 
     def parse(self, payloads: pa.Array) -> Parsed:
-        """The rows of all ``payloads`` (binary, without NULL)."""
+        """The rows of ``payloads`` (binary, no NULL)."""
         rows = _Rows(self, payloads)
         rows.add(0, len(payloads))
         return rows.result()
@@ -80,25 +74,25 @@ class _Rows:
         self._several = False
         self._waiting: list[tuple[int, Any, Optional[str]]] = []
 
-    def add(self, start: int, end: int, stumbles: int = 0) -> None:
-        """The rows of the payloads from ``start`` up to ``end``; ``stumbles``
-        counts those that were taken out of the way of the ones before."""
+    def add(self, start: int, end: int, refusals: int = 0) -> None:
+        """Add the rows of the payloads ``start`` to ``end``, exclusive; ``refusals`` counts the refusals within this
+        group so far."""
         while start < end:
             try:
                 values = self._parser.fast(self._payloads.slice(start, end - start))
             except Refused as refused:
                 row, count = refused.row, end - start
-                if count <= _PORTION and row is not None and row < count and stumbles < _STUMBLES:
-                    self.add(start, start + row, stumbles + 1)
+                if count <= _PORTION and row is not None and row < count and refusals < _MAX_REFUSALS:
+                    self.add(start, start + row, refusals + 1)
                     self._one_by_one(start + row, start + row + 1)
-                    start, stumbles = start + row + 1, stumbles + 1
+                    start, refusals = start + row + 1, refusals + 1
                 elif count <= _FEW:
                     self._one_by_one(start, end)
                     return
                 else:
                     step = _PORTION if count > _PORTION else _FEW
                     for first in range(start, end, step):
-                        self.add(first, min(first + step, end), stumbles if step == _FEW else 0)
+                        self.add(first, min(first + step, end), refusals if step == _FEW else 0)
                     return
             else:
                 self._flush()

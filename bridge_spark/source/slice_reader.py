@@ -1,8 +1,7 @@
 """Reads the slices of a task as Arrow record batches.
 
-The rule kept here: the bytes stream through.  At most one chunk (or one batch
-of the log, if that is larger) is held per task, every batch is checked before
-a row of it is seen, and what leaves is large enough for Spark to be quick.
+A task holds at most one chunk, or one log batch if that is larger.  Each batch's checksum is verified before its rows
+are used.  Small log batches are merged: Spark's cost per Arrow batch is high.
 """
 
 from __future__ import annotations
@@ -17,18 +16,26 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from bridge_spark.log.columns import ColumnMaker, PropertyError
 from bridge_spark.log.sealed import Group, is_sealed
 from bridge_spark.log.sealed_reader import SealedFile
-from bridge_spark.log.segment import Batch, CorruptBatch, SegmentError, TornBatch, decode_columns, read_batch, read_header
-from bridge_spark.source.damage import CorruptSegment, past_damage
+from bridge_spark.log.segment import (
+    Batch,
+    CorruptBatch,
+    SegmentError,
+    TornBatch,
+    decode_columns,
+    read_batch,
+    read_header,
+)
+from bridge_spark.source.damage import CorruptSegment, skip_damage
 from bridge_spark.source.offsets import DataLoss
 from bridge_spark.source.plan import Slice
 from bridge_spark.source.storage import SegmentGone, Storage, StreamError
 
 ROWS = 16_384
 ROWS_BYTES = 16 * 1024 * 1024
-LOOKS = 5  # for offsets whose file was gone; more often than a segment can change its file
+LOOKUPS = 5  # of offsets whose file is gone; more than the number of times a segment changes its file
 
 Part = tuple[int, int, Optional[pa.RecordBatch]]
-"""Rows of these offsets, the last exclusive; None for offsets that damage took."""
+"""First offset, end offset (exclusive) and rows; None for offsets lost to damage."""
 
 
 def read_slices(
@@ -36,10 +43,9 @@ def read_slices(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the slices in order, in the maker's schema.
 
-    A file that is gone because it was sealed since the plan was made is looked
-    up by its offsets.  Raises `DataLoss` when retention has taken it, or a
-    repair had to give offsets up (or goes on without), `CorruptSegment` for
-    damaged bytes (or goes on behind them).
+    Offsets whose file was sealed after planning are found in the new file.  Raises `DataLoss` for offsets that retention
+    or a repair removed, unless ``fail_on_data_loss`` is false, and `CorruptSegment` for damaged bytes, unless
+    ``skip_corrupt`` is set.
     """
 
     def rows_of(part: Slice) -> Iterator[pa.RecordBatch]:
@@ -47,8 +53,8 @@ def read_slices(
 
     for part in slices:
         try:
-            stored = past_damage(storage, part, rows_of) if skip_corrupt else rows_of(part)
-            for rows in _gathered(map(maker.select, _gathered(stored))):
+            stored = skip_damage(storage, part, rows_of) if skip_corrupt else rows_of(part)
+            for rows in _merged(map(maker.select, _merged(stored))):
                 yield maker.finish(rows, part.partition)
         except SegmentGone:
             if fail_on_data_loss:
@@ -58,9 +64,8 @@ def read_slices(
             raise StreamError(f"mqtt source: {storage.describe(part.partition, part.file)}: {error}") from None
 
 
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of at least `ROWS` rows or `ROWS_BYTES`, but
-    for the last."""
+def _merged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of at least `ROWS` rows or `ROWS_BYTES`, except the last."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -86,7 +91,7 @@ def _stored_rows(
     storage: Storage, part: Slice, maker: ColumnMaker, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
     waiting = [part]
-    looks = 0
+    lookups = 0
     while waiting:
         part = waiting.pop(0)
         reached = part.start_offset
@@ -99,14 +104,14 @@ def _stored_rows(
                     raise DataLoss([f"partition {part.partition}: offsets {first} to {end - 1} were lost to damage"])
                 reached = end
         except SegmentGone:
-            looks += 1
-            if looks > LOOKS:
+            lookups += 1
+            if lookups > LOOKUPS:
                 raise
             waiting[:0] = look_up(storage, replace(part, start_offset=max(reached, part.start_offset)))
 
 
 def look_up(storage: Storage, part: Slice) -> list[Slice]:
-    """Where the rows of a slice are now; raises `SegmentGone` if not all are kept."""
+    """Locate a slice's rows in a new manifest; raises `SegmentGone` unless all are kept."""
     state = storage.manifest().get(part.partition)
     found: list[Slice] = []
     reached = part.start_offset
@@ -154,8 +159,10 @@ def _sealed_parts(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator
 
 
 def log_batches(storage: Storage, part: Slice) -> Iterator[tuple[bytes, Batch]]:
-    """The batches that hold the slice's rows, checked, each with the bytes it
-    was found in; raises `StreamError` and `SegmentGone`."""
+    """The verified batches that hold the slice's rows, each with the buffer it is in.
+
+    Raises `StreamError` and `SegmentGone`.
+    """
     data = b""
     fetched = _checked_start(storage, part)
     left = part.end_position - fetched
@@ -181,7 +188,7 @@ def log_batches(storage: Storage, part: Slice) -> Iterator[tuple[bytes, Batch]]:
 
 
 def _missing(data: bytes, position: int) -> int:
-    """How many more bytes the batch at ``position`` needs at least."""
+    """The least number of bytes that the batch at ``position`` still needs."""
     try:
         batch: Batch = read_header(data, position)
     except TornBatch:
@@ -190,7 +197,7 @@ def _missing(data: bytes, position: int) -> int:
 
 
 def _checked_start(storage: Storage, part: Slice) -> int:
-    """Where to begin: an index that a crash left stale sends us to byte 0."""
+    """The byte to begin at: 0 if a crash left the index stale."""
     if part.position == 0:
         return 0
     try:

@@ -1,21 +1,17 @@
-"""Sparkplug B payloads to rows, one for each metric.
+"""Parses Sparkplug B payloads, a row per metric (Sparkplug 3.0, section 6.4).
 
-The rule kept here: a payload is read whole or not at all, by the protobuf
-wire format and the types that Sparkplug 3.0 gives its metrics (section 6.4);
-what a metric does not say is NULL, and never what another message said.
+One invalid metric makes the whole payload a dead letter.  Fields that a metric does not have are NULL; nothing is taken
+from earlier messages: ``name`` is NULL if a DATA message gives the alias alone (the BIRTH message has both).
 
-A row has the fields of `FIELDS`, of which a schema may ask for some.  ``name``
-is NULL where a DATA message gives the alias alone: the BIRTH message before it
-has both.  Of ``long``, ``double``, ``boolean``, ``string`` and ``binary`` the
-one that suits the metric's type is filled:
+A schema may have any of `FIELDS`.  One of ``long``, ``double``, ``boolean``, ``string`` and ``binary`` is filled:
 
 | column | Sparkplug types |
 |---|---|
 | long | Int8 to Int64, UInt8 to UInt64 (from 2^63 on a dead letter), DateTime (milliseconds since the epoch) |
-| double | Float, Double, as sent, also those that are not finite |
+| double | Float, Double, as sent, including non-finite values |
 | boolean | Boolean |
 | string | String, Text, UUID |
-| binary | Bytes, File, and what has parts: DataSet, Template, property and array types as they are encoded |
+| binary | Bytes, File; DataSet, Template, property and array types as encoded |
 """
 
 from __future__ import annotations
@@ -46,19 +42,19 @@ FIELDS = {
     "is_null": pa.bool_(), "is_historical": pa.bool_(), "is_transient": pa.bool_(),
     "seq": pa.int64(), "payload_timestamp": _TIME,
 }
-"""Every field of a row; ``seq`` and ``payload_timestamp`` are the payload's."""
+"""All fields; ``seq`` and ``payload_timestamp`` belong to the payload, the others to the metric."""
 
 _Value = Union[int, bytes]
 
 
 class _Fixed(bytes):
-    """A value of 4 or 8 bytes, as it came."""
+    """A fixed-width value of 4 or 8 bytes."""
 
     __slots__ = ()
 
 
 class SparkplugParser(RowParser):
-    """Rows of ``type``, a struct of some of `FIELDS`."""
+    """Parses to ``type``, a struct of some of `FIELDS`."""
 
     def __init__(self, type: pa.StructType) -> None:
         self.type = type
@@ -90,8 +86,7 @@ class SparkplugParser(RowParser):
 
 
 def _metric(data: bytes) -> dict[str, Any]:
-    """One Metric of the schema: name 1, alias 2, timestamp 3, datatype 4,
-    is_historical 5, is_transient 6, is_null 7, values from 10."""
+    """One Metric: name 1, alias 2, timestamp 3, datatype 4, is_historical 5, is_transient 6, is_null 7, value 10-19."""
     found: dict[str, Any] = {"is_historical": False, "is_transient": False, "is_null": False}
     datatype = 0
     given: Optional[tuple[int, _Value]] = None
@@ -121,8 +116,8 @@ def _metric(data: bytes) -> dict[str, Any]:
 
 
 def _value(number: int, value: _Value, datatype: int) -> tuple[str, Any]:
-    """Column and value of one of the fields int 10, long 11, float 12, double
-    13, boolean 14, string 15, bytes 16, dataset 17, template 18, extension 19."""
+    """The column and value of one field: int 10, long 11, float 12, double 13, boolean 14, string 15, bytes 16,
+    dataset 17, template 18, extension 19."""
     if number in (10, 11):
         return "long", _integer(_whole(value), datatype, 32 if number == 10 else 64)
     if number in (12, 13):
@@ -137,8 +132,10 @@ def _value(number: int, value: _Value, datatype: int) -> tuple[str, Any]:
 
 
 def _integer(value: int, datatype: int, bits: int) -> int:
-    """Signed types come as two's complement in unsigned fields: of the field's
-    width or, as some clients do it, of the type's.  Without a type it is unsigned."""
+    """Decode a signed type: two's complement of the field's width or, from some clients, of the type's width.
+
+    Without a datatype the value is unsigned.
+    """
     if value >> bits:
         raise BadPayload("not a Sparkplug payload")
     width = _SIGNED_BITS.get(datatype)
@@ -154,8 +151,7 @@ def _integer(value: int, datatype: int, bits: int) -> int:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, _Value]]:
-    """The fields of one protobuf message: number, and an integer or bytes;
-    raises `BadPayload`."""
+    """The fields of a protobuf message: number, and an integer or bytes; raises `BadPayload`."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)

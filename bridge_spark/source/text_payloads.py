@@ -1,19 +1,18 @@
-"""CSV payloads and plain numbers to rows.
+"""Parses CSV payloads and plain numbers to rows.
 
-The rule kept here: as in `json_payloads`, `one` says what a payload is worth
-and `fast` takes columns of payloads where that is sure to be the same.
+`one` parses one payload by the rules below; `fast` parses many and refuses them unless the result is the same.
 
-| payload | becomes |
+| payload | result |
 |---|---|
-| CSV: a record | a row; fields by their position, which `header` or the schema names |
-| another number of fields, quotes that do not close | a dead letter |
-| an empty field | NULL; a dead letter where the field is NOT NULL |
-| a field | a value as in `typed_text`, blanks around it left out unless it is a string |
-| several lines | a dead letter; with `explode` a row of each that is not empty, or none if one of them is bad |
-| number: text of a number | a row of one value, blanks around it left out |
-| empty or blank, not UTF-8 | a dead letter |
+| CSV: a record | a row; fields by position, named by `header` or the schema |
+| another number of fields, unclosed quotes | a dead letter |
+| an empty field | NULL; a dead letter if the field is NOT NULL |
+| a field | a value as in `typed_text`; surrounding blanks are ignored unless it is a string |
+| several lines | a dead letter; with `explode` a row per non-empty line, or a dead letter if one is invalid |
+| number: text of a number | a row of one value; surrounding blanks are ignored |
+| empty or blank, invalid UTF-8 | a dead letter |
 
-One byte order mark and newlines at the end are left out.
+One byte order mark and trailing newlines are ignored.
 """
 
 from __future__ import annotations
@@ -30,13 +29,12 @@ from bridge_spark.source.row_parser import BadPayload, Refused, RowParser
 
 _BLANKS = " \t"
 _NEWLINES = "\r\n"
-# The module's own limit is 128 KiB, and the same for all of its users: a payload is at most 256 MiB.
+# The limit of module csv is global and 128 KiB by default; a payload has at most 256 MiB.
 csv.field_size_limit(max(csv.field_size_limit(), 1 << 28))
 
 
 class CsvParser(RowParser):
-    """Rows of ``type``, a struct; ``header`` names the fields of a record,
-    those of ``type`` among them; None: they are those of ``type``."""
+    """Parses to ``type``, a struct.  ``header`` names all fields of a record; None: the fields of ``type``."""
 
     def __init__(
         self,
@@ -103,7 +101,7 @@ class CsvParser(RowParser):
 
 
 class NumberParser(RowParser):
-    """Values of ``type``: a type of numbers, or a struct of one such field."""
+    """Parses to ``type``, a number type or a struct of one number."""
 
     def __init__(self, type: pa.DataType) -> None:
         self.type = type
@@ -133,7 +131,7 @@ def _text(payload: bytes) -> str:
 
 
 def _texts(payloads: pa.Array) -> pa.Array:
-    """The payloads as texts, none of them blank or with a byte order mark."""
+    """The payloads as strings; raises `Refused` if one is blank or has a byte order mark."""
     try:
         texts = payloads.cast(pa.string())
     except pa.ArrowInvalid:

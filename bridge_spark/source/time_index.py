@@ -1,7 +1,6 @@
-"""From a time to offsets.
+"""Finds offsets by receipt time.
 
-The rule kept here: reading from a time misses nothing that was received at or
-after it.  Clocks may step back, so what counts is the first such record.
+Reading from the returned offset includes every record received at or after the time, even if the clock stepped back.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from bridge_spark.log.sealed import first_at, is_sealed, read_sealed
 from bridge_spark.log.segment import SegmentError, timestamps
 from bridge_spark.source.offsets import Offsets
 from bridge_spark.source.plan import Slice
-from bridge_spark.source.slice_reader import LOOKS, log_batches
+from bridge_spark.source.slice_reader import LOOKUPS, log_batches
 from bridge_spark.source.storage import Manifest, PartitionState, Segment, SegmentGone, Storage, StreamError
 
 
 def offsets_at(storage: Storage, manifest: Manifest, times: Mapping[int, int]) -> Offsets:
-    """For each partition of ``times`` the first offset received at or after its
-    time (microseconds since the epoch), its end where there is none.
+    """For each partition of ``times``, the first offset received at or after the time (microseconds since the epoch),
+    or the partition's end.
 
-    Of each segment that is older, only what follows its last index entry is read.
+    Of an older segment, only the part after its last index entry is read.
     """
     answers = {timestamp: storage.offsets_at(timestamp) for timestamp in set(times.values())}
     found: Offsets = {}
     for partition, timestamp in times.items():
         state, known = manifest[partition], answers[timestamp]
         if known is None:
-            # A second look may find what came after the manifest was taken.
+            # The lookup may find a record that is newer than the manifest.
             found[partition] = min(_first_at(storage, partition, state, timestamp), state.high_watermark)
         else:
             found[partition] = min(known.get(partition, state.high_watermark), state.high_watermark)
@@ -38,10 +37,10 @@ def offsets_at(storage: Storage, manifest: Manifest, times: Mapping[int, int]) -
 
 
 def _first_at(storage: Storage, partition: int, state: PartitionState, timestamp: int) -> int:
-    for _ in range(LOOKS):
+    for _ in range(LOOKUPS):
         try:
             return _search(storage, partition, state, timestamp)
-        except SegmentGone:  # sealed meanwhile, or taken by retention
+        except SegmentGone:  # sealed since, or removed by retention
             state = storage.manifest()[partition]
     return _search(storage, partition, state, timestamp)
 

@@ -1,11 +1,7 @@
-"""Levels of a topic as columns: `sensors/{plant}/{machine}/temperature`.
+"""Topic levels as columns: `sensors/{plant}/{machine}/temperature`.
 
-The rule kept here: a pattern is a filter with names in it, so that every
-message that its filter lets through has every level it names.
-
-`{name}` stands for one level, like `+`; `{name...}` at the end for all that
-follow, like `#`, joined by `/`, and is NULL where nothing follows.  `+` and
-`#` may stand in a pattern as they are.
+A pattern is a topic filter with named wildcards.  `{name}` matches one level, like `+`.  `{name...}`, only at the end,
+matches all following levels, like `#`; they are joined by `/`, and NULL if there are none.  `+` and `#` are allowed.
 """
 
 from __future__ import annotations
@@ -20,13 +16,12 @@ _LEVEL = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(\.\.\.)?\}")
 
 
 class PatternError(ValueError):
-    """A pattern that cannot be used, as the end of a sentence that names it."""
+    """An invalid pattern; the message completes a sentence that names the option."""
 
 
 @dataclass(frozen=True)
 class TopicPattern:
-    """``levels`` are (name, number of the level), ``rest`` the name of all
-    that follows and the number of its first level."""
+    """``levels`` are (name, level number) pairs; ``rest`` is the name and first level of `{name...}`."""
 
     filter: str
     levels: tuple[tuple[str, int], ...]
@@ -46,7 +41,7 @@ class TopicPattern:
 
 
 def parse_pattern(text: str) -> TopicPattern:
-    """Read a pattern; raises `PatternError`."""
+    """Parse a pattern; raises `PatternError`."""
     parts = text.split("/")
     levels: list[tuple[str, int]] = []
     rest: Optional[tuple[str, int]] = None

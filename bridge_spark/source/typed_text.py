@@ -1,19 +1,17 @@
-"""Texts to typed values: times, dates, numbers, flags, base64.
+"""Parses strings to typed values.
 
-The rule kept here: each function for one text says exactly what it takes, and
-the one for a whole column takes less, never something else.
+`value_of` parses one string by the rules below; `column_of` parses a column and accepts a subset of these strings.
 
-| type | text |
+| type | string |
 |---|---|
-| byte to long | digits, with a sign before them or not, in range |
-| float, double | decimal digits, fraction and exponent; finite |
+| byte to long | digits with an optional sign, in range |
+| float, double | decimal digits with optional fraction and exponent; finite |
 | decimal | the same, if it fits without rounding |
 | boolean | `true` or `false`, in any case |
-| timestamp | `YYYY-MM-DD`, then or not `T` or a blank and `hh:mm[:ss[.f]]`, then or not `Z` or `±hh:mm`; \
-without zone UTC; what is finer than a microsecond is cut |
+| timestamp | `YYYY-MM-DD[(T| )hh:mm[:ss[.f]][Z|±hh:mm]]`; UTC without a zone; truncated to microseconds |
 | timestamp_ntz | the same without a zone |
 | date | `YYYY-MM-DD` |
-| binary | base64 with its padding |
+| binary | base64 with padding |
 
 Years run from 1 to 9999.
 """
@@ -34,7 +32,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from bridge_spark.source.row_parser import BadPayload, Refused
 
 FIRST_US = -62_135_596_800_000_000
-"""The microsecond in which year 1 begins."""
+"""The first microsecond of year 1."""
 LAST_US = 253_402_300_799_999_999
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -53,7 +51,7 @@ _ZONED = _PLAIN_TIME + "(Z|[+-][0-9]{2}:[0-9]{2})$"
 
 
 def is_supported(kind: pa.DataType) -> bool:
-    """Whether a text can become a value of this type."""
+    """Whether a string can be parsed to this type."""
     types = pa.types
     return bool(
         types.is_signed_integer(kind) or types.is_float32(kind) or types.is_float64(kind) or types.is_boolean(kind)
@@ -63,8 +61,10 @@ def is_supported(kind: pa.DataType) -> bool:
 
 
 def value_of(text: str, kind: pa.DataType) -> Any:
-    """One text as a Python value that Arrow takes for ``kind``; raises
-    `BadPayload` with the end of a sentence like "'x' is not a date"."""
+    """Parse one string to a Python value that Arrow accepts for ``kind``.
+
+    Raises `BadPayload` with the end of a sentence such as "'x' is not a date".
+    """
     if pa.types.is_string(kind):
         return text
     if pa.types.is_signed_integer(kind):
@@ -102,7 +102,7 @@ def number(text: str, kind: pa.DataType) -> float:
 
 
 def finite(value: float, kind: pa.DataType) -> float:
-    """``value`` if ``kind`` can hold it as a finite number; raises `BadPayload`."""
+    """``value``, if it is finite as ``kind``; raises `BadPayload`."""
     try:
         held = struct.unpack("<f", struct.pack("<f", value))[0] if kind.bit_width == 32 else value
     except OverflowError:
@@ -123,7 +123,7 @@ def decimal(text: str, kind: pa.DataType) -> Decimal:
 
 
 def timestamp(text: str, zoned: bool = True) -> int:
-    """Microseconds since the epoch; ``zoned``: a zone is taken, and none is UTC."""
+    """Microseconds since the epoch; ``zoned``: accept a zone (default UTC)."""
     match = _TIMESTAMP.fullmatch(text)
     if match is None or (not zoned and (match[6] or match[7])):
         raise BadPayload("is not a timestamp")
@@ -165,8 +165,7 @@ def binary(text: str) -> bytes:
 
 
 def column_of(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column of texts (NULL stays NULL) as ``kind``; raises `Refused` where
-    one is bad or may be."""
+    """Convert a column of strings to ``kind``; NULL stays NULL.  Raises `Refused` if one is or may be invalid."""
     types = pa.types
     if types.is_string(kind):
         return texts
@@ -188,14 +187,14 @@ def column_of(texts: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def finite_column(numbers: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Doubles as ``kind``, all of them finite; raises `Refused`."""
+    """Convert doubles to ``kind``; raises `Refused` unless all are finite."""
     column = numbers if numbers.type == kind else pc.cast(numbers, kind, safe=False)
     check(pc.is_finite(column))
     return column
 
 
 def check(flags: pa.Array) -> None:
-    """Raise `Refused` with the first row that is false; NULL counts as true."""
+    """Raise `Refused` with the first false row; NULL counts as true."""
     if pc.all(flags, min_count=0).as_py() is False:
         raise Refused(pc.index(flags, False).as_py())
 

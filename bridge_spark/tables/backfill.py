@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from bridge_spark.log.files import sync, sync_directory
+from bridge_spark.source.open_storage import open_storage
 from bridge_spark.source.options import parse_options
-from bridge_spark.source.storage import open_storage
 from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.exchange import exchange
 from bridge_spark.tables.ingest_progress import TableProgress

@@ -55,8 +55,8 @@ class Checkpoint:
         another offset at each start, so the first start's is kept.
         """
         from bridge_spark.source import offsets, read_range
+        from bridge_spark.source.open_storage import open_storage
         from bridge_spark.source.options import parse_options
-        from bridge_spark.source.storage import open_storage
 
         if options["startingOffsets"] == "earliest":
             return "earliest"

@@ -12,10 +12,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from bridge_spark.log.columns import ColumnMaker
 from bridge_spark.log.segment import decode_messages
+from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.offsets import Offsets, earliest, latest
 from bridge_spark.source.plan import Planner, Slice
 from bridge_spark.source.slice_reader import log_batches, read_slices
-from bridge_spark.source.storage import DirectoryStorage, Manifest
+from bridge_spark.source.storage import Manifest
 
 
 class Stored(NamedTuple):

@@ -1,1 +1,1 @@
-"""`make chaos-spark`: publishers, the broker and Spark's driver killed at random, and each reading counted in the table."""
+"""`make chaos-spark`: kills publishers, the broker and Spark's driver at random and counts each reading in the table."""

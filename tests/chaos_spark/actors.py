@@ -1,7 +1,7 @@
-"""Those who are killed all the time while the driver lives its lives: the publishers and the broker.
+"""The publishers and the broker, killed and restarted in threads of their own while the driver runs.
 
-Rule: each has a thread and a generator of its own, so the n-th life of each is the same in every run with that seed;
-whatever goes wrong with it is a finding and not the end of the run.
+Each actor has its own random generator, so its n-th life is the same in every run with the same seed.  An error of an
+actor is a finding and does not end the run.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from chaos_spark.driver import END_SECONDS, environment, family, still_there
 from chaos_spark.outbox import Outbox
 from chaos_spark.verdict import PROCESSES, PUBLISHERS, Findings
 
-TRIES = 10  # starts of a broker whose port somebody else has
-FINISH_SECONDS = 60.0  # in which a publisher completes what is under way
+TRIES = 10  # to start a broker whose port is in use
+FINISH_SECONDS = 60.0  # for a publisher to complete its handshakes
 
 
 class Actor(threading.Thread):
@@ -54,19 +54,19 @@ class Actor(threading.Thread):
 
     @abstractmethod
     def kill(self) -> None:
-        """SIGKILL, and the next life begins."""
+        """Send SIGKILL and begin the next life."""
 
     def finish(self) -> None:
-        """It will not be killed any more."""
+        """End the last life and check it."""
 
 
 class BrokerLives(Actor):
-    """The broker; sometimes it is killed once more while it starts."""
+    """The broker; sometimes killed again while it starts."""
 
     def __init__(self, process: BrokerProcess, seed: str, mean: float, kills: int, findings: Findings) -> None:
         super().__init__("broker", seed, mean, kills, findings)
         self.process = process
-        self.left: dict[int, str] = {}  # every process of an earlier life
+        self.left: dict[int, str] = {}  # all processes of earlier lives
 
     def kill(self) -> None:
         self.findings.checked[PROCESSES] += 1
@@ -82,7 +82,7 @@ class BrokerLives(Actor):
                 self.process.start()
                 return
             except AssertionError:
-                # Meanwhile some connection of this machine may have got the port.
+                # Another connection of this machine may have taken the port.
                 if self.process.running or "Address already in use" not in self.process.lines[-1]:
                     raise
                 time.sleep(1.0)
@@ -93,7 +93,7 @@ class BrokerLives(Actor):
 
 
 class PublisherLives(Actor):
-    """One publisher and its directory; ``program`` is what Python runs."""
+    """One publisher and its directory; ``program``: Python's arguments."""
 
     def __init__(
         self, name: str, port: int, directory: Path, version: int, rate: float, seed: str, mean: float, kills: int,
@@ -113,7 +113,7 @@ class PublisherLives(Actor):
                 self._launch()
 
     def close(self) -> None:
-        """End it for good, whatever its thread is at."""
+        """Kill the publisher and prevent further starts."""
         with self._starting:
             self._over = True
             if self.process is not None and self.process.poll() is None:
@@ -140,7 +140,7 @@ class PublisherLives(Actor):
         self.launch()
 
     def finish(self) -> None:
-        """Complete what is under way; ``last`` is the number of the last reading then."""
+        """Let the publisher complete its handshakes; sets ``last``, the number of its last reading."""
         assert self.process is not None
         (self.directory / f"{self.name}.finish").touch()
         try:

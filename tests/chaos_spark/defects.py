@@ -1,9 +1,9 @@
-"""What `make chaos-spark` must find: defects put into one of the three programs, to show that a run can fail.
+"""Defects for one of the three programs, which `make chaos-spark` must find.
 
     make chaos-spark CHAOS_SPARK_MODES=plain CHAOS_SPARK_ARGS="--defect NAME"        (`stateless`: of mode state)
 
-Rule: a defect is what somebody could write who does not know why the code is as it is, and nothing else is changed.
-`unreceived` needs the sources as they are: compiled code is not to be replaced.
+A defect changes one thing, as a plausible programming error would.  `unreceived` needs the plain sources: functions of
+compiled modules cannot be replaced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BROKER, PUBLISHER, DRIVER = "broker", "publisher", "driver"
 
 
 def append() -> None:
-    """The files of all batches lie in one directory, where Spark's `mode("append")` puts them."""
+    """All batches are written to one directory with Spark's `mode("append")`."""
     from pyspark.sql import DataFrameWriter
 
     from bridge_spark.tables.batch_table import BatchTable
@@ -29,7 +29,7 @@ def append() -> None:
         whole(writer, path, mode="append")
 
     def publish(table: BatchTable, batch: int, staged: Path, mark: dict[str, Any]) -> None:
-        """The files are there already."""
+        """Nothing to do: the files are in place."""
 
     setattr(DataFrameWriter, "parquet", parquet)
     setattr(BatchTable, "stage", lambda table, batch: table.directory)
@@ -37,7 +37,7 @@ def append() -> None:
 
 
 def in_place() -> None:
-    """A batch is written where readers look, instead of beside it."""
+    """A batch is written inside the table instead of the staging directory."""
     from bridge_spark.tables.batch_table import BatchTable
 
     def stage(table: BatchTable, batch: int) -> Path:
@@ -47,7 +47,7 @@ def in_place() -> None:
 
 
 def unmarked() -> None:
-    """A batch that is repeated is not looked for: it gets a directory of its own."""
+    """A repeated batch is not recognised and gets another directory."""
     from bridge_spark.tables.batch_table import BatchTable
 
     def publish(table: BatchTable, batch: int, staged: Path, mark: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ def unmarked() -> None:
 
 
 def committed_first() -> None:
-    """Spark's checkpoint says that a batch is done before its rows stand in the table."""
+    """The checkpoint commits a batch before its rows are in the table."""
     from bridge_spark.tables.query_job import QueryJob
 
     whole = QueryJob._write
@@ -72,14 +72,14 @@ def committed_first() -> None:
 
 
 def stateless() -> None:
-    """A batch that is in a table with state is not read again."""
+    """A query with state does not read again a batch that is in its table."""
     from pyspark.sql import DataFrameWriter
 
     setattr(DataFrameWriter, "save", lambda *_: None)
 
 
 def dead_letters_last() -> None:
-    """A batch stands in the table, and so is done, before its dead letters are written."""
+    """A batch is published before its dead letters are written."""
     from bridge_spark.tables.table_job import TableJob
 
     def fill(job: TableJob, found: Any, batch: int, checkpoint: str) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def dead_letters_last() -> None:
 
 
 def forgetful() -> None:
-    """The publisher keeps its number, and forgets what is under way."""
+    """The publisher forgets its incomplete handshakes."""
     from chaos_spark.outbox import Outbox
 
     whole = Outbox.__init__
@@ -109,7 +109,7 @@ def forgetful() -> None:
 
 
 def new_packet_ids() -> None:
-    """The publisher sends what is under way again under other packet ids."""
+    """The publisher sends incomplete readings again under new packet ids."""
     from chaos_spark.outbox import Outbox
 
     whole = Outbox.__init__
@@ -121,7 +121,7 @@ def new_packet_ids() -> None:
             outbox.complete(packet_id)
         for number in numbers:
             outbox.last = number - 1
-            outbox.take()
+            outbox.next_reading()
 
     setattr(Outbox, "__init__", again)
 
@@ -132,7 +132,7 @@ def hasty() -> None:
 
 
 def unreceived() -> None:
-    """The broker does not write down which packet ids of QoS 2 it has received."""
+    """The broker does not store received QoS 2 packet ids."""
     from sessions.store.writer import Store
 
     whole = Store._apply

@@ -1,7 +1,7 @@
-"""The Spark driver as a process, and how far its query has come, as the files say.
+"""The Spark driver as a process.
 
-Rule: it is killed where its files say that it is: a moment is waited for by looking at checkpoint, staging area and
-table, never by a guess of how long Spark takes; what it was doing when it died is read from the same files.
+The moment of a kill is found by polling the files of checkpoint, staging area and table, not by time.  The same files
+tell what the driver was doing when it was killed.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import NamedTuple, Optional
 from support.paths import TESTS
 from support.spark_session import python_path
 
-LOOK = 0.002  # seconds between looks at the files
-PATIENCE = 240.0  # seconds in which a moment must come
-END_SECONDS = 60.0  # in which what is left of a driver must end
+LOOK = 0.002  # seconds between polls of the files
+PATIENCE = 240.0  # seconds for a moment to come
+END_SECONDS = 60.0  # for the other processes of a driver to end
 
-# What a kill waits for. The first four lie inside a batch.
+# The moments of a kill. The first four are inside a batch.
 PLANNED, WRITING, WRITTEN, PUBLISHED, BETWEEN, STARTING = (
     "planned", "writing", "written", "published", "between batches", "starting")  # fmt: skip
 INSIDE = (PLANNED, WRITING, WRITTEN, PUBLISHED)
-# Who is killed: all processes, Python alone, the JVM alone.
+# The victims of a kill: all processes, Python alone, the JVM alone.
 ALL, PYTHON, JVM = "all", "Python", "JVM"
 
 
 class Death(NamedTuple):
-    """How one life of the driver ends: at the ``moment`` of the batch after ``skip`` more, ``delay`` seconds later."""
+    """The end of one life: ``delay`` seconds after the ``moment`` of a batch, the one after ``skip`` others."""
 
     moment: str
     skip: int
@@ -57,7 +57,7 @@ def deaths(seed: str, count: int) -> list[Death]:
 
 
 def told(counts: Mapping[str, int]) -> str:
-    """How drivers died, in a line for the summary."""
+    """A line for the summary: kills by moment."""
     inside = sum(counts[moment] for moment in INSIDE)
     moments = ", ".join(f"{counts[moment]} {moment}" for moment in (*INSIDE, BETWEEN, STARTING))
     return (f"driver: {counts['kills']} kills, {inside} of them inside a batch ({moments}); "
@@ -65,7 +65,7 @@ def told(counts: Mapping[str, int]) -> str:
 
 
 class TableFiles:
-    """The files of one table: ``output``, and what lies beside it by default."""
+    """The files of one table in ``output`` and the directories beside it."""
 
     def __init__(self, output: Path) -> None:
         self.output = output
@@ -74,11 +74,11 @@ class TableFiles:
         self.staging = output.with_name(f".{output.name}.staging")
 
     def planned(self) -> int:
-        """The last batch whose offsets are chosen; -1 if there is none."""
+        """The last batch with planned offsets; -1 if none."""
         return _highest(self.checkpoint / "offsets")
 
     def committed(self) -> int:
-        """The last batch that Spark holds to be done."""
+        """The last batch that the checkpoint has committed."""
         return _highest(self.checkpoint / "commits")
 
     def published(self, batch: int) -> bool:
@@ -88,7 +88,7 @@ class TableFiles:
         return False
 
     def visible(self) -> int:
-        """How many files a reader of the table finds."""
+        """The number of files that a reader of the table finds."""
         found = 0
         for _, directories, files in os.walk(self.output):
             directories[:] = [name for name in directories if name[0] not in "._"]
@@ -96,24 +96,24 @@ class TableFiles:
         return found
 
     def staged(self, batch: int) -> list[str]:
-        """The files of the batch that is being written; [] before the first."""
+        """The files of a batch in the staging area."""
         with suppress(OSError):
             return [file for place in self.staging.glob(f"{batch}-*") for _, _, files in os.walk(place) for file in files]
         return []
 
     def offsets(self, batch: int) -> dict[int, int]:
-        """Where the batch ends, by partition; {} for batch -1."""
+        """The end offsets of a batch, by partition; {} for batch -1."""
         if batch < 0:
             return {}
         last = (self.checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1]
         return {int(partition): int(offset) for partition, offset in json.loads(last).items()}
 
     def done(self) -> dict[int, int]:
-        """The next offset to read, by partition, once the batches that are committed count."""
+        """The next offset to read after the committed batches, by partition."""
         return self.offsets(self.committed())
 
     def state(self) -> str:
-        """What the query was doing when it was killed."""
+        """The moment at which the query was killed."""
         batch = self.planned()
         if batch <= self.committed():
             return BETWEEN
@@ -131,7 +131,7 @@ def _highest(directory: Path) -> int:
 
 
 class Driver:
-    """``mqttbroker ingest`` with a configuration, started anew for every life; its words go to ``log``."""
+    """``mqttbroker ingest``, a process per life; its output goes to ``log``."""
 
     def __init__(self, files: TableFiles, log: Path, program: tuple[str, ...] = ("-m", "mqttbroker")) -> None:
         self.files = files
@@ -149,17 +149,17 @@ class Driver:
 
     @property
     def ended(self) -> Optional[int]:
-        """The exit status of a driver that has ended by itself."""
+        """The exit status; None while the driver runs."""
         assert self._process is not None
         return self._process.poll()
 
     def last_words(self) -> str:
-        """The line that the job itself ended with."""
+        """The last error line of the job."""
         lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("mqttbroker ingest:")]
         return lines[-1] if lines else ""
 
     def wait_for(self, death: Death) -> bool:
-        """Until the moment has come; false if the driver ends first, or it does not come."""
+        """Wait for the moment; false if the driver ends first or the moment does not come."""
         deadline = time.monotonic() + PATIENCE
         if death.moment == STARTING:
             time.sleep(death.delay)
@@ -176,7 +176,7 @@ class Driver:
         return self.ended is None
 
     def _has_come(self, moment: str, first: int, known: int, before: int) -> bool:
-        """``before``: files of the table when the batch ``known`` was seen to be planned."""
+        """``before``: number of files in the table when batch ``known`` was first seen."""
         files = self.files
         if moment == BETWEEN:
             return files.committed() >= first
@@ -191,7 +191,7 @@ class Driver:
         return "_SUCCESS" in staged if moment == WRITTEN else bool(staged)
 
     def kill(self, victim: str) -> None:
-        """SIGKILL for the victim; AssertionError if the rest of the driver does not end over it."""
+        """Kill the victim; AssertionError if the driver's other processes do not end."""
         assert self._process is not None
         processes = family(self._process.pid)
         jvms = [pid for pid in processes if _name(pid) == "java"]
@@ -203,14 +203,14 @@ class Driver:
         assert self._wait() is not None, f"the driver still ran {END_SECONDS} s after the kill of its {victim}"
 
     def stop(self) -> Optional[int]:
-        """SIGTERM; the exit status, None if it does not end over it."""
+        """Send SIGTERM; returns the exit status, or None if the driver does not end."""
         assert self._process is not None
         self._left.update(family(self._process.pid))
         self._process.send_signal(signal.SIGTERM)
         return self._wait()
 
     def wait(self, seconds: float) -> Optional[int]:
-        """Until it ends by itself; the exit status, None if it does not."""
+        """Wait for the driver to end; returns the exit status, or None after ``seconds``."""
         assert self._process is not None
         self._left.update(family(self._process.pid))
         return self._wait(seconds)
@@ -223,11 +223,11 @@ class Driver:
             return None
 
     def left_behind(self, seconds: float = 0.0) -> list[int]:
-        """Processes of earlier lives that still run, after so long a time for them to end."""
+        """Processes of earlier lives that still run after ``seconds``."""
         return still_there(self._left, seconds)
 
     def close(self) -> None:
-        """End whatever is left of it."""
+        """Kill all processes of the driver."""
         if self._process is not None:
             if self._process.poll() is None:
                 self._left.update(family(self._process.pid))
@@ -238,12 +238,12 @@ class Driver:
 
 
 def environment() -> dict[str, str]:
-    """Of the processes of a run: they find this package, and the build that is tested."""
+    """The environment of a run's processes: PYTHONPATH has this package and the tested build."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [python_path()])])}
 
 
 def family(pid: int) -> dict[int, str]:
-    """The process and every live one that it started, Spark's workers in their own groups too, and when each began."""
+    """The process and its live descendants, including those in other process groups, with their start times."""
     found = [pid]
     for parent in found:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -253,7 +253,7 @@ def family(pid: int) -> dict[int, str]:
 
 
 def still_there(processes: Mapping[int, str], seconds: float) -> list[int]:
-    """Which of a `family` still run, after so long a time for them to end."""
+    """The processes of a `family` that still run after ``seconds``."""
     deadline = time.monotonic() + seconds
     while left := [pid for pid, born in processes.items() if born and _born(pid) == born]:
         if time.monotonic() >= deadline:
@@ -263,7 +263,7 @@ def still_there(processes: Mapping[int, str], seconds: float) -> list[int]:
 
 
 def _born(pid: int) -> str:
-    """When the process began, "" once it has ended: a number may be another process's later."""
+    """The start time of a process, "" if it has ended; tells apart processes with the same pid."""
     with suppress(OSError):
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return "" if state in "ZX" else fields[18]

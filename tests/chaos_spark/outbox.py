@@ -1,8 +1,7 @@
-"""What a publisher has written down: its readings by number, and how far the QoS 2 handshake of each has come.
+"""A publisher's journal: its readings by number and the state of each QoS 2 handshake.
 
-Rule: a line stands in the journal before the packet that tells of it leaves, and one that a kill has torn was never
-written. So whoever opens the journal again knows of everything that the broker can know of, and nothing is sent twice
-under another packet id.
+A line is written before the packet it is about is sent; a line torn by a kill is ignored.  So after a restart the
+publisher knows every reading that the broker may know, and never sends one again under another packet id.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-PACKET_IDS = 200  # few, so that each is soon used again
-BAD = 50  # one reading of so many does not parse
+PACKET_IDS = 200  # few, so that packet ids are soon reused
+BAD = 50  # one in this many readings does not parse
 SCHEMA = "sensor string not null, n long not null, value double not null"
 _SENT, _RECEIVED, _COMPLETE = "P", "R", "C"
 
 
 class Reading(NamedTuple):
-    """Reading ``n``, from 1 on, of a sensor: all of it follows from these two."""
+    """Reading ``n`` (from 1) of a sensor; its other values are computed from these two."""
 
     sensor: str
     n: int
@@ -44,16 +43,16 @@ class Reading(NamedTuple):
 
 
 def reading_of(payload: bytes) -> Reading:
-    """The reading that a dead letter holds; ValueError if it is none."""
+    """The reading of a dead letter; raises ValueError."""
     sensor, number, _ = payload.decode().split(" ", 2)
     return Reading(sensor, int(number))
 
 
 class Outbox:
-    """The journal at ``path``, created if it is missing.
+    """The journal at ``path``, created if missing.
 
-    ``outgoing`` has, by packet id and in the order of sending, the number of each reading under way and whether its
-    PUBREC came; ``last`` is the last number given out; ``known`` says that the broker has acknowledged something.
+    ``outgoing``: by packet id, in sending order, the number of each incomplete reading and whether its PUBREC arrived.
+    ``last``: the last number used.  ``known``: the broker has acknowledged a reading.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,8 +71,8 @@ class Outbox:
         os.ftruncate(self._file, whole)
         os.lseek(self._file, whole, os.SEEK_SET)
 
-    def take(self) -> tuple[int, int]:
-        """The next reading's packet id and number, written down."""
+    def next_reading(self) -> tuple[int, int]:
+        """Record the next reading; returns its packet id and number."""
         packet_id = self._last_packet_id % PACKET_IDS + 1
         while packet_id in self.outgoing:
             packet_id = packet_id % PACKET_IDS + 1
@@ -82,11 +81,11 @@ class Outbox:
         return packet_id, number
 
     def received(self, packet_id: int) -> None:
-        """Its PUBREC came."""
+        """Record a PUBREC."""
         self._write(_RECEIVED, packet_id)
 
     def complete(self, packet_id: int) -> None:
-        """Its PUBCOMP came: the packet id is free."""
+        """Record a PUBCOMP, which frees the packet id."""
         self._write(_COMPLETE, packet_id)
 
     def _write(self, kind: str, *numbers: int) -> None:

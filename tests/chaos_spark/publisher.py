@@ -1,11 +1,10 @@
-"""One publisher as a process: numbered QoS 2 readings under a session that lasts, until it is told to finish.
+"""One publisher as a process: publishes numbered QoS 2 readings in a persistent session until told to finish.
 
     python -m chaos_spark.publisher NAME PORT DIRECTORY VERSION RATE
 
-Rule: it remembers nothing but its outbox, so it may be killed at any byte: what was under way is sent again with DUP
-under its own packet id, and what the broker has received is released. ``DIRECTORY`` is shared with whoever runs it:
-``hold`` there means that nothing new is sent, ``NAME.finish`` that what is under way is completed and the process ends with
-status 0; what a broker must not do is appended to ``NAME.faults``.
+Its only state is its outbox, so it may be killed at any time: after a restart it sends PUBLISH again with DUP under the
+same packet id, or PUBREL if PUBREC had arrived.  Files in ``DIRECTORY`` control it: ``hold`` stops new readings;
+``NAME.finish`` makes it complete its handshakes and exit with status 0.  Errors of the broker go to ``NAME.faults``.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from mqttbroker.codec.packets import Connack, Connect, Disconnect, Packet, Pubco
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import MQTTError
 
-WINDOW = 60  # readings under way
-BURST = 40  # readings sent at once, at most
-PATIENCE = 30.0  # seconds for an answer that must come
-AGAIN = 0.05  # seconds between tries to connect
-LOOK = 0.02  # seconds between looks for what it is told
+WINDOW = 60  # incomplete readings, at most
+BURST = 40  # readings per burst, at most
+PATIENCE = 30.0  # seconds for an expected answer
+AGAIN = 0.05  # seconds between attempts to connect
+LOOK = 0.02  # seconds between polls of the control files
 NOT_FOUND = 0x92
 
 
@@ -49,7 +48,7 @@ class Publisher:
         self._heard = 0.0
 
     def run(self) -> None:
-        """Until it has finished."""
+        """Connect and publish until finished."""
         while True:
             try:
                 self._connect()
@@ -107,7 +106,7 @@ class Publisher:
             if not quiet and time.monotonic() >= due:
                 count = min(random.randint(1, BURST), WINDOW - len(self.outbox.outgoing))
                 for _ in range(count):
-                    packet_id, number = self.outbox.take()
+                    packet_id, number = self.outbox.next_reading()
                     self._send_reading(packet_id, number, dup=False)
                 due = max(due, time.monotonic() - 1.0) + count / self.rate
             for packet in self._receive(LOOK if quiet else min(LOOK, max(0.0, due - time.monotonic()))):
@@ -115,7 +114,7 @@ class Publisher:
             if not self.outbox.outgoing:
                 self._heard = time.monotonic()
             elif time.monotonic() - self._heard > PATIENCE:
-                self.fault(f"got no answer within {PATIENCE} s, {len(self.outbox.outgoing)} readings under way")
+                self.fault(f"got no answer within {PATIENCE} s, {len(self.outbox.outgoing)} readings incomplete")
                 raise Gone
 
     # --- packets --------------------------------------------------------------------------------------------------
@@ -128,7 +127,7 @@ class Publisher:
         self.socket.sendall(packet.encode(self.version))
 
     def _receive(self, seconds: float) -> list[Packet]:
-        """The packets that came meanwhile; `Gone` when the connection is over."""
+        """The packets received within ``seconds``; raises `Gone` at the end of the connection."""
         if not select.select([self.socket], [], [], seconds)[0]:
             return []
         data = self.socket.recv(1 << 16)

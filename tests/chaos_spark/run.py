@@ -1,8 +1,7 @@
-"""``make chaos-spark``: readings on their way to a table, all three who carry them killed again and again, and the
-verdict on the table.
+"""``make chaos-spark``: kills publishers, broker and driver while readings go to a table, then checks the table.
 
-Rule: the seed decides who dies when, as far as that is not for Spark to say; everything that is waited for is waited
-for by what files say, and for so long and no longer. Exit status 1 if anything was found.
+The seed decides the kills, as far as Spark's timing allows.  Every wait polls files and has a limit.  Exit status 1 if
+there are findings.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from support.broker_process import BrokerProcess
 from support.class_archive import QUICK_JVM
 
 from bridge_spark.log.sealed import SUFFIX
-from bridge_spark.source.storage import DirectoryStorage, Manifest
+from bridge_spark.source.directory_storage import DirectoryStorage
+from bridge_spark.source.storage import Manifest
 from chaos_spark.actors import BrokerLives, PublisherLives
 from chaos_spark.defects import DEFECTS
 from chaos_spark.driver import (
@@ -57,24 +57,27 @@ from mqttbroker import build_kind
 
 STREAM = "chaos"
 PARTITIONS = 3
-RECORD_BYTES = 300  # of the log, at most, for one reading
-AWAY = "cannot be read after"  # how a driver ends when the broker was away for too long
-TRIES = 4  # lives that a driver may end by itself over that, one after the other
+RECORD_BYTES = 300  # in the log per reading, at most
+AWAY = "cannot be read after"  # the last error of a driver if the broker was down for too long
+TRIES = 4  # consecutive starts that may end with that error
 TAKEN = re.compile(r"partition (\d+): retention has removed the offsets (\d+) to (\d+)")
-SETTLED = 2.0  # seconds without a change after which none comes
+SETTLED = 2.0  # seconds without a change before the log counts as settled
 OVERTAKINGS = 3
-OVERTAKEN = 500  # offsets that retention takes when it is to overtake the reader
+OVERTAKEN = 500  # offsets that retention removes before the reader has read them
 SEGMENTS: dict[str, dict[str, Any]] = {
     "plain": {"segment_bytes": "1MiB", "seal": False},
     "retention": {"segment_bytes": "64KiB", "seal": False, "retention_bytes": "3MiB"},
     "sealing": {"segment_bytes": "128KiB", "seal": True},
 }
-HELD_BACK = {"plain": 200_000, "retention": 5_000, "sealing": 200_000}  # offsets behind, until publishers wait
+HELD_BACK = {"plain": 200_000, "retention": 5_000, "sealing": 200_000}  # lag in offsets at which publishers pause
 
 
 class Plan(NamedTuple):
-    """How large a run is: kills of each kind, at least; publishers, and their readings per second together; seconds
-    that publishers and the broker live on average; how often retention overtakes the reader, in mode "retention"."""
+    """The size of a run.
+
+    ``kills``: of each kind, at least.  ``rate``: readings per second of all publishers.  ``publisher_life`` and
+    ``broker_life``: mean seconds.  ``overtaken``: how often retention overtakes the reader, in mode "retention".
+    """
 
     seed: str
     mode: str
@@ -88,7 +91,7 @@ class Plan(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """What Python runs for each of the three; a defect may be put in their place."""
+    """Python's arguments for each program; a defect replaces one."""
 
     broker: tuple[str, ...] = ("-m", "mqttbroker")
     publisher: tuple[str, ...] = ("-m", "chaos_spark.publisher")
@@ -96,7 +99,7 @@ class Programs(NamedTuple):
 
 
 class Run:
-    """One run of a plan below ``directory``."""
+    """One run of a plan in ``directory``."""
 
     def __init__(self, plan: Plan, directory: Path, programs: Programs = Programs()) -> None:
         self.plan = plan
@@ -117,10 +120,10 @@ class Run:
         self.storage = DirectoryStorage(str(self.broker.data_dir), STREAM)
         self.lost: Ranges = []
         self.over = threading.Event()
-        self.holding: Optional[bool] = None  # whether publishers must wait; None: as far as the reader is behind
+        self.holding: Optional[bool] = None  # whether publishers pause; None: depends on the lag
 
     def go(self) -> None:
-        """To the end, the verdict in ``findings``."""
+        """Run to the end; the verdict is in ``findings``."""
         plan = self.plan
         self.broker.start()
         for number in range(plan.publishers):
@@ -160,7 +163,7 @@ class Run:
         return config
 
     def _live(self, death: Death, config: Path) -> None:
-        """One life of the driver, which ends at its death."""
+        """One life of the driver."""
         for _ in range(TRIES):
             self.driver.start(config)
             self.findings.checked[PROCESSES] += 1
@@ -180,7 +183,7 @@ class Run:
         self.glimpses.look()
 
     def _gave_up(self) -> bool:
-        """Whether the driver that has ended could not go on, because the broker was away."""
+        """Whether the driver has ended because the broker was down for too long."""
         status, words = self.driver.wait(1.0), self.driver.last_words()
         if status == 1 and AWAY in words:
             self.counts["gave up"] += 1
@@ -189,7 +192,7 @@ class Run:
         return False
 
     def _until(self, config: Path, done: Any) -> bool:
-        """Start the driver, and again if it gives up, until ``done()``."""
+        """Run the driver until ``done()``; start it again if it gives up."""
         deadline = time.monotonic() + PATIENCE
         for _ in range(TRIES):
             self.driver.start(config)
@@ -209,7 +212,7 @@ class Run:
     # --- retention ------------------------------------------------------------------------------------------------
 
     def _pace(self) -> None:
-        """Publishers wait while the reader is far behind, unless it is said what they are to do."""
+        """Pause publishers while the reader is far behind, unless ``holding`` is set."""
         hold = self.directory / "hold"
         limit = HELD_BACK[self.plan.mode]
         while not self.over.wait(0.1):
@@ -227,7 +230,7 @@ class Run:
         return {number: state.log_start for number, state in self.storage.manifest().items()}
 
     def _overtake(self) -> None:
-        """Retention takes what was not read: a driver that must not lose data says so, another goes on."""
+        """Let retention remove unread offsets: a strict driver refuses to go on, a lenient one continues."""
         files = self.files
         batch = files.planned()
         there = files.offsets(batch) if files.published(batch) else files.done()
@@ -256,8 +259,8 @@ class Run:
         self.counts["overtaken"] += 1
 
     def _refuse(self, starts: dict[int, int], there: dict[int, int]) -> None:
-        """A driver that must not lose data names what it would lose, and leaves the table as it is; what is ``there``
-        is no loss, whether Spark's checkpoint says so or not."""
+        """Check that a strict driver names the lost offsets and leaves the table as it is.  Offsets before ``there``
+        are in the table and not lost, whether or not the checkpoint has them."""
         planned = self.files.offsets(self.files.planned())
         expected = {}
         for number, start in starts.items():
@@ -343,7 +346,7 @@ Kind = TypeVar("Kind", Run, StateRun)
 
 
 def chaos(make: Callable[[Path], Kind]) -> tuple[Kind, str]:
-    """A run below a directory of its own to its end, judged, and its summary."""
+    """Run in a temporary directory; returns the judged run and its summary."""
     directory = Path(tempfile.mkdtemp(prefix="chaos-spark-"))
     begin = time.monotonic()
     run = make(directory)
@@ -356,7 +359,7 @@ def chaos(make: Callable[[Path], Kind]) -> tuple[Kind, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="make chaos-spark", description="Kill all who carry readings to a table.")
+    parser = argparse.ArgumentParser(prog="make chaos-spark", description="Kill publishers, broker and driver, and check the table.")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--modes", default="plain", help=f"of {','.join([*SEGMENTS, *FORMATS])}")
     parser.add_argument("--source", default="both", choices=("both", "path", "url"))

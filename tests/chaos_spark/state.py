@@ -1,7 +1,7 @@
-"""The tables with state under kills: duplicates left out, windows aggregated, in Parquet and in Delta.
+"""Tables of queries with state under kills: deduplication and windows, in Parquet and in Delta.
 
-Rule: the log is written before and never changes, so what must stand in each table follows from it by pandas alone,
-whoever was killed when; the verdict reads the files as one without Spark does.
+The log is written before the run and never changes, so the expected tables are computed from it with pandas.  The
+verdict reads the tables without Spark.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sessions.message import Message
 
 FORMATS = {"state": "parquet", "state-delta": "delta"}
 BATCH = 100  # messages
-BATCHES_OF_A_LIFE = 5  # on average, of which some are left in the end
-BAD, AGAIN, LATE = 40, 10, 97  # of so many messages one does not parse, comes twice, comes hours too late
+BATCHES_OF_A_LIFE = 5  # on average
+BAD, AGAIN, LATE = 40, 10, 97  # one in this many messages does not parse, is a duplicate, is hours late
 WINDOW = 60  # seconds
-LAST_SECONDS = 1800.0  # in which the driver that nobody kills reads what is left
+LAST_SECONDS = 1800.0  # for the last driver to read the rest
 SCHEMA = "device string not null, ts timestamp not null, value double not null"
 START = datetime.fromtimestamp(START_US / 1e6, timezone.utc)
 
 
 class Log:
-    """Messages of three devices, one a second, and of a fourth that is always too late."""
+    """Messages of three devices, one per second, and of a fourth that is always late."""
 
     def __init__(self, seed: str, count: int) -> None:
         self.messages: list[Message] = []
@@ -68,7 +68,7 @@ class Log:
         self.messages.append(message(offset * 1000 + 20_000, f"sensors/{device}", body))
 
     def windows(self) -> dict[tuple[datetime, str], tuple[int, float, float, float]]:
-        """Count, mean, minimum and maximum by the window's begin and the device."""
+        """Count, mean, minimum and maximum by window start and device."""
         frame = pandas.DataFrame([(START + timedelta(seconds=second), device, value)
                                   for (device, second), value in self.values.items()], columns=["time", "device", "value"])
         groups = frame.groupby([pandas.Grouper(key="time", freq=f"{WINDOW}s", origin="epoch"), "device"])["value"]
@@ -77,7 +77,7 @@ class Log:
 
 
 class DeltaFiles(TableFiles):
-    """The files of a Delta table, which say by its log what is published."""
+    """The files of a Delta table; its log tells which batches are published."""
 
     def published(self, batch: int) -> bool:
         checkpoint = self.checkpoint / "metadata"
@@ -91,7 +91,7 @@ class DeltaFiles(TableFiles):
 
 
 def rows(directory: Path) -> Any:
-    """A table's rows as pandas finds them; none where there is no table yet."""
+    """A table's rows as a pandas frame; empty before the table exists."""
     if DeltaTable.is_deltatable(str(directory)):
         return DeltaTable(directory).to_pandas()
     if not any(directory.rglob("*.parquet")):
@@ -100,7 +100,7 @@ def rows(directory: Path) -> Any:
 
 
 class StateRun:
-    """One run below ``directory``; ``kills`` of the driver, a table at a time being watched for the moment."""
+    """One run in ``directory`` with ``kills`` of the driver; each waits for a moment of one of the tables."""
 
     def __init__(self, seed: str, mode: str, kills: int, directory: Path, program: tuple[str, ...]) -> None:
         self.mode, self.seed, self.kills, self.directory = mode, seed, kills, directory
@@ -158,7 +158,7 @@ class StateRun:
         return True
 
     def _glimpse(self) -> None:
-        """What a reader has seen once stays, and is there once."""
+        """Check that rows seen before are still there, once each."""
         for name, columns in (("out", ["offset"]), ("out.minute", ["window_start", "device", "count"])):
             found = [tuple(row) for row in rows(self.directory / name)[columns].itertuples(index=False)]
             self.findings.checked[GLIMPSES] += len(found)

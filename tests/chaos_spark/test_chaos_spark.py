@@ -1,4 +1,4 @@
-"""A short run of `make chaos-spark`; what its verdict holds to be a finding, and what an outbox remembers."""
+"""A short run of `make chaos-spark`, and tests of its verdict and its outbox."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.one_build
 
 
 @pytest.mark.timeout(600)
-def test_each_reading_is_in_the_table_once_whoever_is_killed() -> None:
+def test_each_reading_is_in_the_table_once_after_kills() -> None:
     run, summary = chaos(partial(Run, Plan("short", "sealing", "both", 2, 3, 400.0, 3.0, 5.0)))
     assert not run.findings.text(), f"{summary}\n{run.findings.text()}"
     unused = [row for row, count in run.findings.faults.items() if not run.findings.checked[row]]
@@ -52,10 +52,10 @@ def test_a_seed_gives_the_same_deaths() -> None:
 # --- the outbox -----------------------------------------------------------------------------------------------------
 
 
-def test_an_outbox_knows_after_a_kill_what_it_knew_before(tmp_path: Path) -> None:
+def test_an_outbox_is_restored_after_a_kill(tmp_path: Path) -> None:
     path = tmp_path / "outbox"
     before = Outbox(path)
-    ids = [before.take()[0] for _ in range(PACKET_IDS)]
+    ids = [before.next_reading()[0] for _ in range(PACKET_IDS)]
     before.received(ids[1])
     before.received(ids[2])
     before.complete(ids[2])
@@ -63,12 +63,12 @@ def test_an_outbox_knows_after_a_kill_what_it_knew_before(tmp_path: Path) -> Non
     after = Outbox(path)
     assert (after.outgoing, after.last, after.known) == (before.outgoing, PACKET_IDS, True)
     assert list(after.outgoing.values())[:2] == [(1, False), (2, True)]
-    assert after.take() == (ids[2], PACKET_IDS + 1)
+    assert after.next_reading() == (ids[2], PACKET_IDS + 1)
     assert Outbox(path).last == PACKET_IDS + 1
 
 
 @pytest.mark.parametrize("number", [1, 49, 98, 99])
-def test_a_reading_is_known_by_its_payload(number: int) -> None:
+def test_a_dead_letter_identifies_its_reading(number: int) -> None:
     reading = Reading("sensor-1", number)
     assert reading.parses == (number not in (49, 99))
     if not reading.parses:
@@ -94,27 +94,27 @@ VERDICTS: list[tuple[str, list[Row], Ranges, list[str]]] = [
     ("a repetition in the log", [*GOOD[:5], row(5, 5)], [], [MISSING, TWICE]),
     ("a step back", [row(1, 0), row(3, 1), row(2, 2), *GOOD[3:]], [], [ORDER]),
     ("another value", [*GOOD[:5], GOOD[5]._replace(value=0.0)], [], [WRONG]),
-    ("nobody's reading", [*GOOD, row(7, 6)], [], [WRONG, PLACES]),
-    ("what retention took", [*GOOD[:2], *GOOD[4:]], [(0, 2, 4)], []),
-    ("what retention took first", GOOD[3:], [(0, 0, 3)], []),
-    ("more than retention took", [*GOOD[:1], *GOOD[4:]], [(0, 2, 4)], [MISSING, PLACES, LOST]),
-    ("less than retention took", [*GOOD[:3], *GOOD[4:]], [(0, 2, 4)], [PLACES, LOST]),
+    ("a reading that was never sent", [*GOOD, row(7, 6)], [], [WRONG, PLACES]),
+    ("removed by retention", [*GOOD[:2], *GOOD[4:]], [(0, 2, 4)], []),
+    ("removed by retention at the beginning", GOOD[3:], [(0, 0, 3)], []),
+    ("more than retention removed", [*GOOD[:1], *GOOD[4:]], [(0, 2, 4)], [MISSING, PLACES, LOST]),
+    ("less than retention removed", [*GOOD[:3], *GOOD[4:]], [(0, 2, 4)], [PLACES, LOST]),
 ]
 
 
-@pytest.mark.parametrize(("what", "rows", "lost", "expected"), VERDICTS, ids=[case[0] for case in VERDICTS])
-def test_what_the_verdict_finds(what: str, rows: list[Row], lost: Ranges, expected: list[str]) -> None:
+@pytest.mark.parametrize(("name", "rows", "lost", "expected"), VERDICTS, ids=[case[0] for case in VERDICTS])
+def test_verdict(name: str, rows: list[Row], lost: Ranges, expected: list[str]) -> None:
     findings = Findings()
     judge(findings, rows, [], {"s": 6}, {0: 6}, lost)
-    assert sorted(name for name, texts in findings.faults.items() if texts) == sorted(expected), findings.text()
-    assert all(name in findings.text() for name in expected) and GLIMPSES in findings.table()
+    assert sorted(found for found, texts in findings.faults.items() if texts) == sorted(expected), findings.text()
+    assert all(found in findings.text() for found in expected) and GLIMPSES in findings.table()
 
 
 # --- the verdict on tables with state -------------------------------------------------------------------------------
 
 
 def complete(directory: Path) -> tuple[StateRun, dict[str, Any]]:
-    """A run, and its tables as they ought to be."""
+    """A run and its expected tables."""
     run = StateRun("1", "state", 2, directory, ())
     offsets = {"out": [offsets[0] for offsets in run.log.good.values()], "out.rejected": [*run.log.bad, *run.log.late]}
     windows = [{"window_start": begin, "window_end": begin + timedelta(seconds=WINDOW), "device": device, "count": one[0],
@@ -138,12 +138,12 @@ STATES: list[tuple[str, str, Any, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "table", "change", "expected"), STATES, ids=[case[0] for case in STATES])
-def test_what_the_verdict_on_state_finds(what: str, table: str, change: Any, expected: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "table", "change", "expected"), STATES, ids=[case[0] for case in STATES])
+def test_verdict_on_state(name: str, table: str, change: Any, expected: list[str], tmp_path: Path) -> None:
     run, tables = complete(tmp_path)
-    for name, rows in tables.items():
-        (tmp_path / name).mkdir()
-        rows = change(rows) if name == table else rows
-        pyarrow.parquet.write_table(pyarrow.Table.from_pandas(rows, preserve_index=False), tmp_path / name / "a.parquet")
+    for table_name, rows in tables.items():
+        (tmp_path / table_name).mkdir()
+        rows = change(rows) if table_name == table else rows
+        pyarrow.parquet.write_table(pyarrow.Table.from_pandas(rows, preserve_index=False), tmp_path / table_name / "a.parquet")
     run._judge()
     assert sorted(row for row, texts in run.findings.faults.items() if texts) == sorted(expected), run.findings.text()

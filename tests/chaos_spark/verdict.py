@@ -1,7 +1,7 @@
-"""The verdict: the tables as readers without Spark find them, against what the publishers have written down.
+"""The verdict: compares the tables, read without Spark, with the publishers' outboxes.
 
-Rule: every row counts what was checked beside what was found, so that a run that saw nothing does not pass for one
-that found nothing; what was found is named.
+Each row has the number of checks beside the number of findings, so a run that checked nothing does not look like one
+that found nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 class Findings:
-    """What was checked and what was found, by row of the verdict."""
+    """Checks and findings, by row of the verdict."""
 
     def __init__(self) -> None:
         self.checked: Counter[str] = Counter()
@@ -57,7 +57,7 @@ class Findings:
         self.faults[row].append(text)
 
     def table(self) -> str:
-        """One line per row: how much was checked, how much found."""
+        """One line per row: number of checks, number of findings."""
         lines = [f"{'':64}{'checked':>10}{'found':>8}"]
         lines += [f"{row:64}{self.checked[row]:>10,}{len(self.faults[row]):>8,}" for row in ROWS]
         return "\n".join(lines)
@@ -79,7 +79,7 @@ COLUMNS = ["partition", "offset", "topic", "sensor", "n", "value"]
 
 
 def read_table(directory: Path) -> list[Row]:
-    """The good rows by pyarrow."""
+    """The rows of the table, read with pyarrow."""
     if not any(directory.rglob("*.parquet")):
         return []
     columns = pyarrow.dataset.dataset(directory, format="parquet").to_table(COLUMNS).to_pydict()
@@ -87,7 +87,7 @@ def read_table(directory: Path) -> list[Row]:
 
 
 def read_dead_letters(directory: Path) -> list[Row]:
-    """The dead letters by pyarrow; ValueError for one that is no reading."""
+    """The dead letters, read with pyarrow; raises ValueError for one that is no reading."""
     if not any(directory.rglob("*.parquet")):
         return []
     names = ["partition", "offset", "topic", "payload"]
@@ -97,7 +97,7 @@ def read_dead_letters(directory: Path) -> list[Row]:
 
 
 def judge_readers(findings: Findings, directory: Path, rows: list[Row]) -> None:
-    """Whether DuckDB and pandas find the same ``rows``."""
+    """Check that DuckDB and pandas read the same ``rows``."""
     expected = sorted(rows)
     names = ", ".join(f'"{name}"' for name in COLUMNS)
     by_duckdb = duckdb.sql(f"SELECT {names} FROM read_parquet('{directory}/**/*.parquet')").fetchall()
@@ -118,8 +118,11 @@ Ranges = list[tuple[int, int, int]]
 def judge(
     findings: Findings, rows: list[Row], dead: list[Row], last: Mapping[str, int], ends: Mapping[int, int], lost: Ranges
 ) -> None:
-    """``last``: the last number of each sensor; ``ends``: of the log, by partition; ``lost``: offsets that retention
-    took before they were read."""
+    """Check the table.
+
+    ``last``: the last number of each sensor.  ``ends``: end offsets of the log by partition.  ``lost``: offsets that
+    retention removed before they were read.
+    """
     everything = sorted([*rows, *dead])
     _judge_rows(findings, rows, dead)
     times = Counter((row.sensor, row.n) for row in everything)
@@ -144,7 +147,7 @@ def _judge_rows(findings: Findings, rows: list[Row], dead: list[Row]) -> None:
 
 
 def _judge_lost(findings: Findings, everything: list[Row], missing: list[tuple[str, int]], lost: Ranges) -> None:
-    """What is missing of a sensor is missing where offsets were lost, and each lost offset was one reading."""
+    """Check that readings are missing only where offsets were lost, one reading per offset."""
     findings.checked[LOST] += (total := sum(end - first for _, first, end in lost))
     if lost and total != len(missing):
         findings.fault(LOST, f"{total} offsets were lost, but {len(missing)} readings are missing")
@@ -179,7 +182,7 @@ def _judge_places(findings: Findings, everything: list[Row], ends: Mapping[int, 
 
 
 class Glimpses:
-    """The table as a reader finds it at some moments: what it has seen once stays, and nothing is there twice."""
+    """Reads the table at some moments: rows seen before must still be there, each once."""
 
     def __init__(self, findings: Findings, directory: Path) -> None:
         self.findings = findings

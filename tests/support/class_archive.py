@@ -1,10 +1,9 @@
-"""Java's options for tests: a JVM that is quick to start, not one that is quick in the end.
+"""JVM options for tests: a short start-up instead of peak speed.
 
-The rule kept here: most of what a short Spark job costs is loading and checking twenty thousand classes, so `make test`
-has one JVM load them once and keeps them, checked, in an archive (class data sharing, JDK 13 and newer). Without the
-archive, or with one of another Java, tests take longer and are the same.
+Most of the time of a short Spark job goes into loading 20,000 classes.  `make test` stores the loaded classes in an
+archive (class data sharing, JDK 13 and newer).  Without the archive, or with one of another Java, tests only take longer.
 
-    python class_archive.py     # makes it anew: half a minute
+    python class_archive.py     # creates it, in half a minute
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ END_SECONDS = 120.0
 
 
 def make(archive: Path, root: Path) -> None:
-    """Run a job that does what the tests' jobs do, below ``root``, and have its JVM write ``archive`` when it ends."""
+    """Run a job like those of the tests, in ``root``; its JVM writes ``archive`` when it ends."""
     from support.ingest_jobs import document
     from support.spark_session import StreamWriter, message, start_session
 
@@ -31,7 +30,7 @@ def make(archive: Path, root: Path) -> None:
     from bridge_spark.tables.ingest_config import parse_config
 
     java = use_java()
-    if not list(java.glob("lib/server/classes*.jsa")):  # what ours builds upon; a JDK from PyPI has none
+    if not list(java.glob("lib/server/classes*.jsa")):  # the base archive; a JDK from PyPI has none
         subprocess.run([java / "bin" / "java", "-Xshare:dump", "-Xlog:disable"], check=True, stdout=subprocess.DEVNULL)
     archive.unlink(missing_ok=True)
     session = start_session(root / "warehouse", f"{COMPILER} -XX:ArchiveClassesAtExit={archive} -Xlog:cds=off")
@@ -42,7 +41,7 @@ def make(archive: Path, root: Path) -> None:
     messages = session.read.format("mqtt").options(path=str(root / "data"), stream="sensors").load()
     print(f"class_archive: {messages.where('offset >= 7').count()} rows read", flush=True)
     session.stop()
-    # The JVM ends with the pipe to its standard input, and writes the archive then.
+    # Closing standard input ends the JVM, which then writes the archive.
     process = session.sparkContext._gateway.proc  # type: ignore[union-attr]
     process.stdin.close()
     process.wait(END_SECONDS)

@@ -1,8 +1,4 @@
-"""Spark's own programs as processes, and a broker with readings for them to fetch.
-
-The rule kept here: each process has a directory, a Python path and a log of its own, says its port in its log, and is
-ended by the object that started it.
-"""
+"""Spark's own programs as processes, each with its own directory, PYTHONPATH and log, and a broker with readings."""
 
 from __future__ import annotations
 
@@ -42,7 +38,7 @@ AT_ONCE = 20
 
 
 class SparkProcess:
-    """``program`` of Spark with ``arguments``, in ``directory``; use it with ``with``."""
+    """``program`` of Spark, run in ``directory``; a context manager that ends it."""
 
     def __init__(self, directory: Path, arguments: Sequence[str], env: Optional[Mapping[str, str]] = None,
                  program: str = "spark-class") -> None:
@@ -53,7 +49,7 @@ class SparkProcess:
         self._process: Optional[subprocess.Popen[bytes]] = None
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first match in the log; AssertionError with the log when it does not come."""
+        """The first match of ``pattern`` in the log; AssertionError with the log if it does not appear."""
         assert self._process is not None
         deadline = time.monotonic() + START_SECONDS
         while True:
@@ -66,7 +62,7 @@ class SparkProcess:
             time.sleep(0.05)
 
     def terminate(self) -> int:
-        """SIGTERM and wait; the exit status."""
+        """Send SIGTERM and wait; returns the exit status."""
         assert self._process is not None
         self._process.terminate()
         return self._process.wait(STOP_SECONDS)
@@ -93,12 +89,12 @@ class SparkProcess:
 
 
 def spark_program(name: str) -> str:
-    """One of those in PySpark's package."""
+    """The path of a program of the PySpark package."""
     return str(Path(pyspark.__file__).parent / "bin" / name)
 
 
 def run_program(command: Sequence[object], env: Mapping[str, str], directory: Path) -> subprocess.CompletedProcess[str]:
-    """Run a program that starts others, to its end; where that is not waited for, none of them stays."""
+    """Run a program that starts others; kills all of them if the wait is interrupted."""
     with subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, env=env, cwd=directory, start_new_session=True) as process:
         try:
@@ -110,15 +106,15 @@ def run_program(command: Sequence[object], env: Mapping[str, str], directory: Pa
 
 
 def spark_environment() -> dict[str, str]:
-    """For processes of Spark: small, quick to start, on this machine only."""
+    """The environment of Spark processes: little memory, fast start, loopback only."""
     use_java()
     return {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path(), "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM}
 
 
 def install_into(directory: Path) -> str:
-    """A copy of what an executor needs, as another machine would have it, and leaves the file ``used`` beside it when a
-    task reads with it; the PYTHONPATH that finds it."""
+    """Copy the packages that an executor needs; returns their PYTHONPATH.  A task that uses them creates the file
+    ``used`` there."""
     for package in PACKAGES:
         found = Path(str(package.__file__)).parent
         shutil.copytree(found, directory / found.name, ignore=shutil.ignore_patterns("__pycache__", "autoload"))
@@ -129,8 +125,8 @@ def install_into(directory: Path) -> str:
 
 @contextmanager
 def broker_with_readings() -> Iterator[BrokerProcess]:
-    """A broker whose stream `sensors` holds `READINGS` messages of `SENSORS` sensors in four partitions, and gives
-    them to who knows `TOKEN`."""
+    """A broker whose stream `sensors` holds `READINGS` messages of `SENSORS` sensors in four partitions; HTTP requires
+    `TOKEN`."""
     stream = {"filters": ["sensors/#"], "partitions": 4, "key": "topic"}
     config = {"streams": {"sensors": stream}, "http": {"token": TOKEN}}
     with BrokerProcess(config=config) as broker, RawClient(broker.port) as client:
@@ -141,7 +137,7 @@ def broker_with_readings() -> Iterator[BrokerProcess]:
 
 
 def publish(client: RawClient, numbers: Sequence[int]) -> None:
-    """Readings with these numbers, acknowledged."""
+    """Publish readings with these numbers and wait for their acknowledgements."""
     for start in range(0, len(numbers), AT_ONCE):
         part = numbers[start : start + AT_ONCE]
         client.send(*(Publish(topic(number), reading(number), 1, False, False, client.next_packet_id(), None)
@@ -154,6 +150,6 @@ def topic(number: int) -> str:
 
 
 def reading(number: int) -> bytes:
-    """The payload of one reading: five seconds after the one of the same sensor before it."""
+    """The payload of a reading, five seconds after the previous one of the same sensor."""
     minute, fives = divmod(number // SENSORS, 12)
     return b'{"n": %d, "ts": "2026-01-01 00:%02d:%02d", "value": %d}' % (number, minute, fives * 5, number)

@@ -1,8 +1,4 @@
-"""What the Spark tests share: one fast session, and stream files written as the broker writes them.
-
-The rule kept here: one session for all tests, with the settings that cost the least start-up; everything a
-query leaves behind lies in the test's own directory.
-"""
+"""The session of all Spark tests, with settings for a fast start, and stream files in the broker's format."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ START_US = 1_700_000_000_000_000
 
 
 def python_path() -> str:
-    """PYTHONPATH for Python workers and child processes of the tests: none for the installed build."""
+    """PYTHONPATH for Python workers and child processes; empty for the installed build."""
     given = os.environ.get("PYTHONPATH", "")
     if not given:
         return ""
@@ -38,7 +34,7 @@ def python_path() -> str:
 
 
 def start_session(warehouse: Path, java_options: str = QUICK_JVM) -> SparkSession:
-    """A session as the measurements recommend it for tests."""
+    """A session with a short start-up."""
     if python_path():
         os.environ["PYTHONPATH"] = python_path()
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -74,13 +70,13 @@ def message(
     retain: bool = False,
     properties: bytes = b"",
 ) -> Message:
-    """Message ``number`` of a test: its payload says so, and it was received ``number`` ms after `START_US`."""
+    """A message received ``number`` ms after `START_US`; by default its payload has the number."""
     body = b'{"n": %d}' % number if payload is None else payload
     return Message(topic, body, qos, retain, properties, f"client-{number % 3}", START_US + number * 1000, 0)
 
 
 class StreamWriter:
-    """Writes one stream below ``data`` in the broker's format, and nothing that is not committed unless asked."""
+    """Writes one stream in the directory ``data`` in the broker's format."""
 
     def __init__(self, data: Path, name: str = "sensors", partitions: int = 1) -> None:
         self.directory = data / "streams" / name
@@ -93,7 +89,7 @@ class StreamWriter:
         )
 
     def append(self, partition: int, records: Sequence[Message], commit: bool = True) -> None:
-        """One batch, as one commit writes it."""
+        """Write one batch; ``commit``: move the high watermark."""
         mark = self._marks[partition]
         data = segment.encode_batch(records, mark.high_watermark)
         path = self._file(partition, mark.segment)
@@ -107,7 +103,7 @@ class StreamWriter:
             self._mark(partition, high_watermark=mark.high_watermark + len(records), position=mark.position + len(data))
 
     def lose(self, partition: int, count: int) -> int:
-        """As many offsets that damage took; the end offset."""
+        """Write a mark for ``count`` lost offsets; returns the end offset."""
         mark = self._marks[partition]
         data = lost_marks(mark.high_watermark, mark.high_watermark + count)
         with open(self._file(partition, mark.segment), "ab") as file:
@@ -116,12 +112,12 @@ class StreamWriter:
         return mark.high_watermark + count
 
     def roll(self, partition: int) -> None:
-        """The next batch begins a new segment."""
+        """Begin a new segment."""
         self._mark(partition, segment=self._marks[partition].high_watermark, position=0)
         self._last_index[partition] = -segment.INDEX_INTERVAL
 
     def remove_before(self, partition: int, offset: int) -> None:
-        """Retention: ``offset`` is where a segment begins."""
+        """Apply retention; ``offset`` is the first offset of a segment."""
         self._mark(partition, log_start_offset=offset)
         for path in self.segments(partition):
             if int(path.stem) < offset:
@@ -131,7 +127,7 @@ class StreamWriter:
         return sorted((self.directory / str(partition)).glob("*.seg"))
 
     def manifest(self) -> dict[str, Any]:
-        """What the broker's HTTP interface says of the stream."""
+        """The manifest as the broker's HTTP interface returns it."""
         partitions: list[dict[str, Any]] = []
         for partition, mark in enumerate(self._marks):
             files = self.segments(partition)
@@ -162,7 +158,7 @@ class StreamWriter:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The session of all tests: importing it into another test module gives the same one."""
+    """The session of all tests, shared by every module that imports it."""
     session = start_session(tmp_path_factory.mktemp("spark"))
     yield session
     session.stop()

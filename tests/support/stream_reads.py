@@ -1,7 +1,4 @@
-"""Reads of the Spark source in-process, without a session: what its tests share.
-
-The rule kept here: the reader's own classes are called as Spark calls them, in one process.
-"""
+"""Reads with the source's own classes, called as Spark calls them, in-process and without a session."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from bridge_spark.log.log_check import check_partition, read_watermark, segment_
 from bridge_spark.log.log_repair import lost_marks, repair_partition
 from bridge_spark.log.segment import CorruptBatch, decode_columns, iter_batches, timestamps
 from bridge_spark.log.stream_log import StreamLogDamage
+from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.offsets import DataLoss
 from bridge_spark.source.plan import Planner
 from bridge_spark.source.slice_reader import read_slices
-from bridge_spark.source.storage import DirectoryStorage
 
 STAMP = "20260101T000000Z"
 

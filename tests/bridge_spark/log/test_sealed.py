@@ -26,7 +26,8 @@ from bridge_spark.log.sealed_reader import SealedFile
 from bridge_spark.log.sealed_writer import SCHEMA, Source, seal
 from bridge_spark.log.segment import SegmentError, encode_batch
 from bridge_spark.source import slice_reader
-from bridge_spark.source.storage import DirectoryStorage, StreamError
+from bridge_spark.source.directory_storage import DirectoryStorage
+from bridge_spark.source.storage import StreamError
 from sessions.message import Message
 
 pytestmark = pytest.mark.one_build

@@ -21,7 +21,7 @@ from bridge_spark.log.segment import Watermark, encode_watermark
 from bridge_spark.log.segment_file import examine_sealed
 from bridge_spark.log.stream_log import StreamConfig, StreamLogDamage, StreamLogs
 from bridge_spark.source.damage import CorruptSegment
-from bridge_spark.source.storage import DirectoryStorage
+from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.time_index import offsets_at
 
 pytestmark = pytest.mark.one_build

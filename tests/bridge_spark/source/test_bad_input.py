@@ -1,4 +1,4 @@
-"""What a user of Spark sees of each mistake: one line that says it, in the exception that `load()` or the query raises."""
+"""Errors as a Spark user sees them: one line in the exception of `load()` or of the query."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ BROKER = {"streams": {"sensors": {"filters": ["sensors/#"], "partitions": 2}}, "
 
 
 class _Answer(http.server.BaseHTTPRequestHandler):
-    """Stands where a broker should: `/newer` is a broker of a later version, anything else a page for people."""
+    """Not this broker: `/newer` answers like a broker of a later version, other paths with HTML."""
 
     def log_message(self, *_: object) -> None:
-        """Nothing to say in a test."""
+        """No log in a test."""
 
     def do_GET(self) -> None:
         newer = {"stream": "sensors", "broker_version": "9.1", "format_version": 9, "partitions": []}
@@ -45,7 +45,7 @@ class _Answer(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[str, str]]]:
-    """Where a source can point, by name: sound, and wrong in every way."""
+    """Sources by name: a sound one, and one for each kind of error."""
     directory = tmp_path_factory.mktemp("data")
     sound = StreamWriter(directory / "sound")
     sound.append(0, [message(n) for n in range(10)])
@@ -72,7 +72,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[
             "damaged": {"path": str(directory / "damaged")},
             "broker": {"url": broker.url, "token": TOKEN},
             "no token": {"url": broker.url},
-            "nobody": {"url": f"http://127.0.0.1:{closed.getsockname()[1]}", "fetch.numRetries": "0"},
+            "closed port": {"url": f"http://127.0.0.1:{closed.getsockname()[1]}", "fetch.numRetries": "0"},
             "page": {"url": url},
             "newer": {"url": f"{url}/newer"},
         }
@@ -91,7 +91,7 @@ LOADS = [
      r"option 'stream': http://127.0.0.1:\d+ has no stream 'meters' \(there are: sensors\)"),
     ("broker", {"token": "guessed"}, r"option 'token': http://127.0.0.1:\d+ refused it \(401\)"),
     ("no token", {}, r"http://127.0.0.1:\d+ wants a 'token' \(401\)"),
-    ("nobody", {}, r"http://127.0.0.1:\d+/streams/sensors cannot be read after one try: Connection refused: "
+    ("closed port", {}, r"http://127.0.0.1:\d+/streams/sensors cannot be read after one try: Connection refused: "
                    r"is this the broker's HTTP address, and is it running\?"),
     ("page", {}, r"http://127.0.0.1:\d+/streams/sensors did not answer with JSON: is this the broker's HTTP address\?"),
     ("newer", {}, r"http://\S+/streams/sensors: the broker, version 9.1, keeps streams in format 9, this source knows "
@@ -113,7 +113,7 @@ def said(error: BaseException) -> str:
 
 @pytest.mark.parametrize("number", range(len(LOADS)))
 def test_load_refuses(number: int, places: dict[str, dict[str, str]], spark: SparkSession) -> None:
-    """Batch and stream in turn: what is refused at load is refused for both, in one place."""
+    """Alternates batch and stream: both are refused by the same code."""
     place, changes, line = LOADS[number]
     options = {"stream": "sensors", **places[place], **changes}
     reader: Any = spark.readStream if number % 2 else spark.read
@@ -124,7 +124,7 @@ def test_load_refuses(number: int, places: dict[str, dict[str, str]], spark: Spa
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
 @pytest.mark.parametrize(("place", "options", "line"), READS, ids=["expired", "corrupt"])
-def test_a_read_fails(
+def test_a_failed_read_is_one_line(
     place: str, options: dict[str, str], line: str, streaming: bool, places: dict[str, dict[str, str]],
     spark: SparkSession, tmp_path: Path,
 ) -> None:
@@ -142,11 +142,11 @@ def test_a_read_fails(
     ({"endingOffsets": "latest"}, "topic string", "option 'endingOffsets': is for batch reads: a stream has no end"),
     ({}, "topic string, value long", "column 'value' needs the option 'payloadFormat'"),
 ], ids=["end", "schema"])
-def test_what_a_stream_cannot_do(
+def test_options_and_schemas_that_a_stream_refuses(
     options: dict[str, str], schema: str, line: str, places: dict[str, dict[str, str]], spark: SparkSession,
     tmp_path: Path,
 ) -> None:
-    """Spark asks a source whether it can stream only in the query's own thread, and then adds no error of its own."""
+    """Spark creates the stream reader in the query's own thread; the error of the source is the only one."""
     options = {"stream": "sensors", **places["directory"], **options}
     with pytest.raises(Exception) as caught:
         spark.readStream.format("mqtt").options(**options).schema(schema).load().writeStream.format("noop") \
@@ -155,7 +155,7 @@ def test_what_a_stream_cannot_do(
     assert "UnboundLocalError" not in str(caught.value)
 
 
-def test_the_ingest_job_says_the_line_alone(
+def test_the_ingest_job_prints_the_line_alone(
     places: dict[str, dict[str, str]], spark: SparkSession, tmp_path: Path
 ) -> None:
     table = {"stream": "sensors", "schema": "n long", "output": str(tmp_path / "out")}

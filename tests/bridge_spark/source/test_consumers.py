@@ -1,4 +1,4 @@
-"""Reports of consumers: what one is, and that a reader never suffers from it."""
+"""Consumer reports: their format, and that a failing report does not fail the reader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bridge_spark.source.consumers import (
 pytestmark = pytest.mark.one_build
 
 
-def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_report_survives_a_round_trip(tmp_path: Path) -> None:
     offsets = {3: 0, 0: 17, 1023: (1 << 63) - 1}
     directory = tmp_path / "consumers"
     for given in ({0: 1}, offsets):
@@ -48,12 +48,12 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
         (b'{"offsets": {"0": 9223372036854775808}}', "partition 0: the offset"),
     ],
 )
-def test_what_is_no_report(data: bytes, reason: str) -> None:
+def test_malformed_reports_are_refused(data: bytes, reason: str) -> None:
     with pytest.raises(ReportError, match=reason):
         decode_report(data, 2)
 
 
-def test_names() -> None:
+def test_consumer_names() -> None:
     for name in ("a", "daily-job", "A_1.v2:x", "x" * 128):
         check_name(name, 128)
     for name in ("", ".", "..", ".x", "a/b", "a b", "ä", "a\n", "x" * 129):
@@ -61,7 +61,7 @@ def test_names() -> None:
             check_name(name, 128)
 
 
-def test_a_report_that_fails_is_one_warning_and_then_silence(
+def test_a_failing_report_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = [100.0]

@@ -1,4 +1,4 @@
-"""Reading on behind damage: what is skipped, what is said of it, and that nobody is spared who did not ask."""
+"""skipCorruptBatches: which offsets are skipped and printed, and the error without the option."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.stream_reads import places, rows
 from bridge_spark.log import sealed_writer, segment
 from bridge_spark.log.sealed import inspect
 from bridge_spark.source.damage import CorruptSegment
-from bridge_spark.source.storage import DirectoryStorage
+from bridge_spark.source.directory_storage import DirectoryStorage
 
 pytestmark = pytest.mark.one_build
 
@@ -25,7 +25,7 @@ SKIP = {"skipCorruptBatches": "true"}
 
 
 def damaged_stream(data: Path, wrong: dict[int, str]) -> Path:
-    """Six batches of ten messages in one file, of which ``wrong`` says which are damaged and how."""
+    """Six batches of ten messages in one file; ``wrong``: kind of damage by batch number."""
     writer = StreamWriter(data)
     starts = [0]
     for _ in range(BATCHES):
@@ -53,7 +53,7 @@ DAMAGE = st.dictionaries(st.integers(0, BATCHES - 1), st.sampled_from(["body", "
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(wrong=DAMAGE, cuts=st.tuples(st.integers(0, BATCHES * ROWS), st.integers(0, BATCHES * ROWS)),
        chunk=st.sampled_from([100, 1000, 1 << 20]), index=st.booleans())
-def test_all_but_the_damaged_batches(
+def test_all_rows_except_those_of_damaged_batches(
     wrong: dict[int, str], cuts: tuple[int, int], chunk: int, index: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DirectoryStorage, "chunk_bytes", chunk)
@@ -68,7 +68,7 @@ def test_all_but_the_damaged_batches(
     assert found == [(0, offset) for offset in range(start, end) if offset // ROWS not in wrong]
 
 
-def test_it_is_said_what_is_skipped(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_skipped_offsets_are_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = damaged_stream(tmp_path, {1: "body", 2: "header", 5: "body"})
     with pytest.raises(CorruptSegment) as caught:
         rows(tmp_path)
@@ -83,7 +83,7 @@ def test_it_is_said_what_is_skipped(tmp_path: Path, capfd: pytest.CaptureFixture
     ]
 
 
-def test_who_reads_elsewhere_notices_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_damage_outside_the_range_has_no_effect(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = damaged_stream(tmp_path, {0: "body"})
     path.with_suffix(".idx").unlink()
     assert len(rows(tmp_path, startingOffsets='{"0": 25}', **SKIP)) == 35
@@ -92,7 +92,7 @@ def test_who_reads_elsewhere_notices_nothing(tmp_path: Path, capfd: pytest.Captu
 
 @pytest.fixture
 def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same rows sealed, a row group for each batch."""
+    """The same rows in a sealed segment, one row group per batch."""
     monkeypatch.setattr(sealed_writer, "GROUP_ROWS", ROWS)
     writer = StreamWriter(tmp_path)
     for _ in range(BATCHES):
@@ -102,7 +102,7 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("start", [0, 25])
-def test_a_row_group_of_a_sealed_segment(
+def test_a_damaged_row_group_of_a_sealed_segment(
     start: int, sealed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (group,) = [group for group in inspect(sealed).groups if group.first_offset == 2 * ROWS]

@@ -1,4 +1,4 @@
-"""The Spark source: rows, ranges and offsets in-process, and what Spark makes of them in a real session."""
+"""The Spark source: rows, ranges and offsets in-process, and in a real session."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from support.stream_reads import batches, places, rows, source, stream_reader, s
 from bridge_spark.log import segment
 from bridge_spark.log.columns import PropertyError, decode_properties
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.offsets import DataLoss
 from bridge_spark.source.options import OptionError
-from bridge_spark.source.storage import DirectoryStorage, StreamError, UnknownStream
+from bridge_spark.source.storage import StreamError, UnknownStream
 from sessions.message import Message
 from topic_matcher.filters import matches
 
@@ -69,7 +70,7 @@ def test_every_column_of_every_message(tmp_path: Path) -> None:
     assert found == [expected(record, 0, offset) for offset, record in enumerate(records)]
 
 
-def test_the_arrow_schema_is_the_one_that_spark_wants(tmp_path: Path) -> None:
+def test_the_arrow_schema_equals_sparks(tmp_path: Path) -> None:
     StreamWriter(tmp_path).append(0, [message(0, properties=PROPERTIES)])
     for options in ({}, {"includeUserProperties": "true"}):
         found = source(tmp_path, **options)
@@ -78,7 +79,7 @@ def test_the_arrow_schema_is_the_one_that_spark_wants(tmp_path: Path) -> None:
             assert batch.schema.equals(to_arrow_schema(found.schema(), timezone="UTC"), check_metadata=True)
 
 
-def test_user_properties_on_request_with_repeats_and_in_order(tmp_path: Path) -> None:
+def test_user_property_list_keeps_duplicates_and_order(tmp_path: Path) -> None:
     StreamWriter(tmp_path).append(0, [message(0, properties=PROPERTIES), message(1)])
     first, second = rows(tmp_path, includeUserProperties="true")
     assert [(pair["key"], pair["value"]) for pair in first["user_property_list"]] == [
@@ -99,7 +100,7 @@ def test_malformed_properties(data: bytes, tmp_path: Path) -> None:
         rows(tmp_path)
 
 
-def test_a_schema_selects_columns_and_nothing_else(tmp_path: Path) -> None:
+def test_a_schema_selects_columns(tmp_path: Path) -> None:
     StreamWriter(tmp_path).append(0, [message(0, properties=b"\xff broken")])
     found = source(tmp_path)
     chosen = StructType([found.schema()["offset"], found.schema()["topic"]])
@@ -110,7 +111,7 @@ def test_a_schema_selects_columns_and_nothing_else(tmp_path: Path) -> None:
         found.reader(StructType().add("payload", "string"))
 
 
-def test_small_commits_leave_as_large_batches(tmp_path: Path) -> None:
+def test_small_log_batches_are_merged(tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path)
     for number in range(3000):
         writer.append(0, [message(number * 10 + n) for n in range(10)])
@@ -130,7 +131,7 @@ COMMIT = st.tuples(st.integers(0, 1), st.integers(1, 20), st.booleans())
     topic_filter=st.sampled_from(["#", "+", "sensors/#", "sensors/+", "$SYS/#"]),
     cuts=st.tuples(st.floats(0, 1), st.floats(0, 1)),
 )
-def test_any_range_is_a_slice_of_the_whole(
+def test_any_range_equals_a_slice_of_all_rows(
     tmp_path: Path, commits: list[tuple[int, int, bool]], topic_filter: str, cuts: tuple[float, float]
 ) -> None:
     data = tmp_path / "data"
@@ -157,7 +158,7 @@ def test_any_range_is_a_slice_of_the_whole(
     ]
 
 
-def test_nothing_beyond_the_high_watermark(tmp_path: Path) -> None:
+def test_rows_beyond_the_high_watermark_are_not_read(tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path)
     writer.append(0, [message(0), message(1)])
     writer.append(0, [message(2)], commit=False)
@@ -194,7 +195,7 @@ def test_chunks_smaller_than_batches(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert places(rows(tmp_path)) == [(0, offset) for offset in range(350)]
 
 
-def test_a_stale_index_is_seen_through(tmp_path: Path) -> None:
+def test_a_stale_or_missing_index_gives_the_same_rows(tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path)
     for number in range(20):
         writer.append(0, [message(n, payload=bytes(1000)) for n in range(100)])
@@ -222,7 +223,7 @@ def test_a_corrupt_batch_is_named_by_file_and_offset(tmp_path: Path) -> None:
         rows(tmp_path)
 
 
-def test_the_log_that_the_broker_writes(tmp_path: Path) -> None:
+def test_reads_a_log_written_by_the_broker(tmp_path: Path) -> None:
     logs = StreamLogs(tmp_path / "streams", [StreamConfig("sensors", ["#"], partitions=2, segment_bytes=4096)])
     logs.recover({})
     for number in range(50):
@@ -248,7 +249,7 @@ def shortened(tmp_path: Path) -> StreamWriter:
     return writer
 
 
-def test_retention_is_named_or_skipped(tmp_path: Path, shortened: StreamWriter) -> None:
+def test_offsets_removed_by_retention_are_named_or_skipped(tmp_path: Path, shortened: StreamWriter) -> None:
     with pytest.raises(DataLoss, match="partition 0: retention has removed the offsets 4 to 9 .*failOnDataLoss=false"):
         rows(tmp_path, startingOffsets='{"0": 4}')
     assert len(rows(tmp_path)) == 20
@@ -263,7 +264,7 @@ def test_retention_is_named_or_skipped(tmp_path: Path, shortened: StreamWriter) 
     assert len(stream_rows(lenient, {"0": 0}, {"0": 15})) == 5
 
 
-def test_a_stream_that_was_made_anew(tmp_path: Path, shortened: StreamWriter) -> None:
+def test_a_recreated_stream_is_data_loss(tmp_path: Path, shortened: StreamWriter) -> None:
     reader = stream_reader(tmp_path)
     with pytest.raises(DataLoss, match="partition 0 ends at offset 30, before 500"):
         reader.latestOffset({"0": 500}, ReadAllAvailable())
@@ -286,10 +287,10 @@ def test_retention_between_planning_and_reading(tmp_path: Path, shortened: Strea
                 list(reader.read(tasks[0]))
 
 
-# --- admission control ----------------------------------------------------------------------------------------------
+# --- rate limit ----------------------------------------------------------------------------------------------
 
 
-def test_a_stream_moves_by_limits_to_its_target_and_no_further(tmp_path: Path) -> None:
+def test_available_now_ends_at_its_target_in_limited_batches(tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path, partitions=2)
     for partition in (0, 1):
         writer.append(partition, [message(n) for n in range(30 * (partition + 1))])
@@ -307,7 +308,7 @@ def test_a_stream_moves_by_limits_to_its_target_and_no_further(tmp_path: Path) -
     assert sorted(places(found)) == [(0, n) for n in range(30)] + [(1, n) for n in range(60)]
 
 
-def test_the_same_range_yields_the_same_rows_later(tmp_path: Path) -> None:
+def test_a_range_gives_the_same_rows_after_later_writes(tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path)
     writer.append(0, [message(n) for n in range(100)])
     first = stream_rows(stream_reader(tmp_path), {"0": 10}, {"0": 100})
@@ -316,7 +317,7 @@ def test_the_same_range_yields_the_same_rows_later(tmp_path: Path) -> None:
     assert stream_rows(stream_reader(tmp_path), {"0": 10}, {"0": 100}) == first
 
 
-def test_places_that_do_not_exist(tmp_path: Path) -> None:
+def test_an_unknown_directory_or_stream_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownStream, match="option 'path': .* is not a directory"):
         source(tmp_path / "nowhere")
     StreamWriter(tmp_path, "meters")
@@ -361,7 +362,7 @@ def test_batch_and_stream_agree_across_a_restart(spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.timeout(180)
-def test_refusals_come_at_load_time(spark: SparkSession, tmp_path: Path) -> None:
+def test_bad_options_are_refused_at_load_time(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path)
     for options, reason in (
         ({"stream": "sensors", "ofset": "1"}, "mqtt source: option 'ofset': unknown"),
@@ -375,7 +376,7 @@ def test_refusals_come_at_load_time(spark: SparkSession, tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(180)
-def test_sql_finds_the_source(spark: SparkSession, tmp_path: Path) -> None:
+def test_sql_reads_a_view(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path).append(0, [message(n, f"sensors/{n % 2}") for n in range(10)])
     spark.sql(f"CREATE TEMPORARY VIEW messages USING mqtt OPTIONS (path '{tmp_path}', stream 'sensors')")
     try:
@@ -416,7 +417,7 @@ def test_predicates_reach_the_reader_where_the_session_lets_them(
 
 
 @pytest.mark.timeout(180)
-def test_a_running_query_reports_where_the_stream_is(spark: SparkSession, tmp_path: Path) -> None:
+def test_progress_reports_the_latest_offset_of_the_stream(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(n) for n in range(10)])
     query = (
@@ -434,7 +435,7 @@ def test_a_running_query_reports_where_the_stream_is(spark: SparkSession, tmp_pa
 
 
 @pytest.mark.timeout(180)
-def test_spark_reads_sealed_segments_as_the_source_does(spark: SparkSession, tmp_path: Path) -> None:
+def test_sealed_segments_read_as_parquet_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(0, properties=PROPERTIES, qos=2, retain=True), message(1, "b", b"\xff")])
     writer.roll(0)

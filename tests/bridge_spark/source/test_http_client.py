@@ -1,4 +1,4 @@
-"""The client of the broker's HTTP interface against servers that break off, stall, lie, or are none."""
+"""The HTTP client against servers that interrupt, stall, send wrong answers or are no broker."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from support.raw_client import RawClient
 
 from bridge_spark.log.stream_config import FORMAT_VERSION
 from bridge_spark.source import http_client
+from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.http_client import HttpClient, HttpError, NotFound
-from bridge_spark.source.storage import DirectoryStorage, StreamError, parse_manifest
+from bridge_spark.source.storage import StreamError, parse_manifest
 
 pytestmark = pytest.mark.one_build
 PATH = "/streams/s/0/00000000000000000000.seg"
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Serves ``content`` by ranges; each request uses up one of ``faults``, as long as there are some."""
+    """Serves ranges of ``content``; each request consumes one of ``faults``."""
 
     daemon_threads = True
 
@@ -42,7 +43,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.over = threading.Event()
 
     def handle_error(self, *_: object) -> None:
-        """A client that went away."""
+        """Ignore clients that disconnect."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -50,7 +51,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: Server
 
     def log_message(self, *_: object) -> None:
-        """Nothing to say in a test."""
+        """No log in a test."""
 
     def do_GET(self) -> None:
         content = self.server.content
@@ -101,7 +102,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_every_byte_arrives_once_whatever_breaks(server: Server, seed: int) -> None:
+def test_every_byte_arrives_once_despite_faults(server: Server, seed: int) -> None:
     dice = random.Random(seed)
     kinds = ("cut", "reset", "stall", "status 500", "status 503", "status 429", "shifted", "unnamed", "longer",
              "shorter", "")
@@ -117,7 +118,7 @@ def test_every_byte_arrives_once_whatever_breaks(server: Server, seed: int) -> N
         client.close()
 
 
-def test_a_range_goes_on_where_it_broke_off_and_progress_is_no_failure(server: Server) -> None:
+def test_an_interrupted_range_continues_and_progress_resets_the_retries(server: Server) -> None:
     server.faults = ["cut 50000"] * 12
     client = HttpClient(server.url, retries=1)
     assert client.get(PATH, 7, 500_000) == server.content[7:500_007]
@@ -141,7 +142,7 @@ GIVEN_UP = [
 
 
 @pytest.mark.parametrize(("fault", "reason"), GIVEN_UP, ids=[fault for fault, _ in GIVEN_UP])
-def test_what_stays_wrong_is_one_line(server: Server, fault: str, reason: str) -> None:
+def test_permanent_failures_are_one_line(server: Server, fault: str, reason: str) -> None:
     server.faults = [fault] * 10
     client = HttpClient(server.url, retries=2, timeout_s=0.25)
     with pytest.raises(HttpError, match=reason) as caught:
@@ -160,13 +161,13 @@ def test_what_stays_wrong_is_one_line(server: Server, fault: str, reason: str) -
     (["status 503 0", "status 503 Fri, 31 Dec 2027 23:59:59 GMT", "status 503 -1"], [None, None, None]),
     (["status 404 3"], []),
 ])
-def test_a_server_says_how_long_it_wants_to_be_left_alone(
+def test_retry_after_is_respected(
     server: Server, monkeypatch: pytest.MonkeyPatch, faults: list[str], waits: list[Optional[float]]
 ) -> None:
-    """None is the client's own wait, which grows from a millisecond and is not the one asked for before."""
+    """None: the client's own wait, which starts at a millisecond and does not include an earlier Retry-After."""
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 10.0)
     waited: list[float] = []
-    monkeypatch.setattr(http_client, "time", SimpleNamespace(sleep=waited.append))  # other threads sleep as ever
+    monkeypatch.setattr(http_client, "time", SimpleNamespace(sleep=waited.append))  # other threads keep their own sleep
     client = HttpClient(server.url, retry_interval_s=0.001)
     server.faults = faults.copy()
     if waits:
@@ -178,7 +179,7 @@ def test_a_server_says_how_long_it_wants_to_be_left_alone(
     client.close()
 
 
-def test_nobody_there() -> None:
+def test_connection_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     with pytest.raises(HttpError, match=rf"http://127\.0\.0\.1:{port}/streams cannot be read after one try: "
@@ -186,7 +187,7 @@ def test_nobody_there() -> None:
         HttpClient(f"http://127.0.0.1:{port}", retries=0).get_json("/streams")
 
 
-def test_what_is_not_json(server: Server) -> None:
+def test_an_answer_that_is_not_json(server: Server) -> None:
     with pytest.raises(HttpError, match="did not answer with JSON: is this the broker's HTTP address"):
         server.faults = ["whole"]
         HttpClient(server.url).get_json("/streams")
@@ -205,7 +206,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 0.05)
 
 
-def test_tls_and_who_is_trusted(
+def test_tls_trust_and_tokens(
     start_broker: Callable[..., BrokerProcess], files: CertificateFiles, tmp_path: Path, quick: None
 ) -> None:
     config = {"http": {"certfile": str(files.certfile), "keyfile": str(files.keyfile), "token": "s3cret"}}
@@ -241,7 +242,7 @@ def test_https_to_a_plain_broker(broker: BrokerProcess) -> None:
         HttpClient(broker.url).get_json("/streams/none")
 
 
-def test_a_broker_that_is_killed_and_comes_back_in_mid_read(
+def test_a_broker_restart_during_a_read(
     start_broker: Callable[..., BrokerProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 0.2)

@@ -55,7 +55,7 @@ def rows_over(url: str, **options: str) -> list[dict[str, Any]]:
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
-def test_the_same_rows_as_from_the_directory(broker_url: str, tmp_path: Path) -> None:
+def test_rows_equal_those_of_the_directory(broker_url: str, tmp_path: Path) -> None:
     for options in ({}, {"filter": "sensors/1"}, {"startingOffsets": '{"0": 57, "1": 199}'},
                     {"startingTimestamp": str(START_US // 1000 + 120)}):
         found = rows_over(broker_url, token="s3cret", **options)
@@ -79,13 +79,13 @@ def test_an_unknown_stream_and_a_file_that_is_gone(broker_url: str) -> None:
     storage.close()
 
 
-def test_a_place_that_is_no_broker(broker_url: str, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_no_manifest(broker_url: str, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "manifest", lambda _: {"hello": "world"})
     with pytest.raises(StreamError, match="did not answer with a stream's manifest"):
         rows_over(broker_url, token="s3cret")
 
 
-def test_a_file_that_cannot_be_read_is_named(logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_named(logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 0.001)
     server = HttpServer("127.0.0.1", 0, logs, lambda: b"", list)
     server.start()
@@ -106,7 +106,7 @@ def test_spark_reads_over_http(spark: SparkSession, broker_url: str) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_a_query_with_a_name_reports_what_it_has_committed(
+def test_a_query_reports_its_committed_offsets(
     spark: SparkSession, broker_url: str, lag: ConsumerLag, tmp_path: Path
 ) -> None:
     reading = spark.readStream.format("mqtt").options(

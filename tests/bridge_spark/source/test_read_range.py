@@ -1,4 +1,4 @@
-"""Where reads begin and end, how they are cut into tasks, and what pushed predicates spare; all in-process."""
+"""Start and end of reads, their tasks, and pruning by predicates; all in-process."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from support.stream_reads import places, rows, source, stream_reader
 from bridge_spark.datasource import FilteringMqttReader, MqttReader, SliceTask
 from bridge_spark.log.segment import IndexEntry
 from bridge_spark.source import plan
-from bridge_spark.source.admission import Admission
+from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.offsets import limit_rows
 from bridge_spark.source.option_values import OptionError
 from bridge_spark.source.plan import Planner
-from bridge_spark.source.storage import DirectoryStorage, Manifest, PartitionState, Segment
+from bridge_spark.source.rate_limit import RateLimit
+from bridge_spark.source.storage import Manifest, PartitionState, Segment
 
 pytestmark = pytest.mark.one_build
 
@@ -65,12 +66,12 @@ def begins(data: Path, **options: str) -> dict[str, int]:
     return stream_reader(data, **options).initialOffset()
 
 
-def test_from_a_time_even_when_the_clock_stepped_back(stepped: Path) -> None:
+def test_starting_timestamp_with_a_clock_that_stepped_back(stepped: Path) -> None:
     for milliseconds, first, second in ((0, 0, 0), (1, 1, 0), (3, 3, 0), (11, 3, 1), (20, 3, 1)):
         assert begins(stepped, startingTimestamp=at(milliseconds)) == {"0": first, "1": second}
 
 
-def test_a_time_after_the_last_record_is_refused_or_means_the_end(stepped: Path) -> None:
+def test_a_time_after_the_last_record_is_refused_or_is_the_end(stepped: Path) -> None:
     with pytest.raises(OptionError, match="'startingTimestamp': partition 1 has received nothing since then"):
         begins(stepped, startingTimestamp=at(21))
     with pytest.raises(OptionError, match="'startingOffsetsByTimestamp': partition 0 .*Strategy=latest"):
@@ -79,7 +80,7 @@ def test_a_time_after_the_last_record_is_refused_or_means_the_end(stepped: Path)
     assert begins(stepped, startingTimestamp=at(21), **lenient) == {"0": 3, "1": 2}
 
 
-def test_one_time_goes_before_times_per_partition_and_those_before_offsets(stepped: Path) -> None:
+def test_precedence_of_starting_options(stepped: Path) -> None:
     by_offset = {"startingOffsets": '{"0": 5, "1": 0}'}
     by_partition = {"startingOffsetsByTimestamp": '{"0": %s}' % at(1)}
     assert begins(stepped, **by_offset) == {"0": 5, "1": 0}
@@ -87,7 +88,7 @@ def test_one_time_goes_before_times_per_partition_and_those_before_offsets(stepp
     assert begins(stepped, **by_offset, **by_partition, startingTimestamp=at(15)) == {"0": 3, "1": 1}
 
 
-def test_a_batch_ends_at_times_by_the_same_precedence(stepped: Path) -> None:
+def test_precedence_of_ending_options(stepped: Path) -> None:
     by_offset = {"endingOffsets": '{"0": 1, "1": 0}'}
     by_partition = {"endingOffsetsByTimestamp": '{"0": %s}' % at(2)}
     assert places(rows(stepped, **by_offset)) == [(0, 0)]
@@ -107,11 +108,11 @@ def test_unknown_partitions_are_refused_when_loading(stepped: Path, option: str)
         source(stepped, **{option: '{"0": 0, "2": 0}'})
 
 
-# --- admission ------------------------------------------------------------------------------------------------------
+# --- rate limit ------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 1000)), min_size=1, max_size=6), st.integers(1, 2000))
-def test_limits_are_shared_and_exact(waiting: list[tuple[int, int]], limit: int) -> None:
+def test_max_rows_are_divided_among_partitions(waiting: list[tuple[int, int]], limit: int) -> None:
     start = {number: first for number, (first, _) in enumerate(waiting)}
     end = {number: first + count for number, (first, count) in enumerate(waiting)}
     limited = limit_rows(start, end, limit)
@@ -119,22 +120,22 @@ def test_limits_are_shared_and_exact(waiting: list[tuple[int, int]], limit: int)
     assert sum(limited.values()) - sum(start.values()) == min(limit, sum(count for _, count in waiting))
 
 
-def test_too_few_rows_wait_until_they_are_late() -> None:
+def test_a_small_batch_waits_until_the_maximum_delay() -> None:
     now = 1000.0
-    admission = Admission(10, 60_000, lambda: now)
-    assert admission.admit({0: 0}, {0: 3}, None, False) == {0: 3}
-    assert admission.admit({0: 3}, {0: 12}, None, False) == {0: 3}
-    assert admission.admit({0: 3}, {0: 12}, None, True) == {0: 12}
+    rate_limit = RateLimit(10, 60_000, lambda: now)
+    assert rate_limit.batch_end({0: 0}, {0: 3}, None, False) == {0: 3}
+    assert rate_limit.batch_end({0: 3}, {0: 12}, None, False) == {0: 3}
+    assert rate_limit.batch_end({0: 3}, {0: 12}, None, True) == {0: 12}
     now += 59.9
-    assert admission.admit({0: 3}, {0: 12}, None, False) == {0: 3}
-    assert admission.admit({0: 3}, {0: 13}, 5, False) == {0: 8}
+    assert rate_limit.batch_end({0: 3}, {0: 12}, None, False) == {0: 3}
+    assert rate_limit.batch_end({0: 3}, {0: 13}, 5, False) == {0: 8}
     now += 59.9
-    assert admission.admit({0: 8}, {0: 13}, None, False) == {0: 8}
+    assert rate_limit.batch_end({0: 8}, {0: 13}, None, False) == {0: 8}
     now += 0.1
-    assert admission.admit({0: 8}, {0: 13}, None, False) == {0: 13}
+    assert rate_limit.batch_end({0: 8}, {0: 13}, None, False) == {0: 13}
 
 
-def test_the_minimum_holds_for_running_queries_and_not_for_available_now(tmp_path: Path) -> None:
+def test_available_now_ignores_the_minimum(tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path)
     writer.append(0, [message(n) for n in range(5)])
     options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "4", "maxTriggerDelay": "1h"}
@@ -150,7 +151,7 @@ def test_the_minimum_holds_for_running_queries_and_not_for_available_now(tmp_pat
     assert reader.latestOffset({"0": 5}, limit) == {"0": 8}
 
 
-def test_the_consumer_is_told_of_what_is_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_committed_offsets_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     StreamWriter(tmp_path, partitions=2).append(1, [message(n) for n in range(9)])
     told: list[Any] = []
     monkeypatch.setattr(DirectoryStorage, "report", lambda self, consumer, offsets: told.append((consumer, offsets)))
@@ -163,7 +164,7 @@ def test_the_consumer_is_told_of_what_is_committed(tmp_path: Path, monkeypatch: 
 
 
 class NoIndex(DirectoryStorage):
-    """Segments that stand in a manifest only."""
+    """A storage whose segments exist in the manifest only."""
 
     def __init__(self) -> None:
         super().__init__("nowhere", "none")
@@ -177,7 +178,7 @@ def tasks(data: Path, **options: str) -> list[list[plan.Slice]]:
     return [task.slices for task in found.reader(found.schema()).partitions() if isinstance(task, SliceTask)]
 
 
-def test_a_small_range_is_one_task_and_a_large_one_is_cut_at_batches(
+def test_a_small_range_is_one_task_and_a_large_one_is_divided_at_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = StreamWriter(tmp_path, partitions=4)
@@ -198,7 +199,7 @@ def test_a_small_range_is_one_task_and_a_large_one_is_cut_at_batches(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4000), st.integers(1, 40_000)), min_size=1, max_size=12),
     st.none() | st.integers(1, 60), st.none() | st.integers(100, 5000),
 )
-def test_tasks_hold_the_range_once_within_the_limits(
+def test_tasks_cover_the_range_once_within_the_limits(
     sizes: list[tuple[int, int, int]], min_tasks: int | None, max_rows: int | None
 ) -> None:
     states: dict[int, list[Segment]] = {partition: [] for partition in range(4)}
@@ -224,7 +225,7 @@ def test_tasks_hold_the_range_once_within_the_limits(
         assert len(planned) <= 2 * len(sizes) + 2 * plan.USUAL_TASKS + total * 40_000 // plan.MAX_TASK_BYTES
 
 
-def test_a_large_range_is_cut_evenly_for_all_cores() -> None:
+def test_a_large_range_is_divided_evenly() -> None:
     segments = tuple(Segment(f"{n}.seg", n * 300_000, (n + 1) * 300_000, 64 << 20) for n in range(20))
     manifest = {0: PartitionState(0, 6_000_000, segments)}
     planned = Planner(NoIndex()).plan(manifest, {0: 0}, {0: 6_000_000})
@@ -255,7 +256,7 @@ def read(reader: MqttReader) -> Iterator[dict[str, Any]]:
 
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes each read of a file from now on has asked for."""
+    """The number of bytes of each read of a file from now on."""
     fetched: list[int] = []
     fetch = DirectoryStorage.read
 

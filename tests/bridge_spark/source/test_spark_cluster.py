@@ -1,5 +1,5 @@
-"""A standalone cluster: a master, two workers with their own directories and packages, and a driver, all processes
-that know of the broker only its address."""
+"""A standalone cluster: a master, two workers with their own directories and packages, and a driver, which share only
+the broker's address."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ session.stop()
 
 @pytest.mark.timeout(240)
 def test_workers_read_over_http(cluster: str, tmp_path: Path) -> None:
-    """Spark sends the driver's Python path along: a relative one leads the workers nowhere, as on another machine."""
+    """Spark sends the driver's PYTHONPATH to the workers: a relative one does not exist there, as on another machine."""
     install_into(tmp_path / "driver" / "packages")
     environment = spark_environment() | {"PYTHONPATH": "packages"}
     with broker_with_readings() as broker:

@@ -88,7 +88,7 @@ def server(warehouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.timeout(240)
-def test_batch_and_stream_by_a_client_without_a_jvm(server: str, broker: BrokerProcess, tmp_path: Path) -> None:
+def test_batch_and_stream_from_a_connect_client(server: str, broker: BrokerProcess, tmp_path: Path) -> None:
     source = {"url": broker.url, "token": TOKEN, "stream": "sensors", "startingOffsets": "earliest"}
     arguments = [server, json.dumps(source), (tmp_path / "checkpoint").as_uri()]
     client = run_program([sys.executable, "-c", CLIENT, *arguments], spark_environment(), tmp_path)
@@ -108,7 +108,7 @@ def pipeline(directory: Path, broker: BrokerProcess, *arguments: str) -> None:
 
 
 def example(directory: Path) -> Path:
-    """A copy of the example that keeps everything in ``directory``."""
+    """A copy of the example that keeps its files in ``directory``."""
     copy = directory / "pipeline"
     shutil.copytree(EXAMPLE, copy)
     for path in (copy / "spark-pipeline.yml", copy / "conf" / "spark-defaults.conf"):
@@ -125,7 +125,7 @@ def publish_more(broker: BrokerProcess) -> None:
 
 
 def check_tables(directory: Path, numbers: Sequence[int]) -> None:
-    """The example's tables hold each reading once, and of each sensor's every minute what was said in it."""
+    """The example's tables hold each reading once, and the aggregates of each sensor and minute."""
     readings = pq.read_table(directory / "readings").to_pylist()
     assert sorted(row["value"] for row in readings) == [float(number) for number in numbers]
     minutes = pq.read_table(directory / "minutes").to_pylist()
@@ -136,7 +136,7 @@ def check_tables(directory: Path, numbers: Sequence[int]) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_the_pipeline_goes_on_where_it_ended(
+def test_the_pipeline_resumes_from_its_checkpoint(
     server: str, broker: BrokerProcess, warehouse: Path, tmp_path: Path
 ) -> None:
     directory = example(tmp_path)
@@ -149,7 +149,7 @@ def test_the_pipeline_goes_on_where_it_ended(
 
 @pytest.mark.slow(reason="two starts of Spark")
 @pytest.mark.timeout(600)
-def test_the_pipeline_by_itself(tmp_path: Path) -> None:
+def test_the_pipeline_without_a_server(tmp_path: Path) -> None:
     directory = example(tmp_path)
     with broker_with_readings() as own:
         pipeline(directory, own)

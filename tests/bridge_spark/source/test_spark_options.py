@@ -17,7 +17,7 @@ def test_defaults() -> None:
     assert options.max_offsets_per_trigger is None and options.topic_filter is None
 
 
-def test_names_are_case_insensitive_and_sparks_own_options_are_let_through() -> None:
+def test_names_are_case_insensitive_and_sparks_own_options_are_ignored() -> None:
     options = parse_options({
         "PATH": "data", "Stream": "s", "STARTINGOFFSETS": "Earliest", "failondataloss": "FALSE",
         "serialization.format": "1", "spark.something": "x",
@@ -124,7 +124,7 @@ def test_refused_in_one_line(given: dict[str, str], option: str, reason: str) ->
     assert "secret" not in text
 
 
-def test_what_only_a_batch_or_only_a_stream_can_do() -> None:
+def test_options_for_batch_or_stream_only() -> None:
     check_for_stream(parse_options(BASE | {"startingOffsets": "latest"}))
     with pytest.raises(OptionError, match="startingOffsets"):
         check_for_batch(parse_options(BASE | {"startingOffsets": "latest"}))

@@ -20,8 +20,9 @@ from support.raw_client import RawClient
 
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from bridge_spark.source.consumers import ReportError, encode_report, write_report
+from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.http_storage import HttpStorage
-from bridge_spark.source.storage import DirectoryStorage, Storage
+from bridge_spark.source.storage import Storage
 from mqttbroker.admin.consumer_lag import ConsumerLag, Place, TooManyConsumers
 from mqttbroker.cli.main import main
 from mqttbroker.config.settings import Consumers
