@@ -20,6 +20,7 @@ from bridge_spark.log.sealing import Sealing
 from bridge_spark.log.stream_log import StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.consumer_lag import ConsumerLag
+from mqttbroker.admin.data_files import restrict, set_umask
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
@@ -77,6 +78,7 @@ class Server:
 
     def load(self) -> None:
         """Read the store and build the broker; the store repairs itself first if the settings say so."""
+        restrict(self.settings.data_dir, self.settings.data_mode)
         recovered = recover(self.store, self.settings.data_dir, self.settings.on_corrupt_store)
         self.broker = build_broker(self.settings, recovered, self.security)
         restore(self.broker, recovered, time.time())
@@ -261,6 +263,7 @@ def serve(settings: Settings, reread: Callable[[], Settings]) -> int:
     An error that prevents the start is one line on stderr.
     """
     configure(settings.log.level, settings.log.format)
+    set_umask(settings.data_mode)
     keep_freed_memory()
 
     async def main() -> None:

@@ -31,7 +31,13 @@ from typing import TYPE_CHECKING, Optional, Sequence
 from aiomqtt import Client, ProtocolVersion
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 
 from bridge_spark.ingest import run

@@ -117,7 +117,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _passwd(file: Path, user: str, delete: bool, scram: bool) -> int:
-    from mqttbroker.auth.passwords import check_name, hash_password, scram_password, set_password
+    from mqttbroker.auth.passwords import (
+        check_name,
+        hash_password,
+        scram_password,
+        set_password,
+    )
 
     try:
         check_name(user)

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable
 
+from mqttbroker.admin.data_files import set_umask
 from mqttbroker.config.load import load_settings
 
 _HELP = {
@@ -41,7 +42,9 @@ def add_parsers(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run one of `COMMANDS`; raises ConfigError if the settings cannot be read."""
     flags = {"--data-dir": given} if (given := getattr(options, "--data-dir")) is not None else {}
-    data_dir = load_settings(options.config, os.environ, flags).data_dir
+    settings = load_settings(options.config, os.environ, flags)
+    set_umask(settings.data_mode)
+    data_dir = settings.data_dir
     command: str = options.command
     if command in ("check-store", "repair-store"):
         if options.directory is not None:

@@ -239,6 +239,7 @@ class Settings:
     """Everything that can be set; ``Settings()`` is the broker without file, environment and flags."""
 
     data_dir: Path = _key(Directory(), "./data")
+    data_mode: int = _key(FileMode(), "0600")
     durability: str = _key(Choice("commit", "interval", "off"), "commit")
     durability_interval: float = _key(Duration("1ms", "1h"), "1s")
     on_corrupt_store: str = _key(Choice("salvage", "refuse"), "salvage")
