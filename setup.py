@@ -48,6 +48,7 @@ COMPILED = [
     "sessions/counters.py",
     "mqttbroker/core/topic_aliases.py",
     "mqttbroker/core/connection.py",
+    "mqttbroker/core/terms.py",
     "mqttbroker/core/policy.py",
     "mqttbroker/auth/acl.py",
     "mqttbroker/core/publisher.py",

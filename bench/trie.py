@@ -115,7 +115,7 @@ def index(shape: Callable[[random.Random], str], count: int) -> None:
 
 def whole(count: int, cache: int, topics: int) -> None:
     source = random.Random(2)
-    context = SessionContext(Journal(True), SessionLimits(10, 10, 1000, 10, 1000))
+    context = SessionContext(Journal(True), SessionLimits())
     sessions = [Session(context, 0, f"client-{number}") for number in range(SESSIONS)]
     router = Router(cache, 128, 65535, [], RoundRobin())
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, Iterator, List, Optional, TypeVar
 
 from bridge_spark.log.stream_log import StreamConfig
 from mqttbroker.auth.security import Security
-from mqttbroker.codec.reason_codes import NOT_AUTHORIZED, UNSPECIFIED_ERROR
-from mqttbroker.config.settings import Limits, Settings
+from mqttbroker.config import settings as config
+from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.wills import load_will
 from mqttbroker.core.connection import Outbound
 from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
-from mqttbroker.core.policy import Redirect, Terms
 from mqttbroker.core.router import Router, StreamRule
+from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
 from mqttbroker.net.listener_policy import Doorkeeper
 from sessions.context import (
     DROP_NEWEST,
@@ -29,6 +30,8 @@ from sessions.message import Message
 from sessions.registry import Registry
 from sessions.session import NEVER, Subscription
 from sessions.store.writer import Recovered
+
+T = TypeVar("T")
 
 QUEUE_FULL = {"drop_newest": DROP_NEWEST, "drop_oldest": DROP_OLDEST, "refuse": REFUSE}
 STRATEGIES: Dict[str, Callable[[], Strategy]] = {
@@ -57,44 +60,54 @@ def stream_configs(settings: Settings) -> List[StreamConfig]:
     ]
 
 
-def redirect_of(settings: Settings) -> Optional[Redirect]:
-    """Where these settings send clients, None if they stay."""
-    wanted = settings.redirect
+def redirect_of(wanted: config.Redirect) -> Optional[Redirect]:
+    """The redirect for these settings; None without a server reference."""
     if wanted.server_reference is None:
         return None
     return Redirect(wanted.server_reference, wanted.permanent, wanted.rate)
 
 
-def build_broker(
-    settings: Settings, recovered: Recovered, security: Optional[Security] = None
-) -> Broker:
-    """The broker core for these settings; it reads the files they name unless it is given what they say."""
+# Settings that the core reads in another form.
+_CONVERSIONS: Dict[str, Callable[[Any], object]] = {
+    "max_keep_alive": int,
+    "max_session_expiry": lambda seconds: NEVER if seconds is None else min(NEVER, int(seconds)),
+    "queue_full": QUEUE_FULL.__getitem__,
+    "redirect": redirect_of,
+}
+
+
+def fields_of(target: object) -> List[str]:
+    """The names of an object's fields.  `dir` is the only list of them that a compiled class has."""
+    return [name for name in dir(target) if name[0] != "_" and not callable(getattr(target, name))]
+
+
+def fill(target: T, *sources: object) -> T:
+    """Set each field of ``target`` to the setting of that name in the first source that has one.
+
+    Raises AttributeError for a field without a setting.
+    """
+    for name in fields_of(target):
+        source = next((source for source in sources if hasattr(source, name)), None)
+        value = getattr(source, name)
+        setattr(target, name, _CONVERSIONS[name](value) if name in _CONVERSIONS else value)
+    return target
+
+
+def listener_terms(settings: Settings, listener: Listener, rules: Optional[str] = None) -> ListenerTerms:
+    """The terms for clients of a listener; ``rules`` names its rules."""
+    return fill(ListenerTerms(), settings.limits_of(listener), SimpleNamespace(rules=rules))
+
+
+def build_broker(settings: Settings, recovered: Recovered, security: Optional[Security] = None) -> Broker:
+    """The broker core for these settings; without ``security`` it reads the files that they name."""
     if security is None:
         security = Security(settings)
-    wanted = settings.limits
-    limits = SessionLimits(
-        wanted.max_inflight,
-        wanted.max_queued_messages,
-        wanted.max_queued_bytes,
-        wanted.max_queue_memory_messages,
-        wanted.max_transient_queue_bytes,
-    )
-    limits.max_inflight_unkept = wanted.max_inflight_unkept
-    limits.queue_full = QUEUE_FULL[wanted.queue_full]
-    limits.crowded_queue_messages = wanted.crowded_queue_messages
-    limits.crowded_queue_bytes = wanted.crowded_queue_bytes
-    limits.max_total_queued_messages = wanted.max_total_queued_messages
-    limits.max_total_queued_bytes = wanted.max_total_queued_bytes
-    limits.max_total_queue_memory_bytes = wanted.max_total_queue_memory_bytes
-    journal = Journal(
-        settings.durability == "commit", recovered.next_message_id, recovered.next_seq
-    )
-    context = SessionContext(journal, limits)
+    limits = settings.limits
+    journal = Journal(settings.durability == "commit", recovered.next_message_id, recovered.next_seq)
+    context = SessionContext(journal, fill(SessionLimits(), limits))
     context.clock.now = time.time_ns() // 1000
-    context.backpressure_monitor.max_pause = wanted.crowded_queue_wait
-    terms = terms_of(settings, wanted, None)
-    terms.redirect = redirect_of(settings)
-    most = max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)
+    context.backpressure_monitor.max_pause = limits.backpressure_wait
+    receive_maximum = max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)
     streams = [
         StreamRule(stream.name, list(stream.filters), stream.partitions, stream.key)
         for stream in settings.streams
@@ -103,44 +116,17 @@ def build_broker(
         context,
         Registry(context, recovered.next_session_id),
         Router(
-            wanted.route_cache_size,
-            wanted.max_topic_levels,
-            wanted.max_topic_length,
+            limits.route_cache_size,
+            limits.max_topic_levels,
+            limits.max_topic_length,
             streams,
             STRATEGIES[settings.shared_subscription_strategy](),
         ),
-        Outbound(context.clock, context.counters, wanted.max_outbox_bytes, 2 * most),
-        terms,
+        Outbound(context.clock, context.counters, limits.max_outbox_bytes, 2 * receive_maximum),
+        fill(BrokerTerms(), limits, settings),
         Doorkeeper(security.policy),
         security.rules,
     )
-
-
-def terms_of(settings: Settings, limits: Limits, rules: Optional[str]) -> Terms:
-    """What clients are granted under these limits and the rules of that name."""
-    terms = Terms()
-    terms.rules = rules
-    terms.receive_maximum = limits.receive_maximum
-    terms.maximum_packet_size = limits.max_packet_size
-    terms.topic_alias_maximum = limits.topic_alias_maximum
-    terms.max_keep_alive = int(limits.max_keep_alive)
-    if limits.max_session_expiry is not None:
-        terms.max_session_expiry = min(NEVER, int(limits.max_session_expiry))
-    terms.max_connections = limits.max_connections
-    terms.max_connect_size = limits.max_connect_size
-    terms.max_sessions = limits.max_sessions
-    terms.max_retained_messages = limits.max_retained_messages
-    terms.max_retained_bytes = limits.max_retained_bytes
-    terms.connect_timeout = limits.connect_timeout
-    terms.max_topic_length = limits.max_topic_length
-    terms.max_topic_levels = limits.max_topic_levels
-    terms.max_subscriptions_per_client = limits.max_subscriptions_per_client
-    terms.max_pending_write_bytes = limits.max_pending_write_bytes
-    terms.retain_available = limits.retain_available
-    terms.denial = NOT_AUTHORIZED if settings.reveal_denials else UNSPECIFIED_ERROR
-    terms.response_information = settings.response_information or ""
-    terms.durability = settings.durability
-    return terms
 
 
 def restore(broker: Broker, recovered: Recovered, now: float) -> None:

@@ -70,7 +70,7 @@ class Reloader:
                 log.error("event=reload_failed reason=%s", problem)
             return
         set_level(settings.log.level)
-        self._broker.terms.redirect = redirect = redirect_of(settings)
+        self._broker.terms.redirect = redirect = redirect_of(settings.redirect)
         log.info("event=log_level to=%s", settings.log.level)
         if redirect is not None:
             log.info("event=redirecting server_reference=%s rate=%d", redirect.server_reference, redirect.rate)

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from typing import Callable, List, Optional
+from typing import Callable, List, Optional, Sequence
 
 import uvloop
 
@@ -26,9 +26,9 @@ from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.sys_topics import SysTopics
 from mqttbroker.allocator import keep_freed_memory
-from mqttbroker.assembly import build_broker, restore, stream_configs, terms_of
+from mqttbroker.assembly import build_broker, listener_terms, restore, stream_configs
 from mqttbroker.auth.security import Security
-from mqttbroker.config.load import ConfigError
+from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.logs import close, configure
 from mqttbroker.net.listener_policy import ListenerPolicy
@@ -175,7 +175,7 @@ class Server:
     async def _open_listener(self, listener: Listener) -> None:
         policy = ListenerPolicy(
             self.security.policy_of(listener),
-            terms_of(self.settings, self.settings.limits_of(listener), self.security.rules_of(listener)),
+            listener_terms(self.settings, listener, self.security.rules_of(listener)),
             listener.max_connections,
             listener.use_identity_as_username,
         )
@@ -257,12 +257,14 @@ class Server:
             self.scheduler.write()
 
 
-def serve(settings: Settings, reread: Callable[[], Settings]) -> int:
+def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence[str] = ()) -> int:
     """Run a broker until SIGTERM or SIGINT; returns the exit status of the process.
 
-    An error that prevents the start is one line on stderr.
+    ``warnings`` are those of loading the settings.  An error that prevents the start is one line on stderr.
     """
     configure(settings.log.level, settings.log.format)
+    for text in warnings:
+        log_warning(text)
     set_umask(settings.data_mode)
     keep_freed_memory()
 

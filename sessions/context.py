@@ -21,27 +21,20 @@ class SessionLimits:
     The totals on disk count a message once per durable session. The total in memory counts every session.
     """
 
-    def __init__(
-        self,
-        max_inflight: int,
-        max_queued_messages: int,
-        max_queued_bytes: int,
-        max_queue_memory_messages: int,
-        max_transient_queue_bytes: int,
-    ) -> None:
-        self.max_inflight = max_inflight
-        self.max_queued_messages = max_queued_messages
-        self.max_queued_bytes = max_queued_bytes
-        self.max_queue_memory_messages = max_queue_memory_messages
-        self.max_transient_queue_bytes = max_transient_queue_bytes
-        self.max_inflight_unkept = max_inflight  # unpersisted messages in flight
+    def __init__(self) -> None:
+        self.max_inflight = 65535
+        self.max_inflight_unpersisted = 65535
+        self.max_queued_messages = _UNLIMITED
+        self.max_queued_bytes = _UNLIMITED
+        self.max_queue_memory_messages = _UNLIMITED
+        self.max_transient_queue_bytes = _UNLIMITED
         self.queue_full = DROP_NEWEST
         self.max_total_queued_messages = _UNLIMITED
         self.max_total_queued_bytes = _UNLIMITED
         self.max_total_queue_memory_bytes = _UNLIMITED
         # The high watermark of a connected client's queue; 0 messages = no backpressure.
-        self.crowded_queue_messages = 0
-        self.crowded_queue_bytes = _UNLIMITED
+        self.queue_high_watermark_messages = 0
+        self.queue_high_watermark_bytes = _UNLIMITED
 
 
 class Clock:

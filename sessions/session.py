@@ -78,7 +78,7 @@ class Session(DeliveryOwner):
         self.received: Dict[object, bool] = {}  # QoS 2 packet ids from the client -> stored on disk
         self.received_on_disk = False  # the store may have more of them, not read yet
         self.queue = MessageQueue(context, session_id)
-        self.window = InFlightWindow(context.limits.max_inflight, context.limits.max_inflight_unkept)
+        self.window = InFlightWindow(context.limits.max_inflight, context.limits.max_inflight_unpersisted)
         self.paging: Optional[Paging] = None  # since the first page was requested
         self.backpressure: Optional[Backpressure] = None  # from the high watermark until the queue is half as long
         self.will: Optional[Message] = None
@@ -108,13 +108,13 @@ class Session(DeliveryOwner):
         """Whether so much waits for the connected client, beyond what is in flight, that its publishers must pause."""
         limits = self.context.limits
         queue = self.queue
-        most: int = limits.crowded_queue_messages
+        most: int = limits.queue_high_watermark_messages
         return (
             most > 0
             and self.connection is not None
             and (
                 queue.message_count - self.window.packet_ids_in_use > most
-                or queue.waiting_bytes > limits.crowded_queue_bytes
+                or queue.waiting_bytes > limits.queue_high_watermark_bytes
             )
         )
 
@@ -142,8 +142,8 @@ class Session(DeliveryOwner):
         limits = self.context.limits
         queue = self.queue
         if (
-            (queue.message_count - self.window.packet_ids_in_use) * 2 <= limits.crowded_queue_messages
-            and queue.waiting_bytes * 2 <= limits.crowded_queue_bytes
+            (queue.message_count - self.window.packet_ids_in_use) * 2 <= limits.queue_high_watermark_messages
+            and queue.waiting_bytes * 2 <= limits.queue_high_watermark_bytes
         ):
             self.backpressure = None
             backpressure.release()
@@ -489,7 +489,7 @@ class Session(DeliveryOwner):
         self.connection = connection
         self.version = connection.version
         self.window.send_maximum = min(send_maximum, limits.max_inflight)
-        self.window.unpersisted_maximum = min(send_maximum, limits.max_inflight_unkept)
+        self.window.unpersisted_maximum = min(send_maximum, limits.max_inflight_unpersisted)
         self.disconnected_at = 0.0
         if self.above_high_watermark:
             # No publisher waits for messages that were queued while the client was disconnected.

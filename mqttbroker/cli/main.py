@@ -91,7 +91,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         if options.command == "check-config":
             from mqttbroker.auth.security import Security
 
-            settings = load_settings(options.file)
+            settings = load_settings(options.file, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
             try:
                 Security(settings)
             except ConfigError as error:
@@ -107,13 +107,14 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         def read() -> Settings:
             return load_settings(options.config, os.environ, flags)
 
-        settings = read()
+        warnings: list[str] = []
+        settings = load_settings(options.config, os.environ, flags, warnings.append)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     from mqttbroker.server import serve
 
-    return serve(settings, read)
+    return serve(settings, read, warnings)
 
 
 def _passwd(file: Path, user: str, delete: bool, scram: bool) -> int:

@@ -1,8 +1,7 @@
-"""Configuration: TOML file, environment and command line become one immutable, checked ``Settings``.
+"""Loads the configuration: a TOML file, environment variables and flags become one checked, immutable ``Settings``.
 
-Rule: every problem is found before the broker starts and is one line that names where it was said (file, variable
-or flag), the key and the reason. Flags override the environment, which overrides the file, which overrides the
-defaults that stand beside the keys in settings.py. conf/mqttbroker.toml documents every key; a test keeps it complete.
+Flags override the environment, which overrides the file, which overrides the defaults in settings.py. Every problem is
+one line with its source (file, variable or flag), the key and the reason. conf/mqttbroker.toml documents every key.
 """
 
 from __future__ import annotations
@@ -10,14 +9,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import logging
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
 from mqttbroker.config.setting_kinds import shown
 from mqttbroker.config.settings import Consumers, Http, Limits, Listener, Log, Redirect, Settings, Stream
+
+log = logging.getLogger("mqttbroker")
 
 ENVIRONMENT_PREFIX = "MQTTBROKER_"
 FLAGS: dict[str, tuple[str, ...]] = {
@@ -31,12 +33,12 @@ FLAGS: dict[str, tuple[str, ...]] = {
 }
 
 _STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-# A Kubernetes service named "mqttbroker" puts these into every pod, and MQTTBROKER_COMPILE belongs to the build.
+# Kubernetes sets these variables in every pod for a service named "mqttbroker"; MQTTBROKER_COMPILE belongs to the build.
 _NOT_SETTINGS = re.compile(r"SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP)(_.+)?|COMPILE")
 
 
 class ConfigError(Exception):
-    """``problems`` holds one line for each thing that is wrong."""
+    """``problems`` has one line for each problem."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -44,25 +46,74 @@ class ConfigError(Exception):
 
 
 class _FromText(str):
-    """A value said outside the file, so that it comes as text whatever its type."""
+    """The value of a variable or flag, which is text whatever the type of the key."""
 
 
 _Path = tuple[str, ...]
 _SECTION_LISTS: dict[str, type[Any]] = {"listeners": Listener, "streams": Stream}
 
 
-class _Builder:
-    """Turns tables into settings and gathers problems; ``sources`` names who said a path that the file did not."""
+def _former_names(section: type[Any], path: _Path) -> Iterator[tuple[_Path, _Path]]:
+    """Paths of keys by their former names, and the paths by their names."""
+    for field in dataclasses.fields(section):
+        if "section" in field.metadata:
+            yield from _former_names(field.metadata["section"], path + (field.name,))
+        elif field.metadata.get("formerly"):
+            yield path + (field.metadata["formerly"],), path + (field.name,)
 
-    def __init__(self, file: str) -> None:
+
+_RENAMED: dict[_Path, _Path] = dict(_former_names(Settings, ()))
+
+
+class _Builder:
+    """Turns tables into settings and collects the problems.
+
+    ``sources`` names the variable or flag that gave a path; the file gave the others. ``warn`` takes a line for each
+    key with a former name.
+    """
+
+    def __init__(self, file: str, warn: Callable[[str], None]) -> None:
         self.file = file
+        self.warn = warn
         self.sources: dict[_Path, str] = {}
+        self.former: dict[_Path, _Path] = {}  # the paths that the file gives by a former name
         self.problems: list[str] = []
 
     def problem(self, path: _Path, reason: str) -> None:
-        source = next((name for said, name in self.sources.items() if said[: len(path)] == path), self.file)
-        key = ".".join(name if name.isprintable() else json.dumps(name) for name in path)
-        self.problems.append(": ".join(part for part in (source, key, reason) if part))
+        self.problems.append(self.line(path, reason))
+
+    def line(self, path: _Path, reason: str) -> str:
+        source = next((name for said, name in self.sources.items() if said[: len(path)] == path), "")
+        if not source:
+            source, path = self.file, self.former.get(path, path)
+        return ": ".join(part for part in (source, _dotted(path), reason) if part)
+
+    def rename_keys(self, tree: dict[str, Any]) -> None:
+        """Put the values of keys with a former name under the new one."""
+        for old, new in _RENAMED.items():
+            table: Any = tree
+            for name in old[:-1]:
+                table = table.get(name) if isinstance(table, dict) else None
+            if not isinstance(table, dict) or old[-1] not in table:
+                continue
+            if new[-1] in table:
+                self.problem(old, f"is the former name of {_dotted(new)}, which is set too")
+            else:
+                self.warn(self.line(old, f"is called {_dotted(new)} now"))
+                self.former[new] = old
+                table[new[-1]] = table[old[-1]]
+            del table[old[-1]]
+
+    def variable(self, tree: dict[str, Any], name: str, text: str) -> None:
+        """Put the value of a variable into the tree."""
+        path = tuple(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
+        new = _RENAMED.get(path, path)
+        if new in _RENAMED.values() and new in self.sources:
+            self.problems.append(f"{name}: sets {_dotted(new)}, as {self.sources[new]} does")
+            return
+        self.override(tree, new, text, name)
+        if new != path:
+            self.warn(f"{name}: {_dotted(path)} is called {_dotted(new)} now")
 
     def settings(self, tree: dict[str, Any]) -> Settings:
         plain = {name: value for name, value in tree.items() if name not in _SECTION_LISTS}
@@ -74,7 +125,7 @@ class _Builder:
         return Settings(**values)
 
     def section(self, section: type[Any], raw: object, path: _Path, **given: object) -> Any:
-        """An instance, or None when that is not possible; then the problem is noted."""
+        """An instance of the section; None after a problem that prevents one."""
         if not isinstance(raw, dict):
             self.problem(path, f"must be a table of keys, got {shown(raw)}")
             return None
@@ -139,7 +190,7 @@ class _Builder:
         return tuple(stream for stream in read if stream is not None)
 
     def override(self, tree: dict[str, Any], path: _Path, text: str, source: str) -> None:
-        """Put a value from outside the file at its place in the tree."""
+        """Put the value of a variable or flag into the tree."""
         node: Any = tree
         for depth, name in enumerate(path):
             last = depth == len(path) - 1
@@ -166,6 +217,10 @@ class _Builder:
         self.sources[path] = source
 
 
+def _dotted(path: _Path) -> str:
+    return ".".join(name if name.isprintable() else json.dumps(name) for name in path)
+
+
 def _without_default(section: type[Any]) -> list[str]:
     missing = dataclasses.MISSING
     return [f.name for f in dataclasses.fields(section) if f.default is missing and f.default_factory is missing]
@@ -185,22 +240,29 @@ def _suggestion(name: str, section: type[Any], path: _Path) -> str:
     return ""
 
 
+def log_warning(text: str) -> None:
+    """Log a line that `load_settings` gave to ``warn``."""
+    log.warning("event=setting_renamed reason=%s", text)
+
+
 def load_settings(
     path: Optional[Path] = None,
     environ: Optional[Mapping[str, str]] = None,
     flags: Optional[Mapping[str, str]] = None,
+    warn: Callable[[str], None] = log_warning,
 ) -> Settings:
     """Settings from a file (None: defaults), variables named MQTTBROKER_<KEY>__<KEY>, and flags (see ``FLAGS``).
 
-    Raises ConfigError with every problem found.
+    ``warn`` takes a line for each key that is given by a former name.  Raises ConfigError with every problem found.
     """
-    builder = _Builder(str(path) if path is not None else "")
+    builder = _Builder(str(path) if path is not None else "", warn)
     tree = _read(path) if path is not None else {}
+    builder.rename_keys(tree)
     tree.setdefault("listeners", [{}])
     for name, text in sorted((environ or {}).items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX)
         if key != name and not _NOT_SETTINGS.fullmatch(key) and not (key == "PORT" and "://" in text):
-            builder.override(tree, tuple(key.lower().split("__")), text, name)
+            builder.variable(tree, name, text)
     for flag, text in (flags or {}).items():
         builder.override(tree, FLAGS[flag], text, flag)
     settings = builder.settings(tree)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional, TypeVar, Union, cast
+from typing import Any, Optional, TypeVar, Union, cast
 
 from bridge_spark.log.stream_config import can_seal
 from mqttbroker.config.setting_kinds import (
@@ -39,9 +39,9 @@ from mqttbroker.config.setting_kinds import (
 T = TypeVar("T")
 
 
-def _key(kind: Kind[T], default: object) -> T:
-    """A field with its kind; the default is written as in the file."""
-    return dataclasses.field(default=kind.read(default), metadata={"kind": kind})
+def _key(kind: Kind[T], default: object, formerly: str = "") -> T:
+    """A field with its kind; the default is written as in the file.  ``formerly`` is an older name of the key."""
+    return dataclasses.field(default=kind.read(default), metadata={"kind": kind, "formerly": formerly})
 
 
 def _required(kind: Kind[T]) -> T:
@@ -50,6 +50,43 @@ def _required(kind: Kind[T]) -> T:
 
 def _section(section: type[T]) -> T:
     return dataclasses.field(default_factory=section, metadata={"section": section})
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client, or all of them, may ask of the broker."""
+
+    max_connections: int = _key(Integer(1, 10_000_000), 100_000)
+    max_sessions: int = _key(Integer(1, 100_000_000), 1_000_000)
+    max_connect_size: int = _key(Size("128B", "256MiB"), "256KiB")
+    connect_timeout: float = _key(Duration("100ms", "1h"), "10s")
+    max_keep_alive: float = _key(Duration("1s", "65535s"), "65535s")
+    max_session_expiry: Optional[float] = _key(OrNone(Duration("0s", "36500d"), "never"), "never")
+    max_packet_size: int = _key(Size("128B", "256MiB"), "10MiB")
+    receive_maximum: int = _key(Integer(1, 65535), 1000)
+    max_inflight: int = _key(Integer(1, 65535), 1000)
+    max_inflight_unpersisted: int = _key(Integer(1, 65535), 65535, formerly="max_inflight_unkept")
+    topic_alias_maximum: int = _key(Integer(0, 65535), 10)
+    max_topic_levels: int = _key(Integer(1, 65535), 128)
+    max_topic_length: int = _key(Size("1B", "65535B"), "65535B")
+    max_subscriptions_per_client: int = _key(Integer(1, 100_000_000), 100_000)
+    retain_available: bool = _key(Boolean(), True)
+    max_retained_messages: int = _key(Integer(1, 1_000_000_000), 1_000_000)
+    max_retained_bytes: int = _key(Size("1KiB", "1TiB"), "1GiB")
+    max_queued_messages: int = _key(Integer(1, 1_000_000_000), 1_000_000)
+    max_queued_bytes: int = _key(Size("1KiB", "1024TiB"), "1GiB")
+    queue_full: str = _key(Choice("drop_newest", "drop_oldest", "refuse"), "drop_newest")
+    queue_high_watermark_messages: int = _key(Integer(0, 1_000_000_000), 1000, formerly="crowded_queue_messages")
+    queue_high_watermark_bytes: int = _key(Size("1KiB", "1TiB"), "16MiB", formerly="crowded_queue_bytes")
+    backpressure_wait: float = _key(Duration("10ms", "10s"), "100ms", formerly="crowded_queue_wait")
+    max_total_queued_messages: int = _key(Integer(1, 1_000_000_000_000), 10_000_000)
+    max_total_queued_bytes: int = _key(Size("1KiB", "1024TiB"), "10GiB")
+    max_total_queue_memory_bytes: int = _key(Size("1KiB", "1TiB"), "512MiB")
+    max_queue_memory_messages: int = _key(Integer(1, 1_000_000), 1000)
+    max_transient_queue_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
+    max_outbox_bytes: int = _key(Size("1KiB", "1TiB"), "4MiB")
+    max_pending_write_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
+    route_cache_size: int = _key(Integer(1, 100_000_000), 100_000)
 
 
 _LISTENER_TYPES = ("tcp", "tls", "ws", "wss", "unix")
@@ -62,7 +99,12 @@ _TYPES_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("client_certificate", "use_identity_as_username"), ("tls", "wss")),
     "origins": ("ws", "wss"),
 }
-_LIMITS_OF_LISTENERS = ("max_packet_size", "connect_timeout", "max_keep_alive", "receive_maximum", "topic_alias_maximum")
+
+
+def _limit(name: str) -> Any:
+    """The limit of that name for one listener; None = as in `Limits`."""
+    kind = next(field.metadata["kind"] for field in dataclasses.fields(Limits) if field.name == name)
+    return dataclasses.field(default=None, metadata={"kind": OrNone(kind, "global"), "limit": True})
 
 
 @dataclass(frozen=True)
@@ -85,12 +127,12 @@ class Listener:
     client_certificate: str = _key(Choice("none", "optional", "required"), "none")
     use_identity_as_username: bool = _key(Boolean(), False)
     origins: tuple[str, ...] = _key(Texts(), [])
-    max_connections: Optional[int] = _key(OrNone(Integer(1, 10_000_000), "global"), "global")
-    max_packet_size: Optional[int] = _key(OrNone(Size("128B", "256MiB"), "global"), "global")
-    connect_timeout: Optional[float] = _key(OrNone(Duration("100ms", "1h"), "global"), "global")
-    max_keep_alive: Optional[float] = _key(OrNone(Duration("1s", "65535s"), "global"), "global")
-    receive_maximum: Optional[int] = _key(OrNone(Integer(1, 65535), "global"), "global")
-    topic_alias_maximum: Optional[int] = _key(OrNone(Integer(0, 65535), "global"), "global")
+    max_connections: Optional[int] = _limit("max_connections")
+    max_packet_size: Optional[int] = _limit("max_packet_size")
+    connect_timeout: Optional[float] = _limit("connect_timeout")
+    max_keep_alive: Optional[float] = _limit("max_keep_alive")
+    receive_maximum: Optional[int] = _limit("receive_maximum")
+    topic_alias_maximum: Optional[int] = _limit("topic_alias_maximum")
     allow_anonymous: Optional[Union[bool, str]] = _key(OrNone(Anonymous(), "global"), "global")
     password_file: Union[Path, str, None] = _key(OwnPath(), "global")
     acl_file: Union[Path, str, None] = _key(OwnPath(), "global")
@@ -149,43 +191,6 @@ class Http:
 class Log:
     level: str = _key(Choice("debug", "info", "warning", "error"), "info")
     format: str = _key(Choice("text", "json"), "text")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one client, or all of them, may ask of the broker."""
-
-    max_connections: int = _key(Integer(1, 10_000_000), 100_000)
-    max_sessions: int = _key(Integer(1, 100_000_000), 1_000_000)
-    max_connect_size: int = _key(Size("128B", "256MiB"), "256KiB")
-    connect_timeout: float = _key(Duration("100ms", "1h"), "10s")
-    max_keep_alive: float = _key(Duration("1s", "65535s"), "65535s")
-    max_session_expiry: Optional[float] = _key(OrNone(Duration("0s", "36500d"), "never"), "never")
-    max_packet_size: int = _key(Size("128B", "256MiB"), "10MiB")
-    receive_maximum: int = _key(Integer(1, 65535), 1000)
-    max_inflight: int = _key(Integer(1, 65535), 1000)
-    max_inflight_unkept: int = _key(Integer(1, 65535), 65535)
-    topic_alias_maximum: int = _key(Integer(0, 65535), 10)
-    max_topic_levels: int = _key(Integer(1, 65535), 128)
-    max_topic_length: int = _key(Size("1B", "65535B"), "65535B")
-    max_subscriptions_per_client: int = _key(Integer(1, 100_000_000), 100_000)
-    retain_available: bool = _key(Boolean(), True)
-    max_retained_messages: int = _key(Integer(1, 1_000_000_000), 1_000_000)
-    max_retained_bytes: int = _key(Size("1KiB", "1TiB"), "1GiB")
-    max_queued_messages: int = _key(Integer(1, 1_000_000_000), 1_000_000)
-    max_queued_bytes: int = _key(Size("1KiB", "1024TiB"), "1GiB")
-    queue_full: str = _key(Choice("drop_newest", "drop_oldest", "refuse"), "drop_newest")
-    crowded_queue_messages: int = _key(Integer(0, 1_000_000_000), 1000)
-    crowded_queue_bytes: int = _key(Size("1KiB", "1TiB"), "16MiB")
-    crowded_queue_wait: float = _key(Duration("10ms", "10s"), "100ms")
-    max_total_queued_messages: int = _key(Integer(1, 1_000_000_000_000), 10_000_000)
-    max_total_queued_bytes: int = _key(Size("1KiB", "1024TiB"), "10GiB")
-    max_total_queue_memory_bytes: int = _key(Size("1KiB", "1TiB"), "512MiB")
-    max_queue_memory_messages: int = _key(Integer(1, 1_000_000), 1000)
-    max_transient_queue_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
-    max_outbox_bytes: int = _key(Size("1KiB", "1TiB"), "4MiB")
-    max_pending_write_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
-    route_cache_size: int = _key(Integer(1, 100_000_000), 100_000)
 
 
 @dataclass(frozen=True)
@@ -262,8 +267,9 @@ class Settings:
 
     def limits_of(self, listener: Listener) -> Limits:
         """What holds for all, and what the listener has of its own; its ``max_connections`` bounds it alone."""
-        own = {name: getattr(listener, name) for name in _LIMITS_OF_LISTENERS}
-        return dataclasses.replace(self.limits, **{name: value for name, value in own.items() if value is not None})
+        names = [field.name for field in dataclasses.fields(Listener) if "limit" in field.metadata]
+        overrides = {name: value for name in names if (value := getattr(listener, name)) is not None}
+        return dataclasses.replace(self.limits, **overrides)
 
     def anonymous_of(self, listener: Listener) -> Union[bool, str]:
         return self.allow_anonymous if listener.allow_anonymous is None else listener.allow_anonymous

@@ -13,12 +13,13 @@ from mqttbroker.core.clients import Clients
 from mqttbroker.core.commits import Commits
 from mqttbroker.core.connect_handler import ConnectHandler
 from mqttbroker.core.connection import Outbound
-from mqttbroker.core.policy import Policy, Rules, Terms
+from mqttbroker.core.policy import Policy, Rules
 from mqttbroker.core.publisher import Publisher
 from mqttbroker.core.replay import Replays, RetainedSources
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
 from mqttbroker.core.subscriptions import Subscriptions
+from mqttbroker.core.terms import BrokerTerms
 from sessions.context import REFUSE, SessionContext
 from sessions.expiry import Expiry
 from sessions.journal import Journal
@@ -37,7 +38,7 @@ class Broker:
         registry: Registry,
         router: Router,
         outbound: Outbound,
-        terms: Terms,
+        terms: BrokerTerms,
         policy: Policy,
         rules: Rules,
     ) -> None:

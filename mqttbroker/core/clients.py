@@ -12,9 +12,9 @@ from typing import Dict, List
 from mqttbroker.codec.reason_codes import KEEP_ALIVE_TIMEOUT, SERVER_SHUTTING_DOWN
 from mqttbroker.core.connection import AUTHENTICATING, AWAIT_CONNECT, CLOSED, CONNECTED, Connection
 from mqttbroker.core.pending_connect import PendingConnect
-from mqttbroker.core.policy import Terms
 from mqttbroker.core.redirector import Redirector
 from mqttbroker.core.session_lifecycle import SessionLifecycle
+from mqttbroker.core.terms import BrokerTerms
 from sessions.registry import Registry
 
 log = logging.getLogger("mqttbroker")
@@ -26,7 +26,7 @@ class Clients:
     ``pending`` holds, by client id, the CONNECTs that have a session and wait for the store.
     """
 
-    def __init__(self, registry: Registry, lifecycle: SessionLifecycle, terms: Terms) -> None:
+    def __init__(self, registry: Registry, lifecycle: SessionLifecycle, terms: BrokerTerms) -> None:
         self.registry = registry
         self.lifecycle = lifecycle
         self.terms = terms

@@ -9,7 +9,8 @@ from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, QUOTA_E
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connect_handler import ConnectHandler
 from mqttbroker.core.connection import Connection, Outbound
-from mqttbroker.core.policy import Rules, Terms
+from mqttbroker.core.policy import Rules
+from mqttbroker.core.terms import BrokerTerms
 from sessions.journal import GONE, Journal
 from sessions.registry import Registry
 from sessions.session import Session
@@ -28,7 +29,7 @@ class Commits:
         clients: Clients,
         connect_handler: ConnectHandler,
         outbound: Outbound,
-        terms: Terms,
+        terms: BrokerTerms,
         rules: Rules,
     ) -> None:
         self.journal = journal

@@ -29,10 +29,11 @@ from mqttbroker.codec.reason_codes import (
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.core.pending_connect import PendingConnect
-from mqttbroker.core.policy import Challenge, Policy, Rules, Terms
+from mqttbroker.core.policy import Challenge, Policy, Rules
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
+from mqttbroker.core.terms import BrokerTerms
 from sessions.journal import Journal
 from sessions.message import Message
 from sessions.registry import Registry
@@ -55,7 +56,7 @@ class ConnectHandler:
         replays: Replays,
         lifecycle: SessionLifecycle,
         clients: Clients,
-        terms: Terms,
+        terms: BrokerTerms,
         policy: Policy,
         rules: Rules,
     ) -> None:
@@ -256,8 +257,8 @@ class ConnectHandler:
             if max(0, packet.properties.session_expiry_interval) != session.expiry_interval:
                 properties.session_expiry_interval = session.expiry_interval
             properties.receive_maximum = terms.receive_maximum
-            properties.maximum_packet_size = terms.maximum_packet_size
-            if not terms.retain_available:
+            properties.maximum_packet_size = terms.max_packet_size
+            if not self.terms.retain_available:
                 properties.retain_available = 0
             if terms.topic_alias_maximum:
                 properties.topic_alias_maximum = terms.topic_alias_maximum
@@ -266,11 +267,11 @@ class ConnectHandler:
             if pending.keep_alive != packet.keep_alive:
                 properties.server_keep_alive = pending.keep_alive  # [MQTT-3.1.2-21]
             if packet.properties.request_response_information == 1:  # [MQTT-3.1.2-28]
-                properties.response_information = terms.reply_root(session.client_id, session.username)
+                properties.response_information = self.terms.response_topic_root(session.client_id, session.username)
             properties.authentication_method = connection.method  # [MQTT-4.12.0-5]
             properties.authentication_data = pending.authentication_data
             if any(key == DURABILITY for key, _ in packet.properties.user_properties):
-                properties.user_properties.append((DURABILITY, terms.durability))
+                properties.user_properties.append((DURABILITY, self.terms.durability))
         present = pending.session_present and packet.version > 3  # in MQTT 3.1 that byte is reserved
         connack = Connack(present, SUCCESS, properties)
         encoded = connack.encode(packet.version)

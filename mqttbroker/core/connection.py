@@ -18,7 +18,8 @@ from mqttbroker.codec.packets import Disconnect, encode_ack
 from mqttbroker.codec.properties import Properties, encode_varint
 from mqttbroker.codec.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
-from mqttbroker.core.policy import Challenge, Terms
+from mqttbroker.core.policy import Challenge
+from mqttbroker.core.terms import ListenerTerms
 from mqttbroker.core.topic_aliases import MOST_RENAMED, NO_NAME, RENAMED, TopicAliases
 from sessions.context import Clock
 from sessions.counters import Counters
@@ -64,7 +65,7 @@ class Connection(ClientConnection):
     ``peer`` is its address, for logs; ``terms`` are those of the listener it came by.
     """
 
-    def __init__(self, outbound: Outbound, peer: str, terms: Terms) -> None:
+    def __init__(self, outbound: Outbound, peer: str, terms: ListenerTerms) -> None:
         super().__init__()
         self.outbound = outbound
         self.peer = peer

@@ -8,79 +8,17 @@ is refused with the reason code the standard names.
 from __future__ import annotations
 
 import ipaddress
-from typing import Any, Dict, Final, List, Optional, Union
+from typing import Any, Dict, Final, Optional, Union
 
 from mqttbroker.codec.reason_codes import (
     BAD_AUTHENTICATION_METHOD,
     BAD_USER_NAME_OR_PASSWORD,
     NOT_AUTHORIZED,
-    SERVER_MOVED,
-    USE_ANOTHER_SERVER,
 )
 from sessions.session import Session
 
 # The same whether or not there is such a user.
 WRONG_CREDENTIALS: Final = "wrong user name or password"
-
-
-class Redirect:
-    """Where clients go instead; ``rate`` is how many connected ones are sent there each second."""
-
-    def __init__(self, server_reference: str, permanent: bool, rate: int) -> None:
-        self.server_reference = server_reference
-        self.reason_code = SERVER_MOVED if permanent else USE_ANOTHER_SERVER
-        self.rate = rate
-
-
-class Terms:
-    """What is granted and allowed to the clients of one listener; times in seconds, sizes in bytes.
-
-    ``rules`` is the name of those that judge them, see `Rules`.
-    """
-
-    def __init__(self) -> None:
-        self.rules: Optional[str] = None
-        self.receive_maximum = 1000
-        self.maximum_packet_size = 10 * 1024 * 1024
-        self.topic_alias_maximum = 10
-        self.max_keep_alive = 65535
-        self.max_session_expiry = 0xFFFFFFFF
-        self.max_connect_size = 256 * 1024
-        self.max_connections = 100_000
-        self.max_sessions = 1_000_000
-        self.max_retained_messages = 1_000_000
-        self.max_retained_bytes = 1024 * 1024 * 1024
-        self.connect_timeout = 10.0
-        self.max_topic_length = 65535
-        self.max_topic_levels = 128
-        self.max_subscriptions_per_client = 100_000
-        self.retain_available = True
-        self.durability = "commit"
-        self.max_pending_write_bytes = 64 * 1024 * 1024
-        # What a 5.0 client is told when rules deny a SUBSCRIBE or a PUBLISH (sections 3.9.3 and 3.4.2.1).
-        self.denial = NOT_AUTHORIZED
-        # A topic name for replies, in which the levels %c and %u stand for the client's names.
-        self.response_information = ""
-        self.redirect: Optional[Redirect] = None
-
-    def server_reference(self, reason_code: int) -> Optional[str]:
-        """Where a client is to go that is refused or disconnected with this code."""
-        redirect = self.redirect
-        if redirect is None or redirect.reason_code != reason_code:
-            return None
-        return redirect.server_reference
-
-    def reply_root(self, client_id: str, username: Optional[str]) -> Optional[str]:
-        """The response information for a client; None if there is none for one with these names."""
-        levels: List[str] = []
-        for level in self.response_information.split("/"):
-            if level == "%c" or level == "%u":
-                level = client_id if level == "%c" else username or ""
-                if not level or "/" in level or "+" in level or "#" in level:
-                    return None
-            levels.append(level)
-        root = "/".join(levels)
-        return root if 0 < len(root.encode("utf-8")) <= self.max_topic_length else None
 
 
 class Challenge:

@@ -54,8 +54,8 @@ from mqttbroker.core.connection import (
     CONNECTING,
 )
 from mqttbroker.core.long_packet import LONG, LongPacket, payload_start
-from mqttbroker.core.policy import Terms
 from mqttbroker.core.publish_handler import PublishHandler
+from mqttbroker.core.terms import ListenerTerms
 from mqttbroker.core.topic_aliases import TopicAliases
 from sessions.session import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN, Session
 
@@ -84,10 +84,7 @@ _CONNECT_5: Final = b"\x00\x04MQTT\x05"
 
 
 class Protocol(PublishHandler):
-    """One client's connection.  ``new_client_id`` gives an id to a client that brings none.
-
-    Without ``terms`` those hold that hold for all.
-    """
+    """One client's connection.  ``new_client_id`` gives an id to a client that brings none."""
 
     def __init__(
         self,
@@ -95,9 +92,9 @@ class Protocol(PublishHandler):
         peer: str,
         now: float,
         new_client_id: Callable[[], str],
-        terms: Optional[Terms] = None,
+        terms: ListenerTerms,
     ) -> None:
-        super().__init__(broker, peer, broker.terms if terms is None else terms)
+        super().__init__(broker, peer, terms)
         self.new_client_id = new_client_id
         self.last_received = now
         self.accepted = now
@@ -214,7 +211,7 @@ class Protocol(PublishHandler):
         size: int = len(data)
         count: int = 0
         self._needed = 2
-        largest: int = self.terms.maximum_packet_size
+        largest: int = self.terms.max_packet_size
         while position < stop and size - position >= 2:
             if self.state == CONNECTING or self.state == CLOSED:
                 break
@@ -278,7 +275,7 @@ class Protocol(PublishHandler):
             self._partial += data
 
     def _check_connect_size(self, first: int, data: bytes, body: int, size: int) -> None:
-        if self.state == AWAIT_CONNECT and size > self.terms.max_connect_size:
+        if self.state == AWAIT_CONNECT and size > self.broker.terms.max_connect_size:
             raise _too_large(first, data, body, size)
 
     # -- everything else ----------------------------------------------------

@@ -29,8 +29,8 @@ from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import AckGate, Connection
 from mqttbroker.core.long_packet import total
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
-from mqttbroker.core.policy import Terms
 from mqttbroker.core.router import Route
+from mqttbroker.core.terms import ListenerTerms
 from mqttbroker.core.topic_aliases import named_publish
 from sessions.message import Message
 from sessions.session import Session
@@ -46,7 +46,7 @@ _NO_ALIASES_SET: Final[Dict[int, bytes]] = {}  # by a client that has set none y
 class PublishHandler(Connection):
     """A connection that takes PUBLISHes."""
 
-    def __init__(self, broker: Broker, peer: str, terms: Terms) -> None:
+    def __init__(self, broker: Broker, peer: str, terms: ListenerTerms) -> None:
         super().__init__(broker.outbound, peer, terms)
         self.broker = broker
         self.restricted = broker.rules.of(terms.rules).restrictive
@@ -468,7 +468,7 @@ class PublishHandler(Connection):
         qos: int = (first >> 1) & 3
         if route.reserved or (self.restricted and not self._may_publish(route.topic)):
             counters.publish_dropped_denied += 1
-            self._turn_down(qos, packet_id, self.broker.terms.denial)
+            self._turn_down(qos, packet_id, self.broker.terms.denial_code())
             return True
         if first & 1 and size > 0 and self.broker.retained_full(route.topic, size):
             counters.publish_dropped_retained += 1

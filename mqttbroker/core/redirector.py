@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Dict, List
 
 from mqttbroker.core.connection import CONNECTED, Connection
-from mqttbroker.core.policy import Terms
+from mqttbroker.core.terms import BrokerTerms
 
 
 class Redirector:
     """Disconnects clients at the configured rate, with the other server's address, while a redirect is configured."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: BrokerTerms) -> None:
         self.terms = terms
         self._last_tick = 0.0  # monotonic seconds
         self._allowed = 0.0  # clients that may be disconnected now; at most those of one second

@@ -24,9 +24,10 @@ from mqttbroker.codec.reason_codes import (
     MQTTError,
 )
 from mqttbroker.core.connection import AckGate, Connection
-from mqttbroker.core.policy import Rules, Terms
+from mqttbroker.core.policy import Rules
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
+from mqttbroker.core.terms import BrokerTerms
 from sessions.journal import Journal
 from sessions.session import Session, Subscription
 from topic_matcher.filters import is_valid_filter, parse_shared
@@ -40,7 +41,7 @@ class Subscriptions:
         journal: Journal,
         router: Router,
         replays: Replays,
-        terms: Terms,
+        terms: BrokerTerms,
         rules: Rules,
     ) -> None:
         self.journal = journal
@@ -81,7 +82,7 @@ class Subscriptions:
             raise MQTTError(PROTOCOL_ERROR, "No Local on a shared subscription")  # [MQTT-3.8.3-4]
         authorizer = self.rules.of(session.rules)
         if not authorizer.may_subscribe(session.client_id, session.username, topic_filter):
-            return terms.denial
+            return terms.denial_code()
         old = session.subscriptions.get(full_filter)
         limit = terms.max_subscriptions_per_client
         if old is None and len(session.subscriptions) >= limit:

@@ -11,7 +11,8 @@ from typing import Any, Optional, cast
 
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, SERVER_BUSY
 from mqttbroker.core.connect_handler import ConnectChallenge
-from mqttbroker.core.policy import Challenge, Policy, Terms
+from mqttbroker.core.policy import Challenge, Policy
+from mqttbroker.core.terms import ListenerTerms
 
 
 class ListenerPolicy:
@@ -20,7 +21,7 @@ class ListenerPolicy:
     def __init__(
         self,
         policy: Policy,
-        terms: Terms,
+        terms: ListenerTerms,
         max_connections: Optional[int],
         use_identity_as_username: bool,
     ) -> None:

@@ -52,7 +52,7 @@ class WebSocket:
     def __init__(self, wire: Wire, origins: Sequence[str]) -> None:
         self._wire = wire
         self._transport: Any = None
-        largest = wire.listener_policy.terms.maximum_packet_size + FRAME_HEADROOM
+        largest = wire.listener_policy.terms.max_packet_size + FRAME_HEADROOM
         self._library = ServerProtocol(
             origins=[*map(Origin, origins), None] if origins else None,
             subprotocols=[Subprotocol("mqtt")],

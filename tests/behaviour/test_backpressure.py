@@ -29,7 +29,7 @@ Start = Callable[..., BrokerProcess]
 
 
 def config(wait: str, **limits: Any) -> dict[str, Any]:
-    return {"limits": {"crowded_queue_messages": CROWDED, "crowded_queue_wait": wait, **limits}}
+    return {"limits": {"queue_high_watermark_messages": CROWDED, "backpressure_wait": wait, **limits}}
 
 
 def join(broker: BrokerProcess, name: str, topic: str = "", kept: bool = False, qos: int = 1) -> RawClient:
@@ -171,7 +171,7 @@ def test_clients_elsewhere_and_qos_0_go_on_while_a_publisher_waits(start_broker:
 
 
 def test_off_is_off(start_broker: Start) -> None:
-    broker = start_broker(config=config(FOR_EVER, crowded_queue_messages=0, max_queued_messages=5 * CROWDED))
+    broker = start_broker(config=config(FOR_EVER, queue_high_watermark_messages=0, max_queued_messages=5 * CROWDED))
     with join(broker, "s", "t"), flood(broker, "t", 10 * CROWDED) as publisher:
         for _ in range(10 * CROWDED):
             publisher.expect(Puback)

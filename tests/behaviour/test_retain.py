@@ -178,7 +178,7 @@ def test_what_is_too_large_for_a_client_takes_no_place_in_its_window(tmp_path: P
 
 
 @pytest.mark.parametrize("limits", [
-    {"max_inflight": 100, "max_queued_messages": 500}, {"max_inflight": 20, "max_inflight_unkept": 300}, {}])
+    {"max_inflight": 100, "max_queued_messages": 500}, {"max_inflight": 20, "max_inflight_unpersisted": 300}, {}])
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_replay_goes_on_with_what_its_client_acknowledges(tmp_path: Path, qos: int, limits: dict[str, int]) -> None:
     with Core(tmp_path, **limits) as core:

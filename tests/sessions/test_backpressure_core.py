@@ -28,7 +28,7 @@ from sessions.session import Session
 WINDOW = 2
 CROWDED = 10
 PATIENCE = 1.0
-LIMITS: dict[str, Any] = {"crowded_queue_messages": CROWDED, "crowded_queue_wait": PATIENCE}
+LIMITS: dict[str, Any] = {"queue_high_watermark_messages": CROWDED, "backpressure_wait": PATIENCE}
 
 
 class Clock(Loop):
@@ -74,7 +74,7 @@ class Plant:
             raise
 
         security = Security(self.core.settings)
-        wire = Wire(self.turn, ListenerPolicy(security.policy, self.core.broker.terms, None, False), lambda: name, defect)
+        wire = Wire(self.turn, ListenerPolicy(security.policy, self.core.terms, None, False), lambda: name, defect)
         wire.connection_made(Transport())
         properties = Properties()
         properties.receive_maximum = window
@@ -198,7 +198,7 @@ def test_who_comes_late_to_a_throttle_waits_no_longer_than_the_first(plant: Plan
 
 
 def test_bytes_make_a_queue_crowded_too(tmp_path: Path) -> None:
-    with Core(tmp_path, durability="off", **{**LIMITS, "crowded_queue_bytes": 10_000}) as core:
+    with Core(tmp_path, durability="off", **{**LIMITS, "queue_high_watermark_bytes": 10_000}) as core:
         plant = Plant(core)
         subscriber, publisher = plant.join("s", "t"), plant.join("p")
         plant.publish(publisher, "t", WINDOW + 3, size=3000)
@@ -215,7 +215,7 @@ def test_bytes_make_a_queue_crowded_too(tmp_path: Path) -> None:
 
 
 def test_off_is_off(tmp_path: Path) -> None:
-    with Core(tmp_path, durability="off", crowded_queue_messages=0, crowded_queue_bytes=1024) as core:
+    with Core(tmp_path, durability="off", queue_high_watermark_messages=0, queue_high_watermark_bytes=1024) as core:
         plant = Plant(core)
         subscriber, publisher = plant.join("s", "t"), plant.join("p")
         plant.publish(publisher, "t", 5000)
@@ -309,7 +309,7 @@ def test_who_is_away_slows_nobody_and_neither_does_who_comes_back_to_much(tmp_pa
 
 
 def test_the_end_of_a_queue_on_disk_is_caught_up_with_only_when_it_is_in_memory(tmp_path: Path) -> None:
-    limits = {**LIMITS, "crowded_queue_messages": 1000, "crowded_queue_bytes": 20_000}
+    limits = {**LIMITS, "queue_high_watermark_messages": 1000, "queue_high_watermark_bytes": 20_000}
     with Core(tmp_path, max_queue_memory_messages=4, max_transient_queue_bytes=10_000, **limits) as core:
         leave(core, "s")
         publisher = core.connect("p")
@@ -425,7 +425,7 @@ def agree(core: Core) -> None:
 @settings(max_examples=25)
 @given(steps=st.lists(st.sampled_from([*EVENTS, *MORE]), min_size=20, max_size=100))
 def test_nothing_is_left_whatever_happens(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
-    limits = {"crowded_queue_messages": 3, "crowded_queue_bytes": 2048, "max_queued_messages": 20}
+    limits = {"queue_high_watermark_messages": 3, "queue_high_watermark_bytes": 2048, "max_queued_messages": 20}
     with Core(tmp_path_factory.mktemp("throttle"), max_queue_memory_messages=4, **limits) as core:
         clients: dict[str, CoreClient] = {}
 

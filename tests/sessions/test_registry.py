@@ -12,7 +12,7 @@ from sessions.session import NEVER, Session
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry(SessionContext(Journal(True), SessionLimits(10, 10, 1000, 10, 1000)), next_session_id=5)
+    return Registry(SessionContext(Journal(True), SessionLimits()), next_session_id=5)
 
 
 def away(registry: Registry, client_id: str, since: float, expiry: int) -> Session:

@@ -57,7 +57,7 @@ def test_packet_ids_wrap_around_the_ones_in_use(tmp_path: Path) -> None:
 
 
 def test_the_window_of_the_broker_is_its_own_limit(tmp_path: Path) -> None:
-    with Core(tmp_path, max_inflight=2, max_inflight_unkept=2) as core:
+    with Core(tmp_path, max_inflight=2, max_inflight_unpersisted=2) as core:
         client = core.connect("sub")
         client.subscribe("t/#", options=1)
         publish(core, range(5))
@@ -67,7 +67,7 @@ def test_the_window_of_the_broker_is_its_own_limit(tmp_path: Path) -> None:
 
 
 def test_what_is_not_kept_has_a_window_of_its_own(tmp_path: Path) -> None:
-    with Core(tmp_path, max_inflight=1, max_inflight_unkept=3) as core:
+    with Core(tmp_path, max_inflight=1, max_inflight_unpersisted=3) as core:
         client = core.connect("sub")
         client.subscribe("t/#", options=1)
         publish(core, range(6))
@@ -107,7 +107,7 @@ def test_acknowledgements_of_ids_that_are_not_in_use_change_nothing(tmp_path: Pa
 
 
 def test_what_passes_through_may_be_acknowledged_in_any_order(tmp_path: Path) -> None:
-    with Core(tmp_path, max_inflight=4, max_inflight_unkept=4) as core:
+    with Core(tmp_path, max_inflight=4, max_inflight_unpersisted=4) as core:
         client = core.connect("sub")
         client.subscribe("t/#", options=1)
         session = core.broker.registry.get("sub")
@@ -126,7 +126,7 @@ def test_what_passes_through_may_be_acknowledged_in_any_order(tmp_path: Path) ->
 
 @pytest.mark.parametrize("reason_code", [0, 0x80])
 def test_a_qos_2_message_that_nobody_keeps_is_delivered_once(tmp_path: Path, reason_code: int) -> None:
-    with Core(tmp_path, max_inflight=2, max_inflight_unkept=2) as core:
+    with Core(tmp_path, max_inflight=2, max_inflight_unpersisted=2) as core:
         client = core.connect("sub")
         client.subscribe("t/#", options=2)
         publisher = core.connect("pub")

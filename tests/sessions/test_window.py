@@ -17,7 +17,7 @@ GROUP = object()
 
 
 def connected() -> Session:
-    session = Session(SessionContext(Journal(True), SessionLimits(65535, 1_000_000, 10**9, 1000, 10**9)), 0, "c")
+    session = Session(SessionContext(Journal(True), SessionLimits()), 0, "c")
     session.attach(NullConnection(), 65535)
     return session
 

@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 from support.raw_client import RawClient
 
-from mqttbroker.assembly import build_broker, restore
+from mqttbroker.assembly import build_broker, listener_terms, restore
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.broker import Broker
@@ -42,6 +42,7 @@ class Core:
         self.directory = directory
         self.log = log
         self.settings = Settings(durability=durability, limits=Limits(**limits), **(others or {}))
+        self.terms = listener_terms(self.settings, self.settings.listeners[0])
         self.eager = True
         self.seconds = START
         self.auto_ids = count(1)
@@ -176,7 +177,7 @@ class CoreClient(RawClient):
     def __init__(self, core: Core, version: int) -> None:
         self.version = version
         self.core = core
-        self.protocol = Protocol(core.broker, "memory", core.seconds, lambda: f"auto-{next(core.auto_ids)}")
+        self.protocol = Protocol(core.broker, "memory", core.seconds, lambda: f"auto-{next(core.auto_ids)}", core.terms)
         self.socket: Any = _Line(core, self.protocol)
         self.inbox = []
         self._bytes = b""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -244,3 +246,69 @@ def test_any_environment_is_settings_or_problems(variables: dict[str, str]) -> N
 def test_settings_are_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Settings().log.level = "debug"  # type: ignore[misc]
+
+
+# --- former names of keys -----------------------------------------------------------------------------------------
+
+FORMER_NAMES = [
+    ("max_inflight_unkept", "max_inflight_unpersisted", "7", 7),
+    ("crowded_queue_messages", "queue_high_watermark_messages", "8", 8),
+    ("crowded_queue_bytes", "queue_high_watermark_bytes", "9KiB", 9216),
+    ("crowded_queue_wait", "backpressure_wait", "90ms", 0.09),
+]
+
+
+@pytest.mark.parametrize(("former", "name", "text", "value"), FORMER_NAMES)
+def test_a_former_name_in_the_file_is_read_with_a_warning(
+    tmp_path: Path, former: str, name: str, text: str, value: float
+) -> None:
+    path = write(tmp_path, f"limits.{former} = {text if text.isdigit() else repr(text)}")
+    warnings: list[str] = []
+    assert getattr(load_settings(path, warn=warnings.append).limits, name) == value
+    assert warnings == [f"{path}: limits.{former}: is called limits.{name} now"]
+
+
+@pytest.mark.parametrize(("former", "name", "text", "value"), FORMER_NAMES)
+def test_a_former_name_in_the_environment_overrides_the_file_with_a_warning(
+    tmp_path: Path, former: str, name: str, text: str, value: float
+) -> None:
+    path = write(tmp_path, f"limits.{name} = {'1' if text.isdigit() else repr('10' + text.lstrip('90'))}")
+    warnings: list[str] = []
+    variable = f"MQTTBROKER_LIMITS__{former.upper()}"
+    assert getattr(load_settings(path, {variable: text}, warn=warnings.append).limits, name) == value
+    assert warnings == [f"{variable}: limits.{former} is called limits.{name} now"]
+
+
+def test_a_variable_overrides_a_former_name_in_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "limits.crowded_queue_messages = 5")
+    environ = {"MQTTBROKER_LIMITS__QUEUE_HIGH_WATERMARK_MESSAGES": "6"}
+    assert load_settings(path, environ, warn=[].append).limits.queue_high_watermark_messages == 6
+
+
+def test_a_former_name_beside_the_present_one_is_a_problem(tmp_path: Path) -> None:
+    path = write(tmp_path, "[limits]\ncrowded_queue_messages = 5\nqueue_high_watermark_messages = 5")
+    reason = "is the former name of limits.queue_high_watermark_messages, which is set too"
+    assert problems(path) == [f"{path}: limits.crowded_queue_messages: {reason}"]
+    former, name = "MQTTBROKER_LIMITS__CROWDED_QUEUE_WAIT", "MQTTBROKER_LIMITS__BACKPRESSURE_WAIT"
+    assert problems(environ={former: "1s", name: "1s"}) == [
+        f"{former}: sets limits.backpressure_wait, as {name} does"
+    ]
+
+
+def test_a_bad_value_is_reported_under_the_name_in_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "limits.crowded_queue_wait = '1h'")
+    assert problems(path) == [f"{path}: limits.crowded_queue_wait: must be 10ms–10s, got 1h"]
+
+
+def test_the_broker_logs_a_former_name_at_its_start(tmp_path: Path) -> None:
+    path = write(tmp_path, "limits.crowded_queue_wait = '90ms'\n[[listeners]]\nport = 0\n[http]\nport = 'off'\n")
+    command = [sys.executable, "-m", "mqttbroker", "serve", "--config", str(path), "--data-dir", str(tmp_path / "d")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        process.terminate()
+    assert "warning event=setting_renamed" in line and "limits.backpressure_wait" in line
+    checked = subprocess.run(
+        [sys.executable, "-m", "mqttbroker", "check-config", str(path)], capture_output=True, text=True, check=True
+    )
+    assert checked.stderr == f"warning: {path}: limits.crowded_queue_wait: is called limits.backpressure_wait now\n"

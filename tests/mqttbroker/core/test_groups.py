@@ -18,7 +18,7 @@ from sessions.journal import Journal
 from sessions.message import Message
 from sessions.session import Session, Subscription
 
-CONTEXT = SessionContext(Journal(True), SessionLimits(10, 10, 1000, 10, 1000))
+CONTEXT = SessionContext(Journal(True), SessionLimits())
 
 STRATEGIES: list[Callable[[], Strategy]] = [RoundRobin, lambda: RandomMember(Random(5).random), HashTopic, LeastLoaded]
 every_strategy = pytest.mark.parametrize("make", STRATEGIES, ids=["round_robin", "random", "hash_topic", "least_loaded"])

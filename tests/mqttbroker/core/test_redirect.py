@@ -18,7 +18,7 @@ from support.raw_client import RawClient
 from mqttbroker.codec.packets import Disconnect, Publish, Will
 from mqttbroker.codec.properties import Properties
 from mqttbroker.config.settings import Redirect as Wanted
-from mqttbroker.core.policy import Redirect
+from mqttbroker.core.terms import Redirect
 
 OTHER = "other.example:1883 [2001:db8::1]:8883"
 

@@ -14,7 +14,7 @@ from sessions.journal import Journal
 from sessions.session import NO_LOCAL, Session, Subscription
 from topic_matcher.filters import matches
 
-CONTEXT = SessionContext(Journal(True), SessionLimits(10, 10, 1000, 10, 1000))
+CONTEXT = SessionContext(Journal(True), SessionLimits())
 
 
 def make(cache_size: int = 100, streams: list[StreamRule] | None = None) -> Router:

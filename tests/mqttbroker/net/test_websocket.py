@@ -325,7 +325,7 @@ class _Transport:
 def test_pings_of_a_client_that_does_not_read_are_answered_once() -> None:
     # With an answer to each, such a client would fill the broker's memory.
     wire: Any = MagicMock()
-    wire.listener_policy.terms.maximum_packet_size = 1000
+    wire.listener_policy.terms.max_packet_size = 1000
     below = _Transport()
     websocket = WebSocket(wire, ())
     websocket.connection_made(below)

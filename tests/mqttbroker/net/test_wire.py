@@ -46,8 +46,8 @@ def join(core: Core, loop: Loop, turn: FlushScheduler, name: str) -> Wire:
     def defect(_: object) -> None:
         raise AssertionError("a defect")
 
-    broker, security = core.broker, Security(core.settings)
-    wire = Wire(turn, ListenerPolicy(security.policy, broker.terms, None, False), lambda: name, defect)
+    security = Security(core.settings)
+    wire = Wire(turn, ListenerPolicy(security.policy, core.terms, None, False), lambda: name, defect)
     wire.connection_made(Transport())
     wire.data_received(Connect(name, 5).encode(5))
     wire.data_received(Subscribe(1, [Subscription("a/+", 0)]).encode(5))

@@ -1,0 +1,82 @@
+"""Terms: the limits and options of the broker and of a listener.
+
+Each field is filled from the setting of the same name, see `assembly.fill`; the values here only give the type. What a
+listener cannot have of its own is in `BrokerTerms`.
+"""
+
+from __future__ import annotations
+
+from typing import List, Optional
+
+from mqttbroker.codec.reason_codes import NOT_AUTHORIZED, SERVER_MOVED, UNSPECIFIED_ERROR, USE_ANOTHER_SERVER
+
+
+class Redirect:
+    """The server that clients are sent to; ``rate`` is in connected clients per second."""
+
+    def __init__(self, server_reference: str, permanent: bool, rate: int) -> None:
+        self.server_reference = server_reference
+        self.reason_code = SERVER_MOVED if permanent else USE_ANOTHER_SERVER
+        self.rate = rate
+
+
+class ListenerTerms:
+    """The terms for clients of one listener; times in seconds, sizes in bytes.
+
+    ``rules`` names the listener's `Rules`; None = the common ones.
+    """
+
+    def __init__(self) -> None:
+        self.rules: Optional[str] = None
+        self.receive_maximum = 0
+        self.max_packet_size = 0
+        self.topic_alias_maximum = 0
+        self.max_keep_alive = 0
+        self.connect_timeout = 0.0
+
+
+class BrokerTerms:
+    """The terms that hold for the whole broker; times in seconds, sizes in bytes."""
+
+    def __init__(self) -> None:
+        self.max_connections = 0
+        self.max_sessions = 0
+        self.max_connect_size = 0
+        self.max_session_expiry = 0
+        self.retain_available = True
+        self.max_retained_messages = 0
+        self.max_retained_bytes = 0
+        self.max_topic_length = 0
+        self.max_topic_levels = 0
+        self.max_subscriptions_per_client = 0
+        self.max_pending_write_bytes = 0
+        self.durability = ""
+        self.reveal_denials = True
+        # A topic name in which the levels %c and %u stand for the client id and the user name.
+        self.response_information: Optional[str] = None
+        self.redirect: Optional[Redirect] = None  # replaced on reload
+
+    def denial_code(self) -> int:
+        """The reason code for a SUBSCRIBE or PUBLISH that the rules deny (sections 3.9.3 and 3.4.2.1)."""
+        return NOT_AUTHORIZED if self.reveal_denials else UNSPECIFIED_ERROR
+
+    def server_reference(self, reason_code: int) -> Optional[str]:
+        """The Server Reference of a CONNACK or DISCONNECT with this reason code."""
+        redirect = self.redirect
+        if redirect is None or redirect.reason_code != reason_code:
+            return None
+        return redirect.server_reference
+
+    def response_topic_root(self, client_id: str, username: Optional[str]) -> Optional[str]:
+        """The Response Information for a client; None if its names do not fit into one topic level each."""
+        if self.response_information is None:
+            return None
+        levels: List[str] = []
+        for level in self.response_information.split("/"):
+            if level == "%c" or level == "%u":
+                level = client_id if level == "%c" else username or ""
+                if not level or "/" in level or "+" in level or "#" in level:
+                    return None
+            levels.append(level)
+        root = "/".join(levels)
+        return root if len(root.encode("utf-8")) <= self.max_topic_length else None
