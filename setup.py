@@ -33,6 +33,7 @@ COMPILED = [
     "sessions/message_queue.py",
     "sessions/window.py",
     "sessions/paging.py",
+    "sessions/will.py",
     "sessions/session.py",
     "sessions/retained.py",
     "sessions/sorted_ids.py",

@@ -155,8 +155,7 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
         session.disconnected_at = now if disconnected_at is None else disconnected_at
         session.received_on_disk = True
         if will is not None:
-            load_will(session, will)
-            session.will_due = will_due or 0.0
+            load_will(session, will, will_due or 0.0)
         broker.lifecycle.load(session)
     registry.client_ids.sort()
     for session_id, messages, size, last_seq in _consumed(recovered.queues):

@@ -26,6 +26,7 @@ from sessions.journal import (
 from sessions.message import Message
 from sessions.message_queue import MessageQueue
 from sessions.paging import Paging
+from sessions.will import SessionWill
 from sessions.window import InFlight, InFlightWindow, SharedInFlight, phase_of
 
 NEVER: Final = 0xFFFFFFFF  # a session expiry interval without end [MQTT-3.1.2.11.2]
@@ -81,10 +82,7 @@ class Session(DeliveryOwner):
         self.window = InFlightWindow(context.limits.max_inflight, context.limits.max_inflight_unpersisted)
         self.paging: Optional[Paging] = None  # since the first page was requested
         self.backpressure: Optional[Backpressure] = None  # from the high watermark until the queue is half as long
-        self.will: Optional[Message] = None
-        self.will_delay = 0  # seconds
-        self.will_expiry = -1  # seconds; -1 = never
-        self.will_due: float = 0.0  # Unix time at which a delayed will is published
+        self.will: Optional[SessionWill] = None
 
     @property
     def queued_messages(self) -> int:

@@ -38,6 +38,7 @@ from sessions.journal import Journal
 from sessions.message import Message
 from sessions.registry import Registry
 from sessions.session import NEVER, Session
+from sessions.will import SessionWill
 
 log = logging.getLogger("mqttbroker")
 
@@ -358,12 +359,10 @@ class Reauthentication(Challenge):
 def _set_will(session: Session, will: Optional[Will]) -> None:
     if will is None:
         session.will = None
-        session.will_delay = 0
         return
     properties = will.properties
-    session.will_delay = max(0, properties.will_delay_interval)
-    session.will_expiry = properties.message_expiry_interval
-    session.will = Message(will.topic, will.payload, will.qos, will.retain, will.forward, session.client_id, 0, 0)
+    message = Message(will.topic, will.payload, will.qos, will.retain, will.forward, session.client_id, 0, 0)
+    session.will = SessionWill(message, max(0, properties.will_delay_interval), properties.message_expiry_interval)
 
 
 def _send_challenge(connection: Connection, challenge: Challenge, data: bytes) -> None:

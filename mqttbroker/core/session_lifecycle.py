@@ -40,9 +40,10 @@ class SessionLifecycle:
 
     def load(self, session: Session) -> None:
         """Schedule the will and the end of a session from the store; its ``disconnected_at`` is set."""
-        if session.will is not None:
-            if session.will_due == 0.0:
-                session.will_due = session.disconnected_at + session.will_delay
+        will = session.will
+        if will is not None:
+            if will.due == 0.0:
+                will.due = session.disconnected_at + will.delay
             self.wills.schedule(session)
         self.registry.schedule_end(session)
 
@@ -56,11 +57,12 @@ class SessionLifecycle:
         if session.expiry_interval == 0:
             self.end(session)
             return
-        if session.will is not None:
-            if session.will_delay == 0:
+        will = session.will
+        if will is not None:
+            if will.delay == 0:
                 self.wills.publish(session)
             else:
-                session.will_due = self.now + session.will_delay
+                will.due = self.now + will.delay
                 self.wills.schedule(session)
         self.registry.schedule_end(session)
         self.save(session, True)
@@ -80,7 +82,7 @@ class SessionLifecycle:
     def save(self, session: Session, disconnected: bool) -> None:
         """Write a persistent session's row."""
         if session.id != 0:
-            due = session.will_due if disconnected and session.will is not None else None
+            due = session.will.due if disconnected and session.will is not None else None
             self.journal.save_session(
                 session.id,
                 (

@@ -12,6 +12,7 @@ from sessions.context import Clock
 from sessions.message import Message
 from sessions.registry import Registry
 from sessions.session import Session
+from sessions.will import SessionWill
 
 
 class Wills:
@@ -24,13 +25,16 @@ class Wills:
         self._due: List[Tuple[float, str]] = []  # heap of Unix seconds and client ids; some are out of date
 
     def schedule(self, session: Session) -> None:
-        """Publish the will at ``session.will_due``."""
+        """Publish the will when it is due."""
+        will = session.will
+        if will is None:
+            return
         due = self._due
-        heappush(due, (session.will_due, session.client_id))
+        heappush(due, (will.due, session.client_id))
         # A client adds an entry at each disconnect: drop the outdated ones before they are the majority.
         if len(due) > 2 * len(self.registry) + 1000:
             self._due = [
-                (session.will_due, client_id)
+                (session.will.due, client_id)
                 for client_id, session in self.registry.sessions.items()
                 if session.connection is None and session.will is not None
             ]
@@ -43,7 +47,7 @@ class Wills:
             _, client_id = heappop(due)
             session = self.registry.get(client_id)
             if session is not None and session.connection is None and session.will is not None:
-                if session.will_due <= now:
+                if session.will.due <= now:
                     return session
         return None
 
@@ -53,11 +57,12 @@ class Wills:
         if will is None:
             return
         session.will = None
+        message = will.message
         now = self.clock.now
-        will.timestamp = now
-        if session.will_expiry >= 0:
-            will.expires_at = now + session.will_expiry * 1_000_000
-        self.publisher.publish_message(will, session)
+        message.timestamp = now
+        if will.expiry >= 0:
+            message.expires_at = now + will.expiry * 1_000_000
+        self.publisher.publish_message(message, session)
 
 
 def encode_will(session: Session) -> Optional[bytes]:
@@ -65,19 +70,22 @@ def encode_will(session: Session) -> Optional[bytes]:
     will = session.will
     if will is None:
         return None
-    head = session.will_delay.to_bytes(4, "big") + (session.will_expiry + 1).to_bytes(5, "big")
+    message = will.message
+    head = will.delay.to_bytes(4, "big") + (will.expiry + 1).to_bytes(5, "big")
     return head + encode_publish(
-        will.topic.encode("utf-8"), will.payload, will.qos, will.retain, False, 1, 5, will.properties
+        message.topic.encode("utf-8"), message.payload, message.qos, message.retain, False, 1, 5, message.properties
     )
 
 
-def load_will(session: Session, stored: bytes) -> None:
-    """Give a session the will that `encode_will` encoded."""
-    session.will_delay = int.from_bytes(stored[0:4], "big")
-    session.will_expiry = int.from_bytes(stored[4:9], "big") - 1
+def load_will(session: Session, stored: bytes, due: float) -> None:
+    """Give a session the will that `encode_will` encoded; ``due`` as in `SessionWill`."""
+    delay = int.from_bytes(stored[0:4], "big")
+    expiry = int.from_bytes(stored[4:9], "big") - 1
     packet, end = decode(stored, 5, 9)
     assert isinstance(packet, Publish)
     _, body = decode_varint(stored, 10, end)
     start = body + 2 + len(packet.topic.encode("utf-8")) + (2 if packet.qos else 0)
     properties = decode_publish_properties(stored, start, end).forward
-    session.will = Message(packet.topic, packet.payload, packet.qos, packet.retain, properties, session.client_id, 0, 0)
+    message = Message(packet.topic, packet.payload, packet.qos, packet.retain, properties, session.client_id, 0, 0)
+    session.will = SessionWill(message, delay, expiry)
+    session.will.due = due

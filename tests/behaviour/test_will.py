@@ -101,8 +101,8 @@ def test_properties_of_a_will_keep_their_order(tmp_path: Path) -> None:
         core.kill()
         session = core.broker.registry.get("m")
         assert session is not None and session.will is not None
-        assert session.will.properties == wanted
-        assert (session.will_delay, session.will_expiry) == (5, 60)
+        assert session.will.message.properties == wanted
+        assert (session.will.delay, session.will.expiry) == (5, 60)
 
 
 def test_a_will_that_fell_due_while_the_broker_was_away_comes_before_any_client(tmp_path: Path) -> None:

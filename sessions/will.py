@@ -1,0 +1,19 @@
+"""The will of a session (section 3.1.2.5)."""
+
+from __future__ import annotations
+
+from sessions.message import Message
+
+
+class SessionWill:
+    """A Will Message and when it is published. Times are in seconds.
+
+    ``delay`` is the Will Delay Interval, ``expiry`` the Message Expiry Interval or -1. ``due`` is the Unix time of
+    publication, 0.0 until the client has disconnected.
+    """
+
+    def __init__(self, message: Message, delay: int, expiry: int) -> None:
+        self.message = message
+        self.delay = delay
+        self.expiry = expiry
+        self.due: float = 0.0
