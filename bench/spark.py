@@ -39,8 +39,8 @@ from runner import OURS, descendants, free_port
 from scenarios import PARQUET, SPARK_LATENCY, SPARK_READS, spark_scenarios
 
 from bridge_spark.ingest import run as ingest
-from bridge_spark.log.sealed import file_name
-from bridge_spark.log.sealed_writer import Source, seal
+from bridge_spark.log.sealed.writer import ClosedSegment, seal
+from bridge_spark.log.segment_names import sealed_file_name
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs, partition_of
 from bridge_spark.tables.ingest_config import IngestConfig, parse_config
 from bridge_spark.tables.ingest_session import make_session
@@ -109,8 +109,8 @@ def sealed_copy(data: Path, copy: Path) -> None:
         files = sorted(directory.glob("*.seg"))
         for path, following in zip(files, files[1:]):
             first = int(path.stem)
-            source = Source(path, STREAM, int(directory.name), first, int(following.stem), path.stat().st_size)
-            seal(source, path.with_name(file_name(first)))
+            source = ClosedSegment(path, STREAM, int(directory.name), first, int(following.stem), path.stat().st_size)
+            seal(source, path.with_name(sealed_file_name(first)))
             path.unlink()
             path.with_suffix(".idx").unlink(missing_ok=True)
 

@@ -1,1 +1,1 @@
-"""The stream log and the PySpark source that reads it."""
+"""The stream log, the Spark source that reads it, and the ingest job that writes tables."""

@@ -49,8 +49,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from bridge_spark.log.columns import ColumnMaker
-from bridge_spark.log.predicates import Wanted
+from bridge_spark.log.columns import ColumnBuilder
+from bridge_spark.log.predicates import Predicate
 from bridge_spark.source import offsets, read_range
 from bridge_spark.source.offsets import Offsets
 from bridge_spark.source.open_storage import open_storage
@@ -139,7 +139,7 @@ class MqttReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._payloads = _payload_reader(options, schema)
-        self._wanted = Wanted()
+        self._wanted = Predicate()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -239,10 +239,10 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._open()
         assert self._planner is not None
         begin, until = offsets.check_kept(begin, until, manifest, self._options.fail_on_data_loss)
-        return _tasks(self._options, self._planner, manifest, begin, until, Wanted())
+        return _tasks(self._options, self._planner, manifest, begin, until, Predicate())
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._payloads, partition, Wanted())
+        return _read(self._options, self._payloads, partition, Predicate())
 
     def stop(self) -> None:
         if self._storage is not None:
@@ -284,20 +284,20 @@ def _payload_reader(options: SourceOptions, schema: StructType) -> PayloadReader
 
 
 def _tasks(
-    options: SourceOptions, planner: Planner, manifest: Manifest, start: Offsets, end: Offsets, wanted: Wanted
+    options: SourceOptions, planner: Planner, manifest: Manifest, start: Offsets, end: Offsets, wanted: Predicate
 ) -> list[InputPartition]:
     tasks = planner.plan(manifest, start, end, options.min_partitions, options.max_records_per_partition, wanted)
     return [SliceTask(slices) for slices in tasks]
 
 
 def _read(
-    options: SourceOptions, payloads: PayloadReader, partition: InputPartition, wanted: Wanted
+    options: SourceOptions, payloads: PayloadReader, partition: InputPartition, wanted: Predicate
 ) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, SliceTask):
         return
     storage = open_storage(options)
     try:
-        maker = ColumnMaker(payloads.message_schema, options.stream, options.topic_filter, wanted)
+        maker = ColumnBuilder(payloads.message_schema, options.stream, options.topic_filter, wanted)
         messages = read_slices(storage, partition.slices, maker, options.fail_on_data_loss,
                                options.skip_corrupt_batches)
         yield from map(payloads.rows, messages)

@@ -16,7 +16,7 @@ from typing import Callable, List, Optional, Sequence
 
 import uvloop
 
-from bridge_spark.log.sealing import Sealing
+from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.consumer_lag import ConsumerLag
@@ -63,12 +63,12 @@ class Server:
         self.reread = reread
         self.security = Security(settings)
         self.streams: Optional[StreamLogs] = None
-        self.sealing: Optional[Sealing] = None
+        self.sealing: Optional[Sealer] = None
         self.consumers: Optional[ConsumerLag] = None
         if settings.streams:
             configs = stream_configs(settings)
             self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
-            self.sealing = Sealing(self.streams)
+            self.sealing = Sealer(self.streams)
             self.consumers = ConsumerLag(self.streams, configs, settings.consumers)
         self.store = Store(settings.data_dir / DATABASE, settings.durability, self.streams)
         self.stopping = asyncio.Event()

@@ -1,1 +1,1 @@
-"""The log of a stream: segments, offsets, retention; sealing, checking and repairing them.  The broker writes it."""
+"""The stream log: record batches, segments, partitions, retention; sealing, check, repair and backup."""

@@ -1,8 +1,7 @@
 """Rows of a stream as Arrow columns.
 
-The rule kept here: a value that is not asked for is not touched, and one that
-is asked for is not copied one by one.  Columns are laid over the bytes of the
-segment; only MQTT 5.0 properties are decoded in Python, once per distinct set.
+Columns are zero-copy views of the segment's bytes.  Columns that are not requested are not read.  Only MQTT 5.0
+properties are decoded in Python, once per distinct value.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any, Optional
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-from bridge_spark.log.predicates import Bounds, Wanted
-from bridge_spark.log.segment import QOS_MASK, RETAIN_FLAG, Batch, Columns
+from bridge_spark.log.predicates import Bounds, Predicate
+from bridge_spark.log.record_batch import QOS_MASK, RETAIN_FLAG, Batch, Columns
 from topic_matcher.filters import matches
 
 SCHEMA_DDL = (
@@ -29,7 +28,7 @@ _PROPERTY_COLUMNS = frozenset(
     {"content_type", "response_topic", "correlation_data", "user_properties", "user_property_list"}
 )
 _ABSENT: dict[str, list[Any]] = {"user_properties": [], "user_property_list": []}
-_RAMP = 65_536
+_SHARED_OFFSETS = 65_536
 STORED_TYPES = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "flags": pa.uint8(),
@@ -41,11 +40,11 @@ STORED_TYPES = {
 
 
 class PropertyError(ValueError):
-    """Bytes that are not the properties of a PUBLISH packet."""
+    """Malformed properties of a PUBLISH packet."""
 
 
 class Properties:
-    """The properties of one PUBLISH that have columns; None where absent."""
+    """Those properties of one PUBLISH that have columns; None if absent."""
 
     __slots__ = ("content_type", "response_topic", "correlation_data", "user_properties")
 
@@ -57,8 +56,10 @@ class Properties:
 
 
 def decode_properties(data: bytes) -> Properties:
-    """Decode the stored properties of a PUBLISH, which stand without their
-    length (MQTT 5.0, section 3.3.2.3); raises `PropertyError`."""
+    """Decode the properties of a PUBLISH, stored without their length (MQTT 5.0, section 3.3.2.3).
+
+    Raises `PropertyError`.
+    """
     properties = Properties()
     position = 0
     try:
@@ -95,33 +96,33 @@ def _binary(data: bytes, position: int) -> tuple[bytes, int]:
     return data[position + 2:end], end
 
 
-class ColumnMaker:
-    """Makes the columns of ``schema`` (a selection of the source's columns, as
-    Spark wants it in Arrow) for rows of ``stream`` that match ``topic_filter``
-    and are ``wanted``."""
+class ColumnBuilder:
+    """Builds the Arrow columns of ``schema``, a selection of the source's columns, for rows of ``stream``.
+
+    `select` keeps the rows that match ``topic_filter`` and ``predicate``.
+    """
 
     def __init__(
-        self, schema: pa.Schema, stream: str, topic_filter: Optional[str], wanted: Wanted = Wanted()
+        self, schema: pa.Schema, stream: str, topic_filter: Optional[str], predicate: Predicate = Predicate()
     ) -> None:
         self._schema = schema
         self._stream = stream
         self._filter = topic_filter
-        self.wanted = wanted
+        self.predicate = predicate
         self._matches: dict[str, bool] = {}
-        self._by_topic = topic_filter is not None or not wanted.topic.everything
-        self._names = [*self.stored, "offset"]
-        self._ramp_first, self._ramp = 0, _ramp(0)
+        self._by_topic = topic_filter is not None or not predicate.topic.unbounded
+        self._names = [*self.stored_columns, "offset"]
+        self._first_row_offset, self._row_offsets = 0, _row_numbers(0)
         self._constants: dict[str, tuple[Any, pa.Array]] = {}
 
     @property
     def columns(self) -> frozenset[str]:
-        """The source's columns that are read: those asked for, and those that
-        rows are chosen by."""
-        return frozenset((*self._schema.names, *self.wanted.columns, *(("topic",) if self._by_topic else ())))
+        """The source's columns that are read: those in the schema, and those that rows are selected by."""
+        return frozenset((*self._schema.names, *self.predicate.columns, *(("topic",) if self._by_topic else ())))
 
     @cached_property
-    def stored(self) -> tuple[str, ...]:
-        """The arrays of a batch of the log that these columns are made of."""
+    def stored_columns(self) -> tuple[str, ...]:
+        """The columns of a record batch that are needed for `columns`."""
         columns = self.columns
         stored: list[str] = [name for name in ("timestamp", "topic", "payload", "client_id") if name in columns]
         if columns & {"qos", "retain"}:
@@ -130,11 +131,10 @@ class ColumnMaker:
             stored.append("properties")
         return tuple(stored)
 
-    def lay_over(self, buffer: pa.Buffer, batch: Batch, columns: Columns, start: int, end: int) -> pa.RecordBatch:
-        """The stored columns that are needed, over the bytes of a checked
-        batch, of its rows from offset ``start`` up to ``end``."""
+    def view_batch(self, buffer: pa.Buffer, batch: Batch, columns: Columns, start: int, end: int) -> pa.RecordBatch:
+        """The stored columns and offsets of a checked batch, from offset ``start`` up to ``end``; views of ``buffer``."""
         arrays = []
-        for name in self.stored:
+        for name in self.stored_columns:
             data = buffer.slice(*getattr(columns, name))
             if name in ("timestamp", "flags"):
                 buffers = [None, data]
@@ -147,30 +147,27 @@ class ColumnMaker:
         return rows if last - first == batch.count else rows.slice(first - batch.first_offset, last - first)
 
     def _offsets(self, first: int, count: int) -> pa.Array:
-        """So many offsets from ``first`` on; batch after batch they are parts of one array."""
-        skipped = first - self._ramp_first
-        if not 0 <= skipped <= len(self._ramp) - count:
-            self._ramp = pc.add(_ramp(max(count, _RAMP)), pa.scalar(first, pa.int64()))
-            self._ramp_first, skipped = first, 0
-        return self._ramp.slice(skipped, count)
+        """``count`` offsets from ``first`` on.  Consecutive batches share one array."""
+        skipped = first - self._first_row_offset
+        if not 0 <= skipped <= len(self._row_offsets) - count:
+            self._row_offsets = pc.add(_row_numbers(max(count, _SHARED_OFFSETS)), pa.scalar(first, pa.int64()))
+            self._first_row_offset, skipped = first, 0
+        return self._row_offsets.slice(skipped, count)
 
     def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows whose topic matches the filter, and that are wanted."""
-        chosen = [_within(rows.column("offset"), self.wanted.offset)]
-        if "timestamp" in self.wanted.columns:
-            chosen.append(_within(rows.column("timestamp").cast(pa.int64()), self.wanted.timestamp))
+        """The rows that match the topic filter and the predicate."""
+        chosen = [_within(rows.column("offset"), self.predicate.offset)]
+        if "timestamp" in self.predicate.columns:
+            chosen.append(_within(rows.column("timestamp").cast(pa.int64()), self.predicate.timestamp))
         if self._by_topic:
             topics = rows.column("topic").dictionary_encode()
-            matching = pa.array([self._is_wanted(topic) for topic in topics.dictionary.to_pylist()], pa.bool_())
+            matching = pa.array([self._topic_matches(topic) for topic in topics.dictionary.to_pylist()], pa.bool_())
             chosen.append(matching.take(topics.indices))
         masks = [mask for mask in chosen if mask is not None]
         return rows.filter(reduce(pc.and_, masks)) if masks else rows
 
-    def finish(self, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
-        """All columns of the schema for ``rows`` of one partition.
-
-        Raises `PropertyError`.
-        """
+    def build(self, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+        """All columns of the schema for ``rows`` of one partition.  Raises `PropertyError`."""
         made: dict[str, pa.Array] = {name: rows.column(name) for name in rows.schema.names}
         count = rows.num_rows
         if "flags" in made:
@@ -184,17 +181,17 @@ class ColumnMaker:
                 made[name] = self._constant(name, value, count)
         return pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
 
-    def _is_wanted(self, topic: str) -> bool:
+    def _topic_matches(self, topic: str) -> bool:
         known = self._matches.get(topic)
         if known is None:
             if len(self._matches) >= 100_000:
                 self._matches.clear()
             known = self._matches[topic] = (
-                self.wanted.topic.holds(topic) and (self._filter is None or matches(self._filter, topic)))
+                self.predicate.topic.contains(topic) and (self._filter is None or matches(self._filter, topic)))
         return known
 
     def _constant(self, name: str, value: Any, count: int) -> pa.Array:
-        """``value`` in each of so many rows; one array serves all batches."""
+        """A column of ``count`` equal values.  All batches share one array."""
         known, array = self._constants.get(name, (None, None))
         if array is None or known != value or len(array) < count:
             one = pa.array([value], self._schema.field(name).type)
@@ -223,7 +220,7 @@ class ColumnMaker:
 
 
 def _within(values: pa.Array, bounds: Bounds[int]) -> Optional[pa.Array]:
-    """Which of the values are inside; None for all."""
+    """A mask of the values within the bounds; None for all."""
     masks = []
     if bounds.first is not None:
         masks.append(pc.greater_equal(values, pa.scalar(bounds.first, pa.int64())))
@@ -235,8 +232,8 @@ def _within(values: pa.Array, bounds: Bounds[int]) -> Optional[pa.Array]:
 
 
 @cache
-def _ramp(count: int) -> pa.Array:
-    """The numbers from 0 on, so many."""
+def _row_numbers(count: int) -> pa.Array:
+    """The numbers from 0 up to ``count``."""
     return pa.array(range(count), pa.int64())
 
 

@@ -1,7 +1,4 @@
-"""Files that outlive a power loss: written whole, and their names on disk as well.
-
-The rule kept here: a name counts from the sync of its directory on, contents from the sync of the file on.
-"""
+"""Durable file writes.  Contents are durable after the file is synced, names after the directory is synced."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from pathlib import Path
 
 
 def write_all(fd: int, data: bytes, position: int) -> None:
-    """Write all of `data` there; bytes of it may stand there when it raises `OSError`."""
+    """Write all of `data` at `position`.  Raises `OSError`, after which a part of it may be written."""
     written = os.pwrite(fd, data, position)
     while written < len(data):
         written += os.pwrite(fd, data[written:], position + written)
 
 
 def sync_directory(path: Path) -> None:
-    """Put on disk which names stand in a directory.  Raises `OSError`."""
+    """Make the names in a directory durable.  Raises `OSError`."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -27,7 +24,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync(paths: Iterable[Path]) -> None:
-    """Put on disk what stands in files and which names in directories.  Raises `OSError`."""
+    """Make the contents of files, and the names in directories, durable.  Raises `OSError`."""
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -37,7 +34,7 @@ def sync(paths: Iterable[Path]) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file so that it is there whole or as before."""
+    """Replace a small file atomically and durably.  Raises `OSError`."""
     temporary = path.with_name(path.name + ".new")
     with open(temporary, "wb", buffering=0) as file:
         write_all(file.fileno(), data, 0)

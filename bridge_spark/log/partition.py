@@ -1,8 +1,8 @@
-"""One partition of a stream: its segment files, and the high watermark that readers may go up to.
+"""One partition of a stream: its segment files and its high watermark.
 
-The rule kept here: what is on disk beyond the last commit is cut before anything else is written there, a segment is
-given up in the order watermark, readers, file, and one that was sealed goes after its sealed file has come to the disk
-and to the readers.
+Bytes after the last commit are cut before anything else is written.  Retention removes a segment in the order
+watermark, readers, file.  The file of a segment that was sealed is removed only after its sealed file is on disk and
+visible to readers.
 """
 
 from __future__ import annotations
@@ -13,96 +13,130 @@ from bisect import bisect_left
 from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from bridge_spark.log import segment, segment_file
 from bridge_spark.log.files import sync_directory, write_all
-from bridge_spark.log.log_check import segment_offsets
-from bridge_spark.log.sealed import SUFFIX, UNFINISHED
-from bridge_spark.log.segment import IndexEntry, SegmentError, Watermark
-from bridge_spark.log.segment_file import Segment, View
+from bridge_spark.log.high_watermark import (
+    WATERMARK_BYTES,
+    WATERMARK_FILE,
+    Watermark,
+    decode_watermark,
+    encode_watermark,
+)
+from bridge_spark.log.record_batch import SegmentError, encode_batches, read_header
+from bridge_spark.log.segment import Segment, append_batch, empty_segment, read_sealed_segment, recover_segment
+from bridge_spark.log.segment_names import INDEX_SUFFIX, SEALED_SUFFIX, SEGMENT_SUFFIX, UNFINISHED_SUFFIX, segment_offsets
+from bridge_spark.log.sparse_index import INDEX_ENTRY, IndexEntry
 from bridge_spark.log.stream_config import StreamConfig, StreamLogDamage, StreamLogError
 from sessions.message import Message
 
-End = Tuple[int, int, str]
+End = Tuple[int, int, str]  # offset, position in the segment file, first offset of the segment in 20 digits
 
 logger = logging.getLogger(__name__)
 
 
-class Partition:
-    """The files of one partition; every method belongs to the writer thread.
+class PartitionView(NamedTuple):
+    """The committed part of a partition, as readers see it.  The last segment may be the active one."""
 
-    ``view`` is replaced as a whole, so any thread may read it.
+    log_start_offset: int
+    high_watermark: int
+    segments: Tuple[Segment, ...]
+
+    def describe(self, partition: int) -> Dict[str, Any]:
+        """The partition's entry in a manifest; times in microseconds, sizes in bytes."""
+        return {
+            "partition": partition,
+            "log_start_offset": self.log_start_offset,
+            "high_watermark": self.high_watermark,
+            "segments": [
+                {
+                    "file": part.file,
+                    "first_offset": part.first_offset,
+                    "end_offset": part.end_offset,
+                    "bytes": part.size,
+                    "first_timestamp_us": part.first_timestamp,
+                    "last_timestamp_us": part.last_timestamp,
+                    "sealed": part.sealed,
+                }
+                for part in self.segments
+            ],
+        }
+
+
+class Partition:
+    """The files of one partition.  Only the writer thread may call its methods.
+
+    ``view`` is replaced, never changed, so any thread may read it.
     """
 
     def __init__(self, config: StreamConfig, number: int, directory: Path) -> None:
         self.config = config
         self.number = number
         self.directory = directory
-        self._watermark_path = directory / "high_watermark"
-        self.view = View(0, 0, ())
-        self.unsynced: Dict[int, int] = {}  # descriptors and where their new bytes begin
-        self.created = False  # a file stands there that the directory on disk may not know
-        self.closed: Tuple[Segment, ...] = ()  # committed, and get no more records
+        self._watermark_path = directory / WATERMARK_FILE
+        self.view = PartitionView(0, 0, ())
+        self.unsynced: Dict[int, int] = {}  # descriptor -> position of its first unsynced byte
+        self.created = False  # a file was created since the directory was last synced
+        self.closed: Tuple[Segment, ...] = ()  # committed, and complete
         self._active: Optional[Segment] = None
         self._log_start = 0
         self._end = 0
         self._pending: List[Segment] = []
         self._pending_entries: List[Tuple[Segment, IndexEntry]] = []
         self._files: Dict[int, int] = {}  # first offset -> descriptor of an open segment
-        self._uncut = False
+        self._must_cut = False  # the files have bytes of a failed transaction
         self._watermark_fd = -1
 
     @property
     def size(self) -> int:
         return sum(part.size for part in self.view.segments)
 
-    def _path(self, first_offset: int, suffix: str = ".seg") -> Path:
+    def _path(self, first_offset: int, suffix: str = SEGMENT_SUFFIX) -> Path:
         return self.directory / f"{first_offset:020d}{suffix}"
 
-    def _where(self, reason: str) -> str:
+    def _error_text(self, reason: str) -> str:
         return f"stream {self.config.name!r} partition {self.number}: {reason} ({self.directory})"
 
     # -- start ----------------------------------------------------------------
 
     def recover(self, end: Optional[int], thorough: bool) -> None:
-        """Cut the files back to the offset `end`; None: to the high watermark, or
-        with `thorough` to the last good batch.
+        """Cut the files back to the offset `end`.
 
-        Raises `StreamLogError` when the log does not reach `end`.
+        If `end` is None, cut back to the high watermark, or if `thorough` to the last undamaged batch.  Raises
+        `StreamLogError` if the log does not reach `end`.
         """
         self.directory.mkdir(exist_ok=True)
         watermark = self._read_watermark()
-        seen, start = watermark.high_watermark, watermark.log_start_offset
+        published, start = watermark.high_watermark, watermark.log_start_offset
         if end is None and not thorough:
-            end = seen
-        if end is not None and end < seen:
+            end = published
+        if end is not None and end < published:
             reason = (
-                f"the database ends at offset {end} but readers have been shown offsets up to"
-                f" {seen}: it is older than the log; restore the database that belongs to the"
-                " log, or run mqttbroker repair-store, which keeps the longer log"
+                f"the database ends at offset {end} but readers have seen offsets up to {published}: it is older than the"
+                " log; restore the database that belongs to the log, or run mqttbroker repair-store, which keeps the"
+                " longer log"
             )
-            raise StreamLogError(self._where(reason))
-        for unfinished in self.directory.glob(f"*{UNFINISHED}"):
+            raise StreamLogError(self._error_text(reason))
+        for unfinished in self.directory.glob(f"*{UNFINISHED_SUFFIX}"):
             unfinished.unlink()
         firsts = []
         for first in segment_offsets(self.directory):
             if start <= first and (end is None or first < end):
                 firsts.append(first)
-            else:  # given up by retention, or of no commit
+            else:  # removed by retention, or never committed
                 self._remove(first)
-        parts = self._examine_all(firsts, end, thorough)
-        found = parts[-1].end_offset if parts else seen if end is None else start
+        parts = self._recover_segments(firsts, end, thorough)
+        found = parts[-1].end_offset if parts else published if end is None else start
         if end is not None and found != end:
             missing = f"offsets {found} to {end - 1} are missing"
             ends = f"the log ends at offset {found} but the database at {end}: {missing}"
-            raise StreamLogDamage(self._where(ends))
-        if found < seen:
-            logger.warning("event=offsets_lost partition=%s first_offset=%d last_offset=%d", self.directory, found, seen - 1)
+            raise StreamLogDamage(self._error_text(ends))
+        if found < published:
+            logger.warning("event=offsets_lost partition=%s first_offset=%d last_offset=%d", self.directory, found, published - 1)
         self._open(parts, found)
 
     def _open(self, parts: List[Segment], end: int) -> None:
-        """Go on behind the `parts`, whose files keep nothing else."""
+        """Continue after the segments `parts`; truncate their files to their extent."""
         for part in parts:
             if not part.sealed:
                 os.truncate(self._path(part.first_offset), part.size)
@@ -114,13 +148,13 @@ class Partition:
             first = self._active.first_offset
             self._files[first] = os.open(self._path(first), os.O_RDWR)
         self._watermark_fd = os.open(self._watermark_path, os.O_RDWR | os.O_CREAT, 0o644)
-        os.ftruncate(self._watermark_fd, segment.WATERMARK_BYTES)
+        os.ftruncate(self._watermark_fd, WATERMARK_BYTES)
         self._publish()
         sync_directory(self.directory)
 
     def _read_watermark(self) -> Watermark:
         try:
-            return segment.decode_watermark(self._watermark_path.read_bytes())
+            return decode_watermark(self._watermark_path.read_bytes())
         except FileNotFoundError:
             pass
         except SegmentError as error:
@@ -128,50 +162,50 @@ class Partition:
         return Watermark(0, 0, 0, 0)
 
     def _remove(self, first_offset: int) -> None:
-        for suffix in (".seg", ".idx", SUFFIX):
+        for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, SEALED_SUFFIX):
             self._path(first_offset, suffix).unlink(missing_ok=True)
 
-    def _examine_all(self, firsts: List[int], end: Optional[int], thorough: bool) -> List[Segment]:
+    def _recover_segments(self, firsts: List[int], end: Optional[int], thorough: bool) -> List[Segment]:
         parts: List[Segment] = []
         for first, following in zip_longest(firsts, firsts[1:]):
             limit = end if following is None else following
-            part = self._examine(first, limit, thorough or following is None)
+            part = self._recover_segment(first, limit, thorough or following is None)
             if part.size > 0:
                 parts.append(part)
             if following is None or part.end_offset == following:
                 continue
             if end is not None:
                 missing = f"offsets {part.end_offset} to {following - 1} are missing"
-                raise StreamLogDamage(self._where(f"{missing} from segment {part.file}"))
+                raise StreamLogDamage(self._error_text(f"{missing} from segment {part.file}"))
             for other in firsts[firsts.index(following) :]:
                 self._remove(other)
             break
         return parts
 
-    def _examine(self, first: int, limit: Optional[int], thorough: bool) -> Segment:
-        """The segment as it is on disk; where it is there twice, one goes."""
-        path, unsealed = self._path(first, SUFFIX), self._path(first)
+    def _recover_segment(self, first: int, limit: Optional[int], thorough: bool) -> Segment:
+        """The segment as it is on disk; if it exists sealed and unsealed, remove one of the two."""
+        path, unsealed = self._path(first, SEALED_SUFFIX), self._path(first)
         try:
-            part = segment_file.examine_sealed(path)
+            part = read_sealed_segment(path)
         except FileNotFoundError:
-            return segment_file.examine(unsealed, first, limit, thorough)
+            return recover_segment(unsealed, first, limit, thorough)
         except SegmentError as error:
-            found = segment_file.examine(unsealed, first, limit, True) if unsealed.exists() else None
+            found = recover_segment(unsealed, first, limit, True) if unsealed.exists() else None
             if found is None or found.end_offset != limit:
-                raise StreamLogDamage(self._where(f"{path.name}: {error}")) from None
+                raise StreamLogDamage(self._error_text(f"{path.name}: {error}")) from None
             logger.warning("event=sealed_copy_removed file=%s reason=%s", path, error)
             path.unlink()
             return found
         if limit is not None and part.end_offset > limit:
-            raise StreamLogDamage(self._where(f"{path.name} ends at offset {part.end_offset}, not {limit}"))
+            raise StreamLogDamage(self._error_text(f"{path.name} ends at offset {part.end_offset}, not {limit}"))
         if unsealed.exists():
-            # Who gave the file its name may have been killed before the name was on disk.
+            # The sealer may have been killed between renaming the sealed file and syncing the directory.
             sync_directory(self.directory)
         self.remove_unsealed(first)
         return part
 
     def close(self) -> None:
-        """Close the files; the partition is of no more use."""
+        """Close the files.  Only `recover` may be called after it."""
         for fd in self._files.values():
             os.close(fd)
         self._files.clear()
@@ -184,22 +218,22 @@ class Partition:
     # -- one batch ------------------------------------------------------------
 
     def append(self, records: Sequence[Message], now: float) -> End:
-        """Write `records` after all others; the new end, which counts once `commit` is called."""
-        if self._uncut:
+        """Write `records` at the end; return the new end, which is valid once `commit` is called."""
+        if self._must_cut:
             self._cut()
         if not self._pending and self._active is not None:
             self._pending.append(self._active)
         start = 0
         times = [message.timestamp for message in records]
-        for data in segment.encode_batches(records, self.end()[0]):
+        for data in encode_batches(records, self.end()[0]):
             part = self._writable(len(data), now)
             first_offset = part.end_offset
-            count = segment.read_header(data).count
+            count = read_header(data).count
             fd = self._files[part.first_offset]
             self.unsynced.setdefault(fd, part.size)
             write_all(fd, data, part.size)
             received = times[start : start + count]
-            part, entry = segment_file.extend(part, first_offset, count, len(data), received)
+            part, entry = append_batch(part, first_offset, count, len(data), received)
             self._pending[-1] = part
             if entry is not None:
                 self._pending_entries.append((part, entry))
@@ -207,21 +241,21 @@ class Partition:
         return self.end()
 
     def end(self) -> End:
-        """The end of all that is written: offset, position in the segment, its first offset."""
+        """The end of everything written, committed or not."""
         part = self._pending[-1] if self._pending else self._active
         if part is None:
             return self._end, 0, f"{self._end:020d}"
         return part.end_offset, part.size, part.stem
 
     def _writable(self, size: int, now: float) -> Segment:
-        """The segment that takes a batch of `size` bytes, a new one if need be."""
+        """The segment for a batch of `size` bytes; roll to a new one if needed."""
         if self._pending:
             part = self._pending[-1]
             age = now - part.first_timestamp / 1e6
             full = part.size + size > self.config.segment_bytes
             if part.size == 0 or not (full or age >= self.config.segment_age):
                 return part
-        part = segment_file.empty_segment(self.end()[0])
+        part = empty_segment(self.end()[0])
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         self._files[part.first_offset] = os.open(self._path(part.first_offset), flags, 0o644)
         self.created = True
@@ -229,32 +263,32 @@ class Partition:
         return part
 
     def rollback(self) -> None:
-        """Forget what was appended since the last commit."""
-        self._uncut = self._uncut or bool(self._pending)
+        """Discard everything appended since the last commit."""
+        self._must_cut = self._must_cut or bool(self._pending)
         self._pending.clear()
         self._pending_entries.clear()
         self.unsynced.clear()
         self.created = False
-        if self._uncut:
+        if self._must_cut:
             self._cut()
 
     def _cut(self) -> None:
-        """Take bytes without a commit off the disk; until that works nothing is appended."""
+        """Remove uncommitted bytes from the files.  Nothing is appended before this has succeeded."""
         active = self._active
         for first in list(self._files):
             if active is not None and first == active.first_offset:
                 os.ftruncate(self._files[first], active.size)
             else:
                 self._remove(first)
-                # A file that came back after a power loss would be taken for what is written there next.
+                # Otherwise the file could reappear after a power loss and be read as the segment written next.
                 sync_directory(self.directory)
                 os.close(self._files.pop(first))
-        self._uncut = False
+        self._must_cut = False
 
     def commit(self) -> bool:
-        """What was appended counts from now on; True when a segment was closed.
+        """Make everything appended visible to readers; True if a segment was closed.
 
-        Does not fail: what a full disk keeps from the index is only slower to find.
+        Does not fail.  An index entry that cannot be written only makes lookups slower.
         """
         pending = self._pending
         if not pending:
@@ -273,19 +307,19 @@ class Partition:
     def _write_index(self) -> None:
         for part, entry in self._pending_entries:
             try:
-                fd = os.open(self._path(part.first_offset, ".idx"), os.O_WRONLY | os.O_CREAT, 0o644)
+                fd = os.open(self._path(part.first_offset, INDEX_SUFFIX), os.O_WRONLY | os.O_CREAT, 0o644)
                 with open(fd, "wb", buffering=0):
-                    place = (part.index_entries - 1) * segment.INDEX_ENTRY.size
-                    write_all(fd, segment.INDEX_ENTRY.pack(*entry), place)
+                    position = (part.index_entries - 1) * INDEX_ENTRY.size
+                    write_all(fd, INDEX_ENTRY.pack(*entry), position)
             except OSError as error:
                 logger.warning("event=index_behind file=%s.idx reason=%s", self.directory / part.stem, error)
         self._pending_entries.clear()
 
     def _publish(self) -> None:
-        """Let readers see what is committed."""
+        """Show readers what is committed."""
         active = self._active
         segments = self.closed if active is None else (*self.closed, active)
-        self.view = View(self._log_start, self.end()[0], segments)
+        self.view = PartitionView(self._log_start, self.end()[0], segments)
         try:
             self._write_watermark(self._log_start)
         except OSError as error:
@@ -294,14 +328,14 @@ class Partition:
     def _write_watermark(self, log_start: int) -> None:
         end, position, stem = self.end()
         watermark = Watermark(end, int(stem), position, log_start)
-        write_all(self._watermark_fd, segment.encode_watermark(watermark), 0)
+        write_all(self._watermark_fd, encode_watermark(watermark), 0)
 
     # -- sealing --------------------------------------------------------------
 
     def roll(self, now: float) -> bool:
-        """Close the last segment if it is old, though nothing new comes; whether it was."""
+        """Close the active segment if it is older than `segment_age`; whether it was closed."""
         part = self._active
-        if part is None or self._pending or self._uncut or now - part.first_timestamp / 1e6 < self.config.segment_age:
+        if part is None or self._pending or self._must_cut or now - part.first_timestamp / 1e6 < self.config.segment_age:
             return False
         self._close_active(part)
         self._publish()
@@ -312,15 +346,15 @@ class Partition:
         self.closed += (part,)
         self._active = None
 
-    def adopt(self, part: Segment) -> bool:
-        """Show readers the sealed file, which is on disk, instead of the segment's own.
+    def replace_with_sealed(self, part: Segment) -> bool:
+        """Show readers the sealed file, which is on disk, instead of the segment file.
 
-        False, and the file goes, when retention was quicker.
+        If retention has removed the segment meanwhile, remove the sealed file and return False.
         """
         closed = list(self.closed)
         place = bisect_left(closed, part.first_offset, key=attrgetter("first_offset"))
         if place == len(closed) or closed[place].first_offset != part.first_offset:
-            self._path(part.first_offset, SUFFIX).unlink(missing_ok=True)
+            self._path(part.first_offset, SEALED_SUFFIX).unlink(missing_ok=True)
             return False
         closed[place] = part
         self.closed = tuple(closed)
@@ -328,19 +362,19 @@ class Partition:
         return True
 
     def remove_unsealed(self, first_offset: int) -> None:
-        """The files of a segment whose sealed file readers have been shown."""
-        for suffix in (".seg", ".idx"):
+        """Remove the segment file and index of a sealed segment."""
+        for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX):
             self._path(first_offset, suffix).unlink(missing_ok=True)
 
     # -- retention ------------------------------------------------------------
 
     def expire(self, before: int) -> None:
-        """Remove the oldest segments as long as all their records are older than `before`."""
+        """Remove the oldest segments whose records are all older than `before`, in microseconds."""
         count = 0
         while count < len(self.closed) and self.closed[count].last_timestamp < before:
             count += 1
         active = self._active
-        idle = not self._pending and not self._uncut and count == len(self.closed)
+        idle = not self._pending and not self._must_cut and count == len(self.closed)
         if idle and active is not None and active.last_timestamp < before:
             self._close_active(active)
             count += 1
@@ -348,11 +382,11 @@ class Partition:
             self.drop(count)
 
     def drop(self, count: int) -> None:
-        """Remove the `count` oldest closed segments, for readers first, then their files."""
+        """Remove the `count` oldest closed segments: first from the readers' view, then from disk."""
         dropped, kept = self.closed[:count], self.closed[count:]
         oldest = kept[0] if kept else self._active
         log_start = self._end if oldest is None else oldest.first_offset
-        # The unlinking may reach the disk before the watermark's bytes do.
+        # Otherwise the files could be gone after a power loss while the old watermark still names them.
         self._write_watermark(log_start)
         os.fdatasync(self._watermark_fd)
         self.closed = kept

@@ -1,9 +1,7 @@
-"""What a query wants of a stream: its predicates on topic, partition, offset and timestamp.
+"""Predicates that Spark pushes down: on topic, partition, offset and timestamp.
 
-The rule kept here: a row is left out only when a predicate says so for certain.
-Each predicate is a range or a set of values of one column, so whole files and
-blocks of rows are judged by their smallest and largest value alone, and what
-cannot be said that way is never taken.
+A predicate is a range or a set of values of one column, so files and row groups can be skipped by their smallest and
+largest values.  Predicates of any other form are left to Spark.
 """
 
 from __future__ import annotations
@@ -22,36 +20,37 @@ _LAST_CHARACTER = chr(0x10FFFF)
 
 @dataclass(frozen=True)
 class Bounds(Generic[Value]):
-    """The values from ``first`` on, before ``end`` and out of ``among``; None
-    where there is no such limit.  Strings are compared as their UTF-8 bytes are."""
+    """The values not below ``first``, below ``end``, and in ``among``; None is no limit.
+
+    Strings are ordered by their UTF-8 bytes.
+    """
 
     first: Optional[Value] = None
     end: Optional[Value] = None
     among: Optional[frozenset[Value]] = None
 
     @property
-    def everything(self) -> bool:
+    def unbounded(self) -> bool:
         return self.first is None and self.end is None and self.among is None
 
     @property
     def lowest(self) -> Optional[Value]:
-        """No value is smaller; None where that is not known."""
+        """A lower limit of the values; None if unknown."""
         among = () if self.among is None else self.among
         return max((bound for bound in (self.first, min(among, default=None)) if bound is not None), default=None)
 
-    def holds(self, value: Value) -> bool:
+    def contains(self, value: Value) -> bool:
         return ((self.first is None or value >= self.first) and (self.end is None or value < self.end)
                 and (self.among is None or value in self.among))
 
-    def may_hold(self, smallest: Optional[Value], largest: Optional[Value]) -> bool:
-        """Whether a value between ``smallest`` and ``largest``, both included,
-        can be one of these; None where the limit is not known."""
+    def may_match(self, smallest: Optional[Value], largest: Optional[Value]) -> bool:
+        """Whether a value from ``smallest`` to ``largest``, both inclusive, can be one of these; None is unknown."""
         if self.first is not None and largest is not None and largest < self.first:
             return False
         if self.end is not None and smallest is not None and smallest >= self.end:
             return False
         return self.among is None or any(
-            (smallest is None or value >= smallest) and (largest is None or value <= largest) and self.holds(value)
+            (smallest is None or value >= smallest) and (largest is None or value <= largest) and self.contains(value)
             for value in self.among)
 
     def __and__(self, other: Bounds[Value]) -> Bounds[Value]:
@@ -63,8 +62,8 @@ class Bounds(Generic[Value]):
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The rows that satisfy every predicate: all bounds hold together.
+class Predicate:
+    """The conjunction of bounds on the four columns.
 
     Timestamps are microseconds since the epoch.  Picklable.
     """
@@ -75,17 +74,16 @@ class Wanted:
     timestamp: Bounds[int] = field(default_factory=Bounds)
 
     @property
-    def everything(self) -> bool:
+    def unbounded(self) -> bool:
         return not self.columns
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that a row is judged by."""
-        return tuple(name for name in COLUMNS if not getattr(self, name).everything)
+        """The columns with bounds."""
+        return tuple(name for name in COLUMNS if not getattr(self, name).unbounded)
 
     def offsets(self, start: int, end: int) -> tuple[int, int]:
-        """The part of the offsets ``start`` up to ``end``, exclusive, outside
-        of which none is wanted; empty ranges begin where they end."""
+        """Narrow the offsets from ``start`` up to ``end``, exclusive, to those that may match; (end, end) if none may."""
         low, high = start, end
         if self.offset.first is not None:
             low = max(low, self.offset.first)
@@ -96,23 +94,24 @@ class Wanted:
             low, high = (min(inside), max(inside) + 1) if inside else (low, low)
         return (low, high) if low < high else (end, end)
 
-    def may_hold(
+    def may_match(
         self,
         offset: tuple[Optional[int], Optional[int]] = (None, None),
         timestamp: tuple[Optional[int], Optional[int]] = (None, None),
         topic: tuple[Optional[str], Optional[str]] = (None, None),
     ) -> bool:
-        """Whether a block of rows can hold a wanted one, by the smallest and
-        largest value that each of its columns may have, both included (None:
-        not known).  The partition is not looked at."""
-        return (self.offset.may_hold(*offset) and self.timestamp.may_hold(*timestamp)
-                and self.topic.may_hold(*topic))
+        """Whether a block of rows may have a matching one.
 
-    def narrowed(self, column: str, operator: str, value: Any) -> Optional[Wanted]:
-        """These rows as far as ``column operator value`` also holds for them.
+        Arguments are the smallest and largest value of each column, both inclusive; None is unknown.  The partition is
+        not checked.
+        """
+        return (self.offset.may_match(*offset) and self.timestamp.may_match(*timestamp)
+                and self.topic.may_match(*topic))
 
-        Operators are ``=``, ``>``, ``>=``, ``<``, ``<=``, ``in``, ``prefix``
-        and ``not null``.  None when the predicate cannot be said in bounds.
+    def narrowed(self, column: str, operator: str, value: Any) -> Optional[Predicate]:
+        """This predicate AND ``column operator value``; None if that cannot be expressed as bounds.
+
+        Operators are ``=``, ``>``, ``>=``, ``<``, ``<=``, ``in``, ``prefix`` and ``not null``.
         """
         if column not in COLUMNS:
             return None
@@ -145,7 +144,7 @@ def _bounds(column: str, operator: str, value: Any) -> Optional[Bounds[Any]]:
 
 
 def _value(column: str, value: Any) -> Any:
-    """The value as bounds hold it; None when it is not of the column's type."""
+    """The value as in bounds; None if it is not of the column's type."""
     if column == "topic":
         return value if isinstance(value, str) else None
     if column == "timestamp":
@@ -156,12 +155,12 @@ def _value(column: str, value: Any) -> Any:
 
 
 def _next(value: Any) -> Any:
-    """The smallest value above."""
+    """The smallest larger value."""
     return value + "\0" if isinstance(value, str) else value + 1
 
 
 def _after_prefix(prefix: str) -> Optional[str]:
-    """The smallest string above all that begin with ``prefix``; None if there is none."""
+    """The smallest string larger than all with this prefix; None if there is none."""
     rest = prefix.rstrip(_LAST_CHARACTER)
     if not rest:
         return None

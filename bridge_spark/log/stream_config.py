@@ -1,7 +1,4 @@
-"""What one stream is: its filters, its partitions, and how long it keeps what.
-
-The rule kept here: a configuration that cannot work is refused before anything is written.
-"""
+"""The configuration of one stream: filters, partitions, retention, sealing; and the errors of the stream log."""
 
 from __future__ import annotations
 
@@ -11,30 +8,29 @@ from importlib.util import find_spec
 from typing import Optional, Sequence
 
 FORMAT_VERSION = 2
-"""Of a stream's description and of its manifest: who knows a lower one refuses.  2: segments may be sealed."""
+"""Of `stream.json` and of the manifest.  Programs refuse a higher version than their own.  2: segments may be sealed."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
 
 def can_seal() -> bool:
-    """Whether pyarrow is installed; it is not loaded."""
+    """Whether pyarrow is installed.  Does not load it."""
     return find_spec("pyarrow") is not None
 
 
 class StreamLogError(Exception):
-    """The files of a stream are not what the configuration or the database says."""
+    """The files of a stream do not agree with the configuration or the database."""
 
 
 class StreamLogDamage(StreamLogError):
-    """Files are damaged or missing; `bridge_spark.log.log_repair` mends that."""
+    """Files are damaged or missing; `bridge_spark.log.repair` repairs them."""
 
 
 class StreamConfig:
-    """What one stream keeps and for how long; raises `ValueError` on impossible values.
+    """Which messages a stream keeps, and for how long.  Raises `ValueError` for an invalid value.
 
-    ``retention_age`` and ``segment_age`` are seconds, ``retention_bytes`` (of the
-    stream, all partitions) and ``segment_bytes`` bytes; None keeps for ever.
-    ``seal`` rewrites closed segments as Parquet.
+    ``retention_age`` and ``segment_age`` are seconds, ``retention_bytes`` (for all partitions together) and
+    ``segment_bytes`` bytes; None is unlimited.  ``seal`` rewrites closed segments as Parquet.
     """
 
     def __init__(
@@ -50,10 +46,8 @@ class StreamConfig:
         seal: bool = False,
     ) -> None:
         if _NAME.fullmatch(name) is None:
-            raise ValueError(
-                f"stream name {name!r}: letters, digits, '_', '-' and '.', no leading '.'"
-            )
-        for what, value in (
+            raise ValueError(f"stream name {name!r}: only letters, digits, '_', '-' and '.', no leading '.'")
+        for setting, value in (
             ("partitions", partitions),
             ("segment_bytes", segment_bytes),
             ("segment_age", segment_age),
@@ -61,7 +55,7 @@ class StreamConfig:
             ("retention_bytes", retention_bytes),
         ):
             if value is not None and value <= 0:
-                raise ValueError(f"stream {name!r}: {what} must be positive, not {value}")
+                raise ValueError(f"stream {name!r}: {setting} must be positive, not {value}")
         self.name = name
         self.filters = list(filters)
         self.partitions = partitions
@@ -74,5 +68,5 @@ class StreamConfig:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key, the same on every start and machine."""
+    """The partition of a key.  It never changes, on any machine."""
     return zlib.crc32(key) % partitions

@@ -13,8 +13,8 @@ from typing import Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from bridge_spark.log.log_check import next_batch
-from bridge_spark.log.sealed import is_sealed
+from bridge_spark.log.check import next_batch
+from bridge_spark.log.segment_names import is_sealed
 from bridge_spark.source.plan import Slice
 from bridge_spark.source.storage import Storage, StreamError
 

@@ -8,13 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Optional
 
-from bridge_spark.log.sealed import SUFFIX, first_of, is_sealed
-from bridge_spark.log.segment import (
-    IndexEntry,
-    SegmentError,
-    Watermark,
-    decode_watermark,
-)
+from bridge_spark.log.high_watermark import Watermark, decode_watermark
+from bridge_spark.log.record_batch import SegmentError
+from bridge_spark.log.segment_names import SEALED_SUFFIX, first_offset_of, is_sealed
+from bridge_spark.log.sparse_index import IndexEntry
 from bridge_spark.source.consumers import DIRECTORY, Reporter, write_report
 from bridge_spark.source.storage import (
     Manifest,
@@ -115,7 +112,7 @@ def _partition_state(directory: Path) -> PartitionState:
         names = os.listdir(directory)
     except OSError as error:
         raise StreamError(f"mqtt source: {directory}: {error.strerror}") from None
-    firsts = sorted({first for name in names if (first := first_of(name)) is not None and first <= watermark.segment})
+    firsts = sorted({first for name in names if (first := first_offset_of(name)) is not None and first <= watermark.segment})
     segments: list[Segment] = []
     for first_offset, next_first in zip(firsts, [*firsts[1:], watermark.segment]):
         last = first_offset == watermark.segment
@@ -135,7 +132,7 @@ def _partition_state(directory: Path) -> PartitionState:
 
 def _size(directory: Path, first_offset: int) -> Optional[tuple[str, int]]:
     """The file of a closed segment and its size; None if retention removed it."""
-    for suffix in (SUFFIX, ".seg", SUFFIX):  # it may be sealed between two checks
+    for suffix in (SEALED_SUFFIX, ".seg", SEALED_SUFFIX):  # it may be sealed between two checks
         file = f"{first_offset:020d}{suffix}"
         try:
             return file, os.path.getsize(directory / file)

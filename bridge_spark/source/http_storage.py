@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Optional
 from urllib.parse import quote
 
-from bridge_spark.log.sealed import is_sealed
-from bridge_spark.log.segment import IndexEntry
+from bridge_spark.log.segment_names import is_sealed
+from bridge_spark.log.sparse_index import IndexEntry
 from bridge_spark.source.consumers import REPORT_TIMEOUT_S, Reporter
 from bridge_spark.source.http_client import RETRIES, RETRY_INTERVAL_S, TIMEOUT_S, HttpClient, HttpError, NotFound
 from bridge_spark.source.storage import (

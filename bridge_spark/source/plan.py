@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Optional
 
-from bridge_spark.log.predicates import Wanted
-from bridge_spark.log.segment import IndexEntry
+from bridge_spark.log.predicates import Predicate
+from bridge_spark.log.sparse_index import IndexEntry
 from bridge_spark.source.offsets import Offsets
 from bridge_spark.source.storage import Manifest, Segment, Storage, segment_times
 
@@ -59,7 +59,7 @@ class Planner:
         end: Offsets,
         min_tasks: Optional[int] = None,
         max_rows: Optional[int] = None,
-        wanted: Wanted = Wanted(),
+        wanted: Predicate = Predicate(),
     ) -> list[list[Slice]]:
         """The slices of each task.
 
@@ -90,17 +90,17 @@ class Planner:
         return tasks
 
     def _segments(
-        self, manifest: Manifest, start: Offsets, end: Offsets, wanted: Wanted
+        self, manifest: Manifest, start: Offsets, end: Offsets, wanted: Predicate
     ) -> Iterator[tuple[int, Segment, int, int]]:
         """The segments that may hold wanted rows: partition, segment, first and end offset to read."""
         for partition in sorted(end):
             for segment in manifest[partition].segments:
                 first, last = max(start[partition], segment.first_offset), min(end[partition], segment.end_offset)
-                if first >= last or not wanted.may_hold((first, last - 1)):
+                if first >= last or not wanted.may_match((first, last - 1)):
                     continue
-                if not wanted.timestamp.everything:
+                if not wanted.timestamp.unbounded:
                     times = segment_times(self._storage, partition, segment)
-                    if not wanted.timestamp.may_hold(*times):
+                    if not wanted.timestamp.may_match(*times):
                         continue
                 yield partition, segment, first, last
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Optional
 
-from bridge_spark.log.predicates import Wanted
+from bridge_spark.log.predicates import Predicate
 from bridge_spark.source import offsets
 from bridge_spark.source.offsets import Offsets
 from bridge_spark.source.option_values import OptionError
@@ -61,11 +61,11 @@ def ending(options: SourceOptions, storage: Storage, manifest: Manifest, begin: 
     return end
 
 
-def narrowed(storage: Storage, manifest: Manifest, wanted: Wanted, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+def narrowed(storage: Storage, manifest: Manifest, wanted: Predicate, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
     """The smallest range that holds every wanted row."""
     low, high = dict(begin), dict(end)
     for partition in begin:
-        if wanted.partition.holds(partition):
+        if wanted.partition.contains(partition):
             low[partition], high[partition] = wanted.offsets(begin[partition], end[partition])
         else:
             low[partition] = high[partition]

@@ -13,10 +13,8 @@ from typing import Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from bridge_spark.log.columns import ColumnMaker, PropertyError
-from bridge_spark.log.sealed import Group, is_sealed
-from bridge_spark.log.sealed_reader import SealedFile
-from bridge_spark.log.segment import (
+from bridge_spark.log.columns import ColumnBuilder, PropertyError
+from bridge_spark.log.record_batch import (
     Batch,
     CorruptBatch,
     SegmentError,
@@ -25,6 +23,9 @@ from bridge_spark.log.segment import (
     read_batch,
     read_header,
 )
+from bridge_spark.log.sealed.footer import RowGroup
+from bridge_spark.log.sealed.reader import SealedFile
+from bridge_spark.log.segment_names import is_sealed
 from bridge_spark.source.damage import CorruptSegment, skip_damage
 from bridge_spark.source.offsets import DataLoss
 from bridge_spark.source.plan import Slice
@@ -39,7 +40,7 @@ Part = tuple[int, int, Optional[pa.RecordBatch]]
 
 
 def read_slices(
-    storage: Storage, slices: list[Slice], maker: ColumnMaker, fail_on_data_loss: bool, skip_corrupt: bool = False
+    storage: Storage, slices: list[Slice], maker: ColumnBuilder, fail_on_data_loss: bool, skip_corrupt: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the slices in order, in the maker's schema.
 
@@ -55,7 +56,7 @@ def read_slices(
         try:
             stored = skip_damage(storage, part, rows_of) if skip_corrupt else rows_of(part)
             for rows in _merged(map(maker.select, _merged(stored))):
-                yield maker.finish(rows, part.partition)
+                yield maker.build(rows, part.partition)
         except SegmentGone:
             if fail_on_data_loss:
                 raise DataLoss([f"partition {part.partition}: retention has removed offsets of the range "
@@ -88,7 +89,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _stored_rows(
-    storage: Storage, part: Slice, maker: ColumnMaker, fail_on_data_loss: bool
+    storage: Storage, part: Slice, maker: ColumnBuilder, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
     waiting = [part]
     lookups = 0
@@ -125,7 +126,7 @@ def look_up(storage: Storage, part: Slice) -> list[Slice]:
     return found
 
 
-def _log_parts(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator[Part]:
+def _log_parts(storage: Storage, part: Slice, maker: ColumnBuilder) -> Iterator[Part]:
     for data, batch in log_batches(storage, part):
         if batch.lost:
             yield batch.first_offset, batch.end_offset, None
@@ -135,21 +136,21 @@ def _log_parts(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator[Pa
         except SegmentError as error:
             raise CorruptSegment(storage.describe(part.partition, part.file), part, batch.first_offset, error.reason,
                                  part.position, batch.end_offset) from None
-        rows = maker.lay_over(pa.py_buffer(data), batch, columns, part.start_offset, part.end_offset)
+        rows = maker.view_batch(pa.py_buffer(data), batch, columns, part.start_offset, part.end_offset)
         yield batch.first_offset, batch.end_offset, rows
 
 
-def _sealed_parts(storage: Storage, part: Slice, maker: ColumnMaker) -> Iterator[Part]:
-    groups: Sequence[Group] = ()
+def _sealed_parts(storage: Storage, part: Slice, maker: ColumnBuilder) -> Iterator[Part]:
+    groups: Sequence[RowGroup] = ()
     try:
         file = SealedFile(partial(storage.read, part.partition, part.file), part.file_size)
-        groups = file.sealed.groups
-        if part.start_offset < file.sealed.first_offset:
-            raise CorruptBatch(part.file_size, f"the segment begins with offset {file.sealed.first_offset}")
-        yield from file.rows(maker.stored, part.start_offset, part.end_offset, maker.wanted)
-        if file.sealed.end_offset < part.end_offset:
+        groups = file.footer.groups
+        if part.start_offset < file.footer.first_offset:
+            raise CorruptBatch(part.file_size, f"the segment begins with offset {file.footer.first_offset}")
+        yield from file.rows(maker.stored_columns, part.start_offset, part.end_offset, maker.predicate)
+        if file.footer.end_offset < part.end_offset:
             raise CorruptSegment(storage.describe(part.partition, part.file), part,
-                                 max(file.sealed.end_offset, part.start_offset), "the segment ends here",
+                                 max(file.footer.end_offset, part.start_offset), "the segment ends here",
                                  part.file_size, part.end_offset)
     except SegmentError as error:
         first, after = next(((group.first_offset, group.end_offset) for group in groups

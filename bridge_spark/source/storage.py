@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional, Protocol
 
-from bridge_spark.log.sealed import is_sealed, read_sealed
-from bridge_spark.log.segment import IndexEntry, SegmentError, decode_index
+from bridge_spark.log.record_batch import SegmentError
+from bridge_spark.log.sealed.footer import read_footer
+from bridge_spark.log.segment_names import is_sealed
+from bridge_spark.log.sparse_index import IndexEntry, decode_index
 from bridge_spark.log.stream_config import FORMAT_VERSION
 
 
@@ -88,7 +90,7 @@ def usable_index(data: bytes, segment: Segment) -> list[IndexEntry]:
 def sealed_index(storage: Storage, partition: int, segment: Segment) -> list[IndexEntry]:
     """An index entry per row group of a sealed segment; empty if the file is gone or damaged (reading it raises)."""
     try:
-        found = read_sealed(partial(storage.read, partition, segment.file), segment.size)
+        found = read_footer(partial(storage.read, partition, segment.file), segment.size)
     except (SegmentGone, SegmentError):
         return []
     return found.sparse_index()
@@ -102,7 +104,7 @@ def segment_times(storage: Storage, partition: int, segment: Segment) -> tuple[O
     if not is_sealed(segment.file):
         return None, None
     try:
-        groups = read_sealed(partial(storage.read, partition, segment.file), segment.size).groups
+        groups = read_footer(partial(storage.read, partition, segment.file), segment.size).groups
     except (SegmentGone, SegmentError):
         return None, None
     return (min((group.first_timestamp for group in groups), default=None),

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Optional
 
-from bridge_spark.log.sealed import first_at, is_sealed, read_sealed
-from bridge_spark.log.segment import SegmentError, timestamps
+from bridge_spark.log.record_batch import SegmentError, timestamps
+from bridge_spark.log.sealed.footer import read_footer, search_row_groups
+from bridge_spark.log.segment_names import is_sealed
 from bridge_spark.source.offsets import Offsets
 from bridge_spark.source.plan import Slice
 from bridge_spark.source.slice_reader import LOOKUPS, log_batches
@@ -67,8 +68,8 @@ def _search(storage: Storage, partition: int, state: PartitionState, timestamp: 
 def _search_sealed(storage: Storage, partition: int, segment: Segment, timestamp: int) -> Optional[int]:
     read = partial(storage.read, partition, segment.file)
     try:
-        part = read_sealed(read, segment.size)
-        found = first_at(read, part, timestamp)
+        part = read_footer(read, segment.size)
+        found = search_row_groups(read, part, timestamp)
     except SegmentError as error:
         where = storage.describe(partition, segment.file)
         raise StreamError(f"mqtt source: {where} is corrupt: {error.reason}") from None

@@ -17,9 +17,10 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from bridge_spark.log.log_backup import DamagedLog, copy_partition, hold
-from bridge_spark.log.log_check import partitions, seen_end
-from bridge_spark.log.segment import SegmentError
+from bridge_spark.log.backup import DamagedLog, backup_lock, copy_partition
+from bridge_spark.log.check import partitions
+from bridge_spark.log.high_watermark import published_end
+from bridge_spark.log.record_batch import SegmentError
 from mqttbroker import __version__
 from mqttbroker.admin.repair import DATABASE, STREAMS
 from sessions.store.check import TABLES, check_database
@@ -52,7 +53,7 @@ def back_up(data_dir: Path, target: Path) -> str:
     unfinished = target.with_name(f"{target.name}.unfinished-{os.getpid()}")
     unfinished.mkdir()
     try:
-        with hold(data_dir / STREAMS):
+        with backup_lock(data_dir / STREAMS):
             summary = _copy(data_dir, unfinished)
         _sync_tree(unfinished)
         os.rename(unfinished, target)
@@ -69,7 +70,7 @@ def _copy(data_dir: Path, target: Path) -> str:
     found = partitions(streams) if streams.is_dir() else []
     # A partition that the database does not know ends where readers were shown, at
     # this moment and not after commits that the database's copy does not have.
-    ends = {key: seen_end(streams / key[0] / str(key[1])) for key in found}
+    ends = {key: published_end(streams / key[0] / str(key[1])) for key in found}
     try:
         copy_database(data_dir / DATABASE, target / DATABASE)
     except sqlite3.Error as error:

@@ -17,7 +17,8 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from bridge_spark.log.segment import SegmentError, decode_index, scan, timestamps
+from bridge_spark.log.record_batch import SegmentError, scan_batches, timestamps
+from bridge_spark.log.sparse_index import decode_index
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from bridge_spark.source.consumers import (
     DIRECTORY,
@@ -344,7 +345,7 @@ def _recorded_time(path: Path, size: int, first_offset: int, offset: int) -> int
     place = bisect_right(entries, offset, key=attrgetter("first_offset")) - 1
     position, first = (entries[place].position, entries[place].first_offset) if place >= 0 else (0, first_offset)
     with open(path, "rb") as file:
-        for _, batch, data in scan(file, position, size, first):
+        for _, batch, data in scan_batches(file, position, size, first):
             if offset < batch.end_offset and not batch.lost:
                 return timestamps(data, batch)[offset - batch.first_offset]
     raise SegmentError(size, f"offset {offset} is not there")

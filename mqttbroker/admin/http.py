@@ -36,7 +36,7 @@ from typing import Awaitable, BinaryIO, Callable, Dict, List, Optional, Tuple
 
 from aiohttp import web
 
-from bridge_spark.log.segment import SegmentError
+from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
 from mqttbroker.admin.consumer_lag import ConsumerLag

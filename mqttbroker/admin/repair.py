@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 from typing import Optional
 
-from bridge_spark.log.log_check import check_description, check_partition, partitions, seen_end
-from bridge_spark.log.log_repair import repair_partition
+from bridge_spark.log.check import check_description, check_partition, partitions
+from bridge_spark.log.high_watermark import published_end
+from bridge_spark.log.repair import repair_partition
 from bridge_spark.log.stream_log import StreamLogDamage
 from sessions.store.check import TABLES, DatabaseState, check_database, is_emptied
 from sessions.store.salvage import asides, salvage, set_stream_ends, settle
@@ -86,7 +87,7 @@ def _check_streams(directory: Path, ends: Optional[Ends], live: bool, findings: 
     for stream, number in found:
         where = f"{STREAMS}/{stream}/{number}"
         path = directory / stream / str(number)
-        end = None if ends is None else ends.get((stream, number), seen_end(path))
+        end = None if ends is None else ends.get((stream, number), published_end(path))
         state = check_partition(path, end, live)
         findings.lines.append(
             f"{where}: {state.end - state.start} offsets from {state.start} to {state.end},"
@@ -163,7 +164,7 @@ def _repair_streams(
     changed: Ends = {}
     for stream, number in sorted({*found, *ends}):
         path = directory / stream / str(number)
-        end = ends.get((stream, number), seen_end(path) if trusted else 0)
+        end = ends.get((stream, number), published_end(path) if trusted else 0)
         done = repair_partition(path, end if trusted else None, end, now)
         lines += [f"{STREAMS}/{stream}/{number}/{line}" for line in done.lines]
         if done.end != end:

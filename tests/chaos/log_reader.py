@@ -10,8 +10,8 @@ from typing import NamedTuple, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from bridge_spark.log.columns import ColumnMaker
-from bridge_spark.log.segment import decode_messages
+from bridge_spark.log.columns import ColumnBuilder
+from bridge_spark.log.record_batch import decode_messages
 from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.offsets import Offsets, earliest, latest
 from bridge_spark.source.plan import Planner, Slice
@@ -56,7 +56,7 @@ class LogReader:
 
     def arrow_records(self) -> list[Stored]:
         """The same by way of Arrow."""
-        maker = ColumnMaker(SCHEMA, self.stream, None)
+        maker = ColumnBuilder(SCHEMA, self.stream, None)
         batches = read_slices(self._storage, self._slices(self._storage.manifest(), None), maker, True)
         return [Stored(*row.values()) for batch in batches for row in batch.to_pylist()]
 

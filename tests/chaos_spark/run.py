@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Optional, TypeVar
 from support.broker_process import BrokerProcess
 from support.class_archive import QUICK_JVM
 
-from bridge_spark.log.sealed import SUFFIX
+from bridge_spark.log.segment_names import SEALED_SUFFIX
 from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.storage import Manifest
 from chaos_spark.actors import BrokerLives, PublisherLives
@@ -306,7 +306,7 @@ class Run:
             self.findings.fault(PROCESSES, f"{len(left)} processes of drivers that were killed still run")
 
     def _judge(self) -> None:
-        self.counts["sealed"] = sum(1 for _ in self.broker.data_dir.glob(f"streams/{STREAM}/*/*{SUFFIX}"))
+        self.counts["sealed"] = sum(1 for _ in self.broker.data_dir.glob(f"streams/{STREAM}/*/*{SEALED_SUFFIX}"))
         self.counts["batches"] = self.files.committed() + 1
         self.driver.close()
         self.glimpses.look()

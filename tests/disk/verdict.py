@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bridge_spark.log import sealed, segment
+from bridge_spark.log.record_batch import decode_messages, read_batch, scan_batches
+from bridge_spark.log.sealed.footer import load_footer, verify_file
+from bridge_spark.log.segment_names import is_sealed
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from disk.workload import PARTITIONS, History, Ident, Publication, Wish, ident_of
 from mqttbroker.admin.repair import DATABASE
@@ -198,16 +200,16 @@ class Judge:
 def _payloads(path: Path, size: int, first_offset: int) -> Iterator[tuple[int, bytes]]:
     """The records of a segment, sealed or not, as offset and payload."""
     with open(path, "rb") as file:
-        if sealed.is_sealed(path.name):
-            from bridge_spark.log.sealed_reader import SealedFile
+        if is_sealed(path.name):
+            from bridge_spark.log.sealed.reader import SealedFile
 
-            sealed.verify(path)
+            verify_file(path)
             opened = SealedFile(lambda position, length: os.pread(file.fileno(), length, position), size)
-            for _, _, rows in opened.rows(["payload"], 0, sealed.inspect(path).end_offset):
+            for _, _, rows in opened.rows(["payload"], 0, load_footer(path).end_offset):
                 yield from zip(rows["offset"].to_pylist(), rows["payload"].to_pylist())
             return
-        for _, batch, data in segment.scan(file, 0, size, first_offset):
-            messages = segment.decode_messages(data, segment.read_batch(data))
+        for _, batch, data in scan_batches(file, 0, size, first_offset):
+            messages = decode_messages(data, read_batch(data))
             yield from ((offset, message.payload) for offset, message in enumerate(messages, batch.first_offset))
 
 

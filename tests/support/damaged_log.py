@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bridge_spark.log.log_check import segment_name, segment_offsets
-from bridge_spark.log.segment import Batch, decode_messages, iter_batches
+from bridge_spark.log.record_batch import Batch, decode_messages, iter_batches
+from bridge_spark.log.segment_names import segment_file_name, segment_offsets
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from sessions.message import Message
 
@@ -47,7 +47,7 @@ def batches(directory: Path) -> list[tuple[int, Batch, bytes]]:
     """Every batch: the first offset of its segment, itself, the bytes of the segment."""
     found = []
     for first in segment_offsets(directory):
-        data = (directory / segment_name(first)).read_bytes()
+        data = (directory / segment_file_name(first)).read_bytes()
         found += [(first, batch, data) for batch in iter_batches(data)]
     return found
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bridge_spark.log.sealed import SUFFIX, UNFINISHED, file_name
-from bridge_spark.log.sealed_writer import Source, seal
+from bridge_spark.log.sealed.writer import ClosedSegment, seal
+from bridge_spark.log.segment_names import SEALED_SUFFIX, UNFINISHED_SUFFIX, sealed_file_name
 
 
 def seal_segment(path: Path, end_offset: int, keep: bool = False) -> Path:
     """Seal the closed segment file `path`, which ends before `end_offset`; its own file goes unless `keep`."""
     first = int(path.stem)
-    target = path.with_name(file_name(first))
-    source = Source(path, path.parent.parent.name, int(path.parent.name), first, end_offset, path.stat().st_size)
-    unfinished = target.with_name(target.name + UNFINISHED)
+    target = path.with_name(sealed_file_name(first))
+    source = ClosedSegment(path, path.parent.parent.name, int(path.parent.name), first, end_offset, path.stat().st_size)
+    unfinished = target.with_name(target.name + UNFINISHED_SUFFIX)
     seal(source, unfinished)
     os.rename(unfinished, target)
     if not keep:
@@ -30,4 +30,4 @@ def seal_closed(partition: Path) -> list[Path]:
 
 
 def sealed_files(partition: Path) -> list[Path]:
-    return sorted(partition.glob(f"*{SUFFIX}"))
+    return sorted(partition.glob(f"*{SEALED_SUFFIX}"))

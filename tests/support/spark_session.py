@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 import pytest
+
 from support.class_archive import QUICK_JVM
 from support.paths import ROOT
 
 from bridge_spark.java import use_java
-from bridge_spark.log import segment
-from bridge_spark.log.log_repair import lost_marks
+from bridge_spark.log.high_watermark import Watermark, encode_watermark
+from bridge_spark.log.record_batch import encode_batch, encode_lost
+from bridge_spark.log.sparse_index import INDEX_ENTRY, INDEX_INTERVAL
 from sessions.message import Message
 
 if TYPE_CHECKING:
@@ -80,8 +82,8 @@ class StreamWriter:
 
     def __init__(self, data: Path, name: str = "sensors", partitions: int = 1) -> None:
         self.directory = data / "streams" / name
-        self._marks = [segment.Watermark(0, 0, 0, 0) for _ in range(partitions)]
-        self._last_index = [-segment.INDEX_INTERVAL] * partitions
+        self._marks = [Watermark(0, 0, 0, 0) for _ in range(partitions)]
+        self._last_index = [-INDEX_INTERVAL] * partitions
         for partition in range(partitions):
             (self.directory / str(partition)).mkdir(parents=True)
         (self.directory / "stream.json").write_text(
@@ -91,13 +93,13 @@ class StreamWriter:
     def append(self, partition: int, records: Sequence[Message], commit: bool = True) -> None:
         """Write one batch; ``commit``: move the high watermark."""
         mark = self._marks[partition]
-        data = segment.encode_batch(records, mark.high_watermark)
+        data = encode_batch(records, mark.high_watermark)
         path = self._file(partition, mark.segment)
         with open(path, "ab") as file:
             file.write(data)
-        if mark.position - self._last_index[partition] >= segment.INDEX_INTERVAL:
+        if mark.position - self._last_index[partition] >= INDEX_INTERVAL:
             with open(path.with_suffix(".idx"), "ab") as file:
-                file.write(segment.INDEX_ENTRY.pack(mark.high_watermark, mark.position, records[0].timestamp))
+                file.write(INDEX_ENTRY.pack(mark.high_watermark, mark.position, records[0].timestamp))
             self._last_index[partition] = mark.position
         if commit:
             self._mark(partition, high_watermark=mark.high_watermark + len(records), position=mark.position + len(data))
@@ -105,7 +107,7 @@ class StreamWriter:
     def lose(self, partition: int, count: int) -> int:
         """Write a mark for ``count`` lost offsets; returns the end offset."""
         mark = self._marks[partition]
-        data = lost_marks(mark.high_watermark, mark.high_watermark + count)
+        data = encode_lost(mark.high_watermark, mark.high_watermark + count)
         with open(self._file(partition, mark.segment), "ab") as file:
             file.write(data)
         self._mark(partition, high_watermark=mark.high_watermark + count, position=mark.position + len(data))
@@ -114,7 +116,7 @@ class StreamWriter:
     def roll(self, partition: int) -> None:
         """Begin a new segment."""
         self._mark(partition, segment=self._marks[partition].high_watermark, position=0)
-        self._last_index[partition] = -segment.INDEX_INTERVAL
+        self._last_index[partition] = -INDEX_INTERVAL
 
     def remove_before(self, partition: int, offset: int) -> None:
         """Apply retention; ``offset`` is the first offset of a segment."""
@@ -153,7 +155,7 @@ class StreamWriter:
     def _mark(self, partition: int, **changes: int) -> None:
         self._marks[partition] = self._marks[partition]._replace(**changes)
         path = self.directory / str(partition) / "high_watermark"
-        path.write_bytes(segment.encode_watermark(self._marks[partition]))
+        path.write_bytes(encode_watermark(self._marks[partition]))
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from support.damaged_log import BATCH, DAMAGES, END, EVERYTHING, KEY, batches, commit, make, open_log, records
 
-from bridge_spark.log import log_backup
-from bridge_spark.log.log_backup import DamagedLog, copy_partition
-from bridge_spark.log.log_check import check_partition, read_file, segment_name, segment_offsets
-from bridge_spark.log.segment import Watermark, encode_watermark
+from bridge_spark.log import backup
+from bridge_spark.log.backup import DamagedLog, copy_partition
+from bridge_spark.log.check import check_partition, read_file
+from bridge_spark.log.high_watermark import Watermark, encode_watermark
+from bridge_spark.log.segment_names import segment_file_name, segment_offsets
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def drop(directory: Path, upto: int) -> None:
     mark = Watermark(END, firsts[-1], 0, start)
     (directory / "high_watermark").write_bytes(encode_watermark(mark))
     for first in firsts[:upto]:
-        (directory / segment_name(first)).unlink()
+        (directory / segment_file_name(first)).unlink()
 
 
 @pytest.mark.parametrize("when", [0, 1, 2])
@@ -74,7 +75,7 @@ def test_retention_meanwhile(
         calls.append(path)
         return read_file(path)
 
-    monkeypatch.setattr(log_backup, "read_file", reading)
+    monkeypatch.setattr(backup, "read_file", reading)
     start = copy_partition(directory, target, END)
     assert start in (*firsts, END)
     assert records(target) == {offset: EVERYTHING[offset] for offset in range(start, END)}
@@ -93,15 +94,15 @@ def test_retention_before(directory: Path, target: Path) -> None:
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_not_copied(directory: Path, target: Path, damage: str) -> None:
     first, batch, data = batches(directory)[13]
-    (directory / segment_name(first)).write_bytes(DAMAGES[damage](data, batch))
-    with pytest.raises(DamagedLog, match=f"{segment_name(first)}.*; offsets 130 to 139"):
+    (directory / segment_file_name(first)).write_bytes(DAMAGES[damage](data, batch))
+    with pytest.raises(DamagedLog, match=f"{segment_file_name(first)}.*; offsets 130 to 139"):
         copy_partition(directory, target, END)
 
 
 def test_what_is_missing_is_told(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(DamagedLog, match="offsets 300 to 304 are missing"):
         copy_partition(directory, tmp_path / "a", END + 5)
-    (directory / segment_name(segment_offsets(directory)[1])).unlink()
+    (directory / segment_file_name(segment_offsets(directory)[1])).unlink()
     with pytest.raises(DamagedLog, match="are missing"):
         copy_partition(directory, tmp_path / "b", END)
     with pytest.raises(DamagedLog, match="offsets 0 to 6 are missing"):

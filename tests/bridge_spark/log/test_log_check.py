@@ -8,19 +8,11 @@ from pathlib import Path
 import pytest
 from support.damaged_log import BATCH, DAMAGES, END, batches, commit, make, open_log
 
-from bridge_spark.log import log_check
-from bridge_spark.log.log_check import (
-    check_description,
-    check_partition,
-    partitions,
-    read_file,
-    seen_end,
-    segment_name,
-    segment_offsets,
-    survey,
-)
-from bridge_spark.log.log_repair import lost_marks
-from bridge_spark.log.segment import encode_batches
+from bridge_spark.log import check
+from bridge_spark.log.check import check_description, check_partition, partitions, read_file, survey
+from bridge_spark.log.high_watermark import published_end
+from bridge_spark.log.record_batch import encode_batches, encode_lost
+from bridge_spark.log.segment_names import segment_file_name, segment_offsets
 from sessions.message import Message
 
 
@@ -35,7 +27,7 @@ def test_a_sound_partition(directory: Path, end: int | None) -> None:
     state = check_partition(directory, end, False)
     count = len(segment_offsets(directory))
     assert state == (0, END, count, [], [])
-    assert partitions(directory.parent.parent) == [("s", 0)] and seen_end(directory) == END
+    assert partitions(directory.parent.parent) == [("s", 0)] and published_end(directory) == END
     assert {path: path.read_bytes() for path in directory.iterdir()} == before
 
 
@@ -43,7 +35,7 @@ def test_a_sound_partition(directory: Path, end: int | None) -> None:
 @pytest.mark.parametrize("number", [0, 3, 13, 29])
 def test_damage_costs_one_batch(directory: Path, damage: str, number: int) -> None:
     first, batch, data = batches(directory)[number]
-    name = segment_name(first)
+    name = segment_file_name(first)
     (directory / name).write_bytes(DAMAGES[damage](data, batch))
     state = check_partition(directory, END, False)
     lost = f"offsets {batch.first_offset} to {batch.end_offset - 1}"
@@ -54,21 +46,21 @@ def test_damage_costs_one_batch(directory: Path, damage: str, number: int) -> No
 
 def test_bytes_beyond_the_end_are_no_problem(directory: Path) -> None:
     """What a crash leaves: the next start cuts it off."""
-    last = directory / segment_name(segment_offsets(directory)[-1])
+    last = directory / segment_file_name(segment_offsets(directory)[-1])
     with open(last, "ab") as file:
         file.write(b"MQB1 torn")
     assert check_partition(directory, END, False).problems == []
     assert len(check_partition(directory, None, False).problems) == 1
-    (directory / segment_name(END)).write_bytes(b"")
+    (directory / segment_file_name(END)).write_bytes(b"")
     assert check_partition(directory, END, False).problems == []
 
 
 def test_a_missing_segment(directory: Path) -> None:
     firsts = segment_offsets(directory)
-    (directory / segment_name(firsts[1])).unlink()
+    (directory / segment_file_name(firsts[1])).unlink()
     (problem,) = check_partition(directory, END, False).problems
     assert problem == (
-        f"{segment_name(firsts[2])}: offsets {firsts[1]} to {firsts[2] - 1} are missing before it"
+        f"{segment_file_name(firsts[2])}: offsets {firsts[1]} to {firsts[2] - 1} are missing before it"
     )
 
 
@@ -79,7 +71,7 @@ def test_the_tail_that_the_database_knows(directory: Path) -> None:
 
 def test_a_database_older_than_the_log(directory: Path) -> None:
     (problem,) = check_partition(directory, 100, False).problems
-    assert problem.startswith("high_watermark: readers have been shown offsets up to 300")
+    assert problem.startswith("high_watermark: readers have seen offsets up to 300")
     assert check_partition(directory, 100, True).problems == []
 
 
@@ -89,7 +81,7 @@ def test_a_damaged_watermark(directory: Path) -> None:
     (directory / "high_watermark").write_bytes(mark)
     (problem,) = check_partition(directory, END, False).problems
     assert problem.startswith("high_watermark: damaged")
-    assert seen_end(directory) == 0
+    assert published_end(directory) == 0
 
 
 def test_retention_beside_a_check(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +89,11 @@ def test_retention_beside_a_check(directory: Path, monkeypatch: pytest.MonkeyPat
     firsts = segment_offsets(directory)
 
     def gone(path: Path) -> bytes:
-        if path.name in map(segment_name, firsts[:2]):
+        if path.name in map(segment_file_name, firsts[:2]):
             raise FileNotFoundError(path)
         return read_file(path)
 
-    monkeypatch.setattr(log_check, "read_file", gone)
+    monkeypatch.setattr(check, "read_file", gone)
     state = check_partition(directory, END, True)
     assert (state.start, state.end, state.problems) == (firsts[2], END, [])
     with pytest.raises(FileNotFoundError):
@@ -119,13 +111,13 @@ def test_a_broker_that_appends_is_checked_to_the_end_of_the_moment(tmp_path: Pat
 
 def test_a_batch_within_a_payload_is_not_taken_for_the_next_one() -> None:
     """Somebody may publish a piece of a stream's own file."""
-    inner = lost_marks(20, 40)
-    outer = bytearray(lost_marks(0, 10))
+    inner = encode_lost(20, 40)
+    outer = bytearray(encode_lost(0, 10))
     messages = [Message("t", inner, 0, False, b"", "c", 1, 0)] * 10
     (batch,) = encode_batches(messages, 10)
     damaged = bytearray(batch)
     damaged[-1] ^= 1
-    data = bytes(outer) + bytes(damaged) + lost_marks(20, 50)
+    data = bytes(outer) + bytes(damaged) + encode_lost(20, 50)
     spans = survey(data, 0, 50)
     assert [(span.first_offset, span.end_offset, bool(span.reason)) for span in spans] == [
         (0, 10, False),
@@ -135,7 +127,7 @@ def test_a_batch_within_a_payload_is_not_taken_for_the_next_one() -> None:
 
 
 def test_unreadable_sectors_are_zeros(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = directory / segment_name(0)
+    path = directory / segment_file_name(0)
     whole = path.read_bytes()
     real = os.pread
 
@@ -144,10 +136,10 @@ def test_unreadable_sectors_are_zeros(directory: Path, monkeypatch: pytest.Monke
             raise OSError(5, "Input/output error")
         return real(fd, size, position)
 
-    monkeypatch.setattr(log_check.os, "pread", failing)
+    monkeypatch.setattr(check.os, "pread", failing)
     found = read_file(path)
     assert found == whole[:4096] + bytes(len(whole[4096:8192])) + whole[8192:]
-    assert segment_name(0) in check_partition(directory, END, False).problems[0]
+    assert segment_file_name(0) in check_partition(directory, END, False).problems[0]
 
 
 @pytest.mark.parametrize(

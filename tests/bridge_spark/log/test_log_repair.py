@@ -8,10 +8,12 @@ import pyarrow as pa
 import pytest
 from support.damaged_log import BATCH, DAMAGES, END, EVERYTHING, KEY, batches, commit, make, open_log, records
 
-from bridge_spark.log.columns import ColumnMaker
-from bridge_spark.log.log_check import check_partition, read_watermark, segment_name, segment_offsets
-from bridge_spark.log.log_repair import lost_marks, repair_partition
-from bridge_spark.log.segment import CorruptBatch, decode_columns, iter_batches, timestamps
+from bridge_spark.log.check import check_partition
+from bridge_spark.log.columns import ColumnBuilder
+from bridge_spark.log.high_watermark import read_watermark
+from bridge_spark.log.record_batch import CorruptBatch, decode_columns, encode_lost, iter_batches, timestamps
+from bridge_spark.log.repair import repair_partition
+from bridge_spark.log.segment_names import segment_file_name, segment_offsets
 from bridge_spark.log.stream_log import StreamLogDamage
 from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.offsets import DataLoss
@@ -48,14 +50,14 @@ def test_a_sound_partition_stays_as_it_is(directory: Path) -> None:
 def test_damage_costs_one_batch(directory: Path, damage: str, number: int, known: bool) -> None:
     first, batch, data = batches(directory)[number]
     damaged = DAMAGES[damage](data, batch)
-    (directory / segment_name(first)).write_bytes(damaged)
+    (directory / segment_file_name(first)).write_bytes(damaged)
     repaired = repair_partition(directory, END if known else None, 0, STAMP)
     lost = batch.first_offset, batch.end_offset
-    assert repaired.end == END and segment_name(first) in repaired.lines[0]
+    assert repaired.end == END and segment_file_name(first) in repaired.lines[0]
     assert records(directory) == without(lost)
     state = check_partition(directory, END, False)
     assert (state.problems, state.lost, state.end) == ([], [lost], END)
-    assert (directory / f"{segment_name(first)}.damaged-{STAMP}").read_bytes() == damaged
+    assert (directory / f"{segment_file_name(first)}.damaged-{STAMP}").read_bytes() == damaged
     after = contents(directory)
     assert repair_partition(directory, END, 0, "later") == (END, [])
     assert contents(directory) == after
@@ -70,7 +72,7 @@ def test_several_places_in_one_segment(directory: Path) -> None:
     data = found[0][2]
     for number in (1, 2, 5):
         data = DAMAGES["body"](data, found[number][1])
-    (directory / segment_name(0)).write_bytes(data)
+    (directory / segment_file_name(0)).write_bytes(data)
     repair_partition(directory, END, 0, STAMP)
     assert check_partition(directory, END, False).lost == [(10, 30), (50, 60)]
     assert records(directory) == without((10, 30), (50, 60))
@@ -78,7 +80,7 @@ def test_several_places_in_one_segment(directory: Path) -> None:
 
 def test_a_missing_segment_is_marked(directory: Path) -> None:
     firsts = segment_offsets(directory)
-    (directory / segment_name(firsts[1])).unlink()
+    (directory / segment_file_name(firsts[1])).unlink()
     repair_partition(directory, END, 0, STAMP)
     assert records(directory) == without((firsts[1], firsts[2]))
     open_log(directory.parent.parent.parent, {KEY: END}).close()
@@ -86,14 +88,14 @@ def test_a_missing_segment_is_marked(directory: Path) -> None:
 
 def test_the_first_segment_may_be_gone(directory: Path) -> None:
     firsts = segment_offsets(directory)
-    (directory / segment_name(firsts[0])).unlink()
+    (directory / segment_file_name(firsts[0])).unlink()
     assert repair_partition(directory, END, 0, STAMP).end == END
     assert records(directory) == without((0, firsts[1]))
 
 
 def test_a_truncated_tail_is_marked_up_to_the_end(directory: Path) -> None:
     first, batch, data = batches(directory)[-1]
-    (directory / segment_name(first)).write_bytes(data[: batch.end - 1])
+    (directory / segment_file_name(first)).write_bytes(data[: batch.end - 1])
     with pytest.raises(StreamLogDamage):
         open_log(directory.parent.parent.parent, {KEY: END + 5})
     assert repair_partition(directory, END + 5, 0, STAMP).end == END + 5
@@ -107,7 +109,7 @@ def test_a_truncated_tail_is_marked_up_to_the_end(directory: Path) -> None:
 @pytest.mark.parametrize("end", [END, None])
 def test_everything_gone_keeps_the_numbering(directory: Path, end: int | None) -> None:
     for first in segment_offsets(directory):
-        (directory / segment_name(first)).unlink()
+        (directory / segment_file_name(first)).unlink()
     assert repair_partition(directory, end, 0, STAMP).end == END
     assert check_partition(directory, END, False).lost == [(0, END)]
     logs = open_log(directory.parent.parent.parent, {KEY: END})
@@ -123,7 +125,7 @@ def test_a_directory_gone_keeps_the_numbering(tmp_path: Path) -> None:
 
 def test_without_the_database_every_whole_batch_is_kept(directory: Path) -> None:
     (directory / "high_watermark").unlink()
-    with open(directory / segment_name(segment_offsets(directory)[-1]), "ab") as file:
+    with open(directory / segment_file_name(segment_offsets(directory)[-1]), "ab") as file:
         file.write(b"MQB1 torn")
     assert repair_partition(directory, None, 0, STAMP).end == END
     assert repair_partition(directory, None, END + 3, STAMP).end == END + 3
@@ -147,13 +149,13 @@ def test_a_damaged_watermark_is_written_anew(directory: Path) -> None:
 
 
 def test_a_mark_is_a_batch_without_records() -> None:
-    data = lost_marks(5, 9)
+    data = encode_lost(5, 9)
     (batch,) = iter_batches(data)
     assert (batch.first_offset, batch.end_offset, batch.lost) == (5, 9, True)
     assert len(timestamps(data + bytes(100), batch)) == 0
     with pytest.raises(CorruptBatch, match="4 records were lost"):
         decode_columns(data, batch)
-    many = list(iter_batches(lost_marks(0, 2**32 + 7)))
+    many = list(iter_batches(encode_lost(0, 2**32 + 7)))
     assert [b.count for b in many] == [2**32 - 1, 8]
     for at in (3, 9, 12, 17, 24):
         damaged = bytearray(data)
@@ -165,13 +167,13 @@ def test_a_mark_is_a_batch_without_records() -> None:
 @pytest.mark.parametrize("number", [0, 13, 29])
 def test_spark_hears_of_lost_offsets(directory: Path, number: int) -> None:
     first, batch, data = batches(directory)[number]
-    (directory / segment_name(first)).write_bytes(DAMAGES["body"](data, batch))
+    (directory / segment_file_name(first)).write_bytes(DAMAGES["body"](data, batch))
     repair_partition(directory, END, 0, STAMP)
     open_log(directory.parent.parent.parent, {KEY: END}).close()
     storage = DirectoryStorage(str(directory.parent.parent.parent), "s")
     manifest = storage.manifest()
     (task,) = Planner(storage).plan(manifest, {0: 0}, {0: END}, None)
-    maker = ColumnMaker(pa.schema([("offset", pa.int64()), ("payload", pa.binary())]), "s", None)
+    maker = ColumnBuilder(pa.schema([("offset", pa.int64()), ("payload", pa.binary())]), "s", None)
     with pytest.raises(DataLoss, match=f"offsets {batch.first_offset} to {batch.end_offset - 1}"):
         list(read_slices(storage, task, maker, True))
     rows = [row for part in read_slices(storage, task, maker, False) for row in part.to_pylist()]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge_spark.log.predicates import Bounds, Wanted
+from bridge_spark.log.predicates import Bounds, Predicate
 
 pytestmark = pytest.mark.one_build
 
@@ -43,8 +43,8 @@ PREDICATE = st.one_of(
 ROW = st.fixed_dictionaries({"topic": TOPIC, "partition": NUMBER, "offset": NUMBER, "timestamp": NUMBER})
 
 
-def wanted_by(predicates: list[tuple[str, str, Any]]) -> Wanted:
-    wanted = Wanted()
+def wanted_by(predicates: list[tuple[str, str, Any]]) -> Predicate:
+    wanted = Predicate()
     for column, sign, value in predicates:
         given_value = [of(column, each) for each in value] if sign == "in" else of(column, value)
         narrowed = wanted.narrowed(column, sign, given_value)
@@ -59,14 +59,14 @@ def test_bounds_say_what_the_predicates_say(
 ) -> None:
     wanted = pickle.loads(pickle.dumps(wanted_by(predicates)))
     meant = [row for row in rows if all(MEANING[sign](row[column], value) for column, sign, value in predicates)]
-    assert meant == [row for row in rows if all(getattr(wanted, name).holds(row[name]) for name in row)]
+    assert meant == [row for row in rows if all(getattr(wanted, name).contains(row[name]) for name in row)]
     span = {name: (min(row[name] for row in rows), max(row[name] for row in rows)) for name in rows[0]}
     low, high = wanted.offsets(span["offset"][0], span["offset"][1] + 1)
     assert all(low <= row["offset"] < high for row in meant)
     if meant:
-        assert wanted.may_hold(span["offset"], span["timestamp"], span["topic"])
-        assert wanted.may_hold(topic=(span["topic"][0], None), offset=(None, span["offset"][1]))
-        assert wanted.partition.may_hold(*span["partition"])
+        assert wanted.may_match(span["offset"], span["timestamp"], span["topic"])
+        assert wanted.may_match(topic=(span["topic"][0], None), offset=(None, span["offset"][1]))
+        assert wanted.partition.may_match(*span["partition"])
 
 
 REFUSED = [
@@ -78,17 +78,17 @@ REFUSED = [
 
 @pytest.mark.parametrize(("column", "sign", "value"), REFUSED)
 def test_what_bounds_cannot_say_is_not_taken(column: str, sign: str, value: Any) -> None:
-    assert Wanted().narrowed(column, sign, value) is None
+    assert Predicate().narrowed(column, sign, value) is None
 
 
 def test_blocks_that_hold_nothing_wanted() -> None:
     wanted = wanted_by([("topic", "prefix", "plant/"), ("offset", ">=", 100), ("timestamp", "<", 1000)])
-    assert wanted.columns == ("topic", "offset", "timestamp") and not wanted.everything
-    assert wanted.may_hold((90, 100), (999, 2000), ("a", "plant/x"))
-    assert not wanted.may_hold(offset=(0, 99))
-    assert not wanted.may_hold(timestamp=(1000, 2000))
-    assert not wanted.may_hold(topic=("plant0", "z")) and not wanted.may_hold(topic=("a", "plant"))
+    assert wanted.columns == ("topic", "offset", "timestamp") and not wanted.unbounded
+    assert wanted.may_match((90, 100), (999, 2000), ("a", "plant/x"))
+    assert not wanted.may_match(offset=(0, 99))
+    assert not wanted.may_match(timestamp=(1000, 2000))
+    assert not wanted.may_match(topic=("plant0", "z")) and not wanted.may_match(topic=("a", "plant"))
     among = wanted_by([("offset", "in", [5, 50, 70]), ("offset", "<", 60)])
     assert among.offsets(0, 100) == (5, 51) and among.offsets(6, 40) == (40, 40)
-    assert not among.may_hold(offset=(51, 100))
-    assert Wanted().everything and Bounds[int]().everything and Wanted().offsets(3, 9) == (3, 9)
+    assert not among.may_match(offset=(51, 100))
+    assert Predicate().unbounded and Bounds[int]().unbounded and Predicate().offsets(3, 9) == (3, 9)

@@ -19,8 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_spark.log import segment
-from bridge_spark.log.segment import decode_messages, decode_watermark, iter_batches
+from bridge_spark.log import sparse_index
+from bridge_spark.log.high_watermark import decode_watermark
+from bridge_spark.log.record_batch import decode_messages, iter_batches, read_batch
 from bridge_spark.log.stream_log import StreamConfig, StreamLogError, StreamLogs, partition_of
 from sessions.message import Message
 
@@ -484,7 +485,7 @@ def test_the_partition_of_a_key_is_fixed() -> None:
 def test_offset_for_timestamp(batches: List[List[int]], wanted: int, interval: int) -> None:
     """Also when the clock went back, with an index entry per batch and with none."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(segment, "INDEX_INTERVAL", interval)
+        patch.setattr(sparse_index, "INDEX_INTERVAL", interval)
         logs = open_logs(Path(directory), {}, segment_bytes=1200)
         times: List[int] = []
         for seconds in batches:
@@ -538,9 +539,9 @@ def test_the_index_leads_to_batches(tmp_path: Path) -> None:
     for part in logs.manifest("s")["partitions"][0]["segments"]:
         index, size = logs.committed_file("s", 0, part["file"].replace(".seg", ".idx"))
         data = (index.parent / part["file"]).read_bytes()
-        entries = segment.decode_index(index.read_bytes()[:size])
+        entries = sparse_index.decode_index(index.read_bytes()[:size])
         assert len(entries) == size // 24 == len(index.read_bytes()) // 24
-        assert all(segment.read_batch(data, e.position).first_offset == e.first_offset for e in entries)
+        assert all(read_batch(data, e.position).first_offset == e.first_offset for e in entries)
 
 
 def test_readers_on_other_threads_see_only_whole_commits(tmp_path: Path) -> None:

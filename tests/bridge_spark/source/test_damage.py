@@ -12,8 +12,9 @@ from support.sealed_log import seal_segment
 from support.spark_session import StreamWriter, message
 from support.stream_reads import places, rows
 
-from bridge_spark.log import sealed_writer, segment
-from bridge_spark.log.sealed import inspect
+from bridge_spark.log.record_batch import HEADER_BYTES
+from bridge_spark.log.sealed import writer as sealed_writer
+from bridge_spark.log.sealed.footer import load_footer
 from bridge_spark.source.damage import CorruptSegment
 from bridge_spark.source.directory_storage import DirectoryStorage
 
@@ -38,7 +39,7 @@ def damaged_stream(data: Path, wrong: dict[int, str]) -> Path:
         if kind == "body":
             content[end - 20] ^= 1
         elif kind == "header":
-            content[start : start + segment.HEADER_BYTES] = bytes(segment.HEADER_BYTES)
+            content[start : start + HEADER_BYTES] = bytes(HEADER_BYTES)
         elif kind == "length":
             content[start + 4] ^= 0x40
         else:
@@ -105,7 +106,7 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_damaged_row_group_of_a_sealed_segment(
     start: int, sealed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (group,) = [group for group in inspect(sealed).groups if group.first_offset == 2 * ROWS]
+    (group,) = [group for group in load_footer(sealed).groups if group.first_offset == 2 * ROWS]
     content = bytearray(sealed.read_bytes())
     content[group.position : group.position + 100] = bytes(100)
     sealed.write_bytes(content)

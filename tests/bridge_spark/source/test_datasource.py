@@ -19,8 +19,9 @@ from support.sealed_log import seal_closed
 from support.spark_session import StreamWriter, message, spark
 from support.stream_reads import batches, places, rows, source, stream_reader, stream_rows
 
-from bridge_spark.log import segment
 from bridge_spark.log.columns import PropertyError, decode_properties
+from bridge_spark.log.record_batch import encode_batch
+from bridge_spark.log.sparse_index import INDEX_ENTRY, decode_index
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.offsets import DataLoss
@@ -162,7 +163,7 @@ def test_rows_beyond_the_high_watermark_are_not_read(tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path)
     writer.append(0, [message(0), message(1)])
     writer.append(0, [message(2)], commit=False)
-    (tmp_path / "streams/sensors/0/00000000000000000002.seg").write_bytes(segment.encode_batch([message(9)], 2))
+    (tmp_path / "streams/sensors/0/00000000000000000002.seg").write_bytes(encode_batch([message(9)], 2))
     assert places(rows(tmp_path)) == [(0, 0), (0, 1)]
 
 
@@ -201,9 +202,9 @@ def test_a_stale_or_missing_index_gives_the_same_rows(tmp_path: Path) -> None:
         writer.append(0, [message(n, payload=bytes(1000)) for n in range(100)])
     whole = places(rows(tmp_path, startingOffsets='{"0": 777}'))
     index = tmp_path / "streams/sensors/0/00000000000000000000.idx"
-    entries = segment.decode_index(index.read_bytes())
+    entries = decode_index(index.read_bytes())
     assert whole == [(0, offset) for offset in range(777, 2000)] and len(entries) > 10
-    wrong = [segment.INDEX_ENTRY.pack(e.first_offset, e.position + (8 if e.position else 0), e.timestamp)
+    wrong = [INDEX_ENTRY.pack(e.first_offset, e.position + (8 if e.position else 0), e.timestamp)
              for e in entries]
     index.write_bytes(b"".join(wrong))
     assert places(rows(tmp_path, startingOffsets='{"0": 777}')) == whole

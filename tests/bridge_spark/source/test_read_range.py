@@ -30,7 +30,7 @@ from support.spark_session import START_US, StreamWriter, message
 from support.stream_reads import places, rows, source, stream_reader
 
 from bridge_spark.datasource import FilteringMqttReader, MqttReader, SliceTask
-from bridge_spark.log.segment import IndexEntry
+from bridge_spark.log.sparse_index import IndexEntry
 from bridge_spark.source import plan
 from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.offsets import limit_rows

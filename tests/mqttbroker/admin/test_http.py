@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 
-from bridge_spark.log.segment import iter_batches
+from bridge_spark.log.record_batch import iter_batches
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from mqttbroker import __version__
 from mqttbroker.admin import http as server_module

@@ -16,7 +16,7 @@ from support.damaged_log import DAMAGES, batches
 from support.full_store import CHANGES, overwrite, page_kinds
 from support.raw_client import RawClient
 
-from bridge_spark.log.log_check import segment_name
+from bridge_spark.log.segment_names import segment_file_name
 from mqttbroker.admin.repair import DATABASE, check, repair, set_aside
 from mqttbroker.codec.packets import Puback, Publish
 from mqttbroker.codec.properties import Properties
@@ -104,7 +104,7 @@ def page_of(data_dir: Path, kind: str, row: tuple[type, ...]) -> int:
 def damage_batch(data_dir: Path, number: int) -> tuple[int, int]:
     directory = data_dir / "streams" / "s" / "0"
     first, batch, data = batches(directory)[number]
-    (directory / segment_name(first)).write_bytes(DAMAGES["checksum"](data, batch))
+    (directory / segment_file_name(first)).write_bytes(DAMAGES["checksum"](data, batch))
     return batch.first_offset, batch.end_offset
 
 
@@ -168,7 +168,7 @@ def test_a_database_restored_from_before_gets_the_longer_log(data_dir: Path, sta
     connection.execute("UPDATE stream_ends SET end_offset = 100")
     connection.commit()
     connection.close()
-    assert "readers have been shown offsets up to 400" in check(data_dir).problems[0]
+    assert "readers have seen offsets up to 400" in check(data_dir).problems[0]
     assert repair(data_dir)[-1] == "streams/s/0: ends at offset 400, not 100"
     start_broker(data_dir=data_dir, config=STREAM)
 

@@ -1,9 +1,8 @@
-"""Rewriting a segment as one Parquet file.
+"""Rewrites a closed segment as one Parquet file.
 
-The rule kept here: a file is called sealed when it is on disk and was read back, and every row of it was found equal to
-the segment's.  Columns are those of the Spark source, so that any reader of Parquet takes them as they are; the
-properties as they were received stand in one more column, from which the source makes its own, so that a row is the same
-before and after.
+The file is written, synced, read back and compared row by row with the segment.  Its columns are those of the Spark
+source, plus `properties`, the properties as received.  The Spark source makes its property columns from that one, so
+rows are the same before and after sealing.
 
 Measured (400,000 records of 111 bytes with JSON payloads, 2 cores shared with other work): 1.8 CPU seconds per million
 records from commits of 1000, 2.4 from commits of 50, 7.1 from commits of 5; 13 to 15 bytes per record.
@@ -23,12 +22,20 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from bridge_spark.log.columns import STORED_TYPES, Properties, PropertyError, decode_properties
 from bridge_spark.log.files import write_all
-from bridge_spark.log.sealed import KEY, Group, Sealed, encode_times, read_sealed, verify, with_checksums
-from bridge_spark.log.segment import QOS_MASK, RETAIN_FLAG, Batch, CorruptBatch, decode_columns, scan
+from bridge_spark.log.record_batch import QOS_MASK, RETAIN_FLAG, Batch, CorruptBatch, decode_columns, scan_batches
+from bridge_spark.log.sealed.footer import (
+    KEY,
+    Footer,
+    RowGroup,
+    encode_time_index,
+    read_footer,
+    verify_file,
+    with_checksums,
+)
 
 GROUP_ROWS = 50_000
-GROUP_BYTES = 16 * 1024 * 1024  # of the segment, about; one record may be larger
-SYNC_BYTES = 4 * 1024 * 1024  # written between syncs, so that the broker's own never waits for much more
+GROUP_BYTES = 16 * 1024 * 1024  # of the segment, approximately; a single record may be larger
+SYNC_BYTES = 4 * 1024 * 1024  # written between two syncs; bounds how long a sync of the broker waits
 ZSTD_LEVEL = 3
 
 SCHEMA = pa.schema([
@@ -55,15 +62,15 @@ _ENCODINGS = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED
 _STATISTICS = ["topic", "qos", "retain", "partition", "offset", "timestamp", "client_id", "stream"]
 
 
-class Lost(NamedTuple):
-    """Offsets that damage took."""
+class LostRange(NamedTuple):
+    """Offsets lost to damage."""
 
     first_offset: int
     end_offset: int
 
 
-class Rows(NamedTuple):
-    """The records of one row group, as they were stored; offsets have no gap."""
+class StoredRows(NamedTuple):
+    """The records of one row group in the log's columns.  Their offsets have no gap."""
 
     first_offset: int
     stored: pa.RecordBatch
@@ -73,8 +80,8 @@ class Rows(NamedTuple):
         return self.first_offset + int(self.stored.num_rows)
 
 
-class Source(NamedTuple):
-    """A closed segment: the first `size` bytes of a file with the offsets up to `end_offset`, exclusive."""
+class ClosedSegment(NamedTuple):
+    """A closed segment: the first `size` bytes of a file, with offsets up to, not including, `end_offset`."""
 
     path: Path
     stream: str
@@ -84,15 +91,15 @@ class Source(NamedTuple):
     size: int
 
 
-def seal(source: Source, target: Path) -> None:
-    """Write the sealed segment as `target`; when this returns it is on disk, though its name may not be.
+def seal(source: ClosedSegment, target: Path) -> None:
+    """Write and sync the sealed segment `target`.  The caller syncs the directory.
 
-    Raises `SegmentError` if the segment is damaged or what was written is not the same, `OSError` if it cannot be
-    written; what was written then stays.
+    Raises `SegmentError` if the segment is damaged or `target` differs from it, `OSError` if `target` cannot be written.
+    After an error an unfinished `target` may remain.
     """
     fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        sink = _Sink(fd)
+        sink = _ChecksummedFile(fd)
         written = _write(source, sink)
         os.fsync(fd)
         _compare(source, written, target, fd)
@@ -100,64 +107,64 @@ def seal(source: Source, target: Path) -> None:
         os.close(fd)
 
 
-def _write(source: Source, sink: _Sink) -> Sealed:
+def _write(source: ClosedSegment, sink: _ChecksummedFile) -> Footer:
     lost: list[tuple[int, int]] = []
-    groups: list[Group] = []
+    groups: list[RowGroup] = []
     first_timestamp: Optional[int] = None
-    file = pa.PythonFile(sink, "w")  # counts what goes through, which ours must as well
+    file = pa.PythonFile(sink, "w")  # its position includes the time indexes
     with pq.ParquetWriter(
         file, SCHEMA, compression="zstd", compression_level=ZSTD_LEVEL, use_dictionary=_DICTIONARIES,
         column_encoding=_ENCODINGS, write_statistics=_STATISTICS, write_page_index=True, write_page_checksum=True,
         store_schema=False,
     ) as writer:
         for part in _parts(source):
-            if isinstance(part, Lost):
+            if isinstance(part, LostRange):
                 lost.append(part)
                 continue
             position = file.tell()
             writer.write_table(_columns(part, source))
             times = part.stored.column("timestamp").cast(pa.int64()).to_pylist()
-            index = encode_times(times)
+            index = encode_time_index(times)
             end = file.tell()
             file.write(index)
-            groups.append(Group(part.first_offset, part.end_offset, position, end, len(index), min(times), max(times)))
+            groups.append(RowGroup(part.first_offset, part.end_offset, position, end, len(index), min(times), max(times)))
             first_timestamp = times[0] if first_timestamp is None else first_timestamp
         last_timestamp = max((group.last_timestamp for group in groups), default=0)
-        made = Sealed(source.stream, source.partition, source.first_offset, source.end_offset, first_timestamp or 0,
+        made = Footer(source.stream, source.partition, source.first_offset, source.end_offset, first_timestamp or 0,
                       last_timestamp, source.size, tuple(lost), tuple(groups), 0, 0, 0)
-        writer.add_key_value_metadata({KEY: made.describe()})
-        sink.hold()
+        writer.add_key_value_metadata({KEY: made.encode()})
+        sink.hold_footer()
     sink.finish()
     return made
 
 
-def _parts(source: Source) -> Iterator[Union[Rows, Lost]]:
-    """What the segment holds, in order and in portions for row groups."""
-    waiting = _Gathered(source.first_offset)
+def _parts(source: ClosedSegment) -> Iterator[Union[StoredRows, LostRange]]:
+    """The records and lost ranges of the segment in order, in pieces of at most one row group."""
+    pending = _PendingRows(source.first_offset)
     with open(source.path, "rb") as file:
-        for _, batch, data in scan(file, 0, source.size, source.first_offset):
-            full = waiting.count + batch.count > GROUP_ROWS or waiting.size + len(data) > GROUP_BYTES
+        for _, batch, data in scan_batches(file, 0, source.size, source.first_offset):
+            full = pending.count + batch.count > GROUP_ROWS or pending.size + len(data) > GROUP_BYTES
             if batch.lost or full:
-                yield from waiting.parts()
-                waiting = _Gathered(batch.end_offset if batch.lost else batch.first_offset)
+                yield from pending.parts()
+                pending = _PendingRows(batch.end_offset if batch.lost else batch.first_offset)
             if batch.lost:
-                yield Lost(batch.first_offset, batch.end_offset)
+                yield LostRange(batch.first_offset, batch.end_offset)
             else:
-                waiting.add(data, batch)
-    yield from waiting.parts()
-    end = waiting.first_offset + waiting.count
+                pending.add(data, batch)
+    yield from pending.parts()
+    end = pending.first_offset + pending.count
     if end != source.end_offset:
         raise CorruptBatch(source.size, f"ends at offset {end} instead of {source.end_offset}")
 
 
-class _Gathered:
-    """The stored columns of batches that follow one another, gathered as bytes: batches may be very small."""
+class _PendingRows:
+    """Collects the columns of consecutive batches as bytes, as batches may be very small."""
 
     def __init__(self, first_offset: int) -> None:
         self.first_offset = first_offset
         self.count = 0
         self.size = 0
-        self._seams: list[int] = []  # where in the offsets gathered a batch ends
+        self._batch_ends: list[int] = []  # indexes into the collected column offsets
         self._blocks: dict[str, list[bytes]] = {name: [] for name in _BLOCKS}
 
     def add(self, data: bytes, batch: Batch) -> None:
@@ -165,37 +172,37 @@ class _Gathered:
         for name, blocks in self._blocks.items():
             start, length = getattr(columns, name)
             blocks.append(data[start:start + length])
-        self._seams.append(self.count + len(self._seams) + batch.count)
+        self._batch_ends.append(self.count + len(self._batch_ends) + batch.count)
         self.count += batch.count
         self.size += len(data)
 
-    def parts(self) -> Iterator[Rows]:
-        """Everything, in pieces as large as a row group may be."""
+    def parts(self) -> Iterator[StoredRows]:
+        """All rows, in pieces of at most one row group."""
         if not self.count:
             return
         piece = max(1, min(GROUP_ROWS, GROUP_BYTES * self.count // self.size))
         columns = [self._column(name) for name in _STORED]
         stored = pa.RecordBatch.from_arrays(columns, names=list(_STORED))
         for start in range(0, self.count, piece):
-            yield Rows(self.first_offset + start, stored.slice(start, piece))
+            yield StoredRows(self.first_offset + start, stored.slice(start, piece))
 
     def _column(self, name: str) -> pa.Array:
         values = pa.py_buffer(b"".join(self._blocks[name]))
         if name in ("timestamp", "flags"):
             return pa.Array.from_buffers(STORED_TYPES[name], self.count, [None, values])
-        gathered = pa.py_buffer(b"".join(self._blocks[f"{name}_offsets"]))
-        offsets = pa.Array.from_buffers(pa.int32(), self.count + len(self._seams), [None, gathered])
-        within = bytearray(b"\1") * (len(offsets) - 1)  # a difference is a length, but not from one batch to the next
-        for seam in self._seams[:-1]:
-            within[seam] = 0
-        mask = pa.Array.from_buffers(pa.uint8(), len(within), [None, pa.py_buffer(within)]).cast(pa.bool_())
+        encoded = pa.py_buffer(b"".join(self._blocks[f"{name}_offsets"]))
+        offsets = pa.Array.from_buffers(pa.int32(), self.count + len(self._batch_ends), [None, encoded])
+        is_length = bytearray(b"\1") * (len(offsets) - 1)  # differences of offsets are lengths, except across batches
+        for end in self._batch_ends[:-1]:
+            is_length[end] = 0
+        mask = pa.Array.from_buffers(pa.uint8(), len(is_length), [None, pa.py_buffer(is_length)]).cast(pa.bool_())
         lengths = pc.subtract(offsets[1:], offsets[:-1]).filter(mask)
         ends = pc.cumulative_sum(lengths)
         starts = pa.concat_arrays([pa.array([0], pa.int32()), ends])
         return pa.Array.from_buffers(STORED_TYPES[name], self.count, [None, starts.buffers()[1], values])
 
 
-def _columns(part: Rows, source: Source) -> pa.Table:
+def _columns(part: StoredRows, source: ClosedSegment) -> pa.Table:
     stored = part.stored
     count = stored.num_rows
     flags = stored.column("flags")
@@ -214,7 +221,7 @@ def _columns(part: Rows, source: Source) -> pa.Table:
 
 def _property_columns(encoded: pa.Array) -> dict[str, Any]:
     distinct = encoded.dictionary_encode()
-    decoded = [_decoded(data) for data in distinct.dictionary.to_pylist()]
+    decoded = [_decode_or_none(data) for data in distinct.dictionary.to_pylist()]
     values: dict[str, list[Any]] = {
         "content_type": [each and each.content_type for each in decoded],
         "response_topic": [each and each.response_topic for each in decoded],
@@ -224,36 +231,36 @@ def _property_columns(encoded: pa.Array) -> dict[str, Any]:
     return {name: pa.array(column, SCHEMA.field(name).type).take(distinct.indices) for name, column in values.items()}
 
 
-def _decoded(data: bytes) -> Optional[Properties]:
-    """None for properties that are none: the source tells that whoever asks for them, sealed or not."""
+def _decode_or_none(data: bytes) -> Optional[Properties]:
+    """None if malformed.  The Spark source reports malformed properties itself, from the column `properties`."""
     try:
         return decode_properties(data)
     except PropertyError:
         return None
 
 
-def _compare(source: Source, written: Sealed, target: Path, fd: int) -> None:
-    """Raise `SegmentError` unless the file holds what the segment holds."""
+def _compare(source: ClosedSegment, written: Footer, target: Path, fd: int) -> None:
+    """Raise `SegmentError` unless the file has the rows and offsets of the segment."""
     size = os.fstat(fd).st_size
-    found = read_sealed(lambda position, length: os.pread(fd, length, position), size)
+    found = read_footer(lambda position, length: os.pread(fd, length, position), size)
     if found != written._replace(size=size, data_bytes=found.data_bytes, data_crc=found.data_crc):
-        raise CorruptBatch(0, "another footer was read than written")
-    verify(target)
+        raise CorruptBatch(0, "the footer read back differs from the one written")
+    verify_file(target)
     with pq.ParquetFile(target, page_checksum_verification=True) as file:
         number = 0
         for part in _parts(source):
-            if isinstance(part, Lost):
+            if isinstance(part, LostRange):
                 continue
             read = file.read_row_group(number, use_threads=False)
             if not read.cast(SCHEMA).equals(_columns(part, source)):
-                raise CorruptBatch(written.groups[number].position, "other rows were read than written")
+                raise CorruptBatch(written.groups[number].position, "the rows read back differ from those written")
             number += 1
         if number != file.num_row_groups:
-            raise CorruptBatch(0, "more rows were read than written")
+            raise CorruptBatch(0, "more rows were read back than written")
 
 
-class _Sink:
-    """The file that is written, for `pyarrow`: sums up what goes through, and syncs it in portions."""
+class _ChecksummedFile:
+    """The output file for `pyarrow`.  Computes the checksum, syncs every `SYNC_BYTES`, and holds the footer back."""
 
     closed = False
 
@@ -262,17 +269,17 @@ class _Sink:
         self._position = 0
         self._crc = 0
         self._synced = 0
-        self._held: Optional[bytearray] = None
+        self._footer: Optional[bytearray] = None
 
     def write(self, data: Any) -> int:
         data = bytes(data)
-        if self._held is not None:
-            self._held += data
+        if self._footer is not None:
+            self._footer += data
         else:
-            self._put(data)
+            self._append(data)
         return len(data)
 
-    def _put(self, data: bytes) -> None:
+    def _append(self, data: bytes) -> None:
         write_all(self._fd, data, self._position)
         self._position += len(data)
         self._crc = google_crc32c.extend(self._crc, data)
@@ -280,20 +287,20 @@ class _Sink:
             os.fdatasync(self._fd)
             self._synced = self._position
 
-    def hold(self) -> None:
-        """Keep what comes from here on for `finish`."""
-        self._held = bytearray()
+    def hold_footer(self) -> None:
+        """Keep all further bytes in memory until `finish`, which fills in the checksums."""
+        self._footer = bytearray()
 
     def finish(self) -> None:
-        assert self._held is not None
-        ending, self._held = with_checksums(bytes(self._held), self._crc), None
-        self._put(ending)
+        assert self._footer is not None
+        ending, self._footer = with_checksums(bytes(self._footer), self._crc), None
+        self._append(ending)
 
     def flush(self) -> None:
-        """Nothing waits here but what is held."""
+        """Required by pyarrow; only the footer is buffered."""
 
     def close(self) -> None:
-        """Whoever opened the file closes it."""
+        """Required by pyarrow; the caller closes the descriptor."""
 
     def writable(self) -> bool:
         return True

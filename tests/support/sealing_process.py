@@ -14,7 +14,7 @@ from support.damaged_log import make
 
 from bridge_spark.log import stream_log
 from bridge_spark.log.files import sync_directory
-from bridge_spark.log.sealing import Sealing
+from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 
 
@@ -26,7 +26,7 @@ def main(data_dir: Path, end: int) -> int:
     stream_log.UNSEALED_STAYS = 0.0
     logs = StreamLogs(data_dir / "streams", [StreamConfig("s", ["sensors/#"], segment_bytes=5000, seal=True)], lambda: 1e6)
     logs.recover({("s", 0): end})
-    sealing = Sealing(logs)
+    sealing = Sealer(logs)
     sealing.start()
     closed = len(logs.manifest("s")["partitions"][0]["segments"]) - 1
     while not logs.sealing_failures and len(list((data_dir / "streams/s/0").glob("*.seg"))) > 1:

@@ -18,13 +18,13 @@ from support.sealed_log import seal_closed, seal_segment
 from support.spark_session import StreamWriter
 from support.stream_reads import batches, rows, source
 
-from bridge_spark.log import sealed_writer
 from bridge_spark.log.columns import SCHEMA_DDL
-from bridge_spark.log.predicates import Wanted
-from bridge_spark.log.sealed import inspect, search_sealed, verify
-from bridge_spark.log.sealed_reader import SealedFile
-from bridge_spark.log.sealed_writer import SCHEMA, Source, seal
-from bridge_spark.log.segment import SegmentError, encode_batch
+from bridge_spark.log.predicates import Predicate
+from bridge_spark.log.record_batch import SegmentError, encode_batch
+from bridge_spark.log.sealed import writer
+from bridge_spark.log.sealed.footer import load_footer, search_sealed_file, verify_file
+from bridge_spark.log.sealed.reader import SealedFile
+from bridge_spark.log.sealed.writer import SCHEMA, ClosedSegment, seal
 from bridge_spark.source import slice_reader
 from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.storage import StreamError
@@ -63,7 +63,7 @@ SEGMENTS = st.lists(
 
 @pytest.fixture(autouse=True)
 def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_writer, "GROUP_ROWS", 7)
+    monkeypatch.setattr(writer, "GROUP_ROWS", 7)
 
 
 def write(data: Path, segments: list[list[Any]]) -> int:
@@ -118,7 +118,7 @@ def test_the_first_record_at_a_time_whichever_way_clocks_go(clock: list[list[int
         moments = [START + now for batch in clock for now in batch]
         (file,) = seal_closed(data / "streams/sensors/0")
         first = next((offset for offset, moment in enumerate(moments) if moment >= START + wanted), len(moments))
-        assert search_sealed(file, START + wanted) == first
+        assert search_sealed_file(file, START + wanted) == first
         since = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=START + wanted)
         found = rows(data, startingTimestamp=since.isoformat())
         assert [row["offset"] for row in found] == list(range(first, len(moments) + 1))
@@ -135,7 +135,7 @@ def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
     writer.lose(0, 5)
     writer.append(0, [message(15, timestamp=START - 1)])
     size = writer.segments(0)[0].stat().st_size
-    part = verify(seal_segment(writer.segments(0)[0], 16))
+    part = verify_file(seal_segment(writer.segments(0)[0], 16))
     assert (part.stream, part.partition, part.first_offset, part.end_offset, part.rows) == ("sensors", 0, 0, 16, 11)
     assert (part.first_timestamp, part.last_timestamp, part.unsealed_bytes) == (START, START + 9, size)
     assert part.lost == ((10, 15),)
@@ -147,18 +147,18 @@ def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
     file = sealed(tmp_path)
     whole = file.read_bytes()
     right = read(tmp_path, 0, 61)
-    footer = len(whole) - inspect(file).data_bytes
+    footer = len(whole) - load_footer(file).data_bytes
     for number, place in enumerate([*range(0, len(whole), 211), *range(len(whole) - footer, len(whole), 97)]):
         file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << number % 8]) + whole[place + 1:])
         with pytest.raises(SegmentError):
-            verify(file)
+            verify_file(file)
         if number % 4 == 0:
             found = read(tmp_path, 0, 61)
             assert found == right or (found[0] == right[: len(found[0])] and "is corrupt at offset" in found[1]), place
     for size in (0, 7, 11, 100, len(whole) - 1):
         file.write_bytes(whole[:size])
         with pytest.raises(SegmentError):
-            inspect(file)
+            load_footer(file)
 
 
 def test_a_file_under_another_name_is_not_that_segment(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_file_under_another_name_is_not_that_segment(tmp_path: Path) -> None:
     other = file.with_name(f"{1:020d}.parquet")
     os.rename(file, other)
     with pytest.raises(SegmentError, match="begins with offset 0"):
-        inspect(other)
+        load_footer(other)
 
 
 def test_a_segment_that_is_damaged_or_too_short_is_not_sealed(tmp_path: Path) -> None:
@@ -176,22 +176,22 @@ def test_a_segment_that_is_damaged_or_too_short_is_not_sealed(tmp_path: Path) ->
     for end, content in ((3, data), (2, data[:-1]), (2, data[:-9] + b"x" + data[-8:])):
         path.write_bytes(content)
         with pytest.raises(SegmentError):
-            seal(Source(path, "s", 0, 0, end, len(content)), tmp_path / "sealed")
+            seal(ClosedSegment(path, "s", 0, 0, end, len(content)), tmp_path / "sealed")
 
 
 def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / f"{0:020d}.seg"
     path.write_bytes(encode_batch([message(0), message(1)], 0))
-    columns = sealed_writer._columns
+    columns = writer._columns
     made: list[pa.Table] = []
 
-    def wrong(part: Any, of: Source) -> pa.Table:
+    def wrong(part: Any, of: ClosedSegment) -> pa.Table:
         made.append(columns(part, of))
         return made[0].set_column(1, SCHEMA.field("payload"), pa.array([b"0", b"x"])) if len(made) == 1 else made[-1]
 
-    monkeypatch.setattr(sealed_writer, "_columns", wrong)
-    with pytest.raises(SegmentError, match="other rows"):
-        seal(Source(path, "s", 0, 0, 2, path.stat().st_size), path.with_name(f"{0:020d}.parquet"))
+    monkeypatch.setattr(writer, "_columns", wrong)
+    with pytest.raises(SegmentError, match="rows read back differ"):
+        seal(ClosedSegment(path, "s", 0, 0, 2, path.stat().st_size), path.with_name(f"{0:020d}.parquet"))
 
 
 class Counting:
@@ -208,12 +208,12 @@ class Counting:
 
 
 def test_only_what_is_asked_for_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed_writer, "GROUP_ROWS", 50)
+    monkeypatch.setattr(writer, "GROUP_ROWS", 50)
     records = [message(index, topic=f"t{index // 50}", payload=os.urandom(4000)) for index in range(200)]
     write(tmp_path, [[records]])
     (file,) = seal_closed(tmp_path / "streams/sensors/0")
 
-    def cost(stored: list[str], start: int, end: int, wanted: Wanted = Wanted()) -> tuple[int, list[int]]:
+    def cost(stored: list[str], start: int, end: int, wanted: Predicate = Predicate()) -> tuple[int, list[int]]:
         reading = Counting(file)
         opened = SealedFile(reading, len(reading.data))
         before = reading.bytes
@@ -225,9 +225,9 @@ def test_only_what_is_asked_for_is_fetched(tmp_path: Path, monkeypatch: pytest.M
     assert found == list(range(200)) and few < 20_000
     one, found = cost(["payload"], 60, 70)
     assert found == list(range(60, 70)) and 200_000 < one < 300_000
-    topic = Wanted().narrowed("topic", "=", "t2")
+    topic = Predicate().narrowed("topic", "=", "t2")
     assert topic is not None and cost(["payload"], 0, 200, topic)[1] == list(range(100, 150))
-    late = Wanted().narrowed("timestamp", ">=", datetime.fromtimestamp((START + 150) / 1e6, timezone.utc))
+    late = Predicate().narrowed("timestamp", ">=", datetime.fromtimestamp((START + 150) / 1e6, timezone.utc))
     assert late is not None and cost(["payload"], 0, 200, late)[1] == list(range(150, 200))
 
 

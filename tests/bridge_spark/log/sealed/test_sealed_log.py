@@ -13,12 +13,12 @@ from support.sealed_log import seal_closed, seal_segment, sealed_files
 from support.stream_reads import rows as rows_of
 
 from bridge_spark.log import partition, stream_log
-from bridge_spark.log.log_backup import DamagedLog, copy_partition, hold
-from bridge_spark.log.log_check import check_partition, segment_offsets
-from bridge_spark.log.log_repair import repair_partition
-from bridge_spark.log.sealed import file_name
-from bridge_spark.log.segment import Watermark, encode_watermark
-from bridge_spark.log.segment_file import examine_sealed
+from bridge_spark.log.backup import DamagedLog, backup_lock, copy_partition
+from bridge_spark.log.check import check_partition
+from bridge_spark.log.high_watermark import Watermark, encode_watermark
+from bridge_spark.log.repair import repair_partition
+from bridge_spark.log.segment import read_sealed_segment
+from bridge_spark.log.segment_names import sealed_file_name, segment_offsets
 from bridge_spark.log.stream_log import StreamConfig, StreamLogDamage, StreamLogs
 from bridge_spark.source.damage import CorruptSegment
 from bridge_spark.source.directory_storage import DirectoryStorage
@@ -70,7 +70,7 @@ def test_readers_are_shown_the_sealed_file_before_the_other_goes(directory: Path
     (key, where, part), *_ = logs.unsealed()
     assert (key, where, part.file) == (KEY, directory, before[0]["file"])
     sealed = seal_segment(directory / part.file, part.end_offset, keep=True)
-    logs.put_sealed(key, examine_sealed(sealed))
+    logs.put_sealed(key, read_sealed_segment(sealed))
     assert logs.manifest("s")["partitions"][0]["segments"] == before
     logs.committed()
     first, *others = logs.manifest("s")["partitions"][0]["segments"]
@@ -84,7 +84,7 @@ def test_readers_are_shown_the_sealed_file_before_the_other_goes(directory: Path
     assert (logs.sealed_segments, logs.sealed_bytes_saved) == (1, part.size - size)
     assert logs.offset_for_timestamp("s", 0, 10**12 + 7) == 7
     clock.now += stream_log.UNSEALED_STAYS
-    with hold(logs.directory):
+    with backup_lock(logs.directory):
         logs.committed()
         assert (directory / part.file).exists()
     logs.committed()
@@ -98,7 +98,7 @@ def test_what_retention_took_meanwhile_is_not_shown_again(directory: Path) -> No
     logs, _ = sealing_log(directory)
     _, _, part = next(logs.unsealed())
     sealed = seal_segment(directory / part.file, part.end_offset, keep=True)
-    found, data = examine_sealed(sealed), sealed.read_bytes()
+    found, data = read_sealed_segment(sealed), sealed.read_bytes()
     logs._partitions[KEY].drop(1)
     sealed.write_bytes(data)
     logs.put_sealed(KEY, found)
@@ -139,7 +139,7 @@ def test_recovery_with_every_mixture(directory: Path) -> None:
     firsts = segment_offsets(directory)
     seal_segment(directory / f"{firsts[0]:020d}.seg", firsts[1])
     seal_segment(directory / f"{firsts[1]:020d}.seg", firsts[2], keep=True)
-    (directory / f"{file_name(firsts[2])}.77.sealing").write_bytes(b"PAR1 half")
+    (directory / f"{sealed_file_name(firsts[2])}.77.sealing").write_bytes(b"PAR1 half")
     for end in (END, None):
         logs = opened(directory, end)
         assert files(logs) == ["parquet", "parquet", *["seg"] * (len(firsts) - 2)]
@@ -236,7 +236,7 @@ def damage(path: Path, place: int) -> None:
 def test_damage_costs_the_row_groups_that_it_hit(
     directory: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bridge_spark.log.sealed_writer.GROUP_ROWS", 10)
+    monkeypatch.setattr("bridge_spark.log.sealed.writer.GROUP_ROWS", 10)
     sealed = seal_closed(directory)[number]
     damage(sealed, 200)
     state = check_partition(directory, END, False)
@@ -292,7 +292,7 @@ def test_a_damaged_sealed_file_beside_its_segment(directory: Path) -> None:
     firsts = segment_offsets(directory)
     sealed = seal_segment(directory / f"{firsts[0]:020d}.seg", firsts[1], keep=True)
     damage(sealed, 200)
-    assert "is there too" in check_partition(directory, END, False).problems[0]
+    assert "exists too" in check_partition(directory, END, False).problems[0]
     repair_partition(directory, END, 0, "now")
     assert not sealed.exists() and check_partition(directory, END, False).problems == []
     assert payloads(directory) == EVERYTHING
@@ -300,7 +300,7 @@ def test_a_damaged_sealed_file_beside_its_segment(directory: Path) -> None:
 
 def test_what_is_missing_behind_a_sealed_segment_is_marked(directory: Path) -> None:
     last = seal_closed(directory)[-1]
-    end = examine_sealed(last).end_offset
+    end = read_sealed_segment(last).end_offset
     (directory / f"{end:020d}.seg").unlink()
     assert repair_partition(directory, END, 0, "now").end == END
     assert check_partition(directory, END, False).lost == [(end, END)]
@@ -309,7 +309,7 @@ def test_what_is_missing_behind_a_sealed_segment_is_marked(directory: Path) -> N
 
 def test_what_is_missing_between_sealed_segments_is_marked(directory: Path) -> None:
     missing = seal_closed(directory)[1]
-    gap = int(missing.stem), examine_sealed(missing).end_offset
+    gap = int(missing.stem), read_sealed_segment(missing).end_offset
     missing.unlink()
     done = repair_partition(directory, END, 0, "now")
     assert done == (END, [f"{gap[0]:020d}.seg: offsets {gap[0]} to {gap[1] - 1} are lost"])

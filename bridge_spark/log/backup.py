@@ -1,8 +1,7 @@
-"""A copy of a partition up to one offset, while a broker appends to it.
+"""Copies a partition up to one offset while a broker appends to it.
 
-The rule kept here: the copy holds every record that is kept up to the offset and
-none behind it, each batch checked on its way; what retention removes while
-the copy is made is missing from its beginning, and from nowhere else.
+The copy has every record up to the offset that retention has not removed, and none after it.  Each batch is checked.
+Records that retention removes during the copy are missing at its beginning only.
 """
 
 from __future__ import annotations
@@ -14,22 +13,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, List
 
-from bridge_spark.log.log_check import (
-    describe,
-    read_file,
-    read_watermark,
-    segment_name,
-    segment_offsets,
-    survey,
-)
-from bridge_spark.log.sealed import file_name, verify
-from bridge_spark.log.segment import SegmentError, Watermark, encode_watermark
+from bridge_spark.log.check import describe, read_file, survey
+from bridge_spark.log.high_watermark import Watermark, encode_watermark, read_watermark
+from bridge_spark.log.record_batch import SegmentError
+from bridge_spark.log.sealed.footer import verify_file
+from bridge_spark.log.segment_names import sealed_file_name, segment_file_name, segment_offsets
+
 
 @contextmanager
-def hold(streams: Path) -> Iterator[None]:
-    """Keep a broker from removing the segments that it seals meanwhile.
+def backup_lock(streams: Path) -> Iterator[None]:
+    """Keep the broker from removing the unsealed files of segments that it seals meanwhile.
 
-    Who copies up to an offset needs the segment that has it as it was written: a sealed one cannot be cut.
+    A copy ends inside a segment, and a sealed segment cannot be cut.
     """
     try:
         lock = os.open(streams, os.O_RDONLY | os.O_DIRECTORY)
@@ -43,8 +38,8 @@ def hold(streams: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def is_held(streams: Path) -> bool:
-    """Whether a backup is under way.  Raises `OSError`."""
+def backup_in_progress(streams: Path) -> bool:
+    """Whether a backup holds the lock.  Raises `OSError`."""
     lock = os.open(streams, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,13 +51,13 @@ def is_held(streams: Path) -> bool:
 
 
 class DamagedLog(Exception):
-    """The log is damaged; the text names the file and the place."""
+    """The log is damaged; the text names the file and the position."""
 
 
 def copy_partition(directory: Path, target: Path, end: int) -> int:
-    """Copy the partition to the new directory `target`; the first offset of the copy.
+    """Copy the partition up to the offset `end` to the new directory `target`; return the first offset of the copy.
 
-    Raises `DamagedLog` when a record before `end` is not there, or `OSError`.
+    Raises `DamagedLog` if a record before `end` is missing, or `OSError`.
     """
     target.mkdir(parents=True)
     start = read_watermark(directory).log_start_offset
@@ -74,10 +69,10 @@ def copy_partition(directory: Path, target: Path, end: int) -> int:
     for index, first in enumerate(firsts):
         following = firsts[index + 1] if index + 1 < len(firsts) else end
         if _copy_sealed(directory, target, first, following):
-            copied.append(target / file_name(first))
+            copied.append(target / sealed_file_name(first))
             expected, last, size = following, end, 0
             continue
-        name = segment_name(first)
+        name = segment_file_name(first)
         try:
             data = read_file(directory / name)
         except FileNotFoundError:
@@ -102,27 +97,27 @@ def copy_partition(directory: Path, target: Path, end: int) -> int:
     if expected < end:
         if read_watermark(directory).log_start_offset < end:
             raise DamagedLog(f"{directory}: offsets {expected} to {end - 1} are missing")
-        start = end  # retention took everything
+        start = end  # retention removed everything
         last, size = end, 0
     (target / "high_watermark").write_bytes(encode_watermark(Watermark(end, last, size, start)))
     return start
 
 
 def _copy_sealed(directory: Path, target: Path, first: int, end: int) -> bool:
-    """Copy the segment if it is sealed and ends there; one that was sealed since ends behind it."""
-    name = file_name(first)
+    """Copy the segment if it is sealed and ends at `end`; one that was sealed during the backup may end after it."""
+    name = sealed_file_name(first)
     try:
         shutil.copyfile(directory / name, target / name)
     except FileNotFoundError:
         return False
     try:
-        part = verify(target / name)
+        part = verify_file(target / name)
         reason = "" if part.end_offset == end else f"ends at offset {part.end_offset}, not {end}"
     except SegmentError as error:
         reason = error.reason
     if not reason:
         return True
     (target / name).unlink()
-    if not (directory / segment_name(first)).exists():
+    if not (directory / segment_file_name(first)).exists():
         raise DamagedLog(f"{directory / name}: {reason}")
     return False

@@ -1,8 +1,7 @@
-"""What the files of a stream really hold: every batch read, every gap named.
+"""Checks the files of a stream: reads every batch and reports damage and gaps.
 
-The rule kept here: a check reads and never writes, and may run beside a broker
-that appends, rolls and removes segments.  A damaged place ends where the next
-whole batch begins, so damage costs what it hit and nothing behind it.
+A check never writes and may run while a broker appends, rolls and removes segments.  A damaged span ends where the next
+undamaged batch begins, so damage does not affect later records.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Iterator, List, NamedTuple, Optional, Tuple
 
-from bridge_spark.log.sealed import file_name, first_of, verify
-from bridge_spark.log.segment import (
+from bridge_spark.log.high_watermark import Watermark, read_watermark
+from bridge_spark.log.record_batch import (
     HEADER_BYTES,
     LOST_MAGIC,
     MAGIC,
     Batch,
     CorruptBatch,
     SegmentError,
-    Watermark,
-    decode_watermark,
     read_batch,
     read_header,
 )
+from bridge_spark.log.sealed.footer import verify_file
+from bridge_spark.log.segment_names import sealed_file_name, segment_file_name, segment_offsets
 
 BLOCK_BYTES = 4096
 READ_BYTES = 1 << 20
@@ -35,10 +34,10 @@ _BATCH_START = re.compile(b"|".join((MAGIC, LOST_MAGIC)))
 
 
 class Span(NamedTuple):
-    """A part of a segment file: whole batches, or what stands where batches should.
+    """A part of a segment file: undamaged batches, or damaged bytes.
 
-    ``reason`` says what is wrong with it, "" for whole batches; ``lost`` tells
-    offsets that an earlier repair gave up.
+    ``reason`` describes the damage, "" for undamaged batches.  ``lost``: the batches stand for offsets lost to damage
+    that was repaired before.
     """
 
     position: int
@@ -50,22 +49,13 @@ class Span(NamedTuple):
 
 
 class PartitionState(NamedTuple):
-    """What a check found; ``lost`` are ranges of offsets given up by repairs before."""
+    """The result of a check; ``lost`` are ranges of offsets that earlier repairs marked as lost."""
 
     start: int
     end: int
     segments: int
     lost: List[Tuple[int, int]]
     problems: List[str]
-
-
-def segment_name(first_offset: int) -> str:
-    return f"{first_offset:020d}.seg"
-
-
-def segment_offsets(directory: Path) -> List[int]:
-    """The first offsets of the segments in a partition's directory, sealed or not, in order."""
-    return sorted({first for name in os.listdir(directory) if (first := first_of(name)) is not None})
 
 
 def partitions(directory: Path) -> List[Tuple[str, int]]:
@@ -77,29 +67,8 @@ def partitions(directory: Path) -> List[Tuple[str, int]]:
     return sorted(found)
 
 
-def read_watermark(directory: Path) -> Watermark:
-    """The high watermark of a partition, zeros without one; raises `SegmentError` on a damaged one."""
-    for attempt in range(3):
-        try:
-            return decode_watermark((directory / "high_watermark").read_bytes())
-        except FileNotFoundError:
-            break
-        except SegmentError:
-            if attempt == 2:
-                raise
-    return Watermark(0, 0, 0, 0)
-
-
-def seen_end(directory: Path) -> int:
-    """The end that readers of a partition have been shown, 0 if that cannot be told."""
-    try:
-        return read_watermark(directory).high_watermark
-    except SegmentError:
-        return 0
-
-
 def read_file(path: Path) -> bytes:
-    """A file's bytes, with zeros where the disk does not give any."""
+    """A file's bytes, with zeros for blocks that cannot be read."""
     parts: List[bytes] = []
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -126,14 +95,13 @@ def read_file(path: Path) -> bytes:
 def survey(data: bytes, first_offset: int, limit: Optional[int]) -> List[Span]:
     """The spans of a segment that begins with `first_offset`, up to the offset `limit`.
 
-    A damaged span at the end reaches up to `limit`, or holds no offsets when
-    that is None.
+    A damaged span at the end covers all offsets up to `limit`, or none if `limit` is None.
     """
     spans: List[Span] = []
     position, expected = 0, first_offset
     while position < len(data) and (limit is None or expected < limit):
         try:
-            batch = _expect(data, position, expected, limit)
+            batch = _read_expected(data, position, expected, limit)
             reason = ""
         except SegmentError as error:
             reason = error.reason
@@ -145,38 +113,36 @@ def survey(data: bytes, first_offset: int, limit: Optional[int]) -> List[Span]:
             batch = following
             size = batch.position - position
             spans.append(Span(position, size, expected, batch.first_offset, reason))
-        _add(spans, batch)
+        _append_span(spans, batch)
         position, expected = batch.end, batch.end_offset
     return spans
 
 
-def _expect(data: bytes, position: int, expected: int, limit: Optional[int]) -> Batch:
+def _read_expected(data: bytes, position: int, expected: int, limit: Optional[int]) -> Batch:
     batch = read_batch(data, position)
     if batch.first_offset != expected:
-        raise CorruptBatch(
-            position, f"batch of offset {batch.first_offset} where {expected} comes next"
-        )
+        raise CorruptBatch(position, f"batch of offset {batch.first_offset} where {expected} comes next")
     if limit is not None and batch.end_offset > limit:
         raise CorruptBatch(position, f"batch up to offset {batch.end_offset - 1} beyond {limit - 1}")
     return batch
 
 
 def next_batch(data: bytes, position: int, expected: int, limit: Optional[int]) -> Optional[Batch]:
-    """The first whole batch from `position` on that may follow the offset `expected`.
+    """The first undamaged batch after `position` that may follow the offset `expected`.
 
-    Where the header of the damaged batch still leads to one, that is it; else what
-    looks like one is searched for, which a payload might.
+    Tried first is the end of the damaged batch according to its header, then every occurrence of a batch's magic bytes.
+    Payloads may contain those too.
     """
-    places: Iterator[int] = (match.start() for match in _BATCH_START.finditer(data, position))
+    candidates: Iterator[int] = (match.start() for match in _BATCH_START.finditer(data, position))
     try:
         damaged = read_header(data, position)
         if damaged.first_offset == expected:
-            places = chain((damaged.end,), places)
+            candidates = chain((damaged.end,), candidates)
     except SegmentError:
         pass
-    for place in places:
+    for candidate in candidates:
         try:
-            batch = read_batch(data, place)
+            batch = read_batch(data, candidate)
         except SegmentError:
             continue
         if batch.first_offset >= expected and (limit is None or batch.end_offset <= limit):
@@ -184,7 +150,7 @@ def next_batch(data: bytes, position: int, expected: int, limit: Optional[int]) 
     return None
 
 
-def _add(spans: List[Span], batch: Batch) -> None:
+def _append_span(spans: List[Span], batch: Batch) -> None:
     size = HEADER_BYTES + batch.body_length
     last = spans[-1] if spans else None
     if last is not None and not last.reason and last.lost == batch.lost:
@@ -195,11 +161,10 @@ def _add(spans: List[Span], batch: Batch) -> None:
 
 
 def check_partition(directory: Path, end: Optional[int], live: bool) -> PartitionState:
-    """Read every batch of a partition up to `end`, which the database names.
+    """Read every batch of a partition up to `end`, the end offset in the database.
 
-    None for an `end` that is not known: what there is counts.  ``live``: a broker
-    is at work on it, and was when `end` was read.  Problems begin with the
-    file's name.  Raises `OSError` if the directory cannot be read.
+    If `end` is None, the partition is checked as far as it goes.  ``live``: a broker has it open, and had when `end` was
+    read.  Each problem begins with the file's name.  Raises `OSError` if the directory cannot be read.
     """
     problems: List[str] = []
     try:
@@ -207,11 +172,10 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
     except SegmentError as error:
         problems.append(f"high_watermark: {error}")
         watermark = Watermark(0, 0, 0, 0)
-    seen = watermark.high_watermark
-    if end is not None and seen > end and not live:
+    published = watermark.high_watermark
+    if end is not None and published > end and not live:
         problems.append(
-            f"high_watermark: readers have been shown offsets up to {seen},"
-            f" but the database ends at {end}"
+            f"high_watermark: readers have seen offsets up to {published}, but the database ends at {end}"
         )
     firsts = [
         first
@@ -225,7 +189,7 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
         try:
             name, spans = survey_segment(directory, first, limit, live, problems)
         except FileNotFoundError:
-            if live:  # retention took it
+            if live:  # removed by retention
                 start = expected = firsts[index + 1] if index + 1 < len(firsts) else end or expected
                 continue
             raise
@@ -239,7 +203,7 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
                 lost.append((span.first_offset, span.end_offset))
             expected = span.end_offset
     if end is not None and expected < end:
-        last = segment_name(firsts[-1]) if firsts else "no segment"
+        last = segment_file_name(firsts[-1]) if firsts else "no segment"
         problems.append(f"{last}: offsets {expected} to {end - 1} are missing after it")
     return PartitionState(start, expected, len(firsts), lost, problems)
 
@@ -247,21 +211,22 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
 def survey_segment(
     directory: Path, first: int, limit: Optional[int], live: bool, problems: List[str]
 ) -> Tuple[str, List[Span]]:
-    """The file of a segment and its spans; of one that is there twice, the sealed file's unless that is damaged.
+    """The file name of a segment and its spans.
 
-    Raises `FileNotFoundError` when there is neither.
+    If the segment exists sealed and unsealed, the sealed file is used unless it is damaged.  Raises `FileNotFoundError`
+    if it does not exist.
     """
-    name = file_name(first)
-    for look in range(2):  # it may be sealed between the two files
+    name = sealed_file_name(first)
+    for attempt in range(2):  # it may be sealed between the two reads
         try:
-            part = verify(directory / name)
+            part = verify_file(directory / name)
         except FileNotFoundError:
             pass
         except SegmentError as error:
-            if not (directory / segment_name(first)).exists():
+            if not (directory / segment_file_name(first)).exists():
                 end = first if limit is None else limit
                 return name, [Span(0, (directory / name).stat().st_size, first, end, error.reason)]
-            problems.append(f"{name}: {error.reason}; {segment_name(first)} is there too")
+            problems.append(f"{name}: {error.reason}; {segment_file_name(first)} exists too")
         else:
             if limit is not None and part.end_offset > limit and not live:
                 problems.append(f"{name}: offsets {limit} to {part.end_offset - 1} are too many")
@@ -269,11 +234,11 @@ def survey_segment(
             end = part.end_offset if limit is None else min(part.end_offset, limit)
             return name, [*spans, Span(0, part.size, first, end)]
         try:
-            return segment_name(first), survey(read_file(directory / segment_name(first)), first, limit)
+            return segment_file_name(first), survey(read_file(directory / segment_file_name(first)), first, limit)
         except FileNotFoundError:
-            if look:
+            if attempt:
                 raise
-    raise AssertionError("the second look returns or raises")
+    raise AssertionError("the second attempt returns or raises")
 
 
 def describe(name: str, span: Span) -> str:
@@ -287,7 +252,7 @@ def describe(name: str, span: Span) -> str:
 
 
 def check_description(directory: Path) -> Optional[str]:
-    """What is wrong with a stream's description, None if nothing is."""
+    """The problem of a stream's `stream.json`, or None."""
     path = directory / "stream.json"
     try:
         json.loads(path.read_bytes())["partitions"]

@@ -25,11 +25,11 @@ from support.raw_client import RawClient
 from support.stream_reads import rows as rows_of
 
 from bridge_spark.datasource import MqttDataSource
-from bridge_spark.log import sealing as sealing_module
-from bridge_spark.log.log_check import check_partition
-from bridge_spark.log.sealed import verify
-from bridge_spark.log.sealer import Sealer, SealingFailed
-from bridge_spark.log.sealing import Sealing
+from bridge_spark.log.check import check_partition
+from bridge_spark.log.sealed import sealer as sealer_module
+from bridge_spark.log.sealed.footer import verify_file
+from bridge_spark.log.sealed.sealer import Sealer
+from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from mqttbroker.config import settings as settings_module
 from mqttbroker.config.load import ConfigError, load_settings
@@ -41,13 +41,13 @@ StartBroker = Callable[..., BrokerProcess]
 
 # Where a process dies, and the least number of such calls before.
 STEPS = {
-    "the sealer while it writes": "sealer:pwrite:sealing$:4:kill",
-    "the sealer before its file is on disk": "sealer:fsync:sealing$:1:kill",
-    "the sealer while it reads back": "sealer:pread:sealing$:1:kill",
-    "before the file has its name": "host:rename:sealing$:1:kill",
-    "before its name is on disk": "host:fsync:/0$:2:kill",
-    "before the segment's own file goes": "host:unlink:seg$:1:kill",
-    "before its index goes": "host:unlink:idx$:1:kill",
+    "the sealer while it writes": "sealed.worker:pwrite:sealing$:4:kill",
+    "the sealer before its file is on disk": "sealed.worker:fsync:sealing$:1:kill",
+    "the sealer while it reads back": "sealed.worker:pread:sealing$:1:kill",
+    "before the file has its name": "sealing_process:rename:sealing$:1:kill",
+    "before its name is on disk": "sealing_process:fsync:/0$:2:kill",
+    "before the segment's own file goes": "sealing_process:unlink:seg$:1:kill",
+    "before its index goes": "sealing_process:unlink:idx$:1:kill",
 }
 
 
@@ -57,7 +57,7 @@ def seal_all(data: Path, failpoint: str = "", **more: str) -> int:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
     if failpoint:
         env["FAILPOINT"] = failpoint
-    return subprocess.run([sys.executable, str(SUPPORT / "sealing_host.py"), str(data), str(END)], env=env, timeout=50).returncode
+    return subprocess.run([sys.executable, str(SUPPORT / "sealing_process.py"), str(data), str(END)], env=env, timeout=50).returncode
 
 
 def payloads(data: Path) -> dict[int, bytes]:
@@ -81,7 +81,7 @@ def test_killed_at_any_step(tmp_path: Path, step: str) -> None:
 
 @pytest.mark.parametrize(
     "call, code",
-    [("sealer:pwrite:sealing$:4", errno.ENOSPC), ("sealer:fsync:sealing$:1", errno.EIO), ("host:rename:sealing$:1", errno.EIO)],
+    [("sealed.worker:pwrite:sealing$:4", errno.ENOSPC), ("sealed.worker:fsync:sealing$:1", errno.EIO), ("sealing_process:rename:sealing$:1", errno.EIO)],
 )
 def test_a_disk_that_is_full_or_fails_costs_nothing(tmp_path: Path, call: str, code: int) -> None:
     directory = make(tmp_path)
@@ -128,38 +128,38 @@ def test_a_failure_is_one_line_and_is_tried_again_later(
 ) -> None:
     make(tmp_path)
     logs = opened(tmp_path)
-    sealing = Sealing(logs)
-    monkeypatch.setattr(sealing_module, "ROOM_BYTES", 1 << 60)
+    sealer = Sealer(logs)
+    monkeypatch.setattr(sealer_module, "RESERVED_BYTES", 1 << 60)
     waiting = len(list(logs.unsealed()))
     with caplog.at_level(logging.INFO):
-        while (job := sealing._next()) is not None:
-            sealing._seal(*job)
+        while (job := sealer._next()) is not None:
+            sealer._seal(*job)
     assert logs.sealing_failures == waiting == len(caplog.messages) == 2
     assert "event=not_sealed " in caplog.messages[0] and " retry_s=60 reason=less than" in caplog.messages[0]
-    assert 0 < (sealing._pause() or 0) <= 60
-    for name in sealing._done:
-        sealing._done[name] = 0.0
-    sealing._seal(*list(logs.unsealed())[0])
+    assert 0 < (sealer._pause() or 0) <= 60
+    for name in sealer._not_before:
+        sealer._not_before[name] = 0.0
+    sealer._seal(*list(logs.unsealed())[0])
     assert " retry_s=120 " in caplog.messages[-1]
     monkeypatch.undo()
-    for name in sealing._done:
-        sealing._done[name] = 0.0
-    while (job := sealing._next()) is not None:
-        sealing._seal(*job)
+    for name in sealer._not_before:
+        sealer._not_before[name] = 0.0
+    while (job := sealer._next()) is not None:
+        sealer._seal(*job)
     logs.committed()
     assert list(logs.unsealed()) == [] and logs.sealed_segments == waiting
-    sealing._sealer.close()
+    sealer._worker.close()
     logs.close()
 
 
 def test_a_disk_without_room_is_not_told_of_for_each_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path)
     logs = opened(tmp_path)
-    sealing = Sealing(logs)
-    monkeypatch.setattr(sealing_module, "ROOM_BYTES", 1 << 60)
-    monkeypatch.setattr(sealing_module, "FAILURES", 1)
-    sealing._round()
-    assert logs.sealing_failures == 1 < len(list(logs.unsealed())) and 0 < (sealing._pause() or 0) <= 60
+    sealer = Sealer(logs)
+    monkeypatch.setattr(sealer_module, "RESERVED_BYTES", 1 << 60)
+    monkeypatch.setattr(sealer_module, "MAX_FAILURES", 1)
+    sealer._seal_all()
+    assert logs.sealing_failures == 1 < len(list(logs.unsealed())) and 0 < (sealer._pause() or 0) <= 60
     logs.close()
 
 
@@ -168,44 +168,44 @@ def test_a_segment_that_retention_takes_meanwhile_is_no_failure(
 ) -> None:
     make(tmp_path)
     logs = opened(tmp_path)
-    sealing = Sealing(logs)
-    job = sealing._next()
+    sealer = Sealer(logs)
+    job = sealer._next()
     assert job is not None
     with monkeypatch.context() as full:
-        full.setattr(sealing_module, "ROOM_BYTES", 1 << 60)
-        sealing._seal(*job)
-    assert logs.sealing_failures == 1 and sealing._pause() is not None
+        full.setattr(sealer_module, "RESERVED_BYTES", 1 << 60)
+        sealer._seal(*job)
+    assert logs.sealing_failures == 1 and sealer._pause() is not None
     logs._partitions[KEY].drop(1)
-    sealing._seal(*job)
-    assert logs.sealing_failures == 1 and sealing._pause() is None and not list(job[1].glob("*.sealing"))
-    sealing._sealer.close()
+    sealer._seal(*job)
+    assert logs.sealing_failures == 1 and sealer._pause() is None and not list(job[1].glob("*.sealing"))
+    sealer._worker.close()
     logs.close()
 
 
 def test_who_does_not_seal_has_no_thread(tmp_path: Path) -> None:
-    sealing = Sealing(StreamLogs(tmp_path, [StreamConfig("s", ["#"])]))
-    sealing.start()
-    assert sealing._thread is None
-    sealing.stop()
+    sealer = Sealer(StreamLogs(tmp_path, [StreamConfig("s", ["#"])]))
+    sealer.start()
+    assert sealer._thread is None
+    sealer.stop()
 
 
 def test_the_sealing_process_ends_with_its_pipe_and_says_what_is_wrong(tmp_path: Path) -> None:
-    sealer = Sealer()
+    worker = WorkerProcess()
     job = {"do": "seal", "source": str(tmp_path / "none"), "target": str(tmp_path / "t"), "stream": "s", "partition": 0,
            "first_offset": 0, "end_offset": 1, "size": 1}
     with pytest.raises(SealingFailed, match="none: No such file"):
-        sealer.do(job)
-    process = sealer._process
+        worker.run(job)
+    process = worker._process
     assert process is not None and process.stdin is not None and os.getpriority(os.PRIO_PROCESS, process.pid) == 19
     process.stdin.close()
     assert process.wait(10) == 0
     with pytest.raises(SealingFailed, match="none: No such file"):
-        sealer.do(job)
-    sealer.kill()
+        worker.run(job)
+    worker.kill()
     with pytest.raises(SealingFailed):
         for _ in range(2):  # it may still be there when it is asked
-            sealer.do({**job, "do": "rescue", "source": "none", "target": "/nowhere/t"})
-    sealer.close()
+            worker.run({**job, "do": "salvage", "source": "none", "target": "/nowhere/t"})
+    worker.close()
 
 
 # -- settings -----------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_broker_seals_and_serves_what_it_sealed(start_broker: StartBroker, tmp
     data = broker.get(f"/streams/s/0/{first['file']}")
     path = tmp_path / first["file"]
     path.write_bytes(data)
-    assert len(data) == first["bytes"] and verify(path).end_offset == first["end_offset"]
+    assert len(data) == first["bytes"] and verify_file(path).end_offset == first["end_offset"]
     found = MqttDataSource({"url": broker.url, "stream": "s"})
     reader = found.reader(found.schema())
     values = [row["payload"] for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]

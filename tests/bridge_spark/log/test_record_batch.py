@@ -12,26 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_spark.log import segment
-from bridge_spark.log.segment import (
+from bridge_spark.log import record_batch
+from bridge_spark.log.high_watermark import WATERMARK_BYTES, Watermark, decode_watermark, encode_watermark
+from bridge_spark.log.record_batch import (
+    HEADER_BYTES,
     BatchTooLarge,
     CorruptBatch,
-    IndexEntry,
     SegmentError,
     TornBatch,
-    Watermark,
     decode_columns,
-    decode_index,
     decode_messages,
-    decode_watermark,
     encode_batch,
     encode_batches,
-    encode_watermark,
     iter_batches,
     read_batch,
-    scan,
+    scan_batches,
     timestamps,
 )
+from bridge_spark.log.sparse_index import INDEX_ENTRY, INDEX_INTERVAL, IndexEntry, decode_index
 from sessions.message import Message
 
 
@@ -85,7 +83,7 @@ def test_columns_are_aligned_and_fill_the_body(messages: List[Message]) -> None:
     batch = read_batch(data)
     columns = decode_columns(data, batch)
     spans = [getattr(columns, name) for name in columns.__slots__[1:]]
-    position = segment.HEADER_BYTES
+    position = HEADER_BYTES
     for start, length in spans:
         assert start == position and start % 8 == 0
         padded = (length + 7) & -8
@@ -172,7 +170,7 @@ def test_a_gap_in_the_offsets_is_damage() -> None:
     with pytest.raises(CorruptBatch, match="offset 2 where 1 comes next"):
         list(iter_batches(data))
     with pytest.raises(CorruptBatch, match="offset 2 where 1 comes next"):
-        list(scan(io.BytesIO(data), 0, len(data), 0))
+        list(scan_batches(io.BytesIO(data), 0, len(data), 0))
 
 
 def test_iteration_stops_at_the_end_given() -> None:
@@ -184,11 +182,11 @@ def test_iteration_stops_at_the_end_given() -> None:
 
 def test_scan_agrees_with_iteration() -> None:
     data, ends = segment_bytes()
-    found = list(scan(io.BytesIO(data), 0, len(data), 0))
+    found = list(scan_batches(io.BytesIO(data), 0, len(data), 0))
     assert [position for position, _, _ in found] == ends[:-1]
     assert b"".join(chunk for _, _, chunk in found) == data
     with pytest.raises(TornBatch) as caught:
-        list(scan(io.BytesIO(data), ends[1], ends[2] + 7, 2))
+        list(scan_batches(io.BytesIO(data), ends[1], ends[2] + 7, 2))
     assert caught.value.position == ends[2]
 
 
@@ -215,7 +213,7 @@ def test_columns_that_do_not_fill_the_body_are_damage() -> None:
 
 
 def test_records_too_large_for_one_batch_become_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(record_batch, "BATCH_BYTES", 2000)
     messages = [record(index, bytes(300)) for index in range(20)] + [record(20, bytes(5000))]
     with pytest.raises(BatchTooLarge):
         encode_batch(messages, 7)
@@ -230,7 +228,7 @@ def test_records_too_large_for_one_batch_become_several(monkeypatch: pytest.Monk
 
 
 def test_an_impossible_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(record_batch, "MAX_BODY_BYTES", 1000)
     with pytest.raises(BatchTooLarge):
         encode_batches([record(0, bytes(1000))], 0)
     with pytest.raises(ValueError):
@@ -245,23 +243,23 @@ def test_an_index_is_read_back(steps: List[tuple[int, int, int]]) -> None:
     for records_between, more, later in steps:
         entries.append(IndexEntry(offset, position, time))
         offset += records_between
-        position += segment.INDEX_INTERVAL + more
+        position += INDEX_INTERVAL + more
         time += later
-    data = b"".join(segment.INDEX_ENTRY.pack(*entry) for entry in entries)
+    data = b"".join(INDEX_ENTRY.pack(*entry) for entry in entries)
     assert decode_index(data) == entries
     assert decode_index(data + bytes(7)) == entries
     if entries:
-        assert decode_index(data + bytes(4 * segment.INDEX_ENTRY.size)) == entries
+        assert decode_index(data + bytes(4 * INDEX_ENTRY.size)) == entries
 
 
 def test_an_index_that_does_not_begin_with_the_segment_is_none() -> None:
-    assert decode_index(segment.INDEX_ENTRY.pack(5, 70_000, 0)) == []
+    assert decode_index(INDEX_ENTRY.pack(5, 70_000, 0)) == []
 
 
 def test_a_damaged_watermark_is_noticed() -> None:
     watermark = Watermark(100, 60, 4096, 20)
     data = encode_watermark(watermark)
-    assert len(data) == segment.WATERMARK_BYTES == 40
+    assert len(data) == WATERMARK_BYTES == 40
     assert decode_watermark(data) == watermark
     for position in range(len(data)):
         damaged = bytearray(data)

@@ -1,8 +1,7 @@
-"""Rows of a sealed segment as a segment file would give them.
+"""Reads the rows of a sealed segment.
 
-The rule kept here: only what is asked for is fetched, and every byte that a row is made of was checked.  The footer has
-a checksum and so has each page; of a row group that may hold a wanted row the needed columns are fetched, of the others
-nothing.
+Only the needed columns of row groups that may match are fetched.  The checksums of the footer and of each page are
+verified.
 """
 
 from __future__ import annotations
@@ -15,52 +14,52 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from bridge_spark.log.predicates import Wanted
-from bridge_spark.log.sealed import MAGIC, Group, Sealed, parse_footer, read_footer
-from bridge_spark.log.segment import RETAIN_FLAG, CorruptBatch
+from bridge_spark.log.predicates import Predicate
+from bridge_spark.log.record_batch import RETAIN_FLAG, CorruptBatch
+from bridge_spark.log.sealed.footer import MAGIC, Footer, RowGroup, fetch_footer, parse_footer
 
-GAP_BYTES = 64 * 1024  # so much between two columns is rather read than asked around
+GAP_BYTES = 64 * 1024  # columns this close are fetched by one read
 
-_COLUMNS_OF = {"flags": ("qos", "retain")}
+_PARQUET_COLUMNS = {"flags": ("qos", "retain")}
 
 
 class SealedFile:
-    """A sealed segment of `size` bytes whose bytes `read` gives.  Its footer is read at once.
+    """A sealed segment of `size` bytes, read by `read(position, length)`.  The footer is read at once.
 
-    Raises `SegmentError` on damage, here and later, and whatever `read` raises.
+    The constructor and the methods raise `SegmentError` on damage, and any error of `read`.
     """
 
     def __init__(self, read: Any, size: int) -> None:
-        footer = read_footer(read, size)
-        self.sealed: Sealed = parse_footer(footer, size)
+        footer = fetch_footer(read, size)
+        self.footer: Footer = parse_footer(footer, size)
         self._read = read
         self._metadata = pq.read_metadata(BytesIO(MAGIC + footer))
         self._names: list[str] = [self._metadata.schema.column(number).name for number in range(self._metadata.num_columns)]
-        self._pieces = _Pieces(size)
-        self._file = pq.ParquetFile(self._pieces, metadata=self._metadata, page_checksum_verification=True)
+        self._ranges = _FetchedRanges(size)
+        self._file = pq.ParquetFile(self._ranges, metadata=self._metadata, page_checksum_verification=True)
 
     def rows(
-        self, stored: Sequence[str], start: int, end: int, wanted: Wanted = Wanted()
+        self, stored: Sequence[str], start: int, end: int, predicate: Predicate = Predicate()
     ) -> Iterator[tuple[int, int, Optional[pa.RecordBatch]]]:
-        """The `stored` columns and the offset of the rows from `start` up to `end`: by row group the first offset,
-        the one after the last, and the rows; no rows for offsets that damage took.
+        """The `stored` columns and the offsets of the rows from `start` up to `end`.
 
-        Of a row group that holds nothing `wanted` there is nothing.
+        Yields the first offset, the end offset and the rows of each row group; None as rows for offsets lost to damage.
+        Row groups without a row that may match `predicate` are skipped.
         """
-        parts = [(group.first_offset, group.end_offset, number) for number, group in enumerate(self.sealed.groups)]
-        parts += [(*gap, -1) for gap in self.sealed.lost]
+        parts = [(group.first_offset, group.end_offset, number) for number, group in enumerate(self.footer.groups)]
+        parts += [(*gap, -1) for gap in self.footer.lost]
         for first, until, number in sorted(parts):
             if until <= start or end <= first:
                 continue
             if number < 0:
                 yield first, until, None
-            elif self._may_hold(number, self.sealed.groups[number], wanted):
-                rows = self._group(number, self.sealed.groups[number], stored)
+            elif self._may_match(number, self.footer.groups[number], predicate):
+                rows = self._group(number, self.footer.groups[number], stored)
                 begin = max(start - first, 0)
                 yield first, until, rows.slice(begin, min(end, until) - first - begin)
 
-    def _may_hold(self, number: int, group: Group, wanted: Wanted) -> bool:
-        return wanted.everything or wanted.may_hold(
+    def _may_match(self, number: int, group: RowGroup, predicate: Predicate) -> bool:
+        return predicate.unbounded or predicate.may_match(
             (group.first_offset, group.end_offset - 1), (group.first_timestamp, group.last_timestamp), self._topics(number)
         )
 
@@ -68,18 +67,18 @@ class SealedFile:
         found = self._metadata.row_group(number).column(self._names.index("topic")).statistics
         return (found.min, found.max) if found is not None and found.has_min_max else (None, None)
 
-    def _group(self, number: int, group: Group, stored: Sequence[str]) -> pa.RecordBatch:
+    def _group(self, number: int, group: RowGroup, stored: Sequence[str]) -> pa.RecordBatch:
         count = group.end_offset - group.first_offset
-        columns = [column for name in stored for column in _COLUMNS_OF.get(name, (name,))]
+        columns = [column for name in stored for column in _PARQUET_COLUMNS.get(name, (name,))]
         made: dict[str, Any] = {"offset": pa.array(range(group.first_offset, group.end_offset), pa.int64())}
         if columns:
-            self._pieces.hold(self._fetch(number, columns))
+            self._ranges.replace(self._fetch(number, columns))
             try:
                 read = self._file.read_row_group(number, columns, use_threads=False)
             except (OSError, pa.ArrowException) as error:
                 raise CorruptBatch(group.position, " ".join(str(error).split())) from None
             if read.num_rows != count:
-                raise CorruptBatch(group.position, f"{read.num_rows} rows where {count} should be")
+                raise CorruptBatch(group.position, f"{read.num_rows} rows instead of {count}")
             made.update((name, read.column(name).combine_chunks()) for name in columns)
         if "qos" in made:
             bits = pc.multiply(made["retain"].cast(pa.uint8()), pa.scalar(RETAIN_FLAG, pa.uint8()))
@@ -88,13 +87,13 @@ class SealedFile:
         return pa.RecordBatch.from_arrays([made[name] for name in names], names=names)
 
     def _fetch(self, number: int, columns: Iterable[str]) -> Iterator[tuple[int, bytes]]:
-        """The bytes of these columns, neighbours together."""
+        """The position and bytes of these columns; neighbouring columns in one piece."""
         group = self._metadata.row_group(number)
         spans = []
         for name in columns:
             chunk = group.column(self._names.index(name))
-            places = [place for place in (chunk.dictionary_page_offset, chunk.data_page_offset) if place]
-            spans.append((min(places), min(places) + chunk.total_compressed_size))
+            first = min(page for page in (chunk.dictionary_page_offset, chunk.data_page_offset) if page)
+            spans.append((first, first + chunk.total_compressed_size))
         spans.sort()
         start, end = spans[0]
         for first, last in spans[1:]:
@@ -105,8 +104,8 @@ class SealedFile:
         yield start, self._read(start, end - start)
 
 
-class _Pieces:
-    """The parts of a file that were fetched, as a file for `pyarrow`."""
+class _FetchedRanges:
+    """The fetched byte ranges of a file, as a file object for `pyarrow`."""
 
     closed = False
     mode = "rb"
@@ -114,20 +113,20 @@ class _Pieces:
     def __init__(self, size: int) -> None:
         self._size = size
         self._position = 0
-        self._held: list[tuple[int, bytes]] = []
+        self._fetched: list[tuple[int, bytes]] = []
 
-    def hold(self, pieces: Iterable[tuple[int, bytes]]) -> None:
-        """Forget what was held before."""
-        self._held.clear()
-        self._held.extend(pieces)
+    def replace(self, ranges: Iterable[tuple[int, bytes]]) -> None:
+        """Drop the current ranges and keep these."""
+        self._fetched.clear()
+        self._fetched.extend(ranges)
 
     def read(self, length: int = -1) -> bytes:
-        for start, data in self._held:
+        for start, data in self._fetched:
             if start <= self._position and self._position + length <= start + len(data):
                 at = self._position - start
                 self._position += length
                 return data[at:at + length]
-        raise CorruptBatch(self._position, "a column lies elsewhere than the footer says")
+        raise CorruptBatch(self._position, "a column is not where the footer says")
 
     def seek(self, offset: int, whence: int = 0) -> int:
         self._position = offset + (0, self._position, self._size)[whence]
@@ -149,5 +148,5 @@ class _Pieces:
         return True
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Required by pyarrow; there is nothing to close."""
 

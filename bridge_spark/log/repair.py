@@ -1,0 +1,155 @@
+"""Repairs a damaged partition.
+
+Records keep their offsets.  Batches without records stand for the lost offsets, so that readers report the loss.  The
+damaged file is kept as ``<segment>.damaged-<stamp>``.  The undamaged row groups of a damaged sealed segment become an
+unsealed segment, if pyarrow is installed.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import List, NamedTuple, Optional
+
+from bridge_spark.log.check import Span, describe, read_file, survey
+from bridge_spark.log.files import replace_file, sync_directory
+from bridge_spark.log.high_watermark import WATERMARK_FILE, Watermark, encode_watermark, read_watermark
+from bridge_spark.log.record_batch import SegmentError, encode_lost
+from bridge_spark.log.sealed.footer import verify_file
+from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
+from bridge_spark.log.segment_names import INDEX_SUFFIX, sealed_file_name, segment_file_name, segment_offsets
+
+
+class Repaired(NamedTuple):
+    """The partition's end offset, and one line for each change."""
+
+    end: int
+    lines: List[str]
+
+
+def repair_partition(directory: Path, end: Optional[int], least: int, stamp: str) -> Repaired:
+    """Repair the files of a partition up to the offset `end`, which is the one in the database.
+
+    If `end` is None or below what readers have seen, the end is the largest of: the end of all undamaged batches, the
+    high watermark, and `least`.  No broker may have the files open.  Raises `OSError`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    lines: List[str] = []
+    try:
+        watermark = read_watermark(directory)
+    except SegmentError as error:
+        lines.append(f"high_watermark: {error}; rewritten")
+        watermark = Watermark(0, 0, 0, 0)
+    if end is None or end < watermark.high_watermark:
+        least = max(least, watermark.high_watermark, end or 0)
+        end = None
+    firsts = [
+        first
+        for first in segment_offsets(directory)
+        if first >= watermark.log_start_offset and (end is None or first < end)
+    ]
+    start = expected = firsts[0] if firsts else watermark.log_start_offset
+    last, size = start, 0
+    for index, first in enumerate(firsts):
+        following = firsts[index + 1] if index + 1 < len(firsts) else None
+        limit = end if following is None else following
+        sealed_end = _check_sealed(directory, first, limit, stamp, lines)
+        if sealed_end is not None:
+            expected = last = sealed_end
+            size = 0
+            if following is not None and sealed_end < following:
+                _write_lost(directory, sealed_end, following, lines)
+            continue
+        data = read_file(directory / segment_file_name(first))
+        spans = survey(data, first, limit)
+        expected = spans[-1].end_offset if spans else first
+        stop = limit if limit is not None else max(expected, least)
+        last, size = first, _repair_segment(directory, first, data, spans, stop, stamp, lines)
+        expected = stop
+    stop = max(expected, least) if end is None else end
+    if expected < stop:  # there is no segment, or the last one is sealed
+        last, size = expected, _write_lost(directory, expected, stop, lines)
+    if lines:
+        _write(directory / WATERMARK_FILE, encode_watermark(Watermark(stop, last if size else stop, size, start)))
+    return Repaired(stop, lines)
+
+
+def _write_lost(directory: Path, first: int, end: int, lines: List[str]) -> int:
+    """Write a segment of lost batches for these offsets; return its size."""
+    data = encode_lost(first, end)
+    _write(directory / segment_file_name(first), data)
+    lines.append(f"{segment_file_name(first)}: offsets {first} to {end - 1} are lost")
+    return len(data)
+
+
+def _check_sealed(directory: Path, first: int, limit: Optional[int], stamp: str, lines: List[str]) -> Optional[int]:
+    """The end offset of the sealed segment, or None if there is none or it is damaged.
+
+    A damaged one is put aside, and what can be read of it becomes an unsealed segment, which may need repair itself.
+    """
+    path, unsealed = directory / sealed_file_name(first), directory / segment_file_name(first)
+    try:
+        part = verify_file(path)
+        if limit is None or part.end_offset <= limit:
+            return part.end_offset
+        reason, limit = f"ends at offset {part.end_offset}, not {limit}", part.end_offset
+    except FileNotFoundError:
+        return None
+    except SegmentError as error:
+        reason = error.reason
+    lines.append(f"{path.name}: {reason}; put aside as {path.name}.damaged-{stamp}")
+    if not unsealed.exists():
+        salvaged = path.with_name(f"{unsealed.name}.new")
+        worker = WorkerProcess()
+        try:
+            worker.run({"do": "salvage", "source": str(path), "target": str(salvaged), "first_offset": first,
+                        "end_offset": limit})
+            os.replace(salvaged, unsealed)
+        except SealingFailed as error:
+            if error.errno:  # such as a full disk: the records are readable and must not be replaced by lost batches
+                raise OSError(error.errno, str(error)) from None
+            lines.append(f"{path.name}: nothing could be read of it: {error}")
+            _write(unsealed, b"" if limit is None else encode_lost(first, limit))
+        finally:
+            worker.close()
+    os.rename(path, path.with_name(f"{path.name}.damaged-{stamp}"))
+    sync_directory(directory)
+    return None
+
+
+def _repair_segment(
+    directory: Path,
+    first: int,
+    data: bytes,
+    spans: List[Span],
+    stop: int,
+    stamp: str,
+    lines: List[str],
+) -> int:
+    """Rewrite a segment if it is damaged or ends before `stop`; return its size."""
+    name = segment_file_name(first)
+    parts: List[bytes] = []
+    reached = first
+    for span in spans:
+        if span.reason:
+            lines.append(describe(name, span))
+            continue
+        parts.append(encode_lost(reached, span.first_offset))
+        parts.append(data[span.position : span.position + span.size])
+        reached = span.end_offset
+    if reached < stop and (not spans or not spans[-1].reason):
+        lines.append(f"{name}: offsets {reached} to {stop - 1} are missing after it")
+    parts.append(encode_lost(reached, stop))
+    repaired = b"".join(parts)
+    if not data.startswith(repaired):
+        damaged = f"{name}.damaged-{stamp}"
+        os.link(directory / name, directory / damaged)
+        _write(directory / name, repaired)
+        lines.append(f"{name}: put aside as {damaged}")
+    return len(repaired)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a segment file and remove its index, which the broker rebuilds at its next start."""
+    path.with_suffix(INDEX_SUFFIX).unlink(missing_ok=True)
+    replace_file(path, data)

@@ -1,0 +1,1 @@
+"""Sealed segments: closed segments rewritten as Parquet; their footer, writing, reading and salvage, and the sealing process."""

@@ -1,0 +1,144 @@
+"""The sealer: a thread of the broker that has closed segments sealed by the worker process, one at a time.
+
+The sealed file is written and read back under a temporary name, synced, renamed, and the directory synced.  Then the
+stream log shows it to readers and later removes the unsealed file, so a complete file holds each record at any moment.
+A failure leaves the segment as it is, is logged, and is retried.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Dict, Optional, Set, Tuple
+
+from bridge_spark.log.files import sync_directory
+from bridge_spark.log.record_batch import SegmentError
+from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
+from bridge_spark.log.segment import Segment, read_sealed_segment
+from bridge_spark.log.segment_names import UNFINISHED_SUFFIX, sealed_file_name
+from bridge_spark.log.stream_log import Key, StreamLogs
+
+FIRST_RETRY = 60.0  # seconds after a failure; doubled by each further failure of the same segment
+LAST_RETRY = 3600.0
+MAX_FAILURES = 3  # consecutive failures after which sealing pauses until the first retry
+RESERVED_BYTES = 64 * 1024 * 1024  # disk space left to the broker, beyond a sealed file as large as its segment
+
+SealJob = Tuple[Key, Path, Segment]
+
+logger = logging.getLogger(__name__)
+
+
+class Sealer:
+    """Seals the closed segments of `logs` from `start` to `stop`.  Does nothing if no stream is configured to be sealed."""
+
+    def __init__(self, logs: StreamLogs) -> None:
+        self._logs = logs
+        self._worker = WorkerProcess()
+        self._stopping = False
+        self._thread: Optional[threading.Thread] = None
+        self._not_before: Dict[Tuple[Key, int], float] = {}  # when to try a segment again; infinity once it is done
+        self._retry_waits: Dict[Tuple[Key, int], float] = {}
+
+    def start(self) -> None:
+        if self._logs.wants_sealing:
+            self._thread = threading.Thread(target=self._run, name="sealing", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop at once.  A segment that is being sealed stays unsealed."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._stopping = True
+        self._logs.closed_more.set()
+        while thread.is_alive():
+            self._worker.kill()
+            thread.join(0.05)
+
+    def _run(self) -> None:
+        more = self._logs.closed_more
+        more.set()
+        while not self._stopping:
+            more.wait(self._pause())
+            more.clear()
+            self._seal_all()
+
+    def _seal_all(self) -> None:
+        """Seal every segment that is not waiting for a retry."""
+        failures = 0
+        try:
+            while not self._stopping and failures < MAX_FAILURES and (job := self._next()) is not None:
+                failures = 0 if self._seal(*job) else failures + 1
+        finally:
+            self._worker.close()
+
+    def _pause(self) -> Optional[float]:
+        """Seconds until the next retry; None if there is none."""
+        retries = [self._not_before[key] for key in self._retry_waits]
+        return max(0.0, min(retries) - time.monotonic()) if retries else None
+
+    def _next(self) -> Optional[SealJob]:
+        now = time.monotonic()
+        known: Set[Tuple[Key, int]] = set()
+        for job in self._logs.unsealed():
+            name = (job[0], job[2].first_offset)
+            if self._not_before.get(name, 0.0) <= now:
+                return job
+            known.add(name)
+        self._not_before = {name: until for name, until in self._not_before.items() if name in known}
+        self._retry_waits = {name: wait for name, wait in self._retry_waits.items() if name in known}
+        return None
+
+    def _seal(self, key: Key, directory: Path, part: Segment) -> bool:
+        """Seal one segment; False if it failed and will be retried."""
+        name = (key, part.first_offset)
+        unfinished = directory / f"{sealed_file_name(part.first_offset)}.{os.getpid()}{UNFINISHED_SUFFIX}"
+        try:
+            sealed = self._write(key, directory, part, unfinished)
+            os.rename(unfinished, directory / sealed.file)
+            sync_directory(directory)
+        except (SealingFailed, SegmentError, OSError) as error:
+            with suppress(OSError):
+                unfinished.unlink()
+            if not self._stopping and (directory / part.file).exists():
+                self._failed(name, directory / part.file, error)
+                return False
+            self._not_before[name] = float("inf")
+            self._retry_waits.pop(name, None)
+            return True
+        self._not_before[name] = float("inf")
+        self._retry_waits.pop(name, None)
+        self._logs.put_sealed(key, sealed)
+        logger.info("event=segment_sealed file=%s bytes=%d before=%d", directory / sealed.file, sealed.size, part.size)
+        return True
+
+    def _write(self, key: Key, directory: Path, part: Segment, target: Path) -> Segment:
+        """Write and sync the sealed segment `target`."""
+        free = os.statvfs(directory)
+        if free.f_bavail * free.f_frsize < part.size + RESERVED_BYTES:
+            raise SealingFailed(f"less than {part.size + RESERVED_BYTES} bytes are free")
+        stream, number = key
+        self._worker.run({
+            "do": "seal",
+            "source": str(directory / part.file),
+            "target": str(target),
+            "stream": stream,
+            "partition": number,
+            "first_offset": part.first_offset,
+            "end_offset": part.end_offset,
+            "size": part.size,
+        })
+        sealed = read_sealed_segment(target)
+        if (sealed.first_offset, sealed.end_offset) != (part.first_offset, part.end_offset):
+            raise SealingFailed("the sealed file has other offsets")
+        return sealed
+
+    def _failed(self, name: Tuple[Key, int], path: Path, error: Exception) -> None:
+        self._logs.sealing_failures += 1
+        wait = self._retry_waits[name] = min(2 * self._retry_waits.get(name, FIRST_RETRY / 2), LAST_RETRY)
+        self._not_before[name] = time.monotonic() + wait
+        logger.warning("event=not_sealed file=%s retry_s=%.0f reason=%s", path, wait, error)

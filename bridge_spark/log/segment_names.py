@@ -1,0 +1,39 @@
+"""File names in a partition's directory: `<first offset, 20 digits>.seg`, `.idx` and `.parquet`."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import List, Optional
+
+SEGMENT_SUFFIX = ".seg"
+INDEX_SUFFIX = ".idx"
+SEALED_SUFFIX = ".parquet"
+UNFINISHED_SUFFIX = ".sealing"  # of a sealed segment that is still being written
+
+_SEGMENT_FILE = re.compile(r"(\d{20})\.(?:seg|parquet)")
+
+
+def segment_file_name(first_offset: int) -> str:
+    return f"{first_offset:020d}{SEGMENT_SUFFIX}"
+
+
+def sealed_file_name(first_offset: int) -> str:
+    return f"{first_offset:020d}{SEALED_SUFFIX}"
+
+
+def first_offset_of(file: str) -> Optional[int]:
+    """The first offset of the segment, sealed or not, with this file name; None if the file is no segment."""
+    match = _SEGMENT_FILE.fullmatch(file)
+    return None if match is None else int(match[1])
+
+
+def is_sealed(file: str) -> bool:
+    """Whether the file name is that of a sealed segment."""
+    return file.endswith(SEALED_SUFFIX)
+
+
+def segment_offsets(directory: Path) -> List[int]:
+    """The first offsets of the segments in a partition's directory, sealed or not, ascending."""
+    return sorted({first for name in os.listdir(directory) if (first := first_offset_of(name)) is not None})
