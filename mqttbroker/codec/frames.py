@@ -1,7 +1,6 @@
-"""The frame around every packet, and the packets that the broker sends without making an object.
+"""Fixed headers, and encoders for PUBLISH and acknowledgements that need no packet object.
 
-The rule: this is the only place that lays out a fixed header. Callers are trusted: what they pass is
-valid for the version they name.
+Callers are trusted to pass values that are valid for the protocol version.
 """
 
 from __future__ import annotations
@@ -11,28 +10,28 @@ from typing import Final, List
 from mqttbroker.codec import reason_codes as rc
 from mqttbroker.codec.properties import encode_varint
 
-# Low half of the first byte, by packet type; PUBLISH has flags of its own.
+# The flags of the first byte by packet type; those of PUBLISH vary.
 FLAGS: Final = bytes((0, 0, 0, 0, 0, 0, 2, 0, 2, 0, 2, 0, 0, 0, 0, 0))
 
-# Every two-byte integer, ready-made: a packet id is written once or twice per message.
+# Every two-byte integer, encoded: a packet id is written once or twice per message.
 TWO_BYTES: Final[List[bytes]] = [value.to_bytes(2, "big") for value in range(65536)]
 
 # First byte and Remaining Length of the short acknowledgements, by packet type.
 SHORT_ACKS: Final[List[bytes]] = [bytes((kind << 4 | FLAGS[kind], 2)) for kind in range(16)]
 
-# First byte and Remaining Length of a short PUBLISH: 128 for each of the flags without DUP.
+# First byte and Remaining Length of a PUBLISH without DUP, by flags and Remaining Length below 128.
 _SHORT_PUBLISH: Final[List[bytes]] = [bytes((0x30 | flags, size)) for flags in range(8) for size in range(128)]
 
 
 def publish_header(flags: int, remaining: int) -> bytes:
-    """The fixed header of a PUBLISH that is no duplicate; ValueError if the length does not fit."""
+    """The fixed header of a PUBLISH without DUP; ValueError if ``remaining`` is too large."""
     if 0 <= remaining < 128:
         return _SHORT_PUBLISH[(flags & 7) << 7 | remaining]
     return encode_fixed_header(0x30 | flags, remaining)
 
 
 def encode_fixed_header(first_byte: int, remaining: int) -> bytes:
-    """First byte and Remaining Length; ValueError if the length does not fit."""
+    """First byte and Remaining Length; ValueError if ``remaining`` is too large."""
     if 0 <= remaining < 128:
         return (first_byte << 8 | remaining).to_bytes(2, "big")
     return first_byte.to_bytes(1, "big") + encode_varint(remaining)
@@ -41,7 +40,7 @@ def encode_fixed_header(first_byte: int, remaining: int) -> bytes:
 def encode_publish(
     topic: bytes, payload: bytes, qos: int, retain: bool, dup: bool, packet_id: int, version: int, properties: bytes
 ) -> bytes:
-    """A PUBLISH. ``properties`` are encoded, without length prefix, and unused below version 5."""
+    """Encode a PUBLISH. ``properties`` are encoded, without length prefix; below version 5 they are ignored."""
     first = rc.PUBLISH << 4 | qos << 1
     if retain:
         first |= 1
@@ -61,9 +60,9 @@ def encode_publish(
 
 
 def encode_ack(packet_type: int, packet_id: int, reason_code: int, version: int) -> bytes:
-    """PUBACK, PUBREC, PUBREL or PUBCOMP without properties.
+    """Encode a PUBACK, PUBREC, PUBREL or PUBCOMP without properties.
 
-    The code is left out when it is 0, and always below version 5.
+    The reason code is omitted if it is 0, and below version 5.
     """
     if reason_code == 0 or version < 5:
         return SHORT_ACKS[packet_type] + TWO_BYTES[packet_id]
@@ -72,5 +71,5 @@ def encode_ack(packet_type: int, packet_id: int, reason_code: int, version: int)
 
 
 def encode_frame(packet_type: int, body: bytes) -> bytes:
-    """A packet other than PUBLISH around its body."""
+    """A packet other than PUBLISH from its variable header and payload."""
     return encode_fixed_header(packet_type << 4 | FLAGS[packet_type], len(body)) + body

@@ -1,12 +1,10 @@
-"""The fifteen control packets: one class each, and the strict codec between them and bytes.
+"""The fifteen control packets: a class for each, with a strict decoder and an encoder.
 
-The rule: a packet is decoded whole or not at all. ``decode_body`` uses every byte up to
-``end`` and none beyond, and whatever the standard forbids raises ``MQTTError``. The one thing
-left to the broker is whether a topic filter is valid, because that is answered per filter.
+A packet is decoded completely or raises `MQTTError`, for everything that the standard forbids. Only the validity of topic
+filters is left to the broker. Encoders trust their caller's values.
 
-``version`` is the protocol level: 3 (MQTT 3.1), 4 (3.1.1) or 5. Packets of levels 3 and 4 carry
-no properties and no reason codes but those of CONNACK and SUBACK; their ``properties`` are
-empty. Encoding trusts the caller's values.
+``version`` is the protocol level: 3 (MQTT 3.1), 4 (3.1.1) or 5. Below 5, packets have no properties, and only CONNACK and
+SUBACK have codes.
 """
 
 from __future__ import annotations
@@ -27,29 +25,29 @@ from mqttbroker.codec.properties import (
     encode_binary,
     encode_properties,
     encode_utf8,
-    forward_of_will,
+    forwarded_will_properties,
 )
 from mqttbroker.codec.reason_codes import MQTTError, is_legal
 
 
 class Packet:
-    """What all packets share."""
+    """A control packet."""
 
     packet_type: ClassVar[int] = 0
 
     def encode(self, version: int) -> bytes:
-        """The whole packet as it stands on the wire."""
+        """The packet's bytes, with its fixed header."""
         raise NotImplementedError
 
 
-def _properties(properties: Properties, version: int) -> bytes:
-    return encode_properties(properties) if version >= 5 else b""
+def _properties(properties: Properties, version: int, packet_type: int) -> bytes:
+    return encode_properties(properties, packet_type) if version >= 5 else b""
 
 
 class Will:
-    """The message a server publishes for a client that is gone.
+    """The Will Message in CONNECT.
 
-    ``forward`` holds the properties to publish it with, as a decoder found them (`forward_of_will`).
+    ``forward`` holds the encoded properties of its publication (`forwarded_will_properties`); only a decoder sets it.
     """
 
     def __init__(
@@ -90,13 +88,13 @@ class Connect(Packet):
         self.properties: Properties = Properties() if properties is None else properties
 
     def encode(self, version: int = 0) -> bytes:
-        """The whole packet; its own version counts, the argument does not."""
+        """The packet's bytes, at its own version; the argument is ignored."""
         will = self.will
         flags = 2 if self.clean_start else 0
         payload = encode_utf8(self.client_id)
         if will is not None:
             flags |= 4 | will.qos << 3 | (32 if will.retain else 0)
-            payload += _properties(will.properties, self.version)
+            payload += _properties(will.properties, self.version, WILL)
             payload += encode_utf8(will.topic) + encode_binary(will.payload)
         if self.username is not None:
             flags |= 128
@@ -105,7 +103,7 @@ class Connect(Packet):
             flags |= 64
             payload += encode_binary(self.password)
         head = encode_utf8(self.protocol_name) + bytes((self.version, flags))
-        head += self.keep_alive.to_bytes(2, "big") + _properties(self.properties, self.version)
+        head += self.keep_alive.to_bytes(2, "big") + _properties(self.properties, self.version, rc.CONNECT)
         return encode_frame(rc.CONNECT, head + payload)
 
 
@@ -121,7 +119,7 @@ class Connack(Packet):
 
     def encode(self, version: int) -> bytes:
         head = bytes((1 if self.session_present else 0, self.reason_code))
-        return encode_frame(rc.CONNACK, head + _properties(self.properties, version))
+        return encode_frame(rc.CONNACK, head + _properties(self.properties, version, self.packet_type))
 
 
 class Publish(Packet):
@@ -152,12 +150,12 @@ class Publish(Packet):
         body = encode_utf8(self.topic)
         if self.qos:
             body += self.packet_id.to_bytes(2, "big")
-        body += _properties(self.properties, version) + self.payload
+        body += _properties(self.properties, version, self.packet_type) + self.payload
         return encode_fixed_header(first, len(body)) + body
 
 
 class _Acknowledgement(Packet):
-    """What PUBACK, PUBREC, PUBREL and PUBCOMP share."""
+    """PUBACK, PUBREC, PUBREL or PUBCOMP."""
 
     def __init__(self, packet_id: int, reason_code: int = 0, properties: Optional[Properties] = None) -> None:
         self.packet_id = packet_id
@@ -165,7 +163,7 @@ class _Acknowledgement(Packet):
         self.properties: Properties = Properties() if properties is None else properties
 
     def encode(self, version: int) -> bytes:
-        encoded = _properties(self.properties, version)
+        encoded = _properties(self.properties, version, self.packet_type)
         if len(encoded) <= 1:
             return encode_ack(self.packet_type, self.packet_id, self.reason_code, version)
         head = self.packet_id.to_bytes(2, "big") + self.reason_code.to_bytes(1, "big")
@@ -221,14 +219,14 @@ class Subscribe(Packet):
         self.properties: Properties = Properties() if properties is None else properties
 
     def encode(self, version: int) -> bytes:
-        body = self.packet_id.to_bytes(2, "big") + _properties(self.properties, version)
+        body = self.packet_id.to_bytes(2, "big") + _properties(self.properties, version, self.packet_type)
         for wanted in self.subscriptions:
             body += encode_utf8(wanted.topic_filter) + wanted.options.to_bytes(1, "big")
         return encode_frame(rc.SUBSCRIBE, body)
 
 
 class _Codes(Packet):
-    """What SUBACK and UNSUBACK share: one code per filter of the request, in its order."""
+    """SUBACK or UNSUBACK: one reason code per filter of the request, in its order."""
 
     def __init__(self, packet_id: int, reason_codes: list[int], properties: Optional[Properties] = None) -> None:
         self.packet_id = packet_id
@@ -237,12 +235,12 @@ class _Codes(Packet):
 
 
 class Suback(_Codes):
-    """SUBACK (3.9). Below version 5 every failure is sent as 0x80."""
+    """SUBACK (3.9). Below version 5 every failure is encoded as 0x80."""
 
     packet_type: ClassVar[int] = rc.SUBACK
 
     def encode(self, version: int) -> bytes:
-        head = self.packet_id.to_bytes(2, "big") + _properties(self.properties, version)
+        head = self.packet_id.to_bytes(2, "big") + _properties(self.properties, version, self.packet_type)
         codes = self.reason_codes
         if version < 5:
             codes = [min(code, 0x80) for code in codes]  # 3.1.1 [MQTT-3.9.3-2]
@@ -260,7 +258,7 @@ class Unsubscribe(Packet):
         self.properties: Properties = Properties() if properties is None else properties
 
     def encode(self, version: int) -> bytes:
-        body = self.packet_id.to_bytes(2, "big") + _properties(self.properties, version)
+        body = self.packet_id.to_bytes(2, "big") + _properties(self.properties, version, self.packet_type)
         for topic_filter in self.topic_filters:
             body += encode_utf8(topic_filter)
         return encode_frame(rc.UNSUBSCRIBE, body)
@@ -274,7 +272,7 @@ class Unsuback(_Codes):
     def encode(self, version: int) -> bytes:
         body = self.packet_id.to_bytes(2, "big")
         if version >= 5:
-            body += encode_properties(self.properties) + bytes(self.reason_codes)
+            body += encode_properties(self.properties, self.packet_type) + bytes(self.reason_codes)
         return encode_frame(rc.UNSUBACK, body)
 
 
@@ -297,7 +295,7 @@ class Pingresp(Packet):
 
 
 class _Reason(Packet):
-    """What DISCONNECT and AUTH share."""
+    """DISCONNECT or AUTH."""
 
     def __init__(self, reason_code: int = 0, properties: Optional[Properties] = None) -> None:
         self.reason_code = reason_code
@@ -306,7 +304,7 @@ class _Reason(Packet):
     def encode(self, version: int) -> bytes:
         if version < 5:
             return encode_frame(self.packet_type, b"")
-        encoded = encode_properties(self.properties)
+        encoded = encode_properties(self.properties, self.packet_type)
         if self.reason_code == 0 and len(encoded) == 1:
             return encode_frame(self.packet_type, b"")
         return encode_frame(self.packet_type, self.reason_code.to_bytes(1, "big") + encoded)
@@ -325,7 +323,7 @@ class Auth(_Reason):
 
 
 def decode(data: bytes, version: int, pos: int = 0) -> tuple[Optional[Packet], int]:
-    """The packet at ``pos`` and the position after it; (None, pos) while it is incomplete."""
+    """Decode the packet at ``pos``; returns it and the position after it, or (None, pos) if it is incomplete."""
     size = len(data)
     remaining = 0
     shift = 0
@@ -351,8 +349,10 @@ def decode(data: bytes, version: int, pos: int = 0) -> tuple[Optional[Packet], i
 
 
 def decode_body(packet_type: int, flags: int, data: bytes, pos: int, end: int, version: int) -> Packet:
-    """The packet of that type and flags (the halves of its first byte) whose rest is
-    ``data[pos:end]``. CONNECT brings its own version."""
+    """Decode the packet of this type and flags whose variable header and payload are ``data[pos:end]``.
+
+    For CONNECT ``version`` is ignored.
+    """
     if packet_type == rc.PUBLISH:
         return _decode_publish(flags, data, pos, end, version)
     # [MQTT-2.1.3-1] [MQTT-3.6.1-1] [MQTT-3.8.1-1] [MQTT-3.10.1-1] [MQTT-3.14.1-1] [MQTT-3.15.1-1]
@@ -365,7 +365,7 @@ def decode_body(packet_type: int, flags: int, data: bytes, pos: int, end: int, v
     if packet_type == rc.UNSUBSCRIBE:
         return _decode_unsubscribe(data, pos, end, version)
     if packet_type == rc.PINGREQ or packet_type == rc.PINGRESP:
-        _finish(pos, end)
+        _check_end(pos, end)
         return Pingreq() if packet_type == rc.PINGREQ else Pingresp()
     if packet_type == rc.CONNECT:
         return _decode_connect(data, pos, end)
@@ -381,7 +381,7 @@ def decode_body(packet_type: int, flags: int, data: bytes, pos: int, end: int, v
     raise MQTTError(rc.MALFORMED_PACKET, f"packet type {packet_type} at version {version}")
 
 
-def _finish(pos: int, end: int) -> None:
+def _check_end(pos: int, end: int) -> None:
     if pos != end:
         raise MQTTError(rc.MALFORMED_PACKET, "bytes left over at the end of the packet")
 
@@ -405,12 +405,12 @@ def _legal_code(packet_type: int, code: int) -> int:
     return code
 
 
-def _check_topic(topic: str, what: str) -> None:
+def _check_topic(topic: str, field: str) -> None:
     if "+" in topic or "#" in topic:
-        raise MQTTError(rc.MALFORMED_PACKET, f"wildcard in {what}")  # [MQTT-3.3.2-2]
+        raise MQTTError(rc.MALFORMED_PACKET, f"wildcard in {field}")  # [MQTT-3.3.2-2]
 
 
-def _no_properties_or(data: bytes, pos: int, end: int, version: int, packet_type: int) -> tuple[Properties, int]:
+def _decode_properties(data: bytes, pos: int, end: int, version: int, packet_type: int) -> tuple[Properties, int]:
     if version < 5:
         return Properties(), pos
     return decode_properties(data, pos, end, packet_type)
@@ -428,14 +428,14 @@ def _decode_publish(flags: int, data: bytes, pos: int, end: int, version: int) -
     if qos:
         packet_id = _packet_id(data, pos, end)
         pos += 2
-    properties, pos = _no_properties_or(data, pos, end, version, rc.PUBLISH)
+    properties, pos = _decode_properties(data, pos, end, version, rc.PUBLISH)
     if topic == "" and properties.topic_alias < 0:
         raise MQTTError(rc.PROTOCOL_ERROR, "empty Topic Name without Topic Alias")  # [MQTT-4.7.3-1]
     return Publish(topic, data[pos:end], qos, flags & 1 != 0, flags & 8 != 0, packet_id, properties)
 
 
 def _decode_reason(packet_type: int, data: bytes, pos: int, end: int, version: int) -> tuple[int, Properties]:
-    """The code and properties that fill the packet's end; each may be left out."""
+    """Decode the optional reason code and properties at the end of a packet."""
     code = 0
     properties = Properties()
     if version >= 5 and pos < end:
@@ -443,7 +443,7 @@ def _decode_reason(packet_type: int, data: bytes, pos: int, end: int, version: i
         pos += 1
         if pos < end:
             properties, pos = decode_properties(data, pos, end, packet_type)
-    _finish(pos, end)
+    _check_end(pos, end)
     return code, properties
 
 
@@ -461,7 +461,7 @@ def _decode_acknowledgement(packet_type: int, data: bytes, pos: int, end: int, v
 
 def _decode_subscribe(data: bytes, pos: int, end: int, version: int) -> Subscribe:
     packet_id = _packet_id(data, pos, end)
-    properties, pos = _no_properties_or(data, pos + 2, end, version, rc.SUBSCRIBE)
+    properties, pos = _decode_properties(data, pos + 2, end, version, rc.SUBSCRIBE)
     subscriptions: list[Subscription] = []
     while pos < end:
         topic_filter, pos = decode_utf8(data, pos, end)  # [MQTT-3.8.3-1]
@@ -484,7 +484,7 @@ def _decode_subscribe(data: bytes, pos: int, end: int, version: int) -> Subscrib
 
 def _decode_unsubscribe(data: bytes, pos: int, end: int, version: int) -> Unsubscribe:
     packet_id = _packet_id(data, pos, end)
-    properties, pos = _no_properties_or(data, pos + 2, end, version, rc.UNSUBSCRIBE)
+    properties, pos = _decode_properties(data, pos + 2, end, version, rc.UNSUBSCRIBE)
     topic_filters: list[str] = []
     while pos < end:
         topic_filter, pos = decode_utf8(data, pos, end)  # [MQTT-3.10.3-1]
@@ -517,15 +517,15 @@ def _decode_connect_rest(data: bytes, pos: int, end: int, version: int) -> Conne
     flags: int = data[pos]
     _check_connect_flags(flags, version)
     keep_alive = _u16(data, pos + 1, end)
-    properties, pos = _no_properties_or(data, pos + 3, end, version, rc.CONNECT)
+    properties, pos = _decode_properties(data, pos + 3, end, version, rc.CONNECT)
     client_id, pos = decode_utf8(data, pos, end)  # [MQTT-3.1.3-3] [MQTT-3.1.3-4]
     will: Optional[Will] = None
     username: Optional[str] = None
     password: Optional[bytes] = None
     if flags & 4:
         start = pos
-        will_properties, pos = _no_properties_or(data, pos, end, version, WILL)
-        forward = forward_of_will(data, start, end) if version >= 5 else b""
+        will_properties, pos = _decode_properties(data, pos, end, version, WILL)
+        forward = forwarded_will_properties(data, start, end) if version >= 5 else b""
         topic, pos = decode_utf8(data, pos, end)  # [MQTT-3.1.3-11]
         _check_topic(topic, "Will Topic")
         if topic == "":
@@ -537,7 +537,7 @@ def _decode_connect_rest(data: bytes, pos: int, end: int, version: int) -> Conne
         username, pos = decode_utf8(data, pos, end)  # [MQTT-3.1.3-12]
     if flags & 64:
         password, pos = decode_binary(data, pos, end)
-    _finish(pos, end)
+    _check_end(pos, end)
     return Connect(client_id, version, flags & 2 != 0, keep_alive, will, username, password, properties)
 
 
@@ -565,18 +565,18 @@ def _decode_connack(data: bytes, pos: int, end: int, version: int) -> Connack:
         raise MQTTError(rc.PROTOCOL_ERROR, f"CONNACK return code {code}")
     if head > 0x100:
         raise MQTTError(rc.PROTOCOL_ERROR, "session present on a refusal")  # [MQTT-3.2.2-6]
-    properties, pos = _no_properties_or(data, pos + 2, end, version, rc.CONNACK)
-    _finish(pos, end)
+    properties, pos = _decode_properties(data, pos + 2, end, version, rc.CONNACK)
+    _check_end(pos, end)
     return Connack(head > 0xFF, code, properties)
 
 
 def _decode_codes(packet_type: int, data: bytes, pos: int, end: int, version: int) -> Packet:
     """SUBACK or UNSUBACK."""
     packet_id = _packet_id(data, pos, end)
-    properties, pos = _no_properties_or(data, pos + 2, end, version, packet_type)
+    properties, pos = _decode_properties(data, pos + 2, end, version, packet_type)
     codes: list[int] = list(data[pos:end])
     if version < 5 and packet_type == rc.UNSUBACK:
-        _finish(pos, end)
+        _check_end(pos, end)
     elif not codes:
         raise MQTTError(rc.PROTOCOL_ERROR, "acknowledgement without codes")
     for code in codes:

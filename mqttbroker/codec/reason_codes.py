@@ -1,7 +1,6 @@
-"""Packet types, reason codes and the error that carries one.
+"""Packet types, reason codes, and `MQTTError`, which carries a reason code.
 
-The rule: a number of the standard is written once, here. ``CODES`` is the table of MQTT 5.0
-section 2.4; a packet never leaves, and is never accepted, with a code outside its row.
+``CODES`` is the table of MQTT 5.0 section 2.4; packets with other codes are neither sent nor accepted.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ MAXIMUM_CONNECT_TIME: Final = 0xA0
 SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED: Final = 0xA1
 WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: Final = 0xA2
 
-# The name of each code as the standard writes it, for logs; 0x00 reads "Success".
+# The standard's names of the codes, for logs.
 NAMES: Final[dict[int, str]] = {
     0x00: "Success",
     0x01: "Granted QoS 1",
@@ -122,7 +121,7 @@ NAMES: Final[dict[int, str]] = {
 _ACCEPTANCE: Final = frozenset((0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99))
 _RELEASE: Final = frozenset((0x00, 0x92))
 
-# Packet type -> the codes it may carry; types without a row carry none.
+# The codes that a packet type may carry; types without a row carry none.
 CODES: Final[dict[int, frozenset[int]]] = {
     # [MQTT-3.2.2-8]
     CONNACK: frozenset(
@@ -145,16 +144,15 @@ CODES: Final[dict[int, frozenset[int]]] = {
     AUTH: frozenset((0x00, 0x18, 0x19)),  # [MQTT-3.15.2-1]
 }
 
-# Codes that say "not now" rather than "not you": 3.1.1 has one return code for all of them.
+# Temporary conditions: 3.1.1 has one return code for all of them.
 _V3_UNAVAILABLE: Final = frozenset((0x80, 0x83, 0x88, 0x89, 0x97, 0x9C, 0x9D, 0x9F))
 
 
 class MQTTError(Exception):
-    """What the peer sent cannot be accepted; the connection ends with ``reason_code``.
+    """A packet that cannot be accepted; the connection ends with ``reason_code``.
 
-    ``detail`` is for the log, never for the wire. ``protocol_level`` is the level byte of the
-    CONNECT that failed once its protocol name was recognised, else -1: a level below 5 is
-    answered by a 3.1.1 CONNACK or none, 5 and above by a 5.0 CONNACK, -1 not at all.
+    ``detail`` is for logs and Reason Strings. ``protocol_level`` is the level of a failed CONNECT with a known protocol
+    name, else -1: below 5 it is answered by a 3.1.1 CONNACK or none, from 5 by a 5.0 CONNACK, and -1 by none.
     """
 
     def __init__(self, reason_code: int, detail: str, protocol_level: int = -1) -> None:
@@ -168,7 +166,7 @@ class MQTTError(Exception):
 
 
 def name(code: int) -> str:
-    """The standard's name of a code with its number, for logs; unknown codes get the number."""
+    """The standard's name of a code and its number, for logs; only the number of an unknown code."""
     known = NAMES.get(code)
     return f"0x{code:02X}" if known is None else f"{known} (0x{code:02X})"
 
@@ -182,7 +180,7 @@ def is_legal(packet_type: int, code: int) -> bool:
 def to_v3_connack(code: int) -> int:
     """The 3.1.1 CONNACK return code for a 5.0 reason code.
 
-    -1 when none fits: the connection is then closed without CONNACK (3.1.1 [MQTT-3.2.2-6]).
+    -1 if there is none: the connection is then closed without CONNACK (3.1.1 [MQTT-3.2.2-6]).
     """
     if code == SUCCESS:
         return 0
@@ -190,7 +188,7 @@ def to_v3_connack(code: int) -> int:
         return 1
     if code == CLIENT_IDENTIFIER_NOT_VALID:
         return 2
-    # Return code 4 is for names and passwords that are malformed, not for wrong ones.
+    # Return code 4 means malformed user names and passwords, not wrong ones.
     if code == BAD_USER_NAME_OR_PASSWORD or code == NOT_AUTHORIZED or code == BANNED:
         return 5
     if code in _V3_UNAVAILABLE:

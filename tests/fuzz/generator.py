@@ -16,8 +16,8 @@ from mqttbroker.codec.properties import (
     BINARY,
     BYTE,
     FOUR_BYTES,
-    STRING,
-    TABLE,
+    PROPERTIES,
+    STRING_PAIR,
     TWO_BYTES,
     VARINT,
     WILL,
@@ -58,6 +58,7 @@ NUMBERS = {
     TWO_BYTES: (1, 2, 10, 0, 11, 65_535),
     FOUR_BYTES: (60, 200, 10_000, 0xFFFFFFFF, 1, 0),
 }  # the usual ones first
+KINDS = {row.identifier: row.kind for row in PROPERTIES}
 SUBSCRIPTION_IDS = (1, 127, 128, 16_384, 268_435_455, 0)
 AUTHENTICATION = (0x15, 0x16)  # the properties that turn most CONNECTs into a refusal
 
@@ -242,7 +243,7 @@ class Generator:
         random = self.random
         wanted: list[int] = []
         if random.random() < 0.4:
-            legal = [identifier for identifier, row in TABLE.items() if packet_type in row[2]]
+            legal = [row.identifier for row in PROPERTIES if packet_type in row.packets]
             if packet_type == CONNECT and random.random() < 0.9:
                 legal = [identifier for identifier in legal if identifier not in AUTHENTICATION]
             if packet_type == PUBLISH and random.random() < 0.95:
@@ -251,14 +252,14 @@ class Generator:
         if packet_type == AUTH and not self._astray():
             wanted = list(AUTHENTICATION)
         if self._astray():
-            wanted.append(random.choice(wanted or list(TABLE)))
+            wanted.append(random.choice(wanted or list(KINDS)))
         block = b"".join(bytes((identifier,)) + self.value(identifier) for identifier in wanted)
         if self._astray():
             return random.choice((encode_varint(len(block) + 1), b"\xff\xff\xff\xff\x7f", b"")) + block
         return encode_varint(len(block)) + block
 
     def value(self, identifier: int) -> bytes:
-        kind = TABLE[identifier][1]
+        kind = KINDS[identifier]
         random = self.random
         if identifier == 0x15:
             return encode_binary(random.choice(METHODS))
@@ -271,9 +272,9 @@ class Generator:
             return encode_varint(random.choice(SUBSCRIPTION_IDS if self._astray() else SUBSCRIPTION_IDS[:-1]))
         if kind == BINARY:
             return encode_binary(random.choice(PAYLOADS))
-        if kind == STRING:
-            return self.text(random.choice(("fuzz/answer", "x" * 300)))
-        return self.text("name") + self.text(random.choice(("", "value")))
+        if kind == STRING_PAIR:
+            return self.text("name") + self.text(random.choice(("", "value")))
+        return self.text(random.choice(("fuzz/answer", "x" * 300)))
 
     # --- damage ---------------------------------------------------------------------------------------------------
 

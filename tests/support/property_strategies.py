@@ -8,48 +8,40 @@ from mqttbroker.codec.properties import (
     BINARY,
     BYTE,
     FOUR_BYTES,
-    RESPONSE_TOPIC,
+    PROPERTIES,
     STRING,
     STRING_PAIR,
-    SUBSCRIPTION_IDENTIFIER,
-    TABLE,
+    TOPIC_NAME,
     TWO_BYTES,
     VARINT,
     Properties,
 )
-from mqttbroker.codec.reason_codes import PUBLISH
 
 TEXT = st.text(st.characters(exclude_characters="+#", exclude_categories=["Cs", "Cc", "Cn"]), max_size=20)
-NUMBERS = {
+VALUES: dict[int, st.SearchStrategy[object]] = {
     BYTE: st.integers(0, 1),
     TWO_BYTES: st.integers(1, 65_535),
     FOUR_BYTES: st.integers(1, 2**32 - 1),
     VARINT: st.integers(1, 268_435_455),
+    STRING: TEXT,
+    TOPIC_NAME: TEXT.filter(bool),
+    BINARY: st.binary(max_size=20),
+    STRING_PAIR: st.tuples(TEXT, TEXT),
 }
-
-
-def attribute(identifier: int) -> str:
-    return TABLE[identifier][0].lower().replace(" ", "_")
 
 
 @st.composite
 def properties_of(draw: st.DrawFn, packet_type: int) -> Properties:
-    """Any legal set of properties of that packet."""
+    """Any legal properties of a packet type."""
     properties = Properties()
-    for identifier, (_, kind, packets) in TABLE.items():
-        if packet_type not in packets or not draw(st.booleans()):
+    for row in PROPERTIES:
+        if packet_type not in row.packets or not draw(st.booleans()):
             continue
-        if identifier == SUBSCRIPTION_IDENTIFIER:
-            most = 3 if packet_type == PUBLISH else 1
-            properties.subscription_identifiers = draw(st.lists(NUMBERS[VARINT], min_size=1, max_size=most))
-        elif kind == STRING_PAIR:
-            properties.user_properties = draw(st.lists(st.tuples(TEXT, TEXT), max_size=4))
-        elif kind == STRING:
-            setattr(properties, attribute(identifier), draw(TEXT.filter(bool) if identifier == RESPONSE_TOPIC else TEXT))
-        elif kind == BINARY:
-            setattr(properties, attribute(identifier), draw(st.binary(max_size=20)))
+        if row.is_list:
+            size = 4 if packet_type in row.repeatable else 1
+            setattr(properties, row.attribute, draw(st.lists(VALUES[row.kind], max_size=size)))
         else:
-            setattr(properties, attribute(identifier), draw(NUMBERS[kind]))
+            setattr(properties, row.attribute, draw(VALUES[row.kind]))
     if properties.authentication_data is not None and properties.authentication_method is None:
         properties.authentication_method = "M"
     return properties

@@ -1,4 +1,4 @@
-"""The packet codec: vectors in vectors/packets_*.json, and properties that hold for all packets."""
+"""The packet codec: vectors in vectors/packets_*.json, and statements about all packets."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from mqttbroker.codec.packets import (
     encode_fixed_header,
     encode_publish,
 )
-from mqttbroker.codec.properties import TABLE, WILL, Properties, decode_varint, encode_properties
-from mqttbroker.codec.reason_codes import CODES, MQTTError
+from mqttbroker.codec.properties import PROPERTIES, WILL, Properties, decode_varint, encode_properties
+from mqttbroker.codec.reason_codes import CODES, PUBLISH, MQTTError
 
 
 def vectors(name: str) -> list[Any]:
@@ -59,7 +59,7 @@ def plain(value: Any) -> Any:
 
 
 def check(value: Any, expected: Any) -> None:
-    """Compare an object with the fields a vector names; of properties, with all there are."""
+    """Compare an object with the fields that a vector names; properties that it does not name must be absent."""
     if isinstance(value, Properties):
         absent = plain_properties(Properties())
         assert plain_properties(value) == absent | expected
@@ -75,14 +75,11 @@ def check(value: Any, expected: Any) -> None:
 
 
 def plain_properties(properties: Properties) -> dict[str, Any]:
-    names = {row[0].lower().replace(" ", "_") for row in TABLE.values()}
-    names -= {"user_property", "subscription_identifier"}
-    names |= {"user_properties", "subscription_identifiers"}
-    return {name: plain(getattr(properties, name)) for name in names}
+    return {row.attribute: plain(getattr(properties, row.attribute)) for row in PROPERTIES}
 
 
 @pytest.mark.parametrize("vector", GOOD)
-def test_good(vector: dict[str, Any]) -> None:
+def test_good_vectors(vector: dict[str, Any]) -> None:
     data = bytes.fromhex(vector["hex"])
     version = vector["version"]
     packet, position = decode(data, version)
@@ -97,7 +94,7 @@ def test_good(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", GOOD)
-def test_good_between_other_bytes(vector: dict[str, Any]) -> None:
+def test_good_vectors_between_other_bytes(vector: dict[str, Any]) -> None:
     data = bytes.fromhex(vector["hex"])
     packet, position = decode(b"\xff\xff" + data + b"\x30\xff", vector["version"], 2)
     assert packet is not None and position == 2 + len(data)
@@ -105,14 +102,14 @@ def test_good_between_other_bytes(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", GOOD)
-def test_good_is_incomplete_until_its_last_byte(vector: dict[str, Any]) -> None:
+def test_a_packet_is_incomplete_until_its_last_byte(vector: dict[str, Any]) -> None:
     data = bytes.fromhex(vector["hex"])
     for end in range(len(data)):
         assert decode(data[:end], vector["version"]) == (None, 0)
 
 
 def outcome(first: int, data: bytes, end: int, version: int) -> Any:
-    """What a body decodes to, or the code it is refused with."""
+    """The decoded fields of a body, or the reason code that refuses it."""
     try:
         return fields(decode_body(first >> 4, first & 15, data, 0, end, version))
     except MQTTError as error:
@@ -121,7 +118,7 @@ def outcome(first: int, data: bytes, end: int, version: int) -> Any:
 
 @pytest.mark.parametrize("vector", GOOD)
 def test_nothing_beyond_the_end_is_read(vector: dict[str, Any]) -> None:
-    """A body cut anywhere means the same whatever bytes follow it, and bytes left over are refused."""
+    """The bytes after a truncated body do not matter, and bytes left over are refused."""
     data = bytes.fromhex(vector["hex"])
     version = vector["version"]
     _, start = decode_varint(data, 1, len(data))
@@ -136,7 +133,7 @@ def test_nothing_beyond_the_end_is_read(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", MALFORMED)
-def test_malformed(vector: dict[str, Any]) -> None:
+def test_malformed_vectors(vector: dict[str, Any]) -> None:
     data = bytes.fromhex(vector["hex"])
     for whole in (data, data + b"\xc0\x00"):
         with pytest.raises(MQTTError) as caught:
@@ -146,13 +143,13 @@ def test_malformed(vector: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("vector", MALFORMED)
-def test_malformed_is_not_judged_before_it_is_complete(vector: dict[str, Any]) -> None:
+def test_a_malformed_packet_is_incomplete_until_its_last_byte(vector: dict[str, Any]) -> None:
     data = bytes.fromhex(vector["hex"])
     for end in range(len(data)):
         try:
             assert decode(data[:end], vector["version"]) == (None, 0)
         except MQTTError:
-            assert data[1:4] == b"\x80\x80\x80"  # a Remaining Length that can end in no legal way
+            assert data[1:4] == b"\x80\x80\x80"  # no legal Remaining Length begins so
 
 
 PACKET_IDS = st.integers(1, 65_535)
@@ -224,12 +221,12 @@ PACKETS: st.SearchStrategy[Packet] = st.one_of(
 
 
 def fields(value: object) -> Any:
-    """Everything a packet says, to compare."""
+    """All fields of a packet, for comparison."""
     if isinstance(value, (Packet, Will, Subscription)):
         names = [name for name in dir(value) if not name.startswith("_") and name not in ("encode", "forward")]
         return {name: fields(getattr(value, name)) for name in names}
     if isinstance(value, Properties):
-        return encode_properties(value)
+        return plain_properties(value)
     if isinstance(value, list):
         return [fields(item) for item in value]
     return value
@@ -244,8 +241,8 @@ def test_decode_undoes_encode(packet: Packet) -> None:
 
 
 @given(st.lists(PACKETS, max_size=6), st.data())
-def test_any_chunking(sent: list[Packet], data: st.DataObject) -> None:
-    """However the stream is cut, the same packets come out. [MQTT-6.0.0-2]"""
+def test_any_chunks(sent: list[Packet], data: st.DataObject) -> None:
+    """The same packets are decoded from any chunks. [MQTT-6.0.0-2]"""
     stream = b"".join(packet.encode(5) for packet in sent)
     buffer = b""
     got: list[Packet] = []
@@ -264,7 +261,7 @@ def test_any_chunking(sent: list[Packet], data: st.DataObject) -> None:
 
 
 @given(st.integers(0, 15), st.integers(0, 15), st.binary(max_size=60), st.sampled_from([3, 4, 5]))
-def test_any_bytes_decode_or_are_refused(packet_type: int, flags: int, body: bytes, version: int) -> None:
+def test_any_bytes_are_decoded_or_refused(packet_type: int, flags: int, body: bytes, version: int) -> None:
     try:
         packet = decode_body(packet_type, flags, body, 0, len(body), version)
     except MQTTError as error:
@@ -277,7 +274,7 @@ def test_any_bytes_decode_or_are_refused(packet_type: int, flags: int, body: byt
 
 
 @given(PACKETS, st.data())
-def test_damaged_packets_decode_or_are_refused(packet: Packet, data: st.DataObject) -> None:
+def test_damaged_packets_are_decoded_or_refused(packet: Packet, data: st.DataObject) -> None:
     raw = bytearray(packet.encode(5))
     for _ in range(data.draw(st.integers(1, 3))):
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -290,8 +287,8 @@ def test_damaged_packets_decode_or_are_refused(packet: Packet, data: st.DataObje
 
 
 @given(st.integers(0, 2).flatmap(publish), st.sampled_from([4, 5]))
-def test_encode_publish_is_what_publish_encodes(packet: Publish, version: int) -> None:
-    encoded = encode_properties(packet.properties)
+def test_encode_publish_equals_the_packet_class(packet: Publish, version: int) -> None:
+    encoded = encode_properties(packet.properties, PUBLISH)
     properties = encoded[decode_varint(encoded, 0, len(encoded))[1] :]
     topic = packet.topic.encode()
     made = encode_publish(
@@ -302,7 +299,7 @@ def test_encode_publish_is_what_publish_encodes(packet: Publish, version: int) -
 
 @pytest.mark.parametrize("packet_class", [Puback, Pubrec, Pubrel, Pubcomp])
 @pytest.mark.parametrize("version", [3, 4, 5])
-def test_encode_ack_is_what_acknowledgements_encode(packet_class: Any, version: int) -> None:
+def test_encode_ack_equals_the_packet_classes(packet_class: Any, version: int) -> None:
     for reason_code in CODES[packet_class.packet_type]:
         packet = packet_class(515, reason_code)
         made = encode_ack(packet_class.packet_type, 515, reason_code, version)
@@ -318,12 +315,12 @@ def test_fixed_header(remaining: int, expected: str) -> None:
     assert encode_fixed_header(0x30, remaining).hex() == expected
 
 
-def test_packet_that_no_length_fits() -> None:
+def test_a_packet_that_is_too_long_for_a_fixed_header() -> None:
     with pytest.raises(ValueError):
         encode_fixed_header(0x30, 268_435_456)
 
 
-def test_v3_packets_carry_no_properties_and_no_codes() -> None:
+def test_v3_packets_have_no_properties_and_no_reason_codes() -> None:
     properties = Properties()
     properties.reason_string = "why"
     assert Puback(1, 0x87, properties).encode(4) == b"\x40\x02\x00\x01"

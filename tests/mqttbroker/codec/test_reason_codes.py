@@ -13,7 +13,7 @@ def test_every_code_has_a_name_and_a_packet() -> None:
     assert len(set(rc.NAMES.values())) == len(rc.NAMES)
 
 
-def test_constants_are_named_as_the_standard_names_them() -> None:
+def test_constants_have_the_names_of_the_standard() -> None:
     for code, name in rc.NAMES.items():
         constant = name.upper().replace(" ", "_").replace("-", "_")
         assert vars(rc)[constant] == code, constant
@@ -38,12 +38,12 @@ def test_to_v3_connack(code: int, expected: int) -> None:
     assert rc.to_v3_connack(code) == expected
 
 
-def test_to_v3_connack_is_a_3_1_1_return_code_or_none() -> None:
+def test_to_v3_connack_returns_a_3_1_1_return_code_or_minus_one() -> None:
     """3.1.1 [MQTT-3.2.2-6]"""
     assert {rc.to_v3_connack(code) for code in rc.CODES[rc.CONNACK]} == {-1, 0, 1, 2, 3, 5}
 
 
-def test_error_says_code_and_detail() -> None:
+def test_an_error_has_code_and_detail() -> None:
     error = rc.MQTTError(rc.PROTOCOL_ERROR, "second CONNECT")
     assert (error.reason_code, error.detail, error.protocol_level) == (0x82, "second CONNECT", -1)
     assert str(error) == "Protocol Error (0x82): second CONNECT"
