@@ -1,8 +1,7 @@
-"""The application message: what a PUBLISH carried, apart from any one delivery.
+"""The Application Message: the part of a PUBLISH that is the same for every receiver.
 
-The rule kept here: a message never changes after it was received.  Whatever
-belongs to one delivery (packet id, granted QoS, subscription identifiers,
-topic alias, the seconds left until expiry) stands elsewhere.
+A message does not change after it was received. Packet id, granted QoS, subscription identifiers, topic alias and the
+remaining seconds until expiry belong to a delivery.
 """
 
 from __future__ import annotations
@@ -12,16 +11,13 @@ from mypy_extensions import mypyc_attr
 
 @mypyc_attr(acyclic=True)
 class Message:
-    """One application message as the broker received it.
+    """One Application Message as received.
 
-    ``topic`` is valid UTF-8 without wildcards; ``properties`` are the
-    forwardable MQTT 5.0 PUBLISH properties, still encoded and without their
-    length prefix, and opaque here (no topic alias, no message expiry interval,
-    no subscription identifier).  ``timestamp`` and ``expires_at`` are
-    microseconds since the Unix epoch, UTC; ``expires_at`` 0 means never.
-    ``publisher`` is the client id, empty for the broker itself.  ``id`` is the
-    store's row id, 0 as long as no store has been asked to keep the message;
-    ``size`` is what it counts for against limits, in bytes.
+    ``topic`` is a valid topic name. ``properties`` are the MQTT 5.0 PUBLISH properties to forward, encoded, without
+    their length; topic alias, message expiry interval and subscription identifiers are not among them. ``timestamp``
+    and ``expires_at`` are in µs since the Unix epoch; ``expires_at`` is 0 for messages that do not expire.
+    ``publisher`` is the client id, empty for the broker itself. ``id`` is the row id in the store, 0 until the message
+    is written. ``size`` is the number of bytes that count against limits.
     """
 
     def __init__(
@@ -45,3 +41,16 @@ class Message:
         self.timestamp = timestamp
         self.expires_at = expires_at
         self.size = len(topic) + len(payload) + len(properties)
+
+    def copy(self) -> Message:
+        """The same message, not in the store."""
+        return Message(
+            self.topic,
+            self.payload,
+            self.qos,
+            self.retain,
+            self.properties,
+            self.publisher,
+            self.timestamp,
+            self.expires_at,
+        )

@@ -1,8 +1,6 @@
-"""The registry: every session by its client id, and the moment each one ends.
+"""All sessions by client id [MQTT-3.1.3-2], and their expiry.
 
-The rule kept here: one client id, one session [MQTT-3.1.3-2], and a session
-whose client is away ends when its expiry interval has passed, not before and
-at most one `expired` call after.
+A session ends when its client has been disconnected for the session expiry interval, at the next call of `expired`.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ from sessions.sorted_ids import SortedIds
 
 
 class Registry:
-    """All sessions of one broker.  Times are Unix times in seconds."""
+    """All sessions of one broker. Times are Unix times in seconds."""
 
     def __init__(self, context: SessionContext, next_session_id: int = 1) -> None:
         self.context = context
         self.sessions: Dict[str, Session] = {}
         self.client_ids = SortedIds()  # the keys of `sessions`
-        self.by_id: Dict[int, Session] = {}  # the durable ones, by row id
+        self.by_id: Dict[int, Session] = {}  # durable sessions by row id
         self.next_session_id = next_session_id
         self._ends: List[Tuple[float, str]] = []
 
@@ -33,7 +31,7 @@ class Registry:
         return self.sessions.get(client_id)
 
     def create(self, client_id: str, durable: bool) -> Session:
-        """A new session in the place of any other of that client id."""
+        """Create a session; it replaces the one of the same client id."""
         session_id = 0
         if durable:
             session_id = self.next_session_id
@@ -43,7 +41,7 @@ class Registry:
         return self._insert(session_id, client_id)
 
     def load(self, session_id: int, client_id: str) -> Session:
-        """A session under the row id it has in the store; 0 for one that is not stored."""
+        """Create the session of a row that was read from the store."""
         if client_id not in self.sessions:
             self.client_ids.load(client_id)
         return self._insert(session_id, client_id)
@@ -62,25 +60,25 @@ class Registry:
         self.by_id.pop(session.id, None)
 
     def schedule_end(self, session: Session) -> None:
-        """The client went away: its session ends an expiry interval later."""
+        """The client disconnected: end its session after the expiry interval."""
         if session.expiry_interval != NEVER:
             ends = self._ends
             heappush(ends, (self._end_of(session), session.client_id))
-            # A client that comes and goes leaves an entry each time.
+            # Clients that reconnect leave outdated entries: remove them before they are the majority.
             if len(ends) > 2 * len(self.sessions) + 1000:
-                away = [
+                disconnected = [
                     session
                     for session in self.sessions.values()
                     if session.connection is None and session.expiry_interval != NEVER
                 ]
-                self._ends = [(self._end_of(session), session.client_id) for session in away]
+                self._ends = [(self._end_of(session), session.client_id) for session in disconnected]
                 heapify(self._ends)
 
     def _end_of(self, session: Session) -> float:
         return session.disconnected_at + session.expiry_interval
 
     def is_over(self, session: Session, now: float) -> bool:
-        """Whether the session's client has been away longer than its expiry interval."""
+        """Whether the client has been disconnected for the expiry interval."""
         return (
             session.connection is None
             and session.expiry_interval != NEVER
@@ -89,7 +87,7 @@ class Registry:
         )
 
     def expired(self, now: float) -> List[Session]:
-        """The sessions whose time is over; the caller ends them."""
+        """Sessions that have expired at ``now``; the caller ends them."""
         ended: Dict[Session, bool] = {}
         ends = self._ends
         while ends and ends[0][0] <= now:

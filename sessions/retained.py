@@ -1,9 +1,7 @@
-"""Retained messages: the last one of each topic, in memory, and in the store through the journal.
+"""Retained messages (section 3.3.1.3): in memory, and in the store through the journal.
 
-The rule kept here: what a scan returns is exactly what a new subscriber is
-owed now.  A message whose expiry has passed is never returned and leaves the
-store; a message marked volatile (the broker's own ``$SYS`` topics) never
-reaches it.
+A scan never returns an expired message, and deletes it. Volatile messages (the broker's own ``$SYS`` topics) are not
+stored.
 """
 
 from __future__ import annotations
@@ -16,20 +14,20 @@ from topic_matcher.topic_tree import Scan, TopicTree
 
 
 class Retained:
-    """The retained messages of one broker; ``size`` is what they hold, in bytes."""
+    """The retained messages of one broker; ``size`` is the sum of their sizes in bytes."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._tree = TopicTree()
         self.size = 0
-        self.expiring = 0  # messages that expire some time
+        self.expiring = 0  # messages that have an expiry
         self._sweep: Optional[RetainedScan] = None
 
     def __len__(self) -> int:
         return len(self._tree)
 
     def load(self, message: Message) -> None:
-        """Put back a message that the store has."""
+        """Add a message that was read from the store."""
         self._tree.set(message.topic, message)
         self._count(message, 1)
 
@@ -44,7 +42,7 @@ class Retained:
     def set(self, message: Message, volatile: bool, gate: Optional[Gate]) -> None:
         """Replace a topic's retained message; an empty payload removes it [MQTT-3.3.1-6].
 
-        ``gate`` stays shut until the change is on disk.
+        ``gate`` stays closed until the change is on disk.
         """
         topic = message.topic
         old = cast(Optional[Message], self._tree.get(topic))
@@ -67,33 +65,33 @@ class Retained:
             self._journal.wait_for_commit(gate)
 
     def scan(self, topic_filter: str) -> RetainedScan:
-        """The messages under a filter, to be taken a few at a time."""
+        """The messages that match a filter, to be read in parts."""
         return RetainedScan(self, self._tree.scan(topic_filter))
 
-    def holds(self, message: Message, now: int) -> bool:
-        """Whether a message found before is still its topic's, and lives at `now` (µs since the Unix epoch)."""
+    def is_current(self, message: Message, now: int) -> bool:
+        """Whether the message is still its topic's and has not expired at ``now`` (µs since the Unix epoch)."""
         return self._tree.get(message.topic) is message and (message.expires_at == 0 or message.expires_at > now)
 
     def expire(self, message: Message) -> None:
-        """The message's time is over: forget it here and in the store."""
+        """Delete an expired message."""
         if self._tree.get(message.topic) is message:
             self._tree.pop(message.topic)
             self._count(message, -1)
             self._journal.set_retained(message.topic, None)
 
     def sweep(self, visits: int, now: int) -> None:
-        """Visit so many of the next topics, if any message expires, and forget those that have."""
+        """Delete the expired messages among the next ``visits`` topics; each call continues where the last ended."""
         if self.expiring == 0:
             return
         scan = self._sweep
         if scan is None or scan.done:
             scan = self.scan("#")
             self._sweep = scan
-        scan.take(visits, now)
+        scan.read(visits, now)
 
 
 class RetainedScan:
-    """What a new subscription is owed, whatever changes meanwhile: each topic at most once."""
+    """The retained messages that match a filter, each topic at most once, while others are added and deleted."""
 
     def __init__(self, retained: Retained, scan: Scan) -> None:
         self._retained = retained
@@ -105,14 +103,17 @@ class RetainedScan:
 
     @property
     def visited(self) -> int:
-        """How many topics and levels the last ``take`` came by."""
+        """Topics and levels visited by the last `read`."""
         return self._scan.visited
 
-    def take(self, visits: int, now: int) -> List[Message]:
-        """Those of about the next `visits` topics and levels (at least 1) that match and live at `now` (µs since the
-        Unix epoch); an empty list is the end only when `done`."""
+    def read(self, visits: int, now: int) -> List[Message]:
+        """The matching messages of about the next ``visits`` (at least 1) topics and levels.
+
+        Messages that have expired at ``now`` (µs since the Unix epoch) are left out. An empty list is the end only if
+        `done`.
+        """
         found: List[Message] = []
-        for stored in self._scan.take_within(visits, visits):
+        for stored in self._scan.read_within(visits, visits):
             message = cast(Message, stored.value)
             if message.expires_at != 0 and message.expires_at <= now:
                 self._retained.expire(message)

@@ -1,34 +1,33 @@
-"""What topic names and topic filters are, and when one matches the other.
+"""The syntax of topic names and topic filters, and matching (section 4.7).
 
-The rule: characters are compared as they came, without any normalisation [MQTT-4.7.3-4], and
-this module is the only place that knows the syntax of ``+``, ``#``, ``$share`` and ``$``.
+Characters are compared without normalisation [MQTT-4.7.3-4].
 """
 
 from __future__ import annotations
 
 from typing import Final, Optional
 
-MAX_BYTES: Final = 65_535  # UTF-8, [MQTT-4.7.3-3]
+MAX_BYTES: Final = 65_535  # of UTF-8 [MQTT-4.7.3-3]
 
 _SHARE: Final = "$share/"
 
 
 def _fits(text: str) -> bool:
-    """Non-empty, no U+0000, short enough for the wire."""
+    """Whether the text has a valid length and no U+0000."""
     size = len(text)
     if size == 0 or "\0" in text:  # [MQTT-4.7.3-1] [MQTT-4.7.3-2]
         return False
-    # A character takes at most four bytes: only long texts need counting.
+    # A character takes at most four bytes, so short texts need no encoding.
     return size <= MAX_BYTES // 4 or len(text.encode("utf-8", "surrogatepass")) <= MAX_BYTES
 
 
 def is_valid_topic(topic: str) -> bool:
-    """Whether a message may be published to ``topic`` (4.7.3)."""
+    """Whether ``topic`` is a valid topic name (section 4.7.3)."""
     return _fits(topic) and not has_wildcard(topic)  # [MQTT-4.7.0-1]
 
 
 def is_valid_filter(topic_filter: str) -> bool:
-    """Whether ``topic_filter`` may be subscribed to; ``$share`` filters are judged whole."""
+    """Whether ``topic_filter`` is a valid topic filter, with or without ``$share``."""
     if not _is_well_formed(topic_filter):
         return False
     if not topic_filter.startswith(_SHARE):
@@ -59,14 +58,14 @@ def _is_well_formed(topic_filter: str) -> bool:
 
 
 def has_wildcard(topic_filter: str) -> bool:
-    """Whether ``+`` or ``#`` occurs."""
+    """Whether the text contains ``+`` or ``#``."""
     return "+" in topic_filter or "#" in topic_filter
 
 
 def parse_shared(topic_filter: str) -> Optional[tuple[str, str]]:
-    """(group, filter) of ``$share/<group>/<filter>``; None if it is no shared filter.
+    """(group, filter) of ``$share/<group>/<filter>``; None for other filters.
 
-    ValueError if it begins with ``$share/`` but breaks 4.8.2.
+    Raises ValueError for an invalid shared filter (section 4.8.2).
     """
     if not topic_filter.startswith(_SHARE):
         return None
@@ -85,16 +84,16 @@ def parse_shared(topic_filter: str) -> Optional[tuple[str, str]]:
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    """Whether a valid, not shared filter matches a valid topic name (4.7)."""
+    """Whether a valid filter without ``$share`` matches a valid topic name (section 4.7)."""
     if topic[0] == "$" and (topic_filter[0] == "+" or topic_filter[0] == "#"):
         return False  # [MQTT-4.7.2-1]
     return matches_from(topic_filter, 0, topic, 0)
 
 
 def matches_from(topic_filter: str, at: int, topic: str, pos: int) -> bool:
-    """``matches`` for the levels that begin at ``at`` and ``pos``, without the ``$`` rule.
+    """`matches` for the levels that begin at ``at`` in the filter and at ``pos`` in the topic, without the ``$`` rule.
 
-    A position one beyond the end says that no level is left.
+    A position of length + 1 means that no level is left.
     """
     filter_size = len(topic_filter)
     topic_size = len(topic)

@@ -1,12 +1,11 @@
-"""Stored topics and what belongs to them: from a filter to every topic it matches.
+"""A tree of topic names with values, searched by topic filter.
 
-The rule: a scan stays right while the tree changes under it. A topic present from its first
-``take`` to its last is seen exactly once, and a ``take`` costs what it visits, however large
-the tree. To that end the children of a branch are also a linked list that only grows at its
-tail; an entry taken out keeps its way to the next, so a scan that waits on it finds on.
+A scan stays valid while the tree changes: a topic that is present from the first `Scan.read` to the last is found
+exactly once. The children of a branch are a dictionary and a linked list that grows only at its end; a removed child
+keeps its ``next``, so that a scan positioned on it can continue.
 
-A topic alone below its level is one leaf there, however many levels follow: branches exist
-only where topics part.
+The tree is compressed: a topic without siblings below some level is one leaf at that level, and branches exist only
+where topics differ.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from topic_matcher.filters import matches
 
 
 class Stored:
-    """One stored topic and its value, as they are until the tree changes."""
+    """A topic and its value; valid until the tree changes."""
 
     def __init__(self, topic: str, value: object) -> None:
-        self.topic = topic  # "" on a branch that is no topic itself
+        self.topic = topic  # "" for a branch that is not a topic itself
         self.value = value
-        self.live = True  # False: ``next`` is the entry to go on with
+        self.live = True  # False once removed; then a scan continues with ``next``
         self.next: Optional[Stored] = None
         self.previous: Optional[Stored] = None
 
 
 class _Branch(Stored):
-    """A level that topics go on from; perhaps a topic itself."""
+    """A level with children; possibly a topic itself."""
 
     def __init__(self, topic: str, value: object) -> None:
         super().__init__(topic, value)
@@ -61,7 +60,7 @@ class _Branch(Stored):
         child.previous = None
 
     def replace(self, level: str, child: Stored) -> None:
-        """Put ``child`` in the place of the one at ``level``; scans waiting there move over."""
+        """Replace the child at ``level``; scans positioned on it continue with the new one."""
         old = self.children[level]
         self.children[level] = child
         child.previous = old.previous
@@ -80,34 +79,33 @@ class _Branch(Stored):
 
 
 class Scan:
-    """The stored topics that match a filter, a few at a time."""
+    """A search for the topics that match a filter, read in parts."""
 
     def __init__(self, root: _Branch, topic_filter: str) -> None:
         self._filter = topic_filter
         self._levels: list[str] = topic_filter.split("/")
-        # One frame per wildcard level that is being walked: the entry to visit next, and the
-        # filter level the entry's own children answer to.
+        # One frame per wildcard level: the entry to visit next, and the filter level of its children.
         self._waiting: list[Optional[Stored]] = [root]
         self._depths: list[int] = [0]
         self._found: list[Stored] = []
-        self.visited = 0  # entries that the last ``take_within`` came by
+        self.visited = 0  # entries visited by the last `read_within`
 
     @property
     def done(self) -> bool:
-        """True when nothing is left to visit."""
+        """Whether all entries have been visited."""
         return not self._waiting
 
-    def take(self, limit: int) -> list[Stored]:
-        """Up to ``limit`` (at least 1) more topics; [] when there are none."""
-        taken: list[Stored] = []
-        while not taken and not self.done:
-            taken = self.take_within(limit, 1024)
-        return taken
+    def read(self, limit: int) -> list[Stored]:
+        """The next matches, at most ``limit`` (at least 1); empty at the end."""
+        found: list[Stored] = []
+        while not found and not self.done:
+            found = self.read_within(limit, 1024)
+        return found
 
-    def take_within(self, limit: int, visits: int) -> list[Stored]:
-        """``take`` that gives up after about ``visits`` entries; [] is the end only if ``done``.
+    def read_within(self, limit: int, visits: int) -> list[Stored]:
+        """The next matches among about ``visits`` entries, at most ``limit``; empty at the end, or if none matched.
 
-        For filters like ``+/+/rare``, which visit far more than they find.
+        A filter like ``+/+/rare`` visits many more entries than it finds.
         """
         found: list[Stored] = []
         self._found = found
@@ -140,17 +138,17 @@ class Scan:
         return found
 
     def _visit(self, entry: Stored, depth: int) -> None:
-        """Note the entry if it matches, go to what is below; ``depth`` levels are matched."""
+        """Descend from an entry that matches ``depth`` levels: record a match, or push a frame for its children."""
         levels = self._levels
         while isinstance(entry, _Branch):
             if depth == len(levels):
                 if entry.topic:
-                    self._note(entry)
+                    self._record(entry)
                 return
             level = levels[depth]
             if level == "#":
                 if entry.topic:
-                    self._note(entry)
+                    self._record(entry)
                 self._waiting.append(entry.first)
                 self._depths.append(depth)
                 return
@@ -163,15 +161,15 @@ class Scan:
                 return
             entry = child
             depth += 1
-        self._note(entry)
+        self._record(entry)
 
-    def _note(self, entry: Stored) -> None:
+    def _record(self, entry: Stored) -> None:
         if matches(self._filter, entry.topic):
             self._found.append(entry)
 
 
 class TopicTree:
-    """Valid topic names -> values other than None."""
+    """A map of valid topic names to values other than None."""
 
     def __init__(self) -> None:
         self._root = _Branch("", None)
@@ -220,7 +218,7 @@ class TopicTree:
         return branch.value
 
     def pop(self, topic: str) -> Optional[object]:
-        """Take a topic out: its value, or None if it was not stored."""
+        """Remove a topic and return its value, or None if it was not stored."""
         levels = topic.split("/")
         branches: list[_Branch] = [self._root]
         entry: Optional[Stored] = None
@@ -244,20 +242,20 @@ class TopicTree:
         return value
 
     def match(self, topic_filter: str) -> list[Stored]:
-        """All stored topics that match a valid, not shared filter."""
+        """All topics that match a valid filter without ``$share``."""
         scan = self.scan(topic_filter)
         found: list[Stored] = []
         while not scan.done:
-            found.extend(scan.take(4096))
+            found.extend(scan.read(4096))
         return found
 
     def scan(self, topic_filter: str) -> Scan:
-        """A walk over the topics that match a valid, not shared filter."""
+        """A search for the topics that match a valid filter without ``$share``."""
         return Scan(self._root, topic_filter)
 
 
 def _split(branch: _Branch, leaf: Stored, levels: list[str], depth: int) -> _Branch:
-    """Make the leaf at ``levels[depth]`` branches as far as its topic goes along ``levels``."""
+    """Replace the leaf at ``levels[depth]`` by branches for the levels that its topic shares with ``levels``."""
     own = leaf.topic.split("/")
     top = _Branch("", None)
     lowest = top

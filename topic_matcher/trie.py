@@ -1,13 +1,12 @@
-"""The index of subscriptions: from a topic to everything that subscribed to it.
+"""A trie of subscriptions, searched by topic name.
 
-The rule: a filter costs one dictionary entry per wildcard run, not one object per level. The
-literal levels between two wildcards are one key, found by slicing the topic at its slashes;
-so exact filters are a single lookup and a million filters fit in memory. Walks keep their own
-stack, because a filter may have more levels than the C stack has room for.
+All literal levels between two wildcards are one dictionary key, so that a filter without wildcards is one lookup and a
+million filters fit in memory. Searches keep their own stack, because a filter may have more levels than the C stack
+has room for.
 
-A node stands at a level boundary of the filter. From there a filter goes on in one of five
-ways: it ends (``here``), ends with ``#`` (``rest``), takes any level (``plus``), has only
-literal levels left (``exact``), or literal levels and then a wildcard (``prefixes``).
+A node stands for a position between two levels of a filter. The rest of the filter is empty (``here``), ``#``
+(``rest``), ``+`` and more (``plus``), literal levels (``exact``), or literal levels followed by a wildcard
+(``prefixes``).
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from typing import Optional, Union
 
 from topic_matcher.filters import matches_from
 
-# The subscribers of one filter: one of them is a (subscriber, value) pair, more are a dict.
-# None means nobody. The pair is a third of the smallest dict.
+# A group is the subscribers of one filter: None, one (subscriber, value) pair, or a dict of several. A pair takes a
+# third of the memory of the smallest dict.
 
 
 class _Leaf:
-    """A subscription that is alone behind its prefix; ``suffix`` begins with a wildcard."""
+    """The only subscription behind a prefix; ``suffix`` begins with a wildcard."""
 
     def __init__(self, suffix: str, subscriber: object, value: object) -> None:
         self.suffix = suffix
@@ -31,7 +30,7 @@ class _Leaf:
 
 
 class _Node:
-    """A level boundary; see the module's header."""
+    """A position between two levels, as described in the module's docstring."""
 
     def __init__(self) -> None:
         self.here: object = None
@@ -39,7 +38,7 @@ class _Node:
         self.plus: Optional[_Node] = None
         self.exact: Optional[dict[str, object]] = None
         self.prefixes: Optional[dict[str, Union[_Leaf, _Node]]] = None
-        # How many keys of ``prefixes`` have so many levels: a topic is cut nowhere else.
+        # Number of keys of ``prefixes`` by their number of levels: only these lengths are looked up.
         self.depths: Optional[list[int]] = None
 
     def is_empty(self) -> bool:
@@ -57,7 +56,7 @@ def _same(one: object, other: object) -> bool:
 
 
 def _added(group: object, subscriber: object, value: object) -> tuple[object, bool]:
-    """The group with the subscriber, and whether it is new there."""
+    """The group with the subscriber added, and whether it was not in it before."""
     if group is None:
         return (subscriber, value), True
     if isinstance(group, dict):
@@ -71,7 +70,7 @@ def _added(group: object, subscriber: object, value: object) -> tuple[object, bo
 
 
 def _without(group: object, subscriber: object) -> tuple[object, bool]:
-    """The group without the subscriber, and whether it was there."""
+    """The group without the subscriber, and whether it was in it before."""
     if group is None:
         return None, False
     if isinstance(group, dict):
@@ -106,9 +105,9 @@ def _wildcard(topic_filter: str, pos: int) -> int:
 
 
 class SubscriptionTrie:
-    """(filter, subscriber) -> value, for valid filters without ``$share``.
+    """A map of (filter, subscriber) to values, for valid filters without ``$share``.
 
-    Subscribers are hashable; equal ones are the same. Values may be anything.
+    Subscribers are hashable.
     """
 
     def __init__(self) -> None:
@@ -119,15 +118,15 @@ class SubscriptionTrie:
         return self._size
 
     def insert(self, topic_filter: str, subscriber: object, value: object) -> bool:
-        """Add or replace; True if this subscriber did not have this filter."""
+        """Add or replace; False if the subscriber had the filter before."""
         new = _insert(self._root, topic_filter, 0, subscriber, value)
         if new:
             self._size += 1
         return new
 
     def remove(self, topic_filter: str, subscriber: object) -> bool:
-        """Take out; False if it was not there. Nodes left empty are freed."""
-        # The nodes walked through, and the key that led out of each ("+" or a prefix).
+        """Remove; False if the subscriber did not have the filter."""
+        # The nodes on the path, and the key that leads out of each ("+" or a prefix).
         nodes: list[_Node] = []
         keys: list[str] = []
         node = self._root
@@ -153,7 +152,7 @@ class SubscriptionTrie:
             if isinstance(child, _Leaf):
                 removed = _same(child.subscriber, subscriber) and child.suffix == (topic_filter[wildcard:])
                 if removed:
-                    _forget_prefix(node, prefix)
+                    _remove_prefix(node, prefix)
                 break
             nodes.append(node)
             keys.append(prefix)
@@ -165,28 +164,25 @@ class SubscriptionTrie:
         return removed
 
     def match(self, topic: str) -> list[object]:
-        """The values of all matching filters, in no particular order.
-
-        A subscriber with two matching filters is there twice.
-        """
+        """The values of all matching filters, in no particular order; one value per matching filter."""
         found: list[object] = []
         root = self._root
         if root.exact is not None:
             _collect(found, root.exact.get(topic))
-        plain = topic[0] != "$"  # [MQTT-4.7.2-1]
-        if plain and root.rest is not None:
+        wildcard_first = topic[0] != "$"  # [MQTT-4.7.2-1]
+        if wildcard_first and root.rest is not None:
             _collect(found, root.rest)
-        plus = root.plus if plain else None
+        plus = root.plus if wildcard_first else None
         if root.prefixes is None and plus is None:
             return found
-        # Where each level begins, and where one more would.
+        # Start of each level, and of the one that would follow.
         starts: list[int] = [0]
         start = 0
         for level in topic.split("/"):
             start += len(level) + 1
             starts.append(start)
         end = len(starts) - 1
-        # The nodes to walk, and how many levels are matched at each.
+        # The nodes to visit, and the number of levels matched at each.
         nodes: list[_Node] = []
         depths: list[int] = []
         if root.prefixes is not None:
@@ -216,7 +212,7 @@ class SubscriptionTrie:
 def _follow(
     node: _Node, topic: str, starts: list[int], matched: int, found: list[object], nodes: list[_Node], depths: list[int]
 ) -> None:
-    """Look up the literal prefixes of what follows ``matched`` levels: leaves into ``found``, nodes to walk."""
+    """Look up the literal levels after the first ``matched`` ones; append matching leaves and the nodes to visit."""
     prefixes = node.prefixes
     sizes = node.depths
     assert prefixes is not None and sizes is not None
@@ -236,7 +232,7 @@ def _follow(
 
 
 def _insert(node: _Node, topic_filter: str, pos: int, subscriber: object, value: object) -> bool:
-    """Insert the filter's levels from ``pos`` on below ``node``."""
+    """Insert the rest of the filter, from ``pos`` on, below ``node``."""
     size = len(topic_filter)
     while pos <= size:
         wildcard = _wildcard(topic_filter, pos)
@@ -251,7 +247,7 @@ def _insert(node: _Node, topic_filter: str, pos: int, subscriber: object, value:
             child = None if node.prefixes is None else node.prefixes.get(prefix)
             if child is None:
                 leaf = _Leaf(sys.intern(topic_filter[wildcard:]), subscriber, value)
-                _remember_prefix(node, prefix, leaf)
+                _add_prefix(node, prefix, leaf)
                 return True
             if isinstance(child, _Leaf):
                 if _same(child.subscriber, subscriber) and child.suffix == topic_filter[wildcard:]:
@@ -279,7 +275,7 @@ def _expanded(leaf: _Leaf) -> _Node:
     return node
 
 
-def _remember_prefix(node: _Node, prefix: str, child: _Leaf) -> None:
+def _add_prefix(node: _Node, prefix: str, child: _Leaf) -> None:
     if node.prefixes is None or node.depths is None:
         node.prefixes = {}
         node.depths = []
@@ -290,7 +286,7 @@ def _remember_prefix(node: _Node, prefix: str, child: _Leaf) -> None:
     node.depths[depth] += 1
 
 
-def _forget_prefix(node: _Node, prefix: str) -> None:
+def _remove_prefix(node: _Node, prefix: str) -> None:
     assert node.prefixes is not None and node.depths is not None
     del node.prefixes[prefix]
     if not node.prefixes:
@@ -303,7 +299,7 @@ def _forget_prefix(node: _Node, prefix: str) -> None:
 
 
 def _remove_last(node: _Node, topic_filter: str, pos: int, wildcard: int, subscriber: object) -> bool:
-    """Remove from the group the filter ends in: ``rest``, ``exact`` or ``here``."""
+    """Remove the subscriber from the group in which the filter ends: ``rest``, ``exact`` or ``here``."""
     if wildcard >= 0:
         node.rest, removed = _without(node.rest, subscriber)
         return removed
@@ -324,12 +320,12 @@ def _remove_last(node: _Node, topic_filter: str, pos: int, wildcard: int, subscr
 
 
 def _prune(nodes: list[_Node], keys: list[str], node: _Node) -> None:
-    """Free ``node`` and those above it as far as they are empty."""
+    """Remove ``node`` and its ancestors while they are empty."""
     while nodes and node.is_empty():
         parent = nodes.pop()
         key = keys.pop()
         if key == "+":
             parent.plus = None
         else:
-            _forget_prefix(parent, key)
+            _remove_prefix(parent, key)
         node = parent

@@ -147,16 +147,7 @@ class Publisher:
             ):
                 continue  # no better off, no longer on disk, or no room for it
             # The store knows the old one under the session that leaves.
-            message = Message(
-                old.topic,
-                old.payload,
-                old.qos,
-                old.retain,
-                old.properties,
-                old.publisher,
-                old.timestamp,
-                old.expires_at,
-            )
+            message = old.copy()
             outgoing = Outgoing(message.topic.encode("utf-8"), message, now)
             self.deliver(member, message, outgoing, entry.gate, None, group)
             session.withdraw(entry)

@@ -71,13 +71,13 @@ class RetainedSource(ReplaySource):
         return self._scan.done
 
     def read(self, budget: int, now: int) -> List[Message]:
-        messages = self._scan.take(budget, now)
+        messages = self._scan.read(budget, now)
         self.visited = self._scan.visited
         return messages
 
     def is_current(self, message: Message, now: int) -> bool:
         """A message that was replaced is not sent: the subscriber got the newer one when it was published."""
-        return self._retained.holds(message, now)
+        return self._retained.is_current(message, now)
 
 
 class RetainedSources(ReplaySources):
@@ -250,16 +250,6 @@ class Replay:
         if connection.send_unpersisted(outgoing, qos, True, subscription_id):
             return
         # The store counts the queue entries of a message, so this delivery gets its own.
-        copy = Message(
-            message.topic,
-            message.payload,
-            message.qos,
-            True,
-            message.properties,
-            message.publisher,
-            message.timestamp,
-            message.expires_at,
-        )
-        entry = self.session.offer(copy, qos, True, subscription_id, None)
+        entry = self.session.offer(message.copy(), qos, True, subscription_id, None)
         if entry is not None:
             connection.send_delivery(entry, outgoing, False)

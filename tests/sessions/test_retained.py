@@ -15,7 +15,7 @@ def under(retained: Retained, topic_filter: str, now: int = 0, limit: int = 100)
     scan = retained.scan(topic_filter)
     found = []
     while not scan.done:
-        found += [one.topic for one in scan.take(limit, now)]
+        found += [one.topic for one in scan.read(limit, now)]
     return sorted(found)
 
 

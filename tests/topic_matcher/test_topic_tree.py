@@ -71,7 +71,7 @@ def test_scan_while_the_tree_changes(
     scan = tree.scan(topic_filter)
     seen: Counter[str] = Counter()
     for limit, visits, changes in turns:
-        taken = scan.take_within(limit, visits)
+        taken = scan.read_within(limit, visits)
         assert len(taken) <= limit
         for topic, value in pairs(taken):
             assert matches(topic_filter, topic) and plain[topic] == value
@@ -79,7 +79,7 @@ def test_scan_while_the_tree_changes(
         if scan.done:
             break
         steady -= change(tree, plain, changes)
-    while rest := scan.take(2):
+    while rest := scan.read(2):
         seen.update(stored.topic for stored in rest)
     assert scan.done
     for topic in steady:
@@ -92,10 +92,10 @@ def test_scan_takes_no_more_than_asked() -> None:
         tree.set(f"a/{number}/b", number)
     scan = tree.scan("a/+/b")
     sizes = []
-    while taken := scan.take(100):
+    while taken := scan.read(100):
         sizes.append(len(taken))
     assert sizes == [100, 100, 50]
-    assert scan.take(100) == []
+    assert scan.read(100) == []
 
 
 def test_scan_visits_no_more_than_asked() -> None:
@@ -104,9 +104,9 @@ def test_scan_visits_no_more_than_asked() -> None:
         tree.set(f"a/{number}/b", number)
     tree.set("a/last/rare", "found")
     scan = tree.scan("a/+/rare")
-    assert scan.take_within(10, 1000) == [] and not scan.done
-    assert pairs(scan.take(10)) == [("a/last/rare", "found")]
-    assert scan.take(10) == [] and scan.done
+    assert scan.read_within(10, 1000) == [] and not scan.done
+    assert pairs(scan.read(10)) == [("a/last/rare", "found")]
+    assert scan.read(10) == [] and scan.done
 
 
 def test_scan_waiting_on_a_topic_that_goes() -> None:
@@ -114,11 +114,11 @@ def test_scan_waiting_on_a_topic_that_goes() -> None:
     for topic in "abcdef":
         tree.set(topic, topic)
     scan = tree.scan("#")
-    assert pairs(scan.take(1)) == [("a", "a")]
+    assert pairs(scan.read(1)) == [("a", "a")]
     for topic in "bcd":
         tree.pop(topic)
     tree.set("b", "again")
-    assert [stored.topic for stored in scan.take(9)] == ["e", "f", "b"]
+    assert [stored.topic for stored in scan.read(9)] == ["e", "f", "b"]
 
 
 def test_scan_waiting_on_a_topic_that_gets_others_below_it() -> None:
@@ -126,10 +126,10 @@ def test_scan_waiting_on_a_topic_that_gets_others_below_it() -> None:
     tree.set("a", 1)
     tree.set("b/c/d", 2)
     scan = tree.scan("#")
-    assert pairs(scan.take(1)) == [("a", 1)]
+    assert pairs(scan.read(1)) == [("a", 1)]
     tree.set("a/x", 3)
     tree.set("b/c/e", 4)
-    assert sorted(pairs(scan.take(9))) == [("b/c/d", 2), ("b/c/e", 4)]
+    assert sorted(pairs(scan.read(9))) == [("b/c/d", 2), ("b/c/e", 4)]
 
 
 def test_topics_of_the_most_levels_there_can_be() -> None:
