@@ -12,12 +12,12 @@ from mqttbroker.auth.security import Security
 from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.wills import load_will
 from mqttbroker.core.connection import Outbound
 from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
 from mqttbroker.core.router import Router, StreamRule
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
-from mqttbroker.net.listener_policy import Doorkeeper
+from mqttbroker.core.wills import load_will
+from mqttbroker.net.listener_policy import PolicyByListener
 from sessions.context import (
     DROP_NEWEST,
     DROP_OLDEST,
@@ -124,7 +124,7 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
         ),
         Outbound(context.clock, context.counters, limits.max_outbox_bytes, 2 * receive_maximum),
         fill(BrokerTerms(), limits, settings),
-        Doorkeeper(security.policy),
+        PolicyByListener(security.policy),
         security.rules,
     )
 

@@ -1,11 +1,9 @@
-"""Access control: who may publish and read which topics, by rules in Mosquitto's syntax.
+"""Access control lists in Mosquitto's syntax, decided as by Mosquitto 2.
 
-The rule kept here: what no rule allows is not allowed; rules decide as
-Mosquitto 2 decides.  First the rules of the client's user, or those before any
-``user`` line if it has none, then the patterns; in each of the two a ``deny``
-that matches comes before all else, and the first of the two that has a match
-has decided.  A name never widens a pattern: ``%c`` and ``%u`` stand for one
-whole level, and who has a wildcard in its name matches no pattern.
+The rules of the client's user are checked first (those before any ``user`` line for an anonymous client), then the
+patterns; the first of the two with a match decides. In each, a matching ``deny`` overrides the other rules. Without a
+match, access is denied. ``%c`` and ``%u`` stand for one whole level, and a client with a wildcard in its name matches no
+pattern, so that a name cannot widen a pattern.
 """
 
 from __future__ import annotations
@@ -22,11 +20,11 @@ _ACCESS: Final = {"read": READ, "write": WRITE, "readwrite": READ | WRITE, "deny
 
 
 class AclError(Exception):
-    """One line: the file, the line in it and the reason."""
+    """One line: the file, its line and the reason."""
 
 
 class Rule:
-    """Access to the topics of a filter, in which a pattern has levels ``%c`` and ``%u``."""
+    """Access to the topics of a filter; the filter of a pattern may have the levels ``%c`` and ``%u``."""
 
     def __init__(self, access: int, topic_filter: str) -> None:
         self.access = access
@@ -36,10 +34,10 @@ class Rule:
         self.of_user = "%u" in levels
 
     def matches(self, client_id: str, username: Optional[str], topic: str) -> bool:
-        """As a pattern, for this client."""
+        """Whether this rule, as a pattern, matches a topic for the client."""
         pattern = self.topic_filter
         if topic.startswith("$") != pattern.startswith("$"):
-            return False  # not through a name either
+            return False  # a name must not be the $ level
         if self.of_user:
             if not username or "/" in username:
                 return False
@@ -57,7 +55,7 @@ class Rule:
 
 
 class Section:
-    """The rules of one user, or all patterns: denials apart from the rest."""
+    """The rules of one user, or all patterns."""
 
     def __init__(self) -> None:
         self.denials: List[Rule] = []
@@ -70,19 +68,20 @@ class Section:
             self.grants.append(rule)
 
 
-_NOBODY: Final = Section()
+_NO_RULES: Final = Section()
 
 
 class Acl(Authorizer):
-    """The rules of one file.  `take` puts another file's in their place."""
+    """The rules of one file."""
 
     def __init__(self) -> None:
-        self.restrictive = True
+        super().__init__(True)
         self.anonymous = Section()
         self.users: Dict[str, Section] = {}
         self.patterns = Section()
 
-    def take(self, other: Acl) -> None:
+    def replace(self, other: Acl) -> None:
+        """Use the rules of another file from now on."""
         self.anonymous = other.anonymous
         self.users = other.users
         self.patterns = other.patterns
@@ -94,14 +93,14 @@ class Acl(Authorizer):
         return self._allows(READ, client_id, username, topic)
 
     def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
-        """Refused only if a denial covers the whole filter: else reading is decided by topic."""
+        """False only if a denial covers the whole filter."""
         for rule in self._section(username).denials:
             if covers(rule.topic_filter, topic_filter):
                 return False
         return True
 
     def _section(self, username: Optional[str]) -> Section:
-        return self.anonymous if username is None else self.users.get(username, _NOBODY)
+        return self.anonymous if username is None else self.users.get(username, _NO_RULES)
 
     def _allows(self, access: int, client_id: str, username: Optional[str], topic: str) -> bool:
         section = self._section(username)
@@ -127,7 +126,7 @@ def _has_wildcard(name: str) -> bool:
 
 
 def covers(wide: str, narrow: str) -> bool:
-    """Whether every topic that matches the filter ``narrow`` matches ``wide`` too."""
+    """Whether every topic that matches the filter ``narrow`` also matches ``wide``."""
     if narrow.startswith("$") and not wide.startswith("$"):
         return False
     outer = wide.split("/")
@@ -145,7 +144,7 @@ def covers(wide: str, narrow: str) -> bool:
 
 
 def parse_acl(text: str, name: str) -> Acl:
-    """The rules in the text of an ACL file; ``name`` stands in errors.  Raises AclError."""
+    """The rules in the text of an ACL file; ``name`` names the file in errors.  Raises AclError."""
     acl = Acl()
     section = acl.anonymous
     number: int = 0
@@ -172,7 +171,7 @@ def parse_acl(text: str, name: str) -> Acl:
 
 
 def _rule(text: str) -> Rule:
-    """``[read|write|readwrite|deny] FILTER``."""
+    """The rule in ``[read|write|readwrite|deny] FILTER``; ValueError with the reason."""
     access = READ | WRITE
     words = text.split(None, 1)
     if len(words) == 2:

@@ -1,11 +1,8 @@
-"""Authentication: passwords are checked beside the event loop, a few at a time.
+"""Password checks in a few threads beside the event loop.
 
-The rule kept here: a check costs the client that asked for it and nobody else.
-Hashes are computed in a few threads; what waits for them is bounded, takes
-turns by address, so that one address that guesses does not hold up the others,
-and is answered within ``timeout`` seconds, if only with "busy".
-
-Everything but the computing itself happens on the thread of the event loop.
+The queue of logins is bounded and served round robin by client address, so that an address that guesses passwords does
+not delay the others. Each login is answered within ``timeout`` seconds, with Server busy at the latest. Only the hash is
+computed in a thread; all state belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -29,40 +26,40 @@ from mqttbroker.codec.reason_codes import (
     NOT_AUTHORIZED,
     SERVER_BUSY,
 )
-from mqttbroker.core.policy import WRONG_CREDENTIALS, Challenge
+from mqttbroker.core.policy import WRONG_CREDENTIALS, AuthenticationRequest
 
 log = logging.getLogger("mqttbroker")
 
 WORKERS = 2
-NICENESS = 10  # of the threads that compute, where a thread has its own: the event loop goes first
-CAPACITY = 10_000  # logins that may wait
+NICENESS = 10  # of the worker threads on Linux, where threads have their own: the event loop takes precedence
+CAPACITY = 10_000  # queued logins
 
 
 class Login:
-    """One challenge on its way: it waits, is ``running`` in a thread, and is ``done`` once answered."""
+    """A request with a password: queued, then ``running`` in a thread, and ``done`` once answered."""
 
-    def __init__(self, challenge: Challenge, passwords: Passwords) -> None:
-        assert challenge.username is not None and challenge.password is not None
-        self.challenge = challenge
+    def __init__(self, request: AuthenticationRequest, passwords: Passwords) -> None:
+        assert request.username is not None and request.password is not None
+        self.request = request
         self.passwords = passwords
-        self.username: str = challenge.username
-        self.password: bytes = challenge.password
-        self.host = challenge.peer.rpartition(":")[0]
+        self.username: str = request.username
+        self.password: bytes = request.password
+        self.host = request.peer.rpartition(":")[0]
         self.timer: Optional[asyncio.TimerHandle] = None
         self.running = False
         self.done = False
 
 
-class Conversation:
-    """A SCRAM exchange and the file it goes by."""
+class ScramLogin:
+    """A SCRAM exchange and the passwords it started with."""
 
     def __init__(self, passwords: Passwords, nonce: str) -> None:
         self.passwords = passwords
         self.exchange = Exchange(passwords.scram, nonce)
 
 
-def _step_back() -> None:
-    """Let whoever else wants to compute go before this thread."""
+def _lower_priority() -> None:
+    """Lower the scheduling priority of the current thread."""
     if sys.platform == "linux":
         niceness = max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
@@ -73,7 +70,10 @@ def new_nonce() -> str:
 
 
 class Authenticator:
-    """Answers challenges by ``passwords``, which may be replaced at any time.  Times in seconds."""
+    """Answers authentication requests by the users in ``passwords``.
+
+    ``timeout`` is in seconds, ``capacity`` in queued logins; ``nonce`` gives nonces for SCRAM.
+    """
 
     def __init__(
         self,
@@ -89,25 +89,25 @@ class Authenticator:
         self.waiting = 0
         self._free = workers
         self._new_nonce = nonce
-        self._pool = ThreadPoolExecutor(workers, "authentication", _step_back)
-        self._queues: OrderedDict[str, deque[Login]] = OrderedDict()  # by host; whose turn it is comes first
-        # What was right before is right at once, so that a thousand devices that come back
-        # together are back together: user -> line of the file and keyed digest of the password.
+        self._pool = ThreadPoolExecutor(workers, "authentication", _lower_priority)
+        self._queues: OrderedDict[str, deque[Login]] = OrderedDict()  # by host; the next one to be served is first
+        # Passwords that were right before are accepted without a hash, for many devices that reconnect at once: by user,
+        # the fingerprint in the file and a keyed digest of the password.
         self._known: dict[str, tuple[str, bytes]] = {}
         self._key = os.urandom(32)
 
     def start(self, loop: asyncio.AbstractEventLoop, tell_time: Callable[[], object]) -> None:
-        """``tell_time`` is called before an answer."""
+        """``tell_time`` sets the broker's clock; it is called before each answer."""
         self._loop = loop
         self._tell_time = tell_time
 
     def stop(self) -> None:
-        """Nobody is answered any more."""
+        """Drop all logins; no request is answered after this."""
         self._queues.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def replace(self, passwords: Passwords) -> set[str]:
-        """Judge by another file; gives the users whose password changed or is gone."""
+        """Use other passwords from now on; returns the users whose password was changed or removed."""
         before, after = self.passwords.fingerprints, passwords.fingerprints
         self.passwords = passwords
         changed = {name for name, line in before.items() if after.get(name) != line}
@@ -115,41 +115,41 @@ class Authenticator:
             self._known.pop(name, None)
         return changed
 
-    def submit(self, challenge: Challenge) -> None:
-        """Answer now or later."""
-        login = Login(challenge, self.passwords)
+    def submit(self, request: AuthenticationRequest) -> None:
+        """Check the password; the answer comes now or later."""
+        login = Login(request, self.passwords)
         if self._is_known(login):
-            challenge.accept()
+            request.accept()
             return
         if self.waiting >= self.capacity:
             self._make_room()
-        login.timer = self._loop.call_later(self.timeout, self._give_up, login)
+        login.timer = self._loop.call_later(self.timeout, self._time_out, login)
         self._queues.setdefault(login.host, deque()).append(login)
         self.waiting += 1
-        self._next()
+        self._start_logins()
 
-    def converse(self, challenge: Challenge) -> None:
-        """One step of an enhanced authentication.  The client does the computing, so this is short."""
-        if challenge.method != METHOD:
-            challenge.reject(BAD_AUTHENTICATION_METHOD, f"the only method is {METHOD}")
+    def continue_exchange(self, request: AuthenticationRequest) -> None:
+        """Take one step of an enhanced authentication.  The client computes the hash, so this takes no thread."""
+        if request.method != METHOD:
+            request.reject(BAD_AUTHENTICATION_METHOD, f"the only method is {METHOD}")
             return
-        if challenge.exchange is None:
-            challenge.exchange = Conversation(self.passwords, self._new_nonce())
-        conversation: Conversation = challenge.exchange
-        exchange = conversation.exchange
+        if request.exchange is None:
+            request.exchange = ScramLogin(self.passwords, self._new_nonce())
+        login: ScramLogin = request.exchange
+        exchange = login.exchange
         try:
-            answer = exchange.step(challenge.data or b"")
+            answer = exchange.step(request.client_data or b"")
         except ScramError:
-            challenge.reject(NOT_AUTHORIZED, WRONG_CREDENTIALS)
+            request.reject(NOT_AUTHORIZED, WRONG_CREDENTIALS)
             return
         if not exchange.done:
-            challenge.ask(answer)
-        elif self._line(exchange.username) != conversation.passwords.fingerprints.get(exchange.username):
-            challenge.reject(NOT_AUTHORIZED, WRONG_CREDENTIALS)
+            request.send_challenge(answer)
+        elif self._line(exchange.username) != login.passwords.fingerprints.get(exchange.username):
+            request.reject(NOT_AUTHORIZED, WRONG_CREDENTIALS)
         else:
-            challenge.username = exchange.username
-            challenge.answer = answer
-            challenge.accept()
+            request.username = exchange.username
+            request.server_data = answer
+            request.accept()
 
     def _line(self, username: str) -> Optional[str]:
         return self.passwords.fingerprints.get(username)
@@ -166,12 +166,12 @@ class Authenticator:
         return hmac.digest(self._key, login.password, "sha256")
 
     def _make_room(self) -> None:
-        """Turn away the newest of the address that has most waiting."""
+        """Refuse the newest login of the address with the most logins."""
         host = max(self._queues, key=lambda name: len(self._queues[name]))
-        self._busy(self._take(host, -1))
+        self._refuse_as_busy(self._dequeue(host, -1))
 
-    def _take(self, host: str, index: int) -> Login:
-        """A login that waits, which from now on does not; its address goes to the end."""
+    def _dequeue(self, host: str, index: int) -> Login:
+        """Remove a login from the queue of its address; that address is served last."""
         queue = self._queues[host]
         login = queue[index]
         del queue[index]
@@ -182,11 +182,11 @@ class Authenticator:
             del self._queues[host]
         return login
 
-    def _next(self) -> None:
-        """Give the free threads work."""
+    def _start_logins(self) -> None:
+        """Give queued logins to the free threads."""
         while self._free > 0 and self._queues:
-            login = self._take(next(iter(self._queues)), 0)
-            if not login.challenge.waiting:
+            login = self._dequeue(next(iter(self._queues)), 0)
+            if not login.request.waiting:
                 self._end(login)
                 continue
             login.running = True
@@ -194,12 +194,12 @@ class Authenticator:
             self._pool.submit(self._check, login)
 
     def _check(self, login: Login) -> None:
-        """In a thread of the pool."""
+        """Called in a worker thread."""
         right = False
         try:
             right = login.passwords.verify(login.username, login.password)
         except Exception:
-            log.exception("event=authentication_failed client=%s", login.challenge.client_id)
+            log.exception("event=authentication_failed client=%s", login.request.client_id)
         try:
             self._loop.call_soon_threadsafe(self._checked, login, right)
         except RuntimeError:
@@ -211,25 +211,25 @@ class Authenticator:
             self._end(login)
             self._tell_time()
             line = login.passwords.fingerprints.get(login.username, "")
-            # What was right by a file that is no longer the file is not right.
+            # The file may have been replaced during the check.
             if right and self.passwords.fingerprints.get(login.username) == line:
                 self._known[login.username] = (line, self._digest(login))
-                login.challenge.accept()
+                login.request.accept()
             else:
-                login.challenge.reject(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)
-        self._next()
+                login.request.reject(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)
+        self._start_logins()
 
-    def _give_up(self, login: Login) -> None:
-        """The time is over."""
+    def _time_out(self, login: Login) -> None:
+        """The timeout has passed."""
         if not login.running:
             queue = self._queues[login.host]
-            self._take(login.host, queue.index(login))
-        self._busy(login)
+            self._dequeue(login.host, queue.index(login))
+        self._refuse_as_busy(login)
 
-    def _busy(self, login: Login) -> None:
+    def _refuse_as_busy(self, login: Login) -> None:
         self._end(login)
         self._tell_time()
-        login.challenge.reject(SERVER_BUSY, "too many clients are being authenticated")
+        login.request.reject(SERVER_BUSY, "too many clients are being authenticated")
 
     def _end(self, login: Login) -> None:
         login.done = True

@@ -1,15 +1,13 @@
-"""Passwords: the file of users and their hashes, as `mosquitto_passwd` writes it.
+"""The password file: users and hashes in the format of `mosquitto_passwd`.
 
-The rule kept here: a hash is read whole or refused with its line; a password is
-compared in constant time; nothing here remembers or tells a password, and a
-file is replaced in one step, readable by its owner only.
+Hashes are compared in constant time. A file is replaced atomically and is readable by its owner only.
 
-A line is ``user:hash``, the hash one of
+A line is ``user:hash``, with one of the hashes
 
-- ``$argon2id$v=19$m=47104,t=1,p=1$salt$key`` (what is written here),
+- ``$argon2id$v=19$m=47104,t=1,p=1$salt$key`` (the one that `hash_password` makes),
 - ``$7$iterations$salt$key``: PBKDF2 with HMAC-SHA-512,
 - ``$6$salt$key``: SHA-512 of password and salt,
-- ``$scram-sha-256$iterations$salt$stored_key$server_key``, which serves SCRAM too.
+- ``$scram-sha-256$iterations$salt$stored_key$server_key``, also for SCRAM-SHA-256.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ from argon2.exceptions import InvalidHashError, VerificationError
 
 from mqttbroker.auth import scram
 
-# What Mosquitto 2.1 uses and OWASP advises: 46 MiB, one pass, one lane.
+# The parameters of Mosquitto 2.1, recommended by OWASP: 46 MiB, one pass, one lane.
 _ARGON2 = argon2.PasswordHasher(time_cost=1, memory_cost=47104, parallelism=1)
-# Hashes that would keep a thread busy for many seconds are mistakes.
+# A hash above these limits would keep a thread busy for many seconds; it is taken for a mistake.
 MAX_ITERATIONS = 10_000_000
 MAX_ARGON2_KIB = 1 << 20
 MAX_ARGON2_PASSES = 100
@@ -40,20 +38,21 @@ MAX_ARGON2_LANES = 64
 _ENCODED = re.compile(
     r"\$argon2id\$v=19\$m=([0-9]{1,8}),t=([0-9]{1,4}),p=([0-9]{1,4})\$[A-Za-z0-9+/]{11,}\$[A-Za-z0-9+/]{16,}"
 )
-# The client computes them each time it connects, and it may be small; RFC 7677 asks for 4096 at least.
+# Each client computes them when it connects, and may be a small device; RFC 7677 requires at least 4096.
 SCRAM_ITERATIONS = 15_000
 _KEY_BYTES = 64
 _MAX_NAME_BYTES = 65535
 
 
 class PasswordFileError(Exception):
-    """One line: the file, the line in it and the reason."""
+    """One line: the file, its line and the reason."""
 
 
 class Hash(Protocol):
-    """A stored password; calls of `verify` may take long and may run in any thread."""
+    """A stored password."""
 
-    def verify(self, password: bytes) -> bool: ...
+    def verify(self, password: bytes) -> bool:
+        """Whether this is the password.  May take a second; safe in any thread."""
 
 
 class Argon2id:
@@ -103,9 +102,9 @@ class Scram:
         )
 
     def verify(self, password: bytes) -> bool:
-        own = self.credentials
-        derived = scram.derive(password, own.salt, own.iterations)
-        return hmac.compare_digest(derived.stored_key, own.stored_key)
+        stored = self.credentials
+        derived = scram.derive(password, stored.salt, stored.iterations)
+        return hmac.compare_digest(derived.stored_key, stored.stored_key)
 
 
 def _iterations(text: str) -> int:
@@ -132,7 +131,7 @@ def _key(text: str, size: int = _KEY_BYTES) -> bytes:
 
 
 def parse_hash(text: str) -> Hash:
-    """A stored password; ValueError with the reason if it is none."""
+    """The stored password in ``text``; ValueError with the reason."""
     if text.startswith("$argon2id$"):
         return Argon2id(text)
     parts = text.split("$")
@@ -148,22 +147,21 @@ def parse_hash(text: str) -> Hash:
 
 
 def hash_password(password: bytes) -> str:
-    """A new argon2id hash with a salt of its own."""
+    """An argon2id hash with a new salt."""
     return _ARGON2.hash(password)
 
 
 def scram_password(password: bytes) -> str:
-    """New credentials for SCRAM-SHA-256 with a salt of their own."""
+    """Credentials for SCRAM-SHA-256 with a new salt."""
     made = scram.derive(password, os.urandom(16), SCRAM_ITERATIONS)
     parts = (b64encode(part).decode() for part in (made.salt, made.stored_key, made.server_key))
     return f"$scram-sha-256${made.iterations}$" + "$".join(parts)
 
 
 class Passwords:
-    """The users of one file.  Immutable, so any thread may look things up.
+    """The users of one file.  Immutable, and safe in any thread.
 
-    ``fingerprints`` tells by user what stands in the file: a user whose
-    fingerprint changed has another password.
+    ``fingerprints`` has the hash in the file by user; if it changes, so did the password.
     """
 
     def __init__(self, hashes: Mapping[str, Hash], fingerprints: Mapping[str, str]) -> None:
@@ -176,8 +174,8 @@ class Passwords:
     def verify(self, username: str, password: bytes) -> bool:
         """Whether this is the user's password.
 
-        A user that is not in the file costs what one that is there costs: always
-        the same one of them, so that asking often does not tell them apart.
+        For an unknown user the hash of a known one is computed, always of the same one, so that the time taken does not
+        tell whether the user exists.
         """
         stored = self.hashes.get(username)
         if stored is not None:
@@ -186,12 +184,11 @@ class Passwords:
         self._decoys[int.from_bytes(digest[:8], "big") % len(self._decoys)].verify(password)
         return False
 
-
     def scram(self, username: str) -> scram.Credentials:
-        """A user's SCRAM credentials; of one that has none, invented ones that stay the same and match nothing."""
-        own = self._scram.get(username)
-        if own is not None:
-            return own
+        """A user's SCRAM credentials; for any other user, invented ones that are always the same and match nothing."""
+        stored = self._scram.get(username)
+        if stored is not None:
+            return stored
         model = next(iter(self._scram.values()), None)
         secret = hmac.digest(self._decoy_key, b"scram" + username.encode(), "sha512")
         size = 16 if model is None else len(model.salt)
@@ -200,7 +197,7 @@ class Passwords:
 
 
 def parse_passwords(text: str, name: str) -> Passwords:
-    """The users in the text of a password file; ``name`` stands in errors.  Raises PasswordFileError."""
+    """The users in the text of a password file; ``name`` names the file in errors.  Raises PasswordFileError."""
     hashes: dict[str, Hash] = {}
     fingerprints: dict[str, str] = {}
     for number, line in enumerate(text.split("\n"), 1):
@@ -222,7 +219,7 @@ def parse_passwords(text: str, name: str) -> Passwords:
 
 
 def check_name(username: str) -> None:
-    """ValueError if no line of a password file can have this user."""
+    """Raise ValueError if a password file cannot contain this user name."""
     if not username or username != username.strip() or username.startswith("#"):
         raise ValueError("a user name must not be empty, begin with # or begin or end with a blank")
     if ":" in username or not username.isprintable() or len(username.encode()) > _MAX_NAME_BYTES:
@@ -230,10 +227,9 @@ def check_name(username: str) -> None:
 
 
 def set_password(path: Path, username: str, encoded: Optional[str]) -> bool:
-    """Write a user's hash into the file, which is made if missing; None removes the user.
+    """Write a user's hash into the file, which is created if missing; None removes the user.
 
-    Returns whether the user was there.  Raises OSError, and ValueError if the
-    name or the file cannot be used.
+    Returns whether the user was in the file.  Raises OSError, and ValueError for an invalid user name or file.
     """
     check_name(username)
     path = Path(os.path.realpath(path))
@@ -262,7 +258,7 @@ def set_password(path: Path, username: str, encoded: Optional[str]) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """The file holds this, or what it held: nothing in between, whatever happens."""
+    """Replace the text of a file atomically, and keep its owner."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

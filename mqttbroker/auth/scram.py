@@ -1,8 +1,7 @@
-"""SCRAM-SHA-256 (RFC 5802, RFC 7677), the server's side: messages in, messages out.
+"""The server side of SCRAM-SHA-256 (RFC 5802, RFC 7677).
 
-The rule kept here: whoever does not prove that it knows the password learns
-nothing, not even whether there is such a user; and the server proves that it
-knows the user too.  No clock, no randomness: the nonce is given.
+A client that does not prove that it knows the password learns nothing, not even whether the user exists; the server
+proves that it has the user's credentials. There is no I/O, clock or randomness here: the caller gives the nonce.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _FAILED = 3
 
 
 class ScramError(Exception):
-    """The client is not who it says, or did not say it as the RFC asks."""
+    """The proof is wrong, or a message is malformed."""
 
 
 class Credentials:
-    """What the server keeps of a password: enough to check a proof, not to make one."""
+    """What the server stores of a password: enough to verify a proof, not to make one."""
 
     def __init__(self, iterations: int, salt: bytes, stored_key: bytes, server_key: bytes) -> None:
         self.iterations = iterations
@@ -40,7 +39,7 @@ class Credentials:
 
 
 def derive(password: bytes, salt: bytes, iterations: int) -> Credentials:
-    """Credentials of a password; takes long, as ``iterations`` says."""
+    """The credentials for a password; the time taken is in proportion to ``iterations``."""
     salted = hashlib.pbkdf2_hmac("sha256", password, salt, iterations)
     client_key = hmac.digest(salted, b"Client Key", "sha256")
     stored_key = hashlib.sha256(client_key).digest()
@@ -48,10 +47,10 @@ def derive(password: bytes, salt: bytes, iterations: int) -> Credentials:
 
 
 class Exchange:
-    """One authentication: `step` takes the client's first and its final message.
+    """One authentication: `step` takes the client's first and final messages.
 
-    ``find`` gives credentials for any name, invented ones for a name that nobody
-    has.  ``username`` is proved once ``done``.
+    ``find`` returns credentials for any user name, invented ones for an unknown user.  ``username`` is authenticated
+    once ``done``.
     """
 
     def __init__(self, find: Callable[[str], Credentials], nonce: str) -> None:
@@ -65,7 +64,7 @@ class Exchange:
         return self._state == _DONE
 
     def step(self, data: bytes) -> bytes:
-        """The answer to a message; ScramError, and the exchange is over, if it is not right."""
+        """The answer to a message.  Raises ScramError, which ends the exchange."""
         handle, following = _STEPS[self._state]
         self._state = _FAILED
         try:
@@ -84,7 +83,7 @@ class Exchange:
             raise ScramError("channel binding is not supported")
         self.username = _unescaped(name)
         if authorized and _unescaped(authorized) != self.username:
-            raise ScramError("nobody acts for another user")
+            raise ScramError("authorization as another user is not supported")
         self._nonce = client_nonce + self._nonce
         credentials = self._credentials = self._find(self.username)
         salt = b64encode(credentials.salt).decode()
@@ -112,7 +111,7 @@ class Exchange:
         raise ScramError("the exchange is over")
 
 
-# What is done with a message in each state, and the state after it.
+# The handler of a message in each state, and the next state.
 _STEPS: Final = {
     _AWAIT_FIRST: (Exchange._first, _AWAIT_FINAL),
     _AWAIT_FINAL: (Exchange._final, _DONE),
@@ -122,7 +121,7 @@ _STEPS: Final = {
 
 
 def _unescaped(name: str) -> str:
-    """A saslname: ``=2C`` is a comma, ``=3D`` an equals sign, and no other ``=`` may stand in it."""
+    """Decode a saslname: ``=2C`` is a comma, ``=3D`` an equals sign; any other ``=`` is an error."""
     if re.search("=(?!2C|3D)", name):
         raise ScramError("not a user name")
     return name.replace("=2C", ",").replace("=3D", "=")

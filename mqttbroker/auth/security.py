@@ -1,9 +1,7 @@
-"""Security: the files that say who may come in and do what, from start to SIGHUP to the end.
+"""The password and ACL files of a broker, loaded at start and reloaded on SIGHUP.
 
-The rule kept here: the broker starts only with files that are right from the
-first to the last line; a file that is wrong when it is read again changes
-nothing.  Who was let in by a line that is gone or different is sent away;
-everybody else stays, under the new rules from the next message on.
+The broker does not start with an invalid file, and a reload of an invalid file changes nothing. A reload disconnects the
+clients whose password was changed or removed; new access rules apply from the next message on.
 """
 
 from __future__ import annotations
@@ -20,19 +18,19 @@ from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.policy import AnonymousPolicy, Authorizer, PasswordPolicy, Policy, Rules
+from mqttbroker.core.policy import AllowAll, AnonymousPolicy, AuthenticationPolicy, Authorizer, PasswordPolicy, Rules
 
 log = logging.getLogger("mqttbroker")
 
 
 class Security:
-    """What the files of these settings say.  Raises ConfigError if one of them cannot be used."""
+    """The policies and rules in the files that the settings name.  Raises ConfigError for an invalid file."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._authenticators: dict[Path, Authenticator] = {}
         self._acls: dict[Path, Acl] = {}
-        # The files and the key that names each, the first if there are several.
+        # The key that names each file, for errors; the first if there are several.
         self._password_files: dict[Path, str] = {}
         self._acl_files: dict[Path, str] = {}
         _note(self._password_files, settings.password_file, "password_file")
@@ -42,13 +40,13 @@ class Security:
             _note(self._acl_files, settings.acl_file_of(listener), f"listeners.{index}.acl_file")
         self._read()
         self.policy = self._policy(settings.password_file, settings.allow_anonymous)
-        own = {}
+        by_name = {}
         for listener in settings.listeners:
             name = self.rules_of(listener)
             if name is not None:
-                own[name] = self._authorizer(settings.acl_file_of(listener))
+                by_name[name] = self._authorizer(settings.acl_file_of(listener))
             self._warn(listener)
-        self.rules = Rules(self._authorizer(settings.acl_file), own)
+        self.rules = Rules(self._authorizer(settings.acl_file), by_name)
 
     def _read(self) -> None:
         problems: list[str] = []
@@ -68,7 +66,7 @@ class Security:
             raise ConfigError(problems)
 
     def _warn(self, listener: Listener) -> None:
-        """Say so where rules have no one to hold for."""
+        """Log a warning if the ACL file has users but the listener cannot authenticate any."""
         acl_file = self._settings.acl_file_of(listener)
         named = listener.use_identity_as_username or self._settings.password_file_of(listener) is not None
         if acl_file is not None and self._acls[acl_file].users and not named:
@@ -76,21 +74,21 @@ class Security:
             log.warning("event=acl_without_users listener=%s reason=%s", listener.address, reason)
 
     def _authorizer(self, acl_file: Optional[Path]) -> Authorizer:
-        return Authorizer() if acl_file is None else self._acls[acl_file]
+        return AllowAll() if acl_file is None else self._acls[acl_file]
 
-    def _policy(self, password_file: Optional[Path], allow_anonymous: Union[bool, str]) -> Policy:
+    def _policy(self, password_file: Optional[Path], allow_anonymous: Union[bool, str]) -> AuthenticationPolicy:
         anonymous = AnonymousPolicy(allow_anonymous)
         if password_file is None:
             return anonymous
         return PasswordPolicy(anonymous, self._authenticators[password_file])
 
-    def policy_of(self, listener: Listener) -> Policy:
-        """Who is let in there."""
+    def policy_of(self, listener: Listener) -> AuthenticationPolicy:
+        """The authentication policy of a listener."""
         settings = self._settings
         return self._policy(settings.password_file_of(listener), settings.anonymous_of(listener))
 
     def rules_of(self, listener: Listener) -> Optional[str]:
-        """The name, in ``rules``, of those that judge who comes in there; None = those for all."""
+        """The name of a listener's rules in ``rules``; None = the common ones."""
         path = self._settings.acl_file_of(listener)
         return None if path == self._settings.acl_file else str(path or "")
 
@@ -104,7 +102,7 @@ class Security:
             authenticator.stop()
 
     async def reload(self, broker: Broker) -> None:
-        """Read the files again; each that is right counts from now on."""
+        """Read the files again and apply each valid one."""
         loop = asyncio.get_running_loop()
         for path, key in self._password_files.items():
             try:
@@ -113,15 +111,15 @@ class Security:
                 _revoke(broker, authenticator, authenticator.replace(passwords))
                 log.info("event=passwords_reloaded file=%s users=%d", path, len(passwords.hashes))
             except ConfigError as error:
-                _complain(error)
+                _log_failure(error)
         for path, key in self._acl_files.items():
             try:
                 acl = await loop.run_in_executor(None, _read_acl, path, key)
-                self._acls[path].take(acl)
+                self._acls[path].replace(acl)
                 broker.rules_changed()
                 log.info("event=acl_reloaded file=%s users=%d", path, len(acl.users))
             except ConfigError as error:
-                _complain(error)
+                _log_failure(error)
 
 
 def _note(files: dict[Path, str], path: Optional[Path], key: str) -> None:
@@ -130,7 +128,7 @@ def _note(files: dict[Path, str], path: Optional[Path], key: str) -> None:
 
 
 def _revoke(broker: Broker, authenticator: Authenticator, usernames: set[str]) -> None:
-    """Send away whom the authenticator let in by a line that is gone."""
+    """Disconnect the clients that the authenticator accepted as these users."""
     for connection in list(broker.clients.connections):
         if connection.username in usernames and connection.wire is not None:
             policy = connection.wire.listener_policy.policy
@@ -138,7 +136,7 @@ def _revoke(broker: Broker, authenticator: Authenticator, usernames: set[str]) -
                 connection.disconnect(NOT_AUTHORIZED, "the password was changed")
 
 
-def _complain(error: ConfigError) -> None:
+def _log_failure(error: ConfigError) -> None:
     for problem in error.problems:
         log.error("event=reload_failed reason=%s", problem)
 

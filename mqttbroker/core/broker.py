@@ -13,7 +13,7 @@ from mqttbroker.core.clients import Clients
 from mqttbroker.core.commits import Commits
 from mqttbroker.core.connect_handler import ConnectHandler
 from mqttbroker.core.connection import Outbound
-from mqttbroker.core.policy import Policy, Rules
+from mqttbroker.core.policy import AuthenticationPolicy, Rules
 from mqttbroker.core.publisher import Publisher
 from mqttbroker.core.replay import Replays, RetainedSources
 from mqttbroker.core.router import Router
@@ -39,7 +39,7 @@ class Broker:
         router: Router,
         outbound: Outbound,
         terms: BrokerTerms,
-        policy: Policy,
+        policy: AuthenticationPolicy,
         rules: Rules,
     ) -> None:
         journal = context.journal

@@ -29,7 +29,7 @@ from mqttbroker.codec.reason_codes import (
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.core.pending_connect import PendingConnect
-from mqttbroker.core.policy import Challenge, Policy, Rules
+from mqttbroker.core.policy import AuthenticationPolicy, AuthenticationRequest, Rules
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
@@ -58,7 +58,7 @@ class ConnectHandler:
         lifecycle: SessionLifecycle,
         clients: Clients,
         terms: BrokerTerms,
-        policy: Policy,
+        policy: AuthenticationPolicy,
         rules: Rules,
     ) -> None:
         self.journal = journal
@@ -84,7 +84,7 @@ class ConnectHandler:
             pending.keep_alive = longest
         connection.keep_alive = float(pending.keep_alive)
         connection.method = packet.properties.authentication_method
-        self.policy.authenticate(ConnectChallenge(self, pending))
+        self.policy.authenticate(ConnectAuthentication(self, pending))
 
     def auth(self, connection: Connection, packet: Auth) -> None:
         """Handle AUTH: the next step of an authentication, or the start of a re-authentication (section 4.12)."""
@@ -92,17 +92,17 @@ class ConnectHandler:
             raise MQTTError(PROTOCOL_ERROR, "AUTH without an authentication method")
         if packet.properties.authentication_method != connection.method:  # [MQTT-4.12.0-5]
             raise MQTTError(PROTOCOL_ERROR, "AUTH with another method than CONNECT")
-        challenge = connection.challenge
-        expected = RE_AUTHENTICATE if challenge is None else CONTINUE_AUTHENTICATION
+        request = connection.authentication
+        expected = RE_AUTHENTICATE if request is None else CONTINUE_AUTHENTICATION
         if packet.reason_code != expected:  # [MQTT-4.12.0-3] [MQTT-4.12.1-1]
             raise MQTTError(PROTOCOL_ERROR, f"AUTH with {name(packet.reason_code)} now")
-        if challenge is None:
-            challenge = Reauthentication(connection)
+        if request is None:
+            request = Reauthentication(connection)
         if connection.state == AUTHENTICATING:
             connection.state = CONNECTING
-        connection.challenge = None
-        challenge.data = packet.properties.authentication_data
-        connection.authenticator.converse(challenge)
+        connection.authentication = None
+        request.client_data = packet.properties.authentication_data
+        connection.authenticator.continue_exchange(request)
 
     def authenticated(self, pending: PendingConnect) -> None:
         """Resume or create the session of an authenticated client."""
@@ -302,7 +302,7 @@ class ConnectHandler:
         self.clients.close(connection, True, f"{name(reason_code)}: {detail}")
 
 
-class ConnectChallenge(Challenge):
+class ConnectAuthentication(AuthenticationRequest):
     """The authentication of a CONNECT."""
 
     def __init__(self, handler: ConnectHandler, pending: PendingConnect) -> None:
@@ -312,9 +312,9 @@ class ConnectChallenge(Challenge):
         self.handler = handler
         self.pending = pending
         self.method = packet.properties.authentication_method
-        self.data = packet.properties.authentication_data
+        self.client_data = packet.properties.authentication_data
 
-    def ask(self, data: bytes) -> None:
+    def send_challenge(self, data: bytes) -> None:
         connection = self.pending.connection
         connection.state = AUTHENTICATING
         connection.authenticator = self.authenticator
@@ -327,14 +327,14 @@ class ConnectChallenge(Challenge):
     def accept(self) -> None:
         pending = self.pending
         pending.connection.username = self.username
-        pending.authentication_data = self.answer
+        pending.authentication_data = self.server_data
         self.handler.authenticated(pending)
 
     def reject(self, reason_code: int, detail: str) -> None:
         self.handler.refuse(self.pending.connection, reason_code, detail)
 
 
-class Reauthentication(Challenge):
+class Reauthentication(AuthenticationRequest):
     """The re-authentication of a connected client (section 4.12.1)."""
 
     def __init__(self, connection: Connection) -> None:
@@ -342,7 +342,11 @@ class Reauthentication(Challenge):
         self.connection = connection
         self.method = connection.method
 
-    def ask(self, data: bytes) -> None:
+    @property
+    def waiting(self) -> bool:
+        return self.connection.state == CONNECTED
+
+    def send_challenge(self, data: bytes) -> None:
         _send_challenge(self.connection, self, data)
 
     def accept(self) -> None:
@@ -350,7 +354,7 @@ class Reauthentication(Challenge):
         if self.username != connection.username:  # the session and its rights belong to the user of the CONNECT
             self.reject(NOT_AUTHORIZED, "authenticated again as another user")
             return
-        _send_auth(connection, self, SUCCESS, self.answer)
+        _send_auth(connection, self, SUCCESS, self.server_data)
 
     def reject(self, reason_code: int, detail: str) -> None:
         self.connection.disconnect(reason_code, detail)  # [MQTT-4.12.1-2]
@@ -365,17 +369,17 @@ def _set_will(session: Session, will: Optional[Will]) -> None:
     session.will = SessionWill(message, max(0, properties.will_delay_interval), properties.message_expiry_interval)
 
 
-def _send_challenge(connection: Connection, challenge: Challenge, data: bytes) -> None:
-    connection.challenge = challenge
-    _send_auth(connection, challenge, CONTINUE_AUTHENTICATION, data)  # [MQTT-4.12.0-2]
+def _send_challenge(connection: Connection, request: AuthenticationRequest, data: bytes) -> None:
+    connection.authentication = request
+    _send_auth(connection, request, CONTINUE_AUTHENTICATION, data)  # [MQTT-4.12.0-2]
 
 
-def _send_auth(connection: Connection, challenge: Challenge, reason_code: int, data: Optional[bytes]) -> None:
+def _send_auth(connection: Connection, request: AuthenticationRequest, reason_code: int, data: Optional[bytes]) -> None:
     properties = Properties()
     properties.authentication_method = connection.method  # [MQTT-4.12.0-5]
     properties.authentication_data = data
     packet = Auth(reason_code, properties).encode(5)
     if len(packet) > connection.maximum_packet_size:
-        challenge.reject(PACKET_TOO_LARGE, "AUTH is larger than the client's Maximum Packet Size")
+        request.reject(PACKET_TOO_LARGE, "AUTH is larger than the client's Maximum Packet Size")
         return
     connection.send(packet)

@@ -18,7 +18,7 @@ from mqttbroker.codec.packets import Disconnect, encode_ack
 from mqttbroker.codec.properties import Properties, encode_varint
 from mqttbroker.codec.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
-from mqttbroker.core.policy import Challenge
+from mqttbroker.core.policy import AuthenticationRequest
 from mqttbroker.core.terms import ListenerTerms
 from mqttbroker.core.topic_aliases import MOST_RENAMED, NO_NAME, RENAMED, TopicAliases
 from sessions.context import Clock
@@ -77,7 +77,7 @@ class Connection(ClientConnection):
         self.username: Optional[str] = None  # as authenticated; None = anonymous
         self.method: Optional[str] = None  # of enhanced authentication, from CONNECT
         self.authenticator: Any = None  # what judges it
-        self.challenge: Optional[Challenge] = None  # while it is going on
+        self.authentication: Optional[AuthenticationRequest] = None  # while it is going on
         self.may_publish = _NO_DECISIONS  # by topic, bounded
         self.keep_alive = 0.0  # seconds; 0 = off
         self.accepted = 0.0  # monotonic seconds

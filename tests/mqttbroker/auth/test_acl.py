@@ -21,7 +21,7 @@ from mqttbroker.auth.acl import Acl, AclError, covers, parse_acl
 from mqttbroker.codec.packets import Puback, Publish, Pubrec, Will
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import NO_MATCHING_SUBSCRIBERS, NOT_AUTHORIZED, UNSPECIFIED_ERROR
-from mqttbroker.core.policy import AnonymousPolicy, Challenge, PasswordPolicy
+from mqttbroker.core.policy import AnonymousPolicy, AuthenticationRequest, PasswordPolicy
 from topic_matcher.filters import matches
 
 RULES = """
@@ -182,8 +182,8 @@ def test_covers(wide: str, narrow: str, expected: bool) -> None:
 class Believer:
     """Stands for an `Authenticator`: every password is right."""
 
-    def submit(self, challenge: Challenge) -> None:
-        challenge.accept()
+    def submit(self, request: AuthenticationRequest) -> None:
+        request.accept()
 
 
 class Ruled(Core):
@@ -205,7 +205,7 @@ class Ruled(Core):
 
     def rules(self, text: str) -> None:
         authorizer: Any = self.broker.rules.of(None)
-        authorizer.take(parse_acl(text, "rules"))
+        authorizer.replace(parse_acl(text, "rules"))
         self.broker.rules_changed()
 
 
