@@ -46,8 +46,13 @@ class Reloader:
         self._task: Optional[asyncio.Task[None]] = None
 
     def start(self) -> None:
-        """Reload as a task, after one that is still running."""
+        """Reload as a task; for a signal handler."""
+        self.reload()
+
+    def reload(self) -> asyncio.Task[None]:
+        """Reload as a task, after one that is still running; returns that task."""
         self._task = asyncio.create_task(self._reload(self._task))
+        return self._task
 
     def stop(self) -> None:
         if self._task is not None:

@@ -20,6 +20,8 @@ from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.consumer_lag import ConsumerLag
+from mqttbroker.admin.control import BrokerControl
+from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.data_files import restrict, set_umask
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.metrics import Metrics
@@ -85,7 +87,7 @@ class Server:
         aside = set_aside(self.settings.data_dir)
         for path in aside:
             log.warning("event=damaged_file_kept file=%s", path)
-        self.metrics = Metrics(self.broker, self.streams, len(aside), self.consumers)
+        self.metrics = Metrics(self.streams, len(aside), self.consumers)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -103,6 +105,8 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
         loop.add_signal_handler(signal.SIGHUP, reloader.start)
+        self.control = BrokerControl(self.broker, loop.time)
+        self.control_runner = ControlRunner(loop, self.scheduler.tell_time, reloader.reload)
         try:
             if self.consumers is not None:
                 self.consumers.start()
@@ -124,6 +128,7 @@ class Server:
             for task in tasks:
                 task.cancel()
             await self._drain()
+            self.control_runner.close()  # the HTTP server's thread must not wait for this one, which joins it
             if self.http is not None:
                 self.http.stop()
             if self.consumers is not None:
@@ -145,6 +150,15 @@ class Server:
             reasons.append(f"redirect: clients go to {redirect.server_reference}")
         return reasons
 
+    async def _render_metrics(self) -> bytes:
+        """The text of /metrics; called on the HTTP server's thread."""
+        status = await asyncio.wrap_future(self.control_runner.call(self.control.status))
+        return self.metrics.render(status)
+
+    async def _readiness(self) -> list[str]:
+        """`unready` for the HTTP server's thread."""
+        return await asyncio.wrap_future(self.control_runner.call(self.unready))
+
     # --- listeners ------------------------------------------------------------
 
     def _open_http(self) -> None:
@@ -158,11 +172,11 @@ class Server:
                 settings.host,
                 settings.port,
                 self.streams,
-                self.metrics.render,
-                self.unready,
+                self._render_metrics,
+                self._readiness,
                 token=settings.token,
                 context=context,
-                counters=self.metrics.http_stats,
+                counters=self.metrics.http_counters,
                 consumers=self.consumers,
             )
             self.http.start()
@@ -245,7 +259,7 @@ class Server:
         return received
 
     async def _publish_sys_topics(self) -> None:
-        topics = SysTopics(self.metrics, self.settings.sys_interval)
+        topics = SysTopics(self.control, self.metrics, self.settings.sys_interval)
         while True:
             self.scheduler.tell_time()
             topics.publish()

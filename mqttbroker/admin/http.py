@@ -1,26 +1,22 @@
-"""The HTTP side of the broker: stream files for readers, metrics and health for operators.
+"""The HTTP server: stream files for readers, metrics and health for operators.
 
-The rule kept here: nothing of it runs on the broker's event loop.  One thread of
-its own runs a stdlib asyncio loop (uvloop has no ``sendfile``); stream files go
-from the page cache to the socket without passing through Python (with TLS in
-pieces that OpenSSL encrypts), cut off at what is committed; and a reader that
-stops reading costs its own connection only.
+It runs in a thread of its own, on an asyncio loop of the standard library (uvloop has no ``sendfile``). Stream files are
+sent by ``sendfile``, with TLS in pieces that OpenSSL encrypts, and end at what is committed. What a request needs of the
+broker's state it gets through a `ControlRunner`.
 
     GET /streams                               {"streams": [names]}
     GET /streams/{name}                        the manifest
     GET /streams/{name}/offsets?timestamp=µs   the first offset at or after it, per partition
     GET /streams/{name}/{partition}/{file}     a .seg, .idx or .parquet file, byte ranges (RFC 9110, 14)
     GET /metrics /livez /readyz
-    /streams/{name}/consumers                  who reads how far (`http_consumers`)
+    /streams/{name}/consumers                  progress of consumers (`http_consumers`)
 
-Errors are JSON, {"error": "..."}.  With a token every request but /livez and
-/readyz needs ``Authorization: Bearer <token>``.
+Errors are JSON, {"error": "..."}. With a token every request but /livez and /readyz needs
+``Authorization: Bearer <token>``.
 
-Measured over loopback on a shared 2-core machine, CPU of the whole server: 0.2 to
-0.3 s per GB in ranges of 8 MiB, 0.5 s in ranges of 1 MiB, 0.3 ms per small
-request; with TLS 1 s per GB, of which OpenSSL takes 0.4.  Two readers at full
-speed leave the median latency of MQTT as it is, and its tail as any two busy
-processes do.
+Measured over loopback on a shared 2-core machine, CPU of the whole server: 0.2 to 0.3 s per GB in ranges of 8 MiB, 0.5 s
+in ranges of 1 MiB, 0.3 ms per small request; with TLS 1 s per GB, of which OpenSSL takes 0.4. Two readers at full speed
+do not change the median latency of MQTT, and its tail no more than any two busy processes do.
 """
 
 from __future__ import annotations
@@ -40,17 +36,18 @@ from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
 from mqttbroker.admin.consumer_lag import ConsumerLag
+from mqttbroker.admin.control_runner import BrokerStopping
 from mqttbroker.admin.http_consumers import ConsumerRoutes
 from mqttbroker.net.handshakes import Handshakes
 from sessions.counters import Counters
 
 BACKLOG = 512
-MAX_DOWNLOADS = 512  # stream files served at once; more are told to come again
+MAX_DOWNLOADS = 512  # stream files served at once; further requests get 503
 SLICE_BYTES = 8 * 1024 * 1024
-PIECE_BYTES = 256 * 1024  # of a slice, encrypted at once
+PIECE_BYTES = 256 * 1024  # of a slice, encrypted in one call
 HANDSHAKE_TIMEOUT = 10.0  # seconds
-SLICE_TIMEOUT = 120.0  # seconds within which a reader takes a slice, or is cut off
-STOP_TIMEOUT = 2.0  # seconds that downloads get to finish when the server stops
+SLICE_TIMEOUT = 120.0  # seconds for sending one slice, after which the connection is closed
+STOP_TIMEOUT = 2.0  # seconds for downloads to finish when the server stops
 OPEN_PATHS = ("/livez", "/readyz")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -65,10 +62,7 @@ def _error(
 
 
 def _range(request: web.Request, size: int) -> Optional[Tuple[int, int]]:
-    """The range of bytes asked for as (start, end), the whole file without one.
-
-    None when no byte of it is there: 416 with the size is the answer then.
-    """
+    """The requested range of bytes as (start, end); the whole file if none is requested, None if it is outside of the file."""
     try:
         wanted = request.http_range
     except ValueError:
@@ -83,7 +77,7 @@ def _range(request: web.Request, size: int) -> Optional[Tuple[int, int]]:
 async def _send_range(
     response: web.StreamResponse, transport: asyncio.WriteTransport, file: BinaryIO, start: int, end: int
 ) -> None:
-    """Send a range of a file; `OSError` when it is too short or the reader does not take it."""
+    """Send a range of a file; OSError if the file is too short or the reader too slow."""
     loop = asyncio.get_running_loop()
     secure = transport.get_extra_info("ssl_object") is not None
     while start < end:
@@ -99,7 +93,7 @@ async def _send_range(
 
 
 async def _send_pieces(response: web.StreamResponse, file: BinaryIO, start: int, length: int) -> int:
-    """Send as much of a range as there is through TLS, never holding more than a piece of it."""
+    """Send a range through TLS, one piece in memory at a time; returns the bytes sent, fewer if the file ends before."""
     sent = 0
     while sent < length:
         piece = os.pread(file.fileno(), min(length - sent, PIECE_BYTES), start + sent)
@@ -111,12 +105,11 @@ async def _send_pieces(response: web.StreamResponse, file: BinaryIO, start: int,
 
 
 class HttpServer:
-    """Serves `logs`, `metrics` and `readiness` on `host` and `port` (0: any free one).
+    """Serves streams, metrics and health on ``host`` and ``port`` (0: any free port).
 
-    `metrics` gives the Prometheus text, `readiness` the reasons why the broker is
-    not ready; both are called on the server's thread.  Without `logs` there are
-    no streams, with `context` HTTPS is spoken and `counters` counts the handshakes
-    that fail.  `start`, `renew` and `stop` are for the thread that owns the server.
+    ``metrics`` returns the Prometheus text, ``readiness`` the reasons why the broker is not ready; both are awaited on
+    the server's loop. ``logs`` is None if there are no streams. With ``context`` the server speaks HTTPS, and
+    ``counters`` counts the handshakes that fail. `start`, `renew` and `stop` are for the thread that owns the server.
     """
 
     def __init__(
@@ -124,8 +117,8 @@ class HttpServer:
         host: str,
         port: int,
         logs: Optional[StreamLogs],
-        metrics: Callable[[], bytes],
-        readiness: Callable[[], List[str]],
+        metrics: Callable[[], Awaitable[bytes]],
+        readiness: Callable[[], Awaitable[List[str]]],
         token: Optional[str] = None,
         context: Optional[ssl.SSLContext] = None,
         counters: Optional[Counters] = None,
@@ -138,7 +131,7 @@ class HttpServer:
         self._readiness = readiness
         self._token = token.encode() if token else None
         self._context = context
-        self._stats = Counters() if counters is None else counters
+        self._counters = Counters() if counters is None else counters
         self._consumers = ConsumerRoutes(consumers)
         self._handshakes: Optional[Handshakes] = None
         self._downloads = 0
@@ -149,10 +142,7 @@ class HttpServer:
     # -- start and stop -------------------------------------------------------
 
     def start(self) -> None:
-        """Bind and serve; `port` is the one that was bound from then on.
-
-        Raises `OSError` when the address cannot be bound.
-        """
+        """Bind and serve; from then on `port` is the port that was bound. Raises OSError if the address cannot be bound."""
         listening = self._bind()
         self.port = listening.getsockname()[1]
         started = threading.Event()
@@ -173,12 +163,12 @@ class HttpServer:
         )
 
     def renew(self, context: ssl.SSLContext) -> None:
-        """Use these certificates for who connects from now on, where HTTPS is spoken."""
+        """Use other certificates for new connections; without effect unless the server speaks HTTPS."""
         if self._handshakes is not None:
             self._handshakes.context = context
 
     def stop(self) -> None:
-        """End every connection and the thread; without effect unless started."""
+        """Close every connection and end the thread; without effect unless started."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -203,7 +193,7 @@ class HttpServer:
             else:
                 listening.setblocking(False)
                 self._handshakes = Handshakes(
-                    listening, self._context, HANDSHAKE_TIMEOUT, runner.server, self._stats
+                    listening, self._context, HANDSHAKE_TIMEOUT, runner.server, self._counters
                 )
             started.set()
             await self._stopping.wait()
@@ -233,7 +223,7 @@ class HttpServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Ask for the token; make every error one of JSON."""
+        """Check the token, and return every error as JSON."""
         if self._token is not None and request.path not in OPEN_PATHS:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
             known = hmac.compare_digest(given.strip().encode(errors="replace"), self._token)
@@ -245,6 +235,8 @@ class HttpServer:
             allow = error.headers.get("Allow")
             reason = f"{error.reason}: {request.method} {request.path}"
             return _error(error.status, reason, {"Allow": allow} if allow else None)
+        except BrokerStopping as error:
+            return _error(503, str(error))
         except SegmentError as error:
             logger.error("event=damaged_segment path=%s reason=%s", request.path, error)
             return _error(500, f"damaged segment: {error}")
@@ -255,7 +247,7 @@ class HttpServer:
             return _error(500, f"{type(error).__name__}: {error}")
 
     def _stream(self, request: web.Request) -> Optional[StreamLogs]:
-        """The logs if the stream of the path is one of them."""
+        """The logs, if they have the stream that the path names."""
         logs = self._logs
         return logs if logs is not None and request.match_info["name"] in logs.streams() else None
 
@@ -340,7 +332,7 @@ class HttpServer:
             try:
                 await _send_range(response, transport, file, start, end)
             except OSError as error:
-                # The status line is gone, so all that is left is to break off.
+                # The status line has been sent: the only way to report an error is to close the connection.
                 logger.debug("%s: %s", request.path, error)
                 transport.abort()
                 return response
@@ -349,7 +341,7 @@ class HttpServer:
 
     async def _serve_metrics(self, request: web.Request) -> web.StreamResponse:
         return web.Response(
-            body=self._metrics(),
+            body=await self._metrics(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
@@ -357,7 +349,7 @@ class HttpServer:
         return web.json_response({"status": "ok"})
 
     async def _readyz(self, request: web.Request) -> web.StreamResponse:
-        reasons = self._readiness()
+        reasons = await self._readiness()
         if reasons:
             return web.json_response({"status": "not ready", "reasons": reasons}, status=503)
         return web.json_response({"status": "ok"})

@@ -1,8 +1,4 @@
-"""Metrics: what the broker counts, for Prometheus and for ``$SYS``.
-
-The rule kept here: the hot path counts in plain integers and knows no metrics
-library; this module reads them when somebody asks, and every drop has a cause.
-"""
+"""The text of ``/metrics``: the broker's counters and gauges, its streams, their consumers, and the process."""
 
 from __future__ import annotations
 
@@ -15,122 +11,106 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.core.broker import Broker
+from mqttbroker.admin.views import BrokerStatus
 from sessions.counters import Counters
 
 
 class Metrics:
-    """Numbers of one broker.  Safe to read from any thread.
+    """Metrics of one broker, for Prometheus; safe to use from any thread.
 
-    ``set_aside`` counts the damaged files that lay in the data directory at start.
+    ``set_aside`` is the number of damaged files that were in the data directory at the start. ``http_counters`` are
+    those of the HTTP server.
     """
 
     def __init__(
         self,
-        broker: Broker,
         streams: Optional[StreamLogs],
         set_aside: int = 0,
         consumers: Optional[ConsumerLag] = None,
     ) -> None:
-        self.broker = broker
         self.set_aside = set_aside
-        self.http_stats = Counters()
+        self.http_counters = Counters()
         self.streams = streams
         self.consumers = consumers
         self._started = time.monotonic()
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(self)
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
+        self._process = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self._process)
+        PlatformCollector(registry=self._process)
+        GCCollector(registry=self._process)
 
     @property
     def uptime(self) -> float:
-        """Seconds since the start, whatever happened to the wall clock."""
+        """Seconds since the start, on the monotonic clock."""
         return time.monotonic() - self._started
 
-    def render(self) -> bytes:
-        """The text of ``/metrics``."""
-        return generate_latest(self.registry)
+    def render(self, status: BrokerStatus) -> bytes:
+        """The text of ``/metrics``, in Prometheus' text format."""
+        return generate_latest(_Scrape(self, status))
 
-    def drops(self) -> dict[str, int]:
-        """Messages that were not delivered, by cause."""
-        counters = self.broker.context.counters
-        return {
-            "queue_full": counters.queue_full,
-            "queue_full_oldest": counters.queue_full_oldest,
-            "total_full": counters.total_full,
-            "memory_full": counters.memory_full,
-            "refused": counters.publish_refused,
-            "slow_subscriber": counters.publish_dropped_slow,
-            "too_large": counters.publish_dropped_too_large,
-            "not_authorized": counters.publish_dropped_denied,
-            "retained_full": counters.publish_dropped_retained,
-            "expired": counters.expired,
-            "store_failed": counters.store_failed + counters.lost_records,
-        }
+    def collect(self, status: BrokerStatus) -> Iterator[Metric]:
+        """All metrics of one scrape."""
+        yield from self._broker_metrics(status)
+        yield from self._stream_metrics()
+        yield from self._process.collect()
 
-    def collect(self) -> Iterator[Metric]:
-        """For prometheus-client."""
-        broker = self.broker
-        counters = broker.outbound.counters
-        backpressure_monitor = broker.context.backpressure_monitor
+    def _broker_metrics(self, status: BrokerStatus) -> Iterator[Metric]:
+        totals = status.totals
         info = GaugeMetricFamily(
             "mqttbroker_build_info",
-            "Version, kind of build, and when acknowledgements leave.",
+            "Version, kind of build, and durability setting.",
             labels=["version", "build", "durability"],
         )
-        info.add_metric([__version__, build_kind(), broker.terms.durability], 1)
+        info.add_metric([__version__, build_kind(), status.durability], 1)
         yield info
-        totals = (
-            ("bytes_received", "Bytes received from clients.", counters.bytes_received),
-            ("bytes_sent", "Bytes sent to clients.", counters.bytes_sent),
-            ("packets_received", "Control packets received.", counters.messages_received),
-            ("packets_sent", "Control packets sent.", counters.messages_sent),
-            ("publish_received", "PUBLISH packets received.", counters.publish_received),
-            ("publish_sent", "PUBLISH packets sent.", counters.publish_sent),
-            ("connections", "Network connections accepted.", counters.connections),
-            ("protocol_errors", "Connections ended for breaking the protocol.", counters.protocol_errors),
-            ("store_failures", "Commits that failed.", counters.commit_failures),
-            ("publisher_waits", "Times that a publisher had to wait for a crowded queue.", backpressure_monitor.pauses),
+        counters = (
+            ("bytes_received", "Bytes received from clients.", totals.bytes_received),
+            ("bytes_sent", "Bytes sent to clients.", totals.bytes_sent),
+            ("packets_received", "Control packets received.", totals.messages_received),
+            ("packets_sent", "Control packets sent.", totals.messages_sent),
+            ("publish_received", "PUBLISH packets received.", totals.publish_received),
+            ("publish_sent", "PUBLISH packets sent.", totals.publish_sent),
+            ("connections", "Network connections accepted.", totals.connections),
+            ("protocol_errors", "Connections closed because of a protocol error.", totals.protocol_errors),
+            ("store_failures", "Commits that failed.", totals.commit_failures),
+            ("publisher_waits", "Times that a publisher was paused by a full queue.", status.publisher_waits),
         )
-        for name, text, value in totals:
+        for name, text, value in counters:
             yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
         failed = CounterMetricFamily(
-            "mqttbroker_handshakes_failed", "Connections that never came to MQTT or HTTP.", labels=["layer"]
+            "mqttbroker_handshakes_failed", "Connections that failed before MQTT or HTTP began.", labels=["layer"]
         )
-        failed.add_metric(["tls"], counters.tls_failures)
-        failed.add_metric(["websocket"], counters.websocket_failures)
-        failed.add_metric(["https"], self.http_stats.tls_failures)
+        failed.add_metric(["tls"], totals.tls_failures)
+        failed.add_metric(["websocket"], totals.websocket_failures)
+        failed.add_metric(["https"], self.http_counters.tls_failures)
         yield failed
         dropped = CounterMetricFamily(
             "mqttbroker_messages_dropped", "Messages not delivered, by cause.", labels=["cause"]
         )
-        for cause, count in self.drops().items():
+        for cause, count in status.drops.items():
             dropped.add_metric([cause], count)
         yield dropped
         gauges = (
-            ("clients_connected", "Clients connected now.", broker.clients.connected),
-            ("publishers_waiting", "Publishers that wait for a crowded queue now.", backpressure_monitor.paused),
-            ("sessions", "Sessions, connected or not.", len(broker.registry)),
-            ("subscriptions", "Subscriptions.", broker.router.subscriptions),
-            ("retained_messages", "Retained messages.", len(broker.retained)),
-            ("retained_bytes", "Payload bytes of retained messages.", broker.retained.size),
-            ("route_cache_entries", "Topics in the route cache.", len(broker.router.cache)),
-            ("queued_messages", "Messages that persistent sessions have on disk.", broker.context.queued_messages),
-            ("queued_bytes", "Bytes of messages that persistent sessions have on disk.", broker.context.queued_bytes),
-            ("queue_memory_bytes", "Bytes of messages that wait in memory.", broker.context.memory_bytes),
-            ("store_pending_bytes", "Bytes waiting for the disk.", broker.journal.size),
-            ("store_set_aside_files", "Damaged files kept, as of the start.", self.set_aside),
+            ("clients_connected", "Clients connected now.", status.clients_connected),
+            ("publishers_waiting", "Publishers paused by a full queue now.", status.publishers_waiting),
+            ("sessions", "Sessions, connected or not.", status.sessions),
+            ("subscriptions", "Subscriptions; a shared one counts once.", status.subscriptions),
+            ("retained_messages", "Retained messages.", status.retained_messages),
+            ("retained_bytes", "Payload bytes of retained messages.", status.retained_bytes),
+            ("route_cache_entries", "Topics in the route cache.", status.route_cache_entries),
+            ("queued_messages", "Messages queued on disk for persistent sessions.", status.queued_messages),
+            ("queued_bytes", "Bytes of messages queued on disk for persistent sessions.", status.queued_bytes),
+            ("queue_memory_bytes", "Bytes of messages queued in memory.", status.queue_memory_bytes),
+            ("store_pending_bytes", "Bytes waiting for the disk.", status.store_pending_bytes),
+            ("store_set_aside_files", "Damaged files set aside, as of the start.", self.set_aside),
             ("uptime_seconds", "Seconds since the start.", self.uptime),
         )
         for name, text, number in gauges:
             yield GaugeMetricFamily(f"mqttbroker_{name}", text, value=number)
-        yield from self._stream_metrics()
 
     def _stream_metrics(self) -> Iterator[Metric]:
         if self.streams is None:
@@ -140,10 +120,10 @@ class Metrics:
             "mqttbroker_stream_high_watermark", "End offset that readers see.", labels=labels
         )
         start = GaugeMetricFamily(
-            "mqttbroker_stream_log_start_offset", "First offset still kept.", labels=labels
+            "mqttbroker_stream_log_start_offset", "First offset that is kept.", labels=labels
         )
         size = GaugeMetricFamily("mqttbroker_stream_bytes", "Bytes on disk.", labels=labels)
-        sealed = GaugeMetricFamily("mqttbroker_stream_sealed_segments", "Segments kept as Parquet.", labels=labels)
+        sealed = GaugeMetricFamily("mqttbroker_stream_sealed_segments", "Segments sealed as Parquet.", labels=labels)
         for name in self.streams.streams():
             for partition in self.streams.manifest(name)["partitions"]:
                 key = [name, str(partition["partition"])]
@@ -157,18 +137,18 @@ class Metrics:
         yield sealed
         totals = (
             ("sealing_saved_bytes", "Bytes on disk saved by sealing since the start.", self.streams.sealed_bytes_saved),
-            ("sealing_failures", "Times that a segment was not sealed.", self.streams.sealing_failures),
+            ("sealing_failures", "Times that sealing a segment failed.", self.streams.sealing_failures),
         )
         for name, text, value in totals:
             yield CounterMetricFamily(f"mqttbroker_stream_{name}", text, value=value)
         yield from self._consumer_metrics()
 
     def _consumer_metrics(self) -> Iterator[Metric]:
-        """As of the last look: a scrape reads no file."""
+        """Progress of consumers when it was last computed: a scrape reads no file."""
         prefix = "mqttbroker_stream_consumer_"
         labels = ["stream", "consumer", "partition"]
         offset = GaugeMetricFamily(prefix + "offset", "Next offset that a consumer will read.", labels=labels)
-        lag = GaugeMetricFamily(prefix + "lag", "Offsets between a consumer and the end.", labels=labels)
+        lag = GaugeMetricFamily(prefix + "lag", "Offsets between a consumer and the high watermark.", labels=labels)
         seconds = GaugeMetricFamily(
             prefix + "lag_seconds", "Age of the oldest record that a consumer has not read.", labels=labels
         )
@@ -176,7 +156,7 @@ class Metrics:
             prefix + "lost", "Offsets that retention removed before a consumer read them.", labels=labels
         )
         risk = GaugeMetricFamily(
-            prefix + "at_risk", "1 if retention soon takes what a consumer has not read, or has.", labels=labels
+            prefix + "at_risk", "1 if retention has removed records that a consumer has not read, or is about to.", labels=labels
         )
         report = GaugeMetricFamily(
             prefix + "report_timestamp_seconds", "When a consumer last reported.", labels=labels[:2]
@@ -191,3 +171,14 @@ class Metrics:
                 lost.add_metric(key, place.lost)
                 risk.add_metric(key, place.at_risk)
         yield from (offset, lag, seconds, lost, risk, report)
+
+
+class _Scrape(Collector):
+    """The metrics of one scrape, as `generate_latest` takes them."""
+
+    def __init__(self, metrics: Metrics, status: BrokerStatus) -> None:
+        self._metrics = metrics
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        return self._metrics.collect(self._status)

@@ -1,8 +1,7 @@
-"""``$SYS``: what the broker says of itself, under Mosquitto's names, units and formats.
+"""``$SYS`` topics: the broker's status as retained messages, under Mosquitto's names, units and formats.
 
-The rule kept here: values are retained, are published anew only when they
-changed (as Mosquitto does), and never reach the store or a ``#`` subscription
-[MQTT-4.7.2-1].
+A value is published when it has changed, as Mosquitto does. These messages are not stored, and wildcards at the first
+level do not match them [MQTT-4.7.2-1].
 """
 
 from __future__ import annotations
@@ -10,13 +9,15 @@ from __future__ import annotations
 import math
 
 from mqttbroker import __version__
+from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.metrics import Metrics
+from mqttbroker.admin.views import BrokerStatus
 
 _MINUTES = (1, 5, 15)
 
 
 class _Load:
-    """Counts per minute, averaged over 1, 5 and 15 minutes as Mosquitto does it."""
+    """The rate of a counter per minute: moving averages over 1, 5 and 15 minutes, computed as Mosquitto does."""
 
     def __init__(self) -> None:
         self.last = 0
@@ -31,23 +32,24 @@ class _Load:
 
 
 class SysTopics:
-    """Publishes ``$SYS/broker/…``; call `publish` every ``interval`` seconds."""
+    """Publishes ``$SYS/broker/…``; call `publish` every ``interval`` seconds on the event loop's thread."""
 
-    def __init__(self, metrics: Metrics, interval: float) -> None:
+    def __init__(self, control: BrokerControl, metrics: Metrics, interval: float) -> None:
+        self.control = control
         self.metrics = metrics
         self.interval = interval
         self._published: dict[str, str] = {}
         self._loads: dict[str, _Load] = {}
 
     def publish(self) -> None:
-        """Publish what changed."""
-        for topic, value in self.values().items():
+        """Publish the values that have changed."""
+        for topic, value in self.values(self.control.status()).items():
             if self._published.get(topic) != value:
                 self._published[topic] = value
-                self.metrics.broker.publisher.publish_own(topic, value.encode("utf-8"), True)
+                self.control.publish_own(topic, value.encode("utf-8"))
 
     def _streams(self) -> dict[str, object]:
-        """Of each stream how many consumers it has, how many are at risk, and the largest lag."""
+        """For each stream: its consumers, those at risk, and the largest lag."""
         metrics = self.metrics
         values: dict[str, object] = {}
         if metrics.streams is None or metrics.consumers is None:
@@ -60,59 +62,57 @@ class SysTopics:
             values[f"streams/{name}/consumers/lag"] = max((consumer.lag for consumer in found), default=0)
         return values
 
-    def values(self) -> dict[str, str]:
+    def values(self, status: BrokerStatus) -> dict[str, str]:
         """All topics with their values."""
-        broker = self.metrics.broker
-        counters = broker.outbound.counters
-        clients = broker.clients
-        total = len(broker.registry)
+        totals = status.totals
+        disconnected = status.sessions - status.clients_connected
         values: dict[str, object] = {
             "version": f"mqttbroker version {__version__}",
             "uptime": f"{int(self.metrics.uptime)} seconds",
-            "clients/total": total,
-            "clients/connected": clients.connected,
-            "clients/active": clients.connected,
-            "clients/disconnected": total - clients.connected,
-            "clients/inactive": total - clients.connected,
-            "clients/maximum": clients.connected_maximum,
-            "clients/expired": broker.lifecycle.expired,
-            "messages/received": counters.messages_received,
-            "messages/sent": counters.messages_sent,
-            "messages/stored": len(broker.retained),
-            "store/durability": broker.terms.durability,
+            "clients/total": status.sessions,
+            "clients/connected": status.clients_connected,
+            "clients/active": status.clients_connected,
+            "clients/disconnected": disconnected,
+            "clients/inactive": disconnected,
+            "clients/maximum": status.clients_connected_maximum,
+            "clients/expired": status.sessions_expired,
+            "messages/received": totals.messages_received,
+            "messages/sent": totals.messages_sent,
+            "messages/stored": status.retained_messages,
+            "store/durability": status.durability,
             "store/set_aside": self.metrics.set_aside,
-            "store/messages/count": len(broker.retained),
-            "store/messages/bytes": broker.retained.size,
-            "queued/messages/count": broker.context.queued_messages,
-            "queued/messages/bytes": broker.context.queued_bytes,
-            "publishers/waiting": broker.context.backpressure_monitor.paused,
-            "publishers/waits": broker.context.backpressure_monitor.pauses,
-            "bytes/received": counters.bytes_received,
-            "bytes/sent": counters.bytes_sent,
-            "publish/messages/received": counters.publish_received,
-            "publish/messages/sent": counters.publish_sent,
-            "publish/messages/dropped": sum(self.metrics.drops().values()),
-            "publish/bytes/received": counters.publish_bytes_received,
-            "publish/bytes/sent": counters.publish_bytes_sent,
-            "subscriptions/count": broker.router.subscriptions,
-            "shared_subscriptions/count": len(broker.router.groups),
-            "retained messages/count": len(broker.retained),
+            "store/messages/count": status.retained_messages,
+            "store/messages/bytes": status.retained_bytes,
+            "queued/messages/count": status.queued_messages,
+            "queued/messages/bytes": status.queued_bytes,
+            "publishers/waiting": status.publishers_waiting,
+            "publishers/waits": status.publisher_waits,
+            "bytes/received": totals.bytes_received,
+            "bytes/sent": totals.bytes_sent,
+            "publish/messages/received": totals.publish_received,
+            "publish/messages/sent": totals.publish_sent,
+            "publish/messages/dropped": sum(status.drops.values()),
+            "publish/bytes/received": totals.publish_bytes_received,
+            "publish/bytes/sent": totals.publish_bytes_sent,
+            "subscriptions/count": status.subscriptions,
+            "shared_subscriptions/count": status.shared_subscriptions,
+            "retained messages/count": status.retained_messages,
         }
         if self.metrics.streams is not None:
             values["streams/sealed/segments"] = self.metrics.streams.sealed_segments
             values["streams/sealed/bytes_saved"] = self.metrics.streams.sealed_bytes_saved
             values["streams/sealed/failures"] = self.metrics.streams.sealing_failures
-        for cause, count in self.metrics.drops().items():
+        for cause, count in status.drops.items():
             values[f"publish/messages/dropped/{cause}"] = count
         values.update(self._streams())
         loads = {
-            "messages/received": counters.messages_received,
-            "messages/sent": counters.messages_sent,
-            "bytes/received": counters.bytes_received,
-            "bytes/sent": counters.bytes_sent,
-            "publish/received": counters.publish_received,
-            "publish/sent": counters.publish_sent,
-            "connections": counters.connections,
+            "messages/received": totals.messages_received,
+            "messages/sent": totals.messages_sent,
+            "bytes/received": totals.bytes_received,
+            "bytes/sent": totals.bytes_sent,
+            "publish/received": totals.publish_received,
+            "publish/sent": totals.publish_sent,
+            "connections": totals.connections,
         }
         for name, count in loads.items():
             load = self._loads.setdefault(name, _Load())

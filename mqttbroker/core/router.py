@@ -152,6 +152,10 @@ class Router:
         """The number of subscriptions; a shared one counts once per group."""
         return len(self._trie)
 
+    def matching(self, topic: str) -> List[object]:
+        """The subscriptions and the groups whose filters match a topic."""
+        return self._trie.match(topic)
+
     def route(self, topic_bytes: bytes) -> Route:
         """The route of a topic name; MQTTError if the name is not valid or not allowed."""
         route = self.cache.get(topic_bytes)

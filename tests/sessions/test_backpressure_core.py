@@ -391,13 +391,13 @@ def test_the_keep_alive_of_who_waits_does_not_run_out(tmp_path: Path) -> None:
 
 def test_waits_are_counted(plant: Plant) -> None:
     crowd(plant)
-    metrics = Metrics(plant.core.broker, None)
-    found = samples(metrics.render())
+    control, metrics = plant.core.control, Metrics(None)
+    found = samples(metrics.render(control.status()))
     assert (found["mqttbroker_publishers_waiting"], found["mqttbroker_publisher_waits_total"]) == (1, 1)
-    values = SysTopics(metrics, 10).values()
+    values = SysTopics(control, metrics, 10).values(control.status())
     assert values["$SYS/broker/publishers/waiting"] == values["$SYS/broker/publishers/waits"] == "1"
     plant.loop.wait(PATIENCE)
-    found = samples(metrics.render())
+    found = samples(metrics.render(control.status()))
     assert (found["mqttbroker_publishers_waiting"], found["mqttbroker_publisher_waits_total"]) == (0, 1)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Optional
 from support.raw_client import RawClient
 
 from mqttbroker.assembly import build_broker, listener_terms, restore
+from mqttbroker.admin.control import BrokerControl
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.broker import Broker
@@ -55,6 +56,7 @@ class Core:
         self.broker.outbound.clock.now = int(self.seconds * 1_000_000)
         restore(self.broker, recovered, self.seconds)
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.control = BrokerControl(self.broker, lambda: self.seconds)
         self.store.start(lambda *answer: self.answers.put(answer))
         self.clients: list[CoreClient] = []
         self.taken: Optional[WriteSet] = None

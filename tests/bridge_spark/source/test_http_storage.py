@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from pyspark.sql import SparkSession
@@ -43,7 +44,7 @@ def lag(logs: StreamLogs) -> ConsumerLag:
 
 @pytest.fixture
 def broker_url(logs: StreamLogs, lag: ConsumerLag) -> Iterator[str]:
-    server = HttpServer("127.0.0.1", 0, logs, lambda: b"", list, token="s3cret", consumers=lag)
+    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock(), token="s3cret", consumers=lag)
     server.start()
     yield f"http://127.0.0.1:{server.port}"
     server.stop()
@@ -87,7 +88,7 @@ def test_an_answer_that_is_no_manifest(broker_url: str, logs: StreamLogs, monkey
 
 def test_an_unreadable_file_is_named(logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 0.001)
-    server = HttpServer("127.0.0.1", 0, logs, lambda: b"", list)
+    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock())
     server.start()
     found = MqttDataSource({"url": f"http://127.0.0.1:{server.port}", "stream": "sensors"})
     reader = found.reader(found.schema())

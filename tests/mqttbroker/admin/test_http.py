@@ -45,10 +45,14 @@ class Service:
 
     def __init__(self, logs: Optional[StreamLogs], token: Optional[str] = None) -> None:
         self.reasons: List[str] = []
-        self.server = HttpServer(
-            "127.0.0.1", 0, logs, lambda: b"messages_total 5\n", lambda: self.reasons, token
-        )
+        self.server = HttpServer("127.0.0.1", 0, logs, self.metrics, self.readiness, token)
         self.server.start()
+
+    async def metrics(self) -> bytes:
+        return b"messages_total 5\n"
+
+    async def readiness(self) -> List[str]:
+        return self.reasons
 
     def get(
         self, path: str, headers: Optional[Dict[str, str]] = None, method: str = "GET"
@@ -228,7 +232,7 @@ def test_the_token(logs: StreamLogs) -> None:
 
 
 def test_a_port_in_use_is_an_error_of_start(service: Service) -> None:
-    second = HttpServer("127.0.0.1", service.server.port, None, lambda: b"", lambda: [])
+    second = HttpServer("127.0.0.1", service.server.port, None, service.metrics, service.readiness)
     with pytest.raises(OSError):
         second.start()
     second.stop()
@@ -237,7 +241,7 @@ def test_a_port_in_use_is_an_error_of_start(service: Service) -> None:
 def test_the_port_is_free_after_stop(logs: StreamLogs) -> None:
     service = Service(logs)
     service.server.stop()
-    again = HttpServer("127.0.0.1", service.server.port, None, lambda: b"", lambda: [])
+    again = HttpServer("127.0.0.1", service.server.port, None, service.metrics, service.readiness)
     again.start()
     again.stop()
     again.stop()

@@ -45,7 +45,6 @@ def test_a_broker_tells_its_numbers_over_http(start_broker: Callable[..., Broker
 
 def test_every_drop_has_its_cause(tmp_path: Path) -> None:
     with Core(tmp_path, max_queued_messages=1, max_retained_messages=1) as core:
-        metrics = Metrics(core.broker, None)
         publisher = core.connect("p")
         away = core.connect("away", 4, clean_start=False)
         away.subscribe("q", options=1)
@@ -72,11 +71,12 @@ def test_every_drop_has_its_cause(tmp_path: Path) -> None:
         core.eager = False
         publisher.send(Publish("q", b"", 1, False, False, 900))
         core.fail()
-        causes = dict.fromkeys(metrics.drops(), 1)
+        causes = dict.fromkeys(core.control.status().drops, 1)
         elsewhere = ("queue_full_oldest", "total_full", "memory_full", "refused")  # in test_bounds
         causes.update(dict.fromkeys(elsewhere, 0))
         assert len(causes) == 11
-        assert metrics.drops() == causes
-        found = samples(metrics.render())
+        status = core.control.status()
+        assert status.drops == causes
+        found = samples(Metrics(None).render(status))
         assert {cause: found[f"mqttbroker_messages_dropped_total/{cause}"] for cause in causes} == causes
         assert found["mqttbroker_store_failures_total"] == 1

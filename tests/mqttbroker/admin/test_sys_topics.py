@@ -65,7 +65,7 @@ def core(tmp_path: Path) -> Core:
 
 def test_values_are_what_was_counted(core: Core) -> None:
     with core:
-        topics = SysTopics(Metrics(core.broker, None), 10)
+        topics = SysTopics(core.control, Metrics(None), 10)
         kept = Properties()
         kept.session_expiry_interval = 10
         core.connect("gone", properties=kept).close()
@@ -76,7 +76,7 @@ def test_values_are_what_was_counted(core: Core) -> None:
         publisher.publish("kept", b"123", 0, retain=True)
         subscriber.arrived()
         core.advance(11)
-        values = topics.values()
+        values = topics.values(core.control.status())
         for name, value in {
             "clients/total": 2,
             "clients/connected": 2,
@@ -99,7 +99,7 @@ def test_values_are_what_was_counted(core: Core) -> None:
 
 def test_values_are_retained_published_when_they_change_and_not_stored(core: Core) -> None:
     with core:
-        topics = SysTopics(Metrics(core.broker, None), 10)
+        topics = SysTopics(core.control, Metrics(None), 10)
         topics.publish()
         client = core.connect("c")
         client.subscribe("$SYS/broker/version", "$SYS/broker/clients/connected", options=0)

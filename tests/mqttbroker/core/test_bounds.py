@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support.core import Core, CoreClient
 from support.core_sessions import away, drain, durable, publish
 
-from mqttbroker.admin.metrics import Metrics
 from mqttbroker.codec.packets import Connack, Connect, Puback, Publish, Will
 from mqttbroker.codec.properties import Properties
 from sessions.session import Session
@@ -65,7 +64,7 @@ def test_a_full_queue_drops_by_its_policy(tmp_path: Path, policy: str, kept: ran
             session = client.protocol.session
             client.protocol.ready = False  # what it was sent has not left yet
         publish(core, range(8))
-        drops = Metrics(core.broker, None).drops()
+        drops = core.control.status().drops
         assert {name for name, count in drops.items() if count} == {cause} and drops[cause] == 3
         assert session.queued_messages == 5
         counts_agree(core)
@@ -165,7 +164,7 @@ def test_a_publisher_keeps_what_finds_no_room(tmp_path: Path, qos: int) -> None:
         assert publisher.publish("t/1", b"9", 0) == 0
         # Nobody has what was refused, and it may be sent again under any id.
         assert drain(reader) == [0, 1, 9]
-        assert Metrics(core.broker, None).drops()["refused"] == 2
+        assert core.control.status().drops["refused"] == 2
         assert drain(durable(core, "sub")) == [0, 1]
         assert publisher.publish("t/1", b"2", qos) == 0
 

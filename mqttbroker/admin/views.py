@@ -1,0 +1,134 @@
+"""What `BrokerControl` returns: immutable values that any thread may read.
+
+Points in time are Unix times in seconds, sizes are in bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Mapping, NamedTuple, Optional, Tuple
+
+
+class SessionFilter(NamedTuple):
+    """Conditions on sessions, all of which must hold; the defaults hold for every session."""
+
+    prefix: str = ""  # the client identifier begins with this
+    contains: str = ""  # the client identifier contains this
+    connected: Optional[bool] = None
+    username: Optional[str] = None
+
+
+class SessionSummary(NamedTuple):
+    """One session, as lists show it."""
+
+    client_id: str
+    username: Optional[str]  # None = anonymous
+    protocol_version: int  # 3 (MQTT 3.1), 4 (3.1.1) or 5
+    persistent: bool  # the session outlives its connection and is stored
+    connected: bool
+    address: str  # "" unless connected
+    connected_at: float  # 0.0 unless connected
+    disconnected_at: float  # 0.0 while connected
+    subscriptions: int
+    queued_messages: int  # QoS 1 and 2 messages that the client has not acknowledged, in flight or not
+
+
+class SessionDetail(NamedTuple):
+    """One session with its queue and its limits."""
+
+    summary: SessionSummary
+    keep_alive: float  # seconds; 0.0 = off
+    expiry_interval: int  # seconds; 0xFFFFFFFF = never
+    in_flight: int
+    max_in_flight: int
+    queued_bytes: int
+    queued_memory_bytes: int
+    incoming_qos2: int  # QoS 2 PUBLISHes received and not yet released
+    retained_pending: int  # subscriptions whose retained messages are still to be sent
+    has_will: bool
+    congested: bool  # the client's socket takes no more
+
+
+class SessionPage(NamedTuple):
+    """Sessions in the order of their client identifiers."""
+
+    sessions: Tuple[SessionSummary, ...]
+    after: str  # where the next page begins; "" if this is the last one
+
+
+class SubscriptionView(NamedTuple):
+    """One subscription of one session; options as in section 3.8.3.1."""
+
+    client_id: str
+    topic_filter: str  # with $share/{ShareName}/ if it is shared
+    qos: int
+    no_local: bool
+    retain_as_published: bool
+    identifier: int  # Subscription Identifier; 0 = none
+    connected: bool
+
+
+class SubscriptionPage(NamedTuple):
+    """Subscriptions in no particular order."""
+
+    subscriptions: Tuple[SubscriptionView, ...]
+    cursor: int  # of the next page; 0 if this is the last one
+
+
+class RetainedMessage(NamedTuple):
+    """The retained message of a topic."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    properties: bytes  # encoded as in an MQTT 5.0 PUBLISH, without their length
+    client_id: str  # of the publisher; "" = the broker
+    received_at: float
+    expires_at: float  # 0.0 = never
+
+
+class RetainedPage(NamedTuple):
+    """Retained messages in no particular order."""
+
+    messages: Tuple[RetainedMessage, ...]
+    cursor: int  # of the next page; 0 if this is the last one
+
+
+class Totals(NamedTuple):
+    """The broker's `Counters` at one moment: the fields are those of that class."""
+
+    messages_received: int
+    messages_sent: int
+    publish_received: int
+    publish_sent: int
+    publish_bytes_received: int
+    publish_bytes_sent: int
+    bytes_received: int
+    bytes_sent: int
+    connections: int
+    protocol_errors: int
+    tls_failures: int
+    websocket_failures: int
+    commit_failures: int
+
+
+class BrokerStatus(NamedTuple):
+    """Counters and gauges of a broker at one moment."""
+
+    durability: str
+    totals: Totals
+    drops: Mapping[str, int]  # messages not delivered, by cause
+    clients_connected: int
+    clients_connected_maximum: int
+    sessions: int
+    sessions_expired: int
+    subscriptions: int  # one per shared subscription, however many members it has
+    shared_subscriptions: int
+    retained_messages: int
+    retained_bytes: int
+    route_cache_entries: int
+    queued_messages: int  # of persistent sessions, on disk
+    queued_bytes: int
+    queue_memory_bytes: int
+    store_pending_bytes: int
+    publishers_waiting: int
+    publisher_waits: int
