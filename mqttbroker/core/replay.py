@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Dict, Final, List, Optional
 
+from mypy_extensions import mypyc_attr
+
 from mqttbroker.codec.properties import encode_varint
 from mqttbroker.core.connection import Connection
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
@@ -25,6 +27,7 @@ IDLE_AFTER: Final = 64  # iterations without a packet from any client
 MAX_QUEUED: Final = 200  # messages in a session's queue that pause its replay
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ReplaySource:
     """The messages that one subscription is to be sent, read in parts.
 
@@ -51,6 +54,7 @@ class ReplaySource:
         raise NotImplementedError
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ReplaySources:
     """Opens the source of a subscription."""
 

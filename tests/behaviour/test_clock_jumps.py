@@ -1,4 +1,4 @@
-"""A wall clock that is set by hours: keep alive runs on, and what ends by the wall clock never ends too early."""
+"""The wall clock is set by hours: keep alive does not notice, and nothing expires too early."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def publish(broker: BrokerProcess, topic: str, payload: bytes, expiry: int = -1)
         assert client.publish(topic, payload, 1, properties=properties) in (0, 0x10)
 
 
-def ticks(broker: BrokerProcess) -> None:
-    """Return when the broker has looked at its clock again: it has closed a client that was silent too long."""
+def await_tick(broker: BrokerProcess) -> None:
+    """Return after a tick of the broker: it has closed a client by its keep alive."""
     with RawClient(broker.port) as client:
         client.connect(keep_alive=1)
         (last,) = client.expect_closed()
@@ -50,20 +50,20 @@ def ticks(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("jump", [5 * HOUR, -5 * HOUR])
-def test_keep_alive_does_not_follow(broker: BrokerProcess, layer: Layer, jump: int) -> None:  # noqa: F811
+def test_keep_alive_ignores_wall_clock_changes(broker: BrokerProcess, layer: Layer, jump: int) -> None:  # noqa: F811
     with RawClient(broker.port) as lively, RawClient(broker.port) as watching:
         lively.connect("lively", keep_alive=60, will=Will("will/lively", b"gone"))
         watching.connect("watching", keep_alive=0)
         watching.subscribe("will/#", "$SYS/broker/uptime", options=0 | 1 << 5)
         layer.set_clock(jump)
-        ticks(broker)
+        await_tick(broker)
         lively.send(Pingreq())
         lively.expect(Pingresp)
         uptime = watching.take()
         assert uptime.topic == "$SYS/broker/uptime" and 0 <= int(uptime.payload.split()[0]) < HOUR
 
 
-def test_what_ends_by_the_wall_clock_never_ends_too_early(broker: BrokerProcess, layer: Layer) -> None:  # noqa: F811
+def test_wall_clock_changes_never_expire_sessions_or_messages_early(broker: BrokerProcess, layer: Layer) -> None:  # noqa: F811
     for client_id, expiry in (("hour", HOUR), ("day", 24 * HOUR)):
         with open_session(broker, client_id, expiry, False) as client:
             client.subscribe("kept/#", options=1)
@@ -71,29 +71,29 @@ def test_what_ends_by_the_wall_clock_never_ends_too_early(broker: BrokerProcess,
     publish(broker, "kept/a", b"stays")
     publish(broker, "kept/a", b"has an hour", HOUR)
     layer.set_clock(-3 * HOUR)
-    ticks(broker)
+    await_tick(broker)
     publish(broker, "kept/a", b"from the past", 6 * HOUR)
     with open_session(broker, "hour", HOUR, True) as client:
         received = [client.take() for _ in range(3)]
         assert [message.payload for message in received] == [b"stays", b"has an hour", b"from the past"]
-        # It has not waited at all, and surely not for less than nothing [MQTT-3.3.2-6].
+        # The clock is before its publication, which counts as no time in the queue [MQTT-3.3.2-6].
         assert received[1].properties.message_expiry_interval == HOUR
         client.disconnect()
     layer.set_clock(2 * HOUR)
-    ticks(broker)
+    await_tick(broker)
     open_session(broker, "hour", HOUR, False).close()
     with open_session(broker, "day", 24 * HOUR, True) as client:
         assert [client.take().payload for _ in range(2)] == [b"stays", b"from the past"]
         client.expect_nothing()
 
 
-def test_a_stream_keeps_its_order_and_its_retention(broker: BrokerProcess, layer: Layer) -> None:  # noqa: F811
+def test_wall_clock_changes_keep_the_order_and_retention_of_a_stream(broker: BrokerProcess, layer: Layer) -> None:  # noqa: F811
     for number, clock in enumerate((0, -5 * HOUR, 0, 30 * 60)):
         layer.set_clock(clock)
         publish(broker, "kept/a", b"%d" % number)
     broker.restart(kill=True)
     (partition,) = json.loads(broker.get("/streams/s"))["partitions"]
-    # The latest of its records decides about a segment.
+    # Retention follows the latest record of a segment.
     assert (partition["log_start_offset"], partition["high_watermark"]) == (0, 4)
     times = [partition["segments"][0][name] for name in ("first_timestamp_us", "last_timestamp_us")]
     assert times[0] < times[1]

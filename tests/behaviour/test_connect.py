@@ -26,7 +26,7 @@ def expiry(seconds: int) -> Properties:
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
-def test_a_client_of_each_version_gets_in(broker: BrokerProcess, version: int) -> None:
+def test_a_client_of_each_version_connects(broker: BrokerProcess, version: int) -> None:
     with RawClient(broker.port, version) as client:
         connack = client.connect(f"versions-{version}", keep_alive=30)
         assert (connack.reason_code, connack.session_present) == (0, False)
@@ -38,7 +38,7 @@ def test_a_client_of_each_version_gets_in(broker: BrokerProcess, version: int) -
         client.disconnect()
 
 
-def test_connack_says_what_the_broker_grants(broker: BrokerProcess) -> None:
+def test_connack_has_the_granted_limits(broker: BrokerProcess) -> None:
     with RawClient(broker.port) as client:
         properties = client.connect("grants").properties
         assert properties.receive_maximum == 1000
@@ -48,7 +48,7 @@ def test_connack_says_what_the_broker_grants(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("mode", ["commit", "interval", "off"])
-def test_a_client_that_asks_is_told_how_durable_an_acknowledgement_is(
+def test_connack_has_the_durability_setting_on_request(
     mode: str, start_broker: Callable[..., BrokerProcess]
 ) -> None:
     asking = Properties()
@@ -74,7 +74,7 @@ def test_a_client_that_asks_is_told_how_durable_an_acknowledgement_is(
     "version, clean_start, code",
     [(5, True, 0), (5, False, 0), (4, True, 0), (4, False, 2), (3, True, 2), (3, False, 2)],
 )
-def test_an_empty_client_id(broker: BrokerProcess, version: int, clean_start: bool, code: int) -> None:
+def test_an_empty_client_id_by_version(broker: BrokerProcess, version: int, clean_start: bool, code: int) -> None:
     with RawClient(broker.port, version) as client:
         connack = client.connect("", clean_start=clean_start)
         assert connack.reason_code == code and not connack.session_present
@@ -88,7 +88,7 @@ def test_an_empty_client_id(broker: BrokerProcess, version: int, clean_start: bo
     (1, "c1", "replies/c1/in"), (0, "c1", None), (-1, "c1", None), (1, "", "replies/auto-1/in"),
     (1, "a/b", None), (1, "+", None), (1, "a#", None), (1, "x" * 65535, None),
 ])  # fmt: skip
-def test_response_information_is_for_who_asks(tmp_path: Path, asked: int, client_id: str, told: str | None) -> None:
+def test_response_information_is_sent_on_request(tmp_path: Path, asked: int, client_id: str, told: str | None) -> None:
     properties = Properties()
     properties.request_response_information = asked
     with Core(tmp_path, others={"response_information": "replies/%c/in"}) as core:
@@ -96,8 +96,8 @@ def test_response_information_is_for_who_asks(tmp_path: Path, asked: int, client
 
 
 @pytest.mark.parametrize("version, others", [(5, {}), (4, {"response_information": "replies"}), (5, {"response_information": "%u"})])
-def test_no_response_information(tmp_path: Path, version: int, others: dict[str, str]) -> None:
-    """There is none, the client knows none, or it has no name to put in."""
+def test_response_information_is_omitted(tmp_path: Path, version: int, others: dict[str, str]) -> None:
+    """None is configured, the protocol version has none, or the client has no user name to insert."""
     properties = Properties()
     properties.request_response_information = 1
     with Core(tmp_path, others=others) as core:
@@ -111,7 +111,7 @@ def test_assigned_client_ids_differ(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("packet", [b"\xc0\x00", b"\x30\x03\x00\x01a", b"\x82\x06\x00\x01\x00\x01a\x00", b"\xe0\x00", b"\xf0\x00"])
-def test_a_packet_before_connect_closes_in_silence(broker: BrokerProcess, packet: bytes) -> None:
+def test_a_packet_before_connect_closes_the_connection_without_an_answer(broker: BrokerProcess, packet: bytes) -> None:
     with RawClient(broker.port) as client:
         client.send(packet)
         assert client.expect_closed() == []
@@ -134,7 +134,7 @@ def test_a_second_connect_is_a_protocol_error(connect: Callable[..., RawClient],
     (b"GET / HTTP/1.1\r\n\r\n", None),
     (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", None),
 ])  # fmt: skip
-def test_a_connect_that_cannot_be_is_refused_as_its_version_allows(
+def test_an_invalid_connect_is_refused_as_its_version_allows(
     broker: BrokerProcess, data: bytes, code: int | None
 ) -> None:
     with RawClient(broker.port, 5 if code is not None and code > 5 else 4) as client:
@@ -144,8 +144,8 @@ def test_a_connect_that_cannot_be_is_refused_as_its_version_allows(
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_malformed_packets_cost_their_sender_only(broker: BrokerProcess, connect: Callable[..., RawClient], version: int) -> None:
-    """Every malformed vector over TCP, one connection each, while another client goes on."""
+def test_malformed_packets_close_only_their_sender(broker: BrokerProcess, connect: Callable[..., RawClient], version: int) -> None:
+    """Every malformed vector over TCP, one connection each, beside another client."""
     bystander = connect("bystander")
     bystander.subscribe("bystander/#", options=1)
     count = 0
@@ -172,7 +172,7 @@ def test_malformed_packets_cost_their_sender_only(broker: BrokerProcess, connect
     assert count > 15
 
 
-def test_reason_strings_only_where_they_are_wanted(broker: BrokerProcess) -> None:
+def test_reason_strings_follow_request_problem_information(broker: BrokerProcess) -> None:
     quiet = Properties()
     quiet.request_problem_information = 0
     for properties, wanted in ((Properties(), True), (quiet, False)):
@@ -194,7 +194,7 @@ def test_auth_without_a_method_is_a_protocol_error(connect: Callable[..., RawCli
 # --- packet sizes -------------------------------------------------------------------------------------------------
 
 
-def test_packets_larger_than_granted_end_the_connection(start_broker: Callable[..., BrokerProcess]) -> None:
+def test_packets_above_the_brokers_maximum_close_the_connection(start_broker: Callable[..., BrokerProcess]) -> None:
     broker = start_broker(config={"limits": {"max_packet_size": "1KiB"}})
     with RawClient(broker.port) as client:
         assert client.connect("large").properties.maximum_packet_size == 1024
@@ -225,7 +225,7 @@ def test_a_connect_larger_than_the_limit_is_refused(
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("kept", [0, 60])
-def test_messages_larger_than_the_client_takes_are_left_out(tmp_path: Path, qos: int, kept: int) -> None:
+def test_messages_above_the_clients_maximum_are_not_sent(tmp_path: Path, qos: int, kept: int) -> None:
     with Core(tmp_path) as core:
         properties = expiry(kept)
         properties.maximum_packet_size = 100
@@ -259,7 +259,7 @@ def test_a_second_connection_of_a_client_id_closes_the_first(
     second.expect_nothing()
 
 
-def test_a_takeover_of_a_connect_that_still_waits(tmp_path: Path) -> None:
+def test_a_takeover_of_a_pending_connect(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         core.connect("c", properties=expiry(60)).close()
         core.kill()
@@ -297,14 +297,14 @@ def test_session_present(
         client.disconnect(properties=expiry(0))
 
 
-def test_connack_of_3_1_does_not_speak_of_sessions(broker: BrokerProcess) -> None:
+def test_connack_of_3_1_has_no_session_present(broker: BrokerProcess) -> None:
     for version, present in ((3, False), (3, False), (4, True)):
         with RawClient(broker.port, version) as client:
             assert client.connect("v3", clean_start=False).session_present is present
 
 
 @pytest.mark.parametrize("version, code", [(4, 3), (5, 0x89)])
-def test_more_sessions_than_may_be(tmp_path: Path, version: int, code: int) -> None:
+def test_a_new_session_above_the_limit_is_refused(tmp_path: Path, version: int, code: int) -> None:
     with Core(tmp_path, max_sessions=1) as core:
         core.connect("one", properties=expiry(60)).disconnect()
         assert core.client(version).connect("two").reason_code == code
@@ -318,7 +318,7 @@ def test_session_present_of_a_3_1_1_client(connect: Callable[..., RawClient], br
             client.disconnect()
 
 
-def test_a_session_ends_when_its_time_is_over(tmp_path: Path) -> None:
+def test_a_session_ends_after_its_expiry_interval(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         for seconds, present in ((9.0, True), (11.0, False)):
             core.connect("c", clean_start=False, properties=expiry(10)).close()
@@ -339,7 +339,7 @@ def test_a_session_that_never_ends(tmp_path: Path) -> None:
         assert core.connect("four", 4, clean_start=False).connack.session_present
 
 
-def test_session_expiry_is_counted_through_a_restart(tmp_path: Path) -> None:
+def test_session_expiry_includes_the_time_of_a_restart(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         core.connect("away", properties=expiry(10)).close()
         core.connect("there", properties=expiry(10))
@@ -367,7 +367,7 @@ def test_session_expiry_can_change_at_disconnect(
         assert core.connect("c", clean_start=False, properties=expiry(1)).connack.session_present is present
 
 
-def test_session_expiry_cannot_rise_from_nothing_at_disconnect(connect: Callable[..., RawClient]) -> None:
+def test_session_expiry_cannot_be_raised_from_0_at_disconnect(connect: Callable[..., RawClient]) -> None:
     client = connect("risen")
     client.send(Disconnect(0, expiry(10)))
     (packet,) = client.expect_closed()
@@ -387,7 +387,7 @@ def test_the_broker_can_limit_session_expiry(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version, code", [(4, 3), (5, 0x89)])
-def test_too_many_connections(tmp_path: Path, version: int, code: int) -> None:
+def test_connections_above_the_limit_are_refused(tmp_path: Path, version: int, code: int) -> None:
     with Core(tmp_path, max_connections=1) as core:
         first = core.connect("one")
         client = core.client(version)
@@ -397,7 +397,7 @@ def test_too_many_connections(tmp_path: Path, version: int, code: int) -> None:
 
 
 @pytest.mark.parametrize("topic, retain, code", [("w/" * 200 + "w", False, 0x90), ("w", True, 0x9A), ("w", False, 0)])
-def test_a_will_that_could_not_be_published_is_refused(tmp_path: Path, topic: str, retain: bool, code: int) -> None:
+def test_a_will_that_cannot_be_published_is_refused(tmp_path: Path, topic: str, retain: bool, code: int) -> None:
     with Core(tmp_path, retain_available=False) as core:
         for version, answer in ((5, code), (4, None if code else 0)):
             client = core.client(version)
@@ -406,7 +406,7 @@ def test_a_will_that_could_not_be_published_is_refused(tmp_path: Path, topic: st
             assert client.closed is bool(code)
 
 
-def test_connect_has_to_come_in_time(tmp_path: Path) -> None:
+def test_a_connection_without_connect_times_out(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         silent, slow = core.client(), core.client()
         for byte in b"\x10\x7f\x00\x04MQTT\x05\x02":
@@ -417,7 +417,7 @@ def test_connect_has_to_come_in_time(tmp_path: Path) -> None:
         assert silent.closed and slow.closed
 
 
-def test_unknown_acknowledgements_disturb_nobody(connect: Callable[..., RawClient]) -> None:
+def test_acknowledgements_of_unknown_packet_ids_are_ignored(connect: Callable[..., RawClient]) -> None:
     client = connect("unknown-ids")
     client.send(b"\x40\x02\x00\x09", b"\x50\x02\x00\x09", b"\x70\x02\x00\x09")
     answer = client.expect(Pubrel)

@@ -14,7 +14,7 @@ from mqttbroker.codec.packets import Disconnect, Pingreq, Pingresp
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_silent_client_is_closed_in_time(connect: Callable[..., RawClient], version: int) -> None:
+def test_a_silent_client_is_closed_after_its_keep_alive(connect: Callable[..., RawClient], version: int) -> None:
     client = connect("silent", version, keep_alive=1)
     start = time.monotonic()
     packets = client.expect_closed()
@@ -23,7 +23,7 @@ def test_a_silent_client_is_closed_in_time(connect: Callable[..., RawClient], ve
     assert codes == ([0x8D] if version == 5 else [])
 
 
-def test_any_packet_keeps_alive(tmp_path: Path) -> None:
+def test_any_packet_of_the_client_restarts_keep_alive(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.connect("c", keep_alive=10)
         for _ in range(5):
@@ -39,7 +39,7 @@ def test_any_packet_keeps_alive(tmp_path: Path) -> None:
         assert client.closed
 
 
-def test_what_the_broker_sends_does_not_count(tmp_path: Path) -> None:
+def test_packets_of_the_broker_do_not_restart_keep_alive(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client, publisher = core.connect("c", keep_alive=10), core.connect("p")
         client.subscribe("t", options=0)
@@ -49,7 +49,7 @@ def test_what_the_broker_sends_does_not_count(tmp_path: Path) -> None:
         assert client.closed
 
 
-def test_no_keep_alive_no_end(tmp_path: Path) -> None:
+def test_keep_alive_0_is_off(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.connect("c", keep_alive=0)
         core.advance(1_000_000)
@@ -57,7 +57,7 @@ def test_no_keep_alive_no_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked, told", [(0, 60), (100, 60), (30, -1), (60, -1)])
-def test_the_broker_may_set_it(tmp_path: Path, asked: int, told: int) -> None:
+def test_the_broker_limits_keep_alive(tmp_path: Path, asked: int, told: int) -> None:
     with Core(tmp_path, max_keep_alive=60.0) as core:
         client = core.connect("c", keep_alive=asked)
         assert client.connack.properties.server_keep_alive == told

@@ -17,7 +17,7 @@ from mqttbroker.core.connection import CONNECTED, CONNECTING
 
 
 def full_properties() -> Properties:
-    """Every property that goes along with a message."""
+    """All properties that are forwarded with a message."""
     properties = Properties()
     properties.payload_format_indicator = 1
     properties.content_type = "text/plain"
@@ -46,7 +46,7 @@ def test_a_message_goes_from_any_version_to_any_other(
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_properties_reach_version_5_in_order_and_no_other(connect: Callable[..., RawClient], qos: int) -> None:
+def test_properties_reach_version_5_only_and_keep_their_order(connect: Callable[..., RawClient], qos: int) -> None:
     topic = f"properties/{qos}"
     five, four = connect(f"five-{qos}"), connect(f"four-{qos}", 4)
     five.subscribe(topic)
@@ -92,7 +92,7 @@ def test_topics_that_no_client_may_publish_to(tmp_path: Path, topic: str, qos: i
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_acknowledgements_without_a_code_are_short(broker: BrokerProcess, version: int) -> None:
+def test_successful_acknowledgements_have_no_reason_code(broker: BrokerProcess, version: int) -> None:
     with RawClient(broker.port, version) as client:
         client.connect(f"short-{version}")
         client.subscribe("short", options=0)
@@ -108,7 +108,7 @@ def test_acknowledgements_without_a_code_are_short(broker: BrokerProcess, versio
         assert data == message * 2
 
 
-def test_packet_ids_count_from_one(connect: Callable[..., RawClient]) -> None:
+def test_packet_ids_start_at_1(connect: Callable[..., RawClient]) -> None:
     subscriber, publisher = connect("counting"), connect("counted")
     subscriber.subscribe("count")
     ids = []
@@ -131,7 +131,7 @@ def test_order_of_messages_and_of_acknowledgements(connect: Callable[..., RawCli
         assert [int(subscriber.take().payload) for _ in range(300)] == list(range(1, 301))
 
 
-def test_a_qos_2_message_is_published_once_however_often_it_comes(connect: Callable[..., RawClient]) -> None:
+def test_a_repeated_qos_2_message_is_published_once(connect: Callable[..., RawClient]) -> None:
     subscriber, publisher = connect("once"), connect("again")
     subscriber.subscribe("once")
     for dup in (False, True, True):
@@ -146,21 +146,21 @@ def test_a_qos_2_message_is_published_once_however_often_it_comes(connect: Calla
     subscriber.expect_nothing()
 
 
-def test_pubcomp_of_an_unknown_id_says_so(connect: Callable[..., RawClient]) -> None:
+def test_pubrel_of_an_unknown_packet_id(connect: Callable[..., RawClient]) -> None:
     client = connect("unknown")
     client.send(Pubrel(5))
     answer = client.expect(Pubcomp)
     assert (answer.packet_id, answer.reason_code) == (5, 0x92)
 
 
-def test_dup_of_a_publisher_does_not_go_on(connect: Callable[..., RawClient]) -> None:
+def test_dup_of_a_publisher_is_not_forwarded(connect: Callable[..., RawClient]) -> None:
     subscriber, publisher = connect("fresh"), connect("stale")
     subscriber.subscribe("fresh")
     publisher.send(Publish("fresh", b"", 1, False, True, 1))
     assert not subscriber.take().dup
 
 
-def test_sys_cannot_be_written(broker: BrokerProcess, connect: Callable[..., RawClient]) -> None:
+def test_clients_cannot_publish_to_sys(broker: BrokerProcess, connect: Callable[..., RawClient]) -> None:
     five, four = connect("sys-5"), connect("sys-4", 4)
     listener = connect("sys-l")
     listener.subscribe("$SYS/mine", "$SYS/broker/version")
@@ -177,7 +177,7 @@ def test_sys_cannot_be_written(broker: BrokerProcess, connect: Callable[..., Raw
 # --- flow control -------------------------------------------------------------------------------------------------
 
 
-def test_receive_maximum_of_the_client_holds_back_the_broker(connect: Callable[..., RawClient]) -> None:
+def test_the_broker_respects_the_clients_receive_maximum(connect: Callable[..., RawClient]) -> None:
     properties = Properties()
     properties.receive_maximum = 2
     subscriber, publisher = connect("slow", properties=properties), connect("fast")
@@ -191,7 +191,7 @@ def test_receive_maximum_of_the_client_holds_back_the_broker(connect: Callable[.
     assert [packet.payload for packet in subscriber.ping()] == [b"2"]
 
 
-def test_receive_maximum_of_the_broker_ends_who_passes_it(tmp_path: Path) -> None:
+def test_a_client_that_exceeds_the_brokers_receive_maximum_is_disconnected(tmp_path: Path) -> None:
     with Core(tmp_path, receive_maximum=2) as core:
         core.connect("keeper", 4, clean_start=False).subscribe("kept")
         client = core.connect("p")
@@ -213,7 +213,7 @@ def test_receive_maximum_of_the_broker_ends_who_passes_it(tmp_path: Path) -> Non
         assert len(old.arrived()) == 9
 
 
-def test_qos_0_for_a_client_that_does_not_read_is_dropped_and_counted(tmp_path: Path) -> None:
+def test_qos_0_for_a_stalled_client_is_dropped_and_counted(tmp_path: Path) -> None:
     with Core(tmp_path, max_outbox_bytes=1024) as core:
         subscriber, publisher = core.connect("s"), core.connect("p")
         subscriber.subscribe("t")
@@ -258,7 +258,7 @@ def test_message_expiry_is_counted_down(tmp_path: Path, qos: int) -> None:
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_message_expiry_goes_along_at_once(connect: Callable[..., RawClient], qos: int) -> None:
+def test_message_expiry_is_forwarded_at_once(connect: Callable[..., RawClient], qos: int) -> None:
     properties = Properties()
     properties.message_expiry_interval = 60
     five, four, publisher = connect(f"e5{qos}"), connect(f"e4{qos}", 4), connect(f"ep{qos}")
@@ -292,7 +292,7 @@ def test_expired_messages_are_never_sent(tmp_path: Path, kill: bool) -> None:
 # --- redelivery ---------------------------------------------------------------------------------------------------
 
 
-def test_pubrel_again_when_pubrec_comes_again(connect: Callable[..., RawClient]) -> None:
+def test_a_repeated_pubrec_is_answered_by_pubrel(connect: Callable[..., RawClient]) -> None:
     subscriber, publisher = connect("rec"), connect("recp")
     subscriber.subscribe("rec")
     publisher.publish("rec", b"", 2)
@@ -304,8 +304,8 @@ def test_pubrel_again_when_pubrec_comes_again(connect: Callable[..., RawClient])
     subscriber.expect_nothing()
 
 
-def test_all_fifteen_types_at_their_longest(connect: Callable[..., RawClient]) -> None:
-    """Acknowledgements with code, reason and user properties are taken as the short ones are."""
+def test_acknowledgements_in_their_longest_form(connect: Callable[..., RawClient]) -> None:
+    """Acknowledgements with reason code, Reason String and User Properties are accepted like short ones."""
     properties = Properties()
     properties.reason_string = "because"
     properties.user_properties = [("k", "v")]
@@ -368,10 +368,10 @@ LONG_PACKETS: dict[str, tuple[int, tuple[Packet | bytes, ...]]] = {
         (1, 1_000_000, 4, "shared"), (3, 300_000, 5, "shared"),
     ],
 )  # fmt: skip
-def test_a_long_message_in_pieces_is_the_one_that_came_whole(
+def test_a_long_message_received_in_parts_is_forwarded_unchanged(
     tmp_path: Path, case: str, first: int, piece: int, version: int, third: str
 ) -> None:
-    """The last piece brings what comes after the message too."""
+    """The last part also holds the packet after the message."""
     delivered, packets = LONG_PACKETS[case]
     if version == 4 and case in ("alias", "half a property", "no text"):
         return
@@ -400,7 +400,7 @@ def test_a_long_message_in_pieces_is_the_one_that_came_whole(
     assert [len(arrived) for arrived in found[0][0][:3]] == [delivered] * 3
 
 
-def test_a_long_message_of_a_client_that_is_gone_is_none(tmp_path: Path) -> None:
+def test_an_incomplete_long_message_is_discarded_at_disconnect(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         subscriber, publisher = core.connect("s"), core.connect("p")
         subscriber.subscribe("+")
@@ -411,8 +411,8 @@ def test_a_long_message_of_a_client_that_is_gone_is_none(tmp_path: Path) -> None
         subscriber.expect_nothing()
 
 
-def test_a_long_message_may_share_its_buffer_with_one_before_it(tmp_path: Path) -> None:
-    """As when both came while the answer to CONNECT waited."""
+def test_a_long_message_may_follow_another_in_one_buffer(tmp_path: Path) -> None:
+    """Both arrived while the CONNACK was pending."""
     with Core(tmp_path) as core:
         subscriber, publisher = core.connect("s"), core.connect("p")
         subscriber.subscribe("+")

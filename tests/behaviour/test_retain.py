@@ -35,7 +35,7 @@ def expiring(seconds: int) -> Properties:
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("granted", [0, 1, 2])
-def test_a_new_subscription_gets_what_is_retained(
+def test_a_new_subscription_gets_retained_messages(
     connect: Callable[..., RawClient], version: int, qos: int, granted: int
 ) -> None:
     name = f"retained/{version}/{qos}/{granted}"
@@ -53,7 +53,7 @@ def test_a_new_subscription_gets_what_is_retained(
     subscriber.expect_nothing()
 
 
-def test_a_live_message_is_not_marked_unless_asked(connect: Callable[..., RawClient]) -> None:
+def test_retain_of_a_live_message_needs_retain_as_published(connect: Callable[..., RawClient]) -> None:
     plain, marked, old = connect("rap-0"), connect("rap-1"), connect("rap-4", 4)
     plain.subscribe("rap")
     old.subscribe("rap")
@@ -82,8 +82,8 @@ def test_retain_handling(connect: Callable[..., RawClient], handling: int, first
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_filter_said_again_is_subscribed_to_again(connect: Callable[..., RawClient], version: int) -> None:
-    """[MQTT-3.8.4-5]: as if each filter came in a packet of its own."""
+def test_a_repeated_filter_in_one_subscribe_replaces_the_earlier(connect: Callable[..., RawClient], version: int) -> None:
+    """As if each filter had a packet of its own [MQTT-3.8.4-5]."""
     topic = f"again/{version}"
     client = connect(f"again-{version}", version)
     client.publish(topic, b"x", 2, retain=True)
@@ -94,7 +94,7 @@ def test_a_filter_said_again_is_subscribed_to_again(connect: Callable[..., RawCl
     assert [(packet.payload, packet.qos) for packet in client.ping() if isinstance(packet, Publish)] == [(b"y", 1)]
 
 
-def test_a_filter_said_again_brings_what_its_options_say(connect: Callable[..., RawClient]) -> None:
+def test_a_repeated_filter_follows_its_retain_handling(connect: Callable[..., RawClient]) -> None:
     client = connect("again-options")
     client.publish("again-options", b"x", 1, retain=True)
     handlings = [0x10, 0x20, 0x11, 0x01]
@@ -103,7 +103,7 @@ def test_a_filter_said_again_brings_what_its_options_say(connect: Callable[..., 
     assert [packet.qos for packet in client.ping() if isinstance(packet, Publish)] == [0, 1]
 
 
-def test_filters_said_over_and_over_are_limited(tmp_path: Path) -> None:
+def test_repeated_filters_are_limited(tmp_path: Path) -> None:
     with Core(tmp_path, max_subscriptions_per_client=3) as core:
         client = core.connect("c")
         client.publish("t", b"x", 1, retain=True)
@@ -113,7 +113,7 @@ def test_filters_said_over_and_over_are_limited(tmp_path: Path) -> None:
         assert client.subscribe("t").reason_codes == [2]
 
 
-def test_a_replay_ends_with_its_subscription_and_another_begins_anew(tmp_path: Path) -> None:
+def test_a_replay_ends_at_unsubscribe_and_a_new_subscription_starts_another(tmp_path: Path) -> None:
     with Core(tmp_path, max_outbox_bytes=1024) as core:
         publisher = core.connect("p")
         for n in range(40):
@@ -129,7 +129,7 @@ def test_a_replay_ends_with_its_subscription_and_another_begins_anew(tmp_path: P
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("identifier", [0, 300])
-def test_at_qos_0_a_retained_message_is_what_the_codec_makes_of_it(tmp_path: Path, version: int, identifier: int) -> None:
+def test_a_retained_message_at_qos_0_equals_the_codecs_encoding(tmp_path: Path, version: int, identifier: int) -> None:
     properties = [Properties(), Properties(), Properties()]
     properties[1].content_type, properties[1].user_properties = "text/plain", [("a", "1"), ("a", "")]
     properties[2].message_expiry_interval = 60
@@ -154,7 +154,7 @@ def test_at_qos_0_a_retained_message_is_what_the_codec_makes_of_it(tmp_path: Pat
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [1, 2])
-def test_what_is_too_large_for_a_client_takes_no_place_in_its_window(tmp_path: Path, version: int, qos: int) -> None:
+def test_a_message_above_the_clients_maximum_uses_no_receive_maximum(tmp_path: Path, version: int, qos: int) -> None:
     with Core(tmp_path) as core:
         publisher = core.connect("p")
         for n, size in enumerate((10, 70, 90, 110, 130)):
@@ -180,7 +180,7 @@ def test_what_is_too_large_for_a_client_takes_no_place_in_its_window(tmp_path: P
 @pytest.mark.parametrize("limits", [
     {"max_inflight": 100, "max_queued_messages": 500}, {"max_inflight": 20, "max_inflight_unpersisted": 300}, {}])
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_replay_goes_on_with_what_its_client_acknowledges(tmp_path: Path, qos: int, limits: dict[str, int]) -> None:
+def test_a_replay_continues_as_its_client_acknowledges(tmp_path: Path, qos: int, limits: dict[str, int]) -> None:
     with Core(tmp_path, **limits) as core:
         publisher = core.connect("p")
         for n in range(1500):
@@ -190,7 +190,7 @@ def test_a_replay_goes_on_with_what_its_client_acknowledges(tmp_path: Path, qos:
         found: list[bytes] = []
         for turn in range(200):
             packets = [packet for packet in client.arrived() if isinstance(packet, Publish)]
-            assert packets, f"nothing after {len(found)}"
+            assert packets, f"no message after {len(found)}"
             found += [packet.payload for packet in packets]
             if turn == 0:
                 publisher.publish("live", b"live", qos)
@@ -205,7 +205,7 @@ def test_a_replay_goes_on_with_what_its_client_acknowledges(tmp_path: Path, qos:
         assert core.broker.registry.get("c").queued_messages == 0
 
 
-def test_a_shared_subscription_gets_none(connect: Callable[..., RawClient]) -> None:
+def test_a_shared_subscription_gets_no_retained_messages(connect: Callable[..., RawClient]) -> None:
     client = connect("retain-shared")
     client.publish("shared-retained", b"x", 1, retain=True)
     client.subscribe("$share/g/shared-retained")
@@ -250,7 +250,7 @@ def test_retained_messages_expire(tmp_path: Path, kill: bool) -> None:
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_retained_messages_survive(tmp_path: Path, qos: int) -> None:
+def test_retained_messages_survive_a_restart(tmp_path: Path, qos: int) -> None:
     properties = Properties()
     properties.content_type = "text/plain"
     properties.user_properties = [("b", "1"), ("a", "2")]
@@ -272,7 +272,7 @@ def test_retained_messages_survive(tmp_path: Path, qos: int) -> None:
         assert stored is not None and core.broker.retained.size == stored.size
 
 
-def test_the_acknowledgement_of_a_retained_message_waits_for_the_disk(tmp_path: Path) -> None:
+def test_a_retained_message_is_acknowledged_after_its_commit(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         publisher, other = core.connect("p"), core.connect("o")
         core.eager = False
@@ -292,7 +292,7 @@ def test_the_acknowledgement_of_a_retained_message_waits_for_the_disk(tmp_path: 
         other.expect(Puback)
 
 
-def test_retained_messages_whose_commit_failed_are_kept_for_the_next(tmp_path: Path) -> None:
+def test_retained_messages_of_a_failed_commit_are_in_the_next(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         publisher = core.connect("p")
         core.eager = False

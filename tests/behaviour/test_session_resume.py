@@ -1,4 +1,4 @@
-"""Coming back to a session over TCP (MQTT 5.0 sections 3.1.2.4, 4.1 and 4.4)."""
+"""Resuming a session over TCP (MQTT 5.0 sections 3.1.2.4, 4.1 and 4.4)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Connecting = Callable[..., RawClient]
 
 
 def fields(version: int) -> dict[str, object]:
-    """What makes a session last at this version."""
+    """The CONNECT fields of a persistent session."""
     properties = Properties()
     if version == 5:
         properties.session_expiry_interval = 60
@@ -22,7 +22,7 @@ def fields(version: int) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("first, second", [(4, 4), (5, 5), (4, 5), (5, 4), (3, 5)])
-def test_messages_wait_for_a_client_that_is_away(connect: Connecting, first: int, second: int) -> None:
+def test_messages_are_queued_for_an_offline_client(connect: Connecting, first: int, second: int) -> None:
     name = f"away-{first}-{second}"
     subscriber = connect(name, **fields(first))
     subscriber.subscribe(f"{name}/#")
@@ -39,7 +39,7 @@ def test_messages_wait_for_a_client_that_is_away(connect: Connecting, first: int
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_what_was_under_way_comes_again_under_its_packet_id(connect: Connecting, version: int) -> None:
+def test_in_flight_messages_are_sent_again_with_their_packet_ids(connect: Connecting, version: int) -> None:
     name = f"again-{version}"
     subscriber = connect(name, **fields(version))
     subscriber.subscribe(name)
@@ -63,7 +63,7 @@ def test_what_was_under_way_comes_again_under_its_packet_id(connect: Connecting,
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_qos_2_ids_of_a_publisher_are_remembered(connect: Connecting, version: int) -> None:
+def test_qos_2_packet_ids_of_a_publisher_survive_a_reconnect(connect: Connecting, version: int) -> None:
     name = f"remembered-{version}"
     listener = connect("remembering", **fields(5))
     listener.subscribe(name)
@@ -81,7 +81,7 @@ def test_qos_2_ids_of_a_publisher_are_remembered(connect: Connecting, version: i
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_clean_start_leaves_nothing(connect: Connecting, version: int) -> None:
+def test_clean_start_discards_the_session(connect: Connecting, version: int) -> None:
     name = f"clean-{version}"
     subscriber = connect(name, **fields(version))
     subscriber.subscribe(name)
@@ -97,7 +97,7 @@ def test_a_clean_start_leaves_nothing(connect: Connecting, version: int) -> None
     assert subscriber.expect(Pubcomp).reason_code == (0x92 if version == 5 else 0)
 
 
-def test_a_takeover_goes_on_where_the_first_connection_was(connect: Connecting) -> None:
+def test_a_takeover_continues_the_session(connect: Connecting) -> None:
     first = connect("taking", **fields(5))
     first.subscribe("taking", options=1)
     publisher = connect("taking-p")
@@ -111,7 +111,7 @@ def test_a_takeover_goes_on_where_the_first_connection_was(connect: Connecting) 
     second.expect_nothing()
 
 
-def test_a_smaller_window_after_the_return(connect: Connecting) -> None:
+def test_a_smaller_receive_maximum_after_a_reconnect(connect: Connecting) -> None:
     subscriber = connect("smaller", **fields(5))
     subscriber.subscribe("smaller", options=1)
     publisher = connect("smaller-p")

@@ -1,4 +1,4 @@
-"""Shared subscriptions: one member each, in turn (MQTT 5.0 section 4.8.2)."""
+"""Shared subscriptions: each message goes to one member (MQTT 5.0 section 4.8.2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def window(size: int) -> Properties:
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_members_take_turns(connect: Callable[..., RawClient], version: int, qos: int) -> None:
+def test_messages_are_distributed_round_robin(connect: Callable[..., RawClient], version: int, qos: int) -> None:
     topic = f"turns/{version}/{qos}"
     members = [connect(f"member-{n}", version) for n in range(3)]
     outsider = connect("outsider")
@@ -44,7 +44,7 @@ def test_members_take_turns(connect: Callable[..., RawClient], version: int, qos
         member.expect_nothing()
 
 
-def test_each_group_gets_its_copy(connect: Callable[..., RawClient]) -> None:
+def test_each_group_gets_a_copy(connect: Callable[..., RawClient]) -> None:
     one, two = connect("group-1"), connect("group-2")
     one.subscribe("$share/a/groups", "$share/b/groups", "groups", options=1)
     two.subscribe("$share/b/groups", options=1)
@@ -67,7 +67,7 @@ def test_leaving_a_group(connect: Callable[..., RawClient]) -> None:
     one.expect_nothing()
 
 
-def test_a_member_whose_window_is_full_is_passed_over(tmp_path: Path) -> None:
+def test_a_member_with_a_full_window_is_skipped(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         small, large = core.connect("small", properties=window(1)), core.connect("large")
         for member in (small, large):
@@ -99,7 +99,7 @@ def test_a_full_window_gets_nothing_while_another_is_open(tmp_path: Path, strate
         assert sorted(int(packet.payload) for packets in got.values() for packet in packets) == list(range(8))
 
 
-def test_one_topic_goes_to_one_member(tmp_path: Path) -> None:
+def test_hash_topic_sends_one_topic_to_one_member(tmp_path: Path) -> None:
     with core_with(tmp_path, "hash_topic") as core:
         members = [core.connect(f"m{n}") for n in range(4)]
         for member in members:
@@ -111,7 +111,7 @@ def test_one_topic_goes_to_one_member(tmp_path: Path) -> None:
         assert all(heard) and sum(map(len, heard)) == len(set().union(*heard)) == 20
 
 
-def test_the_least_loaded_member_gets_the_next(tmp_path: Path) -> None:
+def test_least_loaded_prefers_the_member_with_the_fewest_messages(tmp_path: Path) -> None:
     with core_with(tmp_path, "least_loaded") as core:
         slow, quick = core.connect("slow"), core.connect("quick")
         slow.subscribe("$share/g/t", "own", options=1)
@@ -125,7 +125,7 @@ def test_the_least_loaded_member_gets_the_next(tmp_path: Path) -> None:
 
 
 @every_strategy
-def test_members_that_are_away_keep_messages_only_when_nobody_is_there(tmp_path: Path, strategy: str) -> None:
+def test_offline_members_get_messages_only_if_no_member_is_connected(tmp_path: Path, strategy: str) -> None:
     with core_with(tmp_path, strategy) as core:
         core.connect("away", 4, clean_start=False).subscribe("$share/g/t", options=1)
         core.clients[-1].close()
@@ -148,7 +148,7 @@ def test_members_that_are_away_keep_messages_only_when_nobody_is_there(tmp_path:
 
 @every_strategy
 @pytest.mark.parametrize("expiry", [0, 3600])
-def test_what_a_leaving_member_has_not_acknowledged_goes_to_another(tmp_path: Path, expiry: int, strategy: str) -> None:
+def test_unacknowledged_messages_of_a_leaving_member_go_to_another(tmp_path: Path, expiry: int, strategy: str) -> None:
     with core_with(tmp_path, strategy) as core:
         properties = window(2)
         properties.session_expiry_interval = expiry
@@ -161,22 +161,22 @@ def test_what_a_leaving_member_has_not_acknowledged_goes_to_another(tmp_path: Pa
         assert [packet.payload for packet in sent] == [b"0", b"1"]
         first.send(Puback(sent[0].packet_id))
         assert [packet.payload for packet in first.arrived()] == [b"2"]
-        keeps = Properties()
-        keeps.session_expiry_interval = 3600
-        second = core.connect("second", properties=keeps)
+        persistent = Properties()
+        persistent.session_expiry_interval = 3600
+        second = core.connect("second", properties=persistent)
         second.subscribe("$share/g/t", options=1)
         first.close()
         got = second.arrived()
         assert [(packet.payload, packet.dup) for packet in got] == [(b"1", False), (b"2", False), (b"3", False)]
         core.kill()
-        again = core.connect("second", clean_start=False, properties=keeps)
+        again = core.connect("second", clean_start=False, properties=persistent)
         assert [(packet.payload, packet.dup) for packet in again.arrived()] == [(b"1", True), (b"2", True), (b"3", True)]
         if expiry:
             back = core.connect("first", clean_start=False, properties=properties)
             assert back.connack.session_present and back.arrived() == []
 
 
-def test_what_goes_to_another_member_keeps_its_properties_and_its_time(tmp_path: Path) -> None:
+def test_redistributed_messages_keep_properties_and_expiry(tmp_path: Path) -> None:
     properties = Properties()
     properties.message_expiry_interval = 100
     properties.user_properties = [("unit", "bar")]
@@ -195,11 +195,11 @@ def test_what_goes_to_another_member_keeps_its_properties_and_its_time(tmp_path:
         assert again.properties.user_properties == [("unit", "bar")]
 
 
-def test_what_another_member_has_no_room_for_stays(tmp_path: Path) -> None:
-    keeps = Properties()
-    keeps.session_expiry_interval = 3600
+def test_messages_that_no_other_member_has_room_for_stay(tmp_path: Path) -> None:
+    persistent = Properties()
+    persistent.session_expiry_interval = 3600
     with Core(tmp_path, max_queued_messages=2) as core:
-        members = {name: core.connect(name, properties=keeps) for name in ("first", "second")}
+        members = {name: core.connect(name, properties=persistent) for name in ("first", "second")}
         for member in members.values():
             member.subscribe("$share/g/t", options=1)
         publisher = core.connect("p")
@@ -208,7 +208,7 @@ def test_what_another_member_has_no_room_for_stays(tmp_path: Path) -> None:
         got = members["second"].arrived()
         members["first"].close()
         core.kill()
-        got += core.connect("first", clean_start=False, properties=keeps).arrived()
+        got += core.connect("first", clean_start=False, properties=persistent).arrived()
         assert sorted(packet.payload for packet in got) == [b"0", b"1", b"2", b"3"]
 
 

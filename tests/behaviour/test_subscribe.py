@@ -1,4 +1,4 @@
-"""SUBSCRIBE, UNSUBSCRIBE and who gets what (MQTT 5.0 sections 3.8 to 3.11 and 4.7)."""
+"""SUBSCRIBE, UNSUBSCRIBE and topic filters (MQTT 5.0 sections 3.8 to 3.11 and 4.7)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_suback_has_one_code_per_filter_in_order(connect: Callable[..., RawClien
 
 @pytest.mark.parametrize("topic_filter", ["a/#/b", "a#", "+a", "a/b+", "##", "$share/g"])
 @pytest.mark.parametrize("version", [4, 5])
-def test_filters_that_are_none_end_the_connection(
+def test_invalid_filters_close_the_connection(
     connect: Callable[..., RawClient], version: int, topic_filter: str
 ) -> None:
     client = connect("bad-filter", version)
@@ -97,7 +97,7 @@ def test_a_subscription_replaces_one_of_the_same_filter(connect: Callable[..., R
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_overlapping_subscriptions_bring_one_copy(connect: Callable[..., RawClient], version: int) -> None:
+def test_overlapping_subscriptions_deliver_one_copy(connect: Callable[..., RawClient], version: int) -> None:
     client = connect(f"overlap-{version}", version)
     topic = f"overlap/{version}/x"
     client.subscribe(topic, options=0, properties=identified(3))
@@ -134,7 +134,7 @@ def test_no_local_on_a_shared_subscription_is_a_protocol_error(connect: Callable
     assert isinstance(packet, Disconnect) and packet.reason_code == 0x82
 
 
-def test_subscription_identifiers_are_kept_in_the_queue_and_through_a_restart(tmp_path: Path) -> None:
+def test_queued_messages_keep_subscription_identifiers_through_a_restart(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.connect("s", 5, clean_start=False, properties=_kept())
         client.subscribe("t", options=1, properties=identified(7))
@@ -173,22 +173,22 @@ def test_subscriptions_per_client_are_limited(tmp_path: Path) -> None:
         assert client.subscribe("b", "c").reason_codes == [2, 2]
 
 
-def test_subscribing_and_leaving_while_messages_flow(connect: Callable[..., RawClient]) -> None:
-    """The route cache says at any moment what the subscriptions say."""
+def test_subscribing_and_unsubscribing_between_messages(connect: Callable[..., RawClient]) -> None:
+    """The route cache always follows the subscriptions."""
     one, two, publisher = connect("flow-1"), connect("flow-2"), connect("flow-p")
     topic = "flow/a/b"
 
-    def heard(payload: bytes) -> list[bool]:
+    def received_by(payload: bytes) -> list[bool]:
         publisher.publish(topic, payload, 1)
         return [payload in payloads(one), payload in payloads(two)]
 
-    assert heard(b"1") == [False, False]
+    assert received_by(b"1") == [False, False]
     one.subscribe("flow/+/b", options=0)
-    assert heard(b"2") == [True, False]
+    assert received_by(b"2") == [True, False]
     two.subscribe("flow/#", options=0)
-    assert heard(b"3") == [True, True]
+    assert received_by(b"3") == [True, True]
     one.unsubscribe("flow/+/b")
-    assert heard(b"4") == [False, True]
+    assert received_by(b"4") == [False, True]
     one.subscribe(topic, options=0)
     two.disconnect()
     publisher.publish(topic, b"5", 1)

@@ -34,7 +34,7 @@ def watcher(core: Core) -> CoreClient:
 
 @pytest.mark.parametrize("version", [3, 4, 5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_a_will_follows_a_lost_connection(connect: Callable[..., RawClient], version: int, qos: int) -> None:
+def test_a_will_is_published_after_a_lost_connection(connect: Callable[..., RawClient], version: int, qos: int) -> None:
     topic = f"will/{version}/{qos}"
     watching = connect("watching")
     watching.subscribe(topic)
@@ -57,14 +57,14 @@ def test_no_will_after_disconnect(connect: Callable[..., RawClient], version: in
 
 
 @pytest.mark.parametrize("code", [0x04, 0x80, 0x98])
-def test_disconnect_with_another_code_brings_the_will(connect: Callable[..., RawClient], code: int) -> None:
+def test_disconnect_with_another_reason_code_publishes_the_will(connect: Callable[..., RawClient], code: int) -> None:
     watching = connect("watching-4")
     watching.subscribe(f"with/{code}")
     connect("will-4", will=Will(f"with/{code}", b"gone")).disconnect(code)
     assert watching.take().payload == b"gone"
 
 
-def test_a_protocol_error_brings_the_will(connect: Callable[..., RawClient]) -> None:
+def test_a_protocol_error_publishes_the_will(connect: Callable[..., RawClient]) -> None:
     watching = connect("watching-e")
     watching.subscribe("error-will")
     client = connect("erring", will=Will("error-will", b"gone"))
@@ -72,7 +72,7 @@ def test_a_protocol_error_brings_the_will(connect: Callable[..., RawClient]) -> 
     assert watching.take().payload == b"gone"
 
 
-def test_properties_of_a_will(connect: Callable[..., RawClient]) -> None:
+def test_a_will_is_published_with_its_properties(connect: Callable[..., RawClient]) -> None:
     properties = Properties()
     properties.payload_format_indicator = 1
     properties.message_expiry_interval = 60
@@ -105,11 +105,11 @@ def test_properties_of_a_will_keep_their_order(tmp_path: Path) -> None:
         assert (session.will.delay, session.will.expiry) == (5, 60)
 
 
-def test_a_will_that_fell_due_while_the_broker_was_away_comes_before_any_client(tmp_path: Path) -> None:
+def test_a_will_that_fell_due_while_the_broker_was_down_is_published_before_clients_connect(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         with RawClient(broker.port) as client:
             client.connect("m", will=will(retain=True), properties=expiry(60))
-            client.subscribe("anything", options=1)  # its answer waits for the disk, and so for the will
+            client.subscribe("anything", options=1)  # the SUBACK leaves after a commit, which includes the will
             broker.restart(kill=True)
         with RawClient(broker.port) as watching:
             watching.connect("watching")
@@ -119,7 +119,7 @@ def test_a_will_that_fell_due_while_the_broker_was_away_comes_before_any_client(
 
 
 @pytest.mark.parametrize("clean_start, kept, expected", [(True, 0, 1), (True, 60, 1), (False, 60, 1), (False, 0, 1)])
-def test_a_takeover_brings_the_will(tmp_path: Path, clean_start: bool, kept: int, expected: int) -> None:
+def test_a_takeover_publishes_the_will(tmp_path: Path, clean_start: bool, kept: int, expected: int) -> None:
     with Core(tmp_path) as core:
         watching = watcher(core)
         core.connect("m", will=will(), properties=expiry(kept))
@@ -129,7 +129,7 @@ def test_a_takeover_brings_the_will(tmp_path: Path, clean_start: bool, kept: int
 
 @pytest.mark.parametrize("clean_start, expected", [(True, 1), (False, 0)])
 def test_a_takeover_within_the_delay(tmp_path: Path, clean_start: bool, expected: int) -> None:
-    """The old session's end brings its will, its resumption takes the will back [MQTT-3.1.3-9]."""
+    """Clean start ends the session and publishes its will; resuming it cancels the will [MQTT-3.1.3-9]."""
     with Core(tmp_path) as core:
         watching = watcher(core)
         core.connect("m", will=will(delay=10), properties=expiry(60))
@@ -156,7 +156,7 @@ def test_a_delayed_will_waits_for_the_delay_or_the_end_of_the_session(
         watching.expect_nothing()
 
 
-def test_a_delayed_will_is_taken_back_by_a_return(tmp_path: Path) -> None:
+def test_a_delayed_will_is_cancelled_by_a_reconnect(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         watching = watcher(core)
         core.connect("m", will=will(delay=10), properties=expiry(60)).close()
@@ -167,7 +167,7 @@ def test_a_delayed_will_is_taken_back_by_a_return(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_a_will_survives_the_broker(tmp_path: Path, connected: bool) -> None:
+def test_a_will_survives_a_restart(tmp_path: Path, connected: bool) -> None:
     properties = Properties()
     properties.will_delay_interval = 10
     properties.message_expiry_interval = 60
@@ -195,7 +195,7 @@ def test_a_will_survives_the_broker(tmp_path: Path, connected: bool) -> None:
         watching.expect_nothing()
 
 
-def test_a_will_for_a_persistent_subscriber_that_is_away(tmp_path: Path) -> None:
+def test_a_will_for_an_offline_persistent_subscriber(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         core.connect("s", 4, clean_start=False).subscribe("will/#", options=1)
         core.clients[-1].close()
@@ -206,7 +206,7 @@ def test_a_will_for_a_persistent_subscriber_that_is_away(tmp_path: Path) -> None
         assert client.take().payload == b"gone"
 
 
-def test_a_will_cannot_write_sys(tmp_path: Path) -> None:
+def test_a_will_cannot_publish_to_sys(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         watching = core.connect("w")
         watching.subscribe("$SYS/#")
@@ -216,7 +216,7 @@ def test_a_will_cannot_write_sys(tmp_path: Path) -> None:
         assert core.broker.outbound.counters.publish_dropped_denied == 1
 
 
-def test_a_stored_will_past_new_limits_does_not_stop_the_clock(tmp_path: Path) -> None:
+def test_a_stored_will_above_new_limits_is_dropped(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         core.connect("m", will=will(topic="will/a/b/c/d", delay=1), properties=expiry(60)).close()
         core.connect("n", will=will(delay=2), properties=expiry(60)).close()

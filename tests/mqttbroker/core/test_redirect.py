@@ -1,4 +1,4 @@
-"""Sending clients to another server: who comes is refused, who is here is told to go, a few at a time (section 4.11)."""
+"""Redirection to another server: new clients are refused, connected ones disconnected at a rate (section 4.11)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def narrow(size: int) -> Properties:
 
 
 @pytest.mark.parametrize("permanent, code", [(False, 0x9C), (True, 0x9D)])
-def test_who_comes_is_told_where_to_go(tmp_path: Path, permanent: bool, code: int) -> None:
+def test_connect_is_refused_with_the_server_reference(tmp_path: Path, permanent: bool, code: int) -> None:
     with Core(tmp_path, others={"redirect": Wanted(OTHER, permanent)}) as core:
         client = core.client()
         connack = client.connect("new", username="nobody", password=b"never looked at")
@@ -43,7 +43,7 @@ def test_who_comes_is_told_where_to_go(tmp_path: Path, permanent: bool, code: in
         assert (connack.reason_code, connack.properties.server_reference) == (code, None)
 
 
-def test_who_is_here_is_told_to_go(tmp_path: Path) -> None:
+def test_connected_clients_are_disconnected_with_the_server_reference(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         five = core.connect("five", will=Will("will", b"gone"))
         small = core.connect("small", properties=narrow(20))
@@ -63,7 +63,7 @@ def test_who_is_here_is_told_to_go(tmp_path: Path) -> None:
         assert four.arrived() == [] and four.closed
 
 
-def test_clients_go_at_the_rate_that_was_set(tmp_path: Path) -> None:
+def test_clients_are_disconnected_at_the_configured_rate(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         clients = [core.connect(f"c{n}") for n in range(20)]
         core.advance(3600)
@@ -81,10 +81,10 @@ def test_clients_go_at_the_rate_that_was_set(tmp_path: Path) -> None:
         core.advance(0.5)
         assert sum(client.closed for client in clients) == 3
         core.advance(3600)
-        assert sum(client.closed for client in clients) == 9, "at most what a second allows, however late the look"
+        assert sum(client.closed for client in clients) == 9, "at most the number of one second, however late the tick"
 
 
-def test_other_ends_name_no_server(tmp_path: Path) -> None:
+def test_other_disconnects_have_no_server_reference(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         core.connect("c")
         core.broker.terms.redirect = Redirect(OTHER, False, 1)
@@ -108,7 +108,7 @@ def reload(broker: BrokerProcess, settings: dict[str, Any]) -> None:
     broker.wait_for_log("event=log_level", after=after)
 
 
-def test_sighup_empties_the_broker_and_fills_it_again(start_broker: Callable[..., BrokerProcess]) -> None:
+def test_sighup_starts_and_ends_a_redirect(start_broker: Callable[..., BrokerProcess]) -> None:
     broker = start_broker()
     with RawClient(broker.port) as five, RawClient(broker.port, 4) as four:
         for client in (five, four):
@@ -129,7 +129,7 @@ def test_sighup_empties_the_broker_and_fills_it_again(start_broker: Callable[...
         assert client.connect("new").reason_code == 0
 
 
-def test_a_broker_that_stops_while_it_redirects_says_where_to_go(start_broker: Callable[..., BrokerProcess]) -> None:
+def test_shutdown_during_a_redirect_sends_the_server_reference(start_broker: Callable[..., BrokerProcess]) -> None:
     broker = start_broker()
     with RawClient(broker.port) as one, RawClient(broker.port) as two:
         clients = (one, two)

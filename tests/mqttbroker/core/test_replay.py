@@ -1,4 +1,4 @@
-"""Replays of retained messages: what they take of a turn of the loop, and whose turn it is."""
+"""Replays: how much they send in one event-loop iteration, in which order, and from which source."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from support.core import Core, CoreClient
 
 from mqttbroker.codec.packets import Pingreq, Publish, Suback, Subscribe, Subscription
 from mqttbroker.codec.properties import Properties
-from mqttbroker.core.replay import BUSY_BUDGET, IDLE_AFTER, IDLE_BUDGET
+from mqttbroker.core.replay import BUSY_BUDGET, IDLE_AFTER, IDLE_BUDGET, Replay, ReplaySource, ReplaySources
+from sessions.message import Message
+from sessions.session import Subscription as SessionSubscription
 
 
-class Turns:
-    """A broker with retained messages, turned by hand; ``talker`` is a client that is heard."""
+class Iterations:
+    """A broker with retained messages whose event-loop iterations are run by hand; ``talker`` sends packets."""
 
     def __init__(self, core: Core, topics: list[str], size: int = 1) -> None:
         self.talker = core.connect("talker")
@@ -23,13 +25,13 @@ class Turns:
         self.counters = core.broker.outbound.counters
 
     def subscribe(self, client: CoreClient, topic_filter: str = "#") -> None:
-        """Ask for what is retained; nothing of it is read yet."""
+        """Subscribe, and read no retained message yet."""
         client.send(Subscribe(1, [Subscription(topic_filter, 0)]))
         assert client.expect(Suback).reason_codes == [0]
 
-    def step(self, heard: bool) -> int:
-        """One turn, after a packet or in silence; how many messages were sent in it."""
-        if heard:
+    def step(self, busy: bool) -> int:
+        """One iteration, after a packet if ``busy``; returns the number of messages sent in it."""
+        if busy:
             self.talker.send(Pingreq())
         before = self.counters.publish_sent
         more = self.replays.step()
@@ -42,96 +44,147 @@ def core(tmp_path: Path) -> Core:
     return Core(tmp_path, durability="off")
 
 
-def test_all_replays_together_take_little_while_others_are_heard(core: Core) -> None:
+def test_all_replays_together_send_little_while_others_are_active(core: Core) -> None:
     with core:
-        turns = Turns(core, [f"t/{n}" for n in range(1000)])
+        iterations = Iterations(core, [f"t/{n}" for n in range(1000)])
         clients = [core.connect(str(n)) for n in range(10)]
         for client in clients:
-            turns.subscribe(client)
+            iterations.subscribe(client)
         got = [len(client.arrived()) for client in clients]
         assert set(got) <= set(range(1, BUSY_BUDGET + 1))
         while min(got) < 1000:
-            assert 0 < turns.step(heard=True) <= BUSY_BUDGET
+            assert 0 < iterations.step(busy=True) <= BUSY_BUDGET
             got = [before + len(client.arrived()) for before, client in zip(got, clients)]
-            assert max(got) - min(got) <= 2 * BUSY_BUDGET, "somebody is passed over"
-        assert got == [1000] * 10 and turns.step(heard=True) == 0
+            assert max(got) - min(got) <= 2 * BUSY_BUDGET, "a client was skipped"
+        assert got == [1000] * 10 and iterations.step(busy=True) == 0
 
 
-def test_a_replay_takes_more_when_nobody_was_heard_for_some_turns(core: Core) -> None:
+def test_a_replay_sends_more_after_some_idle_iterations(core: Core) -> None:
     with core:
-        turns = Turns(core, [f"t/{n}" for n in range(4 * IDLE_BUDGET + IDLE_AFTER * BUSY_BUDGET)])
+        iterations = Iterations(core, [f"t/{n}" for n in range(4 * IDLE_BUDGET + IDLE_AFTER * BUSY_BUDGET)])
         client = core.connect("c")
-        turns.subscribe(client)
-        assert turns.step(heard=True) <= BUSY_BUDGET
-        assert max(turns.step(heard=False) for _ in range(IDLE_AFTER)) <= BUSY_BUDGET
-        assert BUSY_BUDGET < turns.step(heard=False) <= IDLE_BUDGET
-        assert turns.step(heard=True) <= BUSY_BUDGET
-        assert turns.step(heard=False) <= BUSY_BUDGET
+        iterations.subscribe(client)
+        assert iterations.step(busy=True) <= BUSY_BUDGET
+        assert max(iterations.step(busy=False) for _ in range(IDLE_AFTER)) <= BUSY_BUDGET
+        assert BUSY_BUDGET < iterations.step(busy=False) <= IDLE_BUDGET
+        assert iterations.step(busy=True) <= BUSY_BUDGET
+        assert iterations.step(busy=False) <= BUSY_BUDGET
 
 
-def test_a_turn_ends_with_the_bytes_that_it_may_cost(core: Core) -> None:
+def test_the_budget_counts_bytes(core: Core) -> None:
     with core:
-        turns = Turns(core, [f"t/{n}" for n in range(100)], 10 * 1024)
+        iterations = Iterations(core, [f"t/{n}" for n in range(100)], 10 * 1024)
         client = core.connect("c")
-        turns.subscribe(client)
+        iterations.subscribe(client)
         got = sent = len(client.arrived())
         while got < 100:
             assert 0 < sent <= BUSY_BUDGET // 11 + 1
-            sent = turns.step(heard=True)
+            sent = iterations.step(busy=True)
             got += sent
 
 
-def test_a_turn_ends_with_the_topics_that_it_came_by(core: Core) -> None:
+def test_the_budget_counts_visited_topics(core: Core) -> None:
     with core:
-        turns = Turns(core, [*(f"a/{n}/b" for n in range(5000)), "a/last/rare"])
+        iterations = Iterations(core, [*(f"a/{n}/b" for n in range(5000)), "a/last/rare"])
         clients = [core.connect("c"), core.connect("d")]
         for client in clients:
-            turns.subscribe(client, "a/+/rare")
+            iterations.subscribe(client, "a/+/rare")
         steps = 0
-        while turns.counters.publish_sent < 2:
-            turns.talker.send(Pingreq())
-            assert turns.replays.step(), "there is more to do"
+        while iterations.counters.publish_sent < 2:
+            iterations.talker.send(Pingreq())
+            assert iterations.replays.step(), "there is more to send"
             steps += 1
         assert [[packet.topic for packet in client.arrived()] for client in clients] == [["a/last/rare"]] * 2
         assert 2 * 5000 / BUSY_BUDGET - 5 < steps < 2 * 5000 / BUSY_BUDGET + 5
 
 
-def test_who_does_not_read_takes_nothing_of_a_turn(core: Core) -> None:
+def test_a_stalled_client_uses_no_budget(core: Core) -> None:
     with core:
-        turns = Turns(core, [f"t/{n}" for n in range(1000)])
+        iterations = Iterations(core, [f"t/{n}" for n in range(1000)])
         slow, other = core.connect("slow"), core.connect("other")
-        turns.subscribe(slow)
-        turns.subscribe(other)
+        iterations.subscribe(slow)
+        iterations.subscribe(other)
         slow.arrived()
         slow.protocol.congest()
         got = len(other.arrived())
         while got < 1000:
-            assert turns.step(heard=True)
+            assert iterations.step(busy=True)
             got += len(other.arrived())
-        assert got == 1000 and slow.arrived() == [] and turns.step(heard=True) == 0
+        assert got == 1000 and slow.arrived() == [] and iterations.step(busy=True) == 0
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-def test_what_was_found_and_waits_is_looked_at_again(core: Core, qos: int) -> None:
-    """A message that was replaced, cleared or that expired before its turn came is not sent."""
+def test_unsent_messages_are_checked_again(core: Core, qos: int) -> None:
+    """A message that was read and then replaced, cleared or expired is not sent."""
     with core:
         lasting = Properties()
         lasting.message_expiry_interval = 5
-        turns = Turns(core, [f"t/{n:02}" for n in range(95)], 2 * 1024)
-        turns.talker.send(*(Publish(f"t/{n}", b"old" * 1000, 0, True) for n in (95, 96)))
-        turns.talker.send(Publish("t/97", b"short" * 500, 0, True, properties=lasting))
+        iterations = Iterations(core, [f"t/{n:02}" for n in range(95)], 2 * 1024)
+        iterations.talker.send(*(Publish(f"t/{n}", b"old" * 1000, 0, True) for n in (95, 96)))
+        iterations.talker.send(Publish("t/97", b"short" * 500, 0, True, properties=lasting))
         client = core.connect("c")
         client.send(Subscribe(1, [Subscription("t/#", 0)]))
         first = [packet for packet in client.arrived() if isinstance(packet, Publish)]
         assert 0 < len(first) < 50
-        turns.talker.publish("t/95", b"", qos, retain=True)
-        turns.talker.publish("t/96", b"new", qos, retain=True)
+        iterations.talker.publish("t/95", b"", qos, retain=True)
+        iterations.talker.publish("t/96", b"new", qos, retain=True)
         core.seconds += 10
         core.broker.outbound.clock.now = int(core.seconds * 1_000_000)
-        while turns.replays.step():
+        while iterations.replays.step():
             pass
         rest = [packet for packet in client.arrived() if isinstance(packet, Publish)]
         assert [(packet.payload, packet.retain) for packet in rest if packet.topic == "t/96"] == [(b"new", False)]
         assert [(packet.payload, packet.retain) for packet in rest if packet.topic == "t/95"] == [(b"", False)]
         topics = [packet.topic for packet in first + rest]
         assert sorted(topics) == [f"t/{n:02}" for n in range(97)]
+
+
+class NumberSource(ReplaySource):
+    """Ten numbered messages; only even ones are still current when asked for."""
+
+    def __init__(self, topic_filter: str) -> None:
+        super().__init__()
+        self.topic_filter = topic_filter
+        self.next = 0
+
+    @property
+    def done(self) -> bool:
+        return self.next == 10
+
+    def read(self, budget: int, now: int) -> list[Message]:
+        start, self.next = self.next, min(10, self.next + 4)
+        self.visited = self.next - start
+        return [Message(self.topic_filter, b"%d" % n, 0, True, b"", "", now, 0) for n in range(start, self.next)]
+
+    def is_current(self, message: Message, now: int) -> bool:
+        return int(message.payload) % 2 == 0
+
+
+class NumberSources(ReplaySources):
+    def open(self, topic_filter: str) -> ReplaySource:
+        return NumberSource(topic_filter)
+
+
+def test_a_replay_reads_any_source(core: Core) -> None:
+    with core:
+        replays = core.broker.replays
+        replays.sources = NumberSources()
+        client = core.connect("c")
+        client.send(Subscribe(1, [Subscription("numbers", 0)]))
+        while replays.step():
+            pass
+        assert [packet.payload for packet in client.arrived() if isinstance(packet, Publish)] == [b"%d" % n for n in range(10)]
+
+
+def test_a_replay_checks_messages_of_an_earlier_read(core: Core) -> None:
+    with core:
+        session = core.connect("c").protocol.session
+        assert session is not None and session.connection is not None
+        session.subscriptions["numbers"] = subscription = SessionSubscription(session, "numbers", 0, 0)
+        session.add_pending_retained([subscription])
+        replay = Replay(NumberSources(), core.broker.rules, session.connection, session)
+        for _ in range(10):
+            replay.step(1)
+        assert replay.done
+        sent = [packet.payload for packet in core.clients[-1].arrived() if isinstance(packet, Publish)]
+        assert sent == [b"%d" % n for n in (0, 2, 4, 6, 8)]
