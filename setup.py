@@ -25,6 +25,7 @@ COMPILED = [
     "topic_matcher/trie.py",
     "topic_matcher/topic_tree.py",
     "sessions/message.py",
+    "sessions/rows.py",
     "sessions/write_set.py",
     "sessions/journal.py",
     "sessions/backpressure.py",

@@ -32,14 +32,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from sessions.message import Message  # noqa: E402
 from sessions.store import statements as sql  # noqa: E402
-from sessions.store.writer import Store  # noqa: E402
+from sessions.store.writer import SqliteStore  # noqa: E402
 
 DATABASE = "mqttbroker.db"
 AT_ONCE = 100_000  # rows of one transaction
 NEVER = 0xFFFFFFFF
 # An exact filter, one level open, all levels below, and two that many sessions share.
 FILTERS = ("site/{0}/device/status", "site/{0}/+/alarm", "site/{0}/config/#", "group/{1}/+/state", "all/commands")
+
+
+def message(key: int, topic: str, payload: bytes, timestamp: int) -> Message:
+    made = Message(topic, payload, 1, False, b"", "p", timestamp, 0)
+    made.id = key
+    return made
 
 
 def client_id(number: int) -> str:
@@ -51,10 +58,9 @@ def fill(directory: Path, sessions: int, subscriptions: int, messages: int, size
 
     Messages are ``size`` bytes, have one entry each, and came one for each session in turn.
     """
-    store = Store(directory / DATABASE, "commit", None)
+    store = SqliteStore(directory / DATABASE, "commit", None)
     store.recover()
-    connection = store._connection
-    assert connection is not None
+    connection = store.database.connection
     now = time.time()
     each = subscriptions // sessions
     if each > len(FILTERS):
@@ -75,7 +81,7 @@ def fill(directory: Path, sessions: int, subscriptions: int, messages: int, size
         connection.execute("BEGIN IMMEDIATE")
         sql.MESSAGES.run(
             connection,
-            [(key, f"site/{key % sessions}/device/status", payload, 1, 0, b"", "p", stamp, 0) for key in keys],
+            [message(key, f"site/{key % sessions}/device/status", payload, stamp) for key in keys],
         )
         sql.ENTRIES.run(connection, [(key % sessions + 1, key, key, 0, 1, 0, b"", 0, 0, size, 0) for key in keys])
         connection.execute("COMMIT")

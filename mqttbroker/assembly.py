@@ -13,7 +13,13 @@ from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import Outbound
-from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
+from mqttbroker.core.groups import (
+    HashTopic,
+    LeastLoaded,
+    RandomMember,
+    RoundRobin,
+    Strategy,
+)
 from mqttbroker.core.router import Router, StreamRule
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
 from mqttbroker.core.wills import load_will
@@ -26,10 +32,10 @@ from sessions.context import (
     SessionLimits,
 )
 from sessions.journal import Journal
-from sessions.message import Message
 from sessions.registry import Registry
+from sessions.retained import message_from_row
 from sessions.session import NEVER, Subscription
-from sessions.store.writer import Recovered
+from sessions.store.interface import Recovered
 
 T = TypeVar("T")
 
@@ -136,50 +142,30 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
     """
     registry = broker.registry
     for row in _consumed(recovered.sessions):
-        (
-            session_id,
-            client_id,
-            version,
-            expiry,
-            disconnected_at,
-            will,
-            will_due,
-            username,
-            rules,
-        ) = _columns(row)
-        session = registry.load(session_id, client_id)
-        session.version = version
-        session.username = username
-        session.rules = rules
-        session.expiry_interval = expiry
-        session.disconnected_at = now if disconnected_at is None else disconnected_at
+        session = registry.load(row.session_id, row.client_id)
+        session.version = row.version
+        session.username = row.username
+        session.rules = row.rules
+        session.expiry_interval = row.expiry_interval
+        session.disconnected_at = now if row.disconnected_at is None else row.disconnected_at
         session.received_on_disk = True
-        if will is not None:
-            load_will(session, will, will_due or 0.0)
+        if row.will is not None:
+            load_will(session, row.will, row.will_due or 0.0)
         broker.lifecycle.load(session)
     registry.client_ids.sort()
-    for session_id, messages, size, last_seq in _consumed(recovered.queues):
-        session = registry.by_id[session_id]
-        session.queue.count_stored(messages, size, last_seq)
-    for row in _consumed(recovered.subscriptions):
-        session_id, topic_filter, _, options, identifier = _columns(row)
+    for queue in _consumed(recovered.queues):
+        registry.by_id[queue.session_id].queue.count_stored(queue.entries, queue.size, queue.last_seq)
+    for subscription in _consumed(recovered.subscriptions):
+        session = registry.by_id[subscription.session_id]
         broker.subscriptions.load(
-            Subscription(registry.by_id[session_id], topic_filter, options, identifier)
+            Subscription(session, subscription.topic_filter, subscription.options, subscription.subscription_id)
         )
-    for row in _consumed(recovered.retained):
-        topic, payload, qos, properties, publisher, timestamp, expires_at = _columns(row)
-        broker.retained.load(
-            Message(topic, payload, qos, True, properties, publisher, timestamp, expires_at)
-        )
+    for retained in _consumed(recovered.retained):
+        broker.retained.load(message_from_row(retained))
 
 
-def _consumed(rows: List[Any]) -> Iterator[Any]:
-    """The rows in their order, each let go of at once: what is built of them takes their memory."""
+def _consumed(rows: List[T]) -> Iterator[T]:
+    """The rows in their order; each is removed from the list first, so that its memory is free for what it becomes."""
     rows.reverse()
     while rows:
         yield rows.pop()
-
-
-def _columns(row: Any) -> Any:
-    """A row of the store; `WriteSet` tells its columns."""
-    return row

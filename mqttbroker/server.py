@@ -39,8 +39,8 @@ from mqttbroker.net.tls import http_context
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.reload import Reloader
 from sessions.store.disk import is_full
-from sessions.store.schema import StoreError
-from sessions.store.writer import Store
+from sessions.store.interface import Store, StoreError
+from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, WriteSet
 
 log = logging.getLogger("mqttbroker")
@@ -72,7 +72,7 @@ class Server:
             self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
             self.sealing = Sealer(self.streams)
             self.consumers = ConsumerLag(self.streams, configs, settings.consumers)
-        self.store = Store(settings.data_dir / DATABASE, settings.durability, self.streams)
+        self.store: Store = SqliteStore(settings.data_dir / DATABASE, settings.durability, self.streams)
         self.stopping = asyncio.Event()
         self.stored = asyncio.Event()
         self.listeners: List[OpenListener] = []

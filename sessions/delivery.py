@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Optional, Tuple
+from typing import Optional
 
 from mypy_extensions import mypyc_attr
 
 from sessions.backpressure import PausablePublisher
 from sessions.journal import RELEASING, STORED, STORING, Entry
 from sessions.message import Message
+from sessions.rows import PageRow
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -87,47 +88,23 @@ class Delivery(Entry):
         self.session.entry_refused(self)
 
 
-def delivery_from_row(session: DeliveryOwner, session_id: int, row: Tuple[object, ...]) -> Delivery:
-    """The delivery that a page's row (`sessions.write_set.Page`) describes."""
-    (
-        seq,
-        qos,
-        retain,
-        subscription_ids,
-        packet_id,
-        phase,
-        message_id,
-        shared,
-        topic,
-        payload,
-        message_qos,
-        message_retain,
-        properties,
-        publisher,
-        timestamp,
-        expires_at,
-        _,
-    ) = row
-    assert isinstance(topic, str) and isinstance(payload, bytes) and isinstance(publisher, str)
-    assert isinstance(properties, bytes) and isinstance(subscription_ids, bytes)
-    assert isinstance(seq, int) and isinstance(packet_id, int) and isinstance(phase, int)
-    assert isinstance(qos, int) and isinstance(message_qos, int) and isinstance(message_id, int)
-    assert isinstance(timestamp, int) and isinstance(expires_at, int)
+def delivery_from_row(session: DeliveryOwner, session_id: int, row: PageRow) -> Delivery:
+    """The delivery that was stored as `row`."""
     message = Message(
-        topic,
-        payload,
-        message_qos,
-        bool(message_retain),
-        properties,
-        publisher,
-        timestamp,
-        expires_at,
+        row.topic,
+        row.payload,
+        row.message_qos,
+        row.message_retain != 0,
+        row.properties,
+        row.publisher,
+        row.timestamp,
+        row.expires_at,
     )
-    message.id = message_id
-    entry = Delivery(session, session_id, message, qos, bool(retain), subscription_ids)
-    entry.seq = seq
-    entry.packet_id = packet_id
-    entry.phase = phase
-    entry.shared = bool(shared)
+    message.id = row.message_id
+    entry = Delivery(session, session_id, message, row.qos, row.retain != 0, row.subscription_ids)
+    entry.seq = row.seq
+    entry.packet_id = row.packet_id
+    entry.phase = row.state
+    entry.shared = row.shared != 0
     entry.disk = STORED
     return entry

@@ -46,8 +46,8 @@ class Expiry(EntryQuery):
     def answered(self) -> None:
         rows = self.rows
         left: List[Session] = []
-        for _, session_id, seq, message_id, shared, size in rows:
-            session = self.registry.by_id.get(session_id)
+        for row in rows:
+            session = self.registry.by_id.get(row.session_id)
             if session is None:
                 continue
             if (
@@ -62,7 +62,7 @@ class Expiry(EntryQuery):
                 continue
             self.context.counters.expired += 1
             session.window.skip_packet_id()
-            session.queue.drop_stored(seq, message_id, shared != 0, size)
+            session.queue.drop_stored(row)
         for session in left:
             # Without its own query the session is not left out again.
             oldest = session.queue.oldest
@@ -70,7 +70,7 @@ class Expiry(EntryQuery):
                 session.queue.oldest = None
         if len(rows) == self.limit:
             last = rows[len(rows) - 1]
-            self.after = (last[0], last[1], last[2])
+            self.after = (last.expires_at, last.session_id, last.seq)
             self._query()
             return
         self._searching = False

@@ -1,13 +1,10 @@
-"""The journal: what the event loop wants on disk, gathered until the writer takes it.
+"""The journal: gathers what the event loop wants on disk until the store's writer is free.
 
-The rule kept here: at most one batch is with the writer while the next one
-gathers, everything that is still wanted when a batch is taken leaves in one
-`WriteSet` of plain values, and nobody waits on a `Gate` longer than for the
-commit of the batch that holds what the gate stands for.  An `Entry` whose
-subscriber acknowledges before its batch is taken leaves the batch.
+At most one batch is with the writer while the next one gathers. Closing a batch turns what is still needed of it into
+one `WriteSet`; an `Entry` whose subscriber acknowledges before that is never written. A `Gate` waits for the commit of
+the batch that holds its data, and no longer.
 
-No clock, no thread and no file here: the caller hands the write set to a store
-and tells the journal how it went.
+The caller hands the write set to a store and reports the outcome by `committed` or `failed`.
 """
 
 from __future__ import annotations
@@ -18,34 +15,41 @@ from mypy_extensions import mypyc_attr
 
 from sessions.counters import Counters
 from sessions.message import Message
+from sessions.rows import (
+    EntryKey,
+    ReceivedKey,
+    SessionRow,
+    SubscriptionKey,
+    SubscriptionRow,
+)
 from sessions.write_set import EntryQuery, PageRequest, WriteSet
 
-# Where an entry is kept.
-MEMORY: Final = 0  # nowhere but here
-PENDING: Final = 1  # in the batch that gathers now
-STORED: Final = 2  # with the writer or on disk
+# Where an entry is.
+MEMORY: Final = 0  # in memory only, for good
+PENDING: Final = 1  # in the batch that gathers
+STORED: Final = 2  # with the writer, or on disk
 GONE: Final = 3  # acknowledged, dropped or refused
 
-# The phases of one QoS 1 or 2 delivery, as seen from the broker (section 4.3).
+# The phases of one QoS 1 or 2 delivery, on the sender's side [MQTT-4.3].
 QUEUED: Final = 0
-STORING: Final = 1  # QoS 2: the PUBLISH leaves after the commit of its packet id
+STORING: Final = 1  # QoS 2: the PUBLISH is sent after the commit of its packet id
 AWAIT_PUBACK: Final = 2
 AWAIT_PUBREC: Final = 3
-RELEASING: Final = 4  # PUBREC came: the PUBREL leaves after the commit of that fact
+RELEASING: Final = 4  # PUBREC received: the PUBREL is sent after its commit
 AWAIT_PUBCOMP: Final = 5
 
-# What the disk says of a phase: the one that begins when the commit is through.
+# The phase to store for each phase: a phase that waits for a commit is over once that commit is on disk.
 _STORED_PHASE: Final = bytes((QUEUED, AWAIT_PUBREC, AWAIT_PUBACK, AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBCOMP))
 
-# What a message costs beside its payload while it waits for the disk, in bytes.
+# Memory of a message that waits for the disk, beside its `Message.size`, in bytes.
 MESSAGE_OVERHEAD: Final = 200
 
 
 class Gate:
-    """An acknowledgement that waits for the disk.
+    """An acknowledgement that waits for writes.
 
-    ``pending`` counts what is not safe yet.  When the last hold is settled the
-    gate opens; one failure makes it a refusal.  Subclasses say what follows.
+    ``pending`` counts the writes that are not committed. When it comes to 0, `opened` is called; ``failed`` is true if
+    any of them failed.
     """
 
     def __init__(self) -> None:
@@ -53,27 +57,27 @@ class Gate:
         self.failed = False
 
     def settle(self) -> None:
-        """One of the things waited for is safe, or no longer matters."""
+        """One write is committed, or no longer needed."""
         self.pending -= 1
         if self.pending == 0:
             self.opened()
 
     def fail(self) -> None:
-        """One of the things waited for could not be written."""
+        """One write failed."""
         self.failed = True
         self.settle()
 
     def opened(self) -> None:
-        """Every hold is settled; `failed` tells how it went."""
+        """No write is pending."""
 
 
-# The garbage collector passes entries over: whoever ends a session lets go of its entries.
+# Not traced by the garbage collector: ending a session removes its entries.
 @mypyc_attr(acyclic=True)
 class Entry:
-    """One message in one session's queue, the unit the queue table holds.
+    """One message in one session's queue: a row of the queue table.
 
-    ``seq`` orders the entries of a session; ``subscription_ids`` are encoded
-    MQTT 5.0 properties; ``packet_id`` is 0 until the entry was first sent.
+    ``seq`` orders the entries of a session; ``subscription_ids`` are encoded MQTT 5.0 properties; ``packet_id`` is 0
+    until the entry is first sent; ``changed`` is true while an update of the stored row is pending.
     """
 
     def __init__(
@@ -93,31 +97,29 @@ class Entry:
         self.gate: Optional[Gate] = None
 
     def committed(self) -> None:
-        """What this entry waited for is on disk."""
+        """The last change of this entry is on disk."""
 
     def refused(self) -> None:
-        """The batch that should have kept this entry failed."""
+        """The commit that should have stored this entry failed."""
 
 
 class _Batch:
-    """What is gathered between two takes."""
+    """The operations between two closings; of several on one key the last counts."""
 
     def __init__(self) -> None:
         self.entries: List[Entry] = []
         self.updates: List[Entry] = []
-        self.deletes: List[Tuple[int, int]] = []
-        self.sole_messages: List[int] = []
-        self.shared_messages: Dict[int, bool] = {}
-        self.received: Dict[Tuple[int, int], bool] = {}
-        self.retained: Dict[str, Optional[Message]] = {}
-        self.sessions: Dict[int, Tuple[object, ...]] = {}
-        self.ended: Dict[int, bool] = {}
-        self.subscriptions: Dict[Tuple[int, str], Optional[Tuple[object, ...]]] = {}
+        self.deleted_entries: List[EntryKey] = []
+        self.received: Dict[ReceivedKey, bool] = {}  # False: delete
+        self.retained: Dict[str, Optional[Message]] = {}  # None: delete
+        self.sessions: Dict[int, SessionRow] = {}
+        self.deleted_sessions: Dict[int, bool] = {}
+        self.subscriptions: Dict[SubscriptionKey, Optional[SubscriptionRow]] = {}  # None: delete
         self.streams: Dict[Tuple[str, int], List[Message]] = {}
         self.pages: List[PageRequest] = []
-        self.listings: List[EntryQuery] = []
+        self.queries: List[EntryQuery] = []
         self.gates: List[Gate] = []
-        self.probe = False
+        self.after_failure = False
         self.size = 0
         self.empty = True
 
@@ -125,9 +127,8 @@ class _Batch:
 class Journal:
     """Operations on their way to the store.
 
-    ``gated`` tells whether acknowledgements wait for commits (durability
-    ``commit``).  `size` is the memory, in bytes, of messages that wait for the
-    disk, those that the writer has included.
+    ``gated`` says whether acknowledgements wait for commits (durability ``commit``). `size` is the memory, in bytes, of
+    messages that wait for the disk, in the gathering batch and with the writer.
     """
 
     def __init__(self, gated: bool, next_message_id: int = 1, next_seq: int = 1) -> None:
@@ -146,23 +147,23 @@ class Journal:
 
     @property
     def writer_idle(self) -> bool:
-        """Whether the writer has no batch of ours."""
+        """Whether no batch is with the writer."""
         return self._writing is None
 
     @property
     def has_page_requests(self) -> bool:
-        """Whether somebody waits for a page."""
+        """Whether the gathering batch asks for a page."""
         return bool(self._gathering.pages)
 
     @property
     def has_pending(self) -> bool:
-        """Whether a take would bring anything."""
+        """Whether the gathering batch has anything for the store."""
         return not self._gathering.empty
 
     # -- queue entries ------------------------------------------------------
 
     def add_entry(self, entry: Entry, gate: Optional[Gate]) -> None:
-        """Keep a new entry; `gate` stays shut until it is safe or no longer matters."""
+        """Store a new entry; `gate` waits until it is stored or no longer needed."""
         batch = self._gathering
         entry.seq = self.next_seq
         self.next_seq += 1
@@ -175,14 +176,14 @@ class Journal:
             entry.gate = gate
 
     def update_entry(self, entry: Entry) -> None:
-        """The packet id or phase of an entry changed; `Entry.committed` follows the commit."""
+        """Store the packet id and phase of an entry; `Entry.committed` is called after the commit."""
         if entry.disk == STORED and not entry.changed:
             entry.changed = True
             self._gathering.updates.append(entry)
             self._gathering.empty = False
 
     def remove_entry(self, entry: Entry) -> None:
-        """The entry is done with: acknowledged, expired or dropped."""
+        """The entry was acknowledged, dropped, or has expired."""
         batch = self._gathering
         if entry.disk == PENDING:
             batch.size -= entry.message.size + MESSAGE_OVERHEAD
@@ -192,17 +193,13 @@ class Journal:
         entry.disk = GONE
 
     def remove_stored_entry(self, session_id: int, seq: int, message_id: int, shared: bool) -> None:
-        """Delete an entry that is on disk."""
+        """Delete an entry that is on disk, and its message with the last entry that refers to it."""
         batch = self._gathering
-        batch.deletes.append((session_id, seq))
-        if shared:
-            batch.shared_messages[message_id] = True
-        else:
-            batch.sole_messages.append(message_id)
+        batch.deleted_entries.append((session_id, seq, message_id, 1 if shared else 0))
         batch.empty = False
 
     def _settle_unwritten(self, entry: Entry) -> None:
-        """Nobody needs an entry any more that was not written yet."""
+        """Drop an entry that was not written and no longer needs to be."""
         entry.disk = GONE
         gate = entry.gate
         if gate is not None:
@@ -212,7 +209,7 @@ class Journal:
     # -- everything else ----------------------------------------------------
 
     def add_received(self, session_id: int, packet_id: int) -> None:
-        """A QoS 2 packet id is taken until it is released."""
+        """Store a QoS 2 packet id of the client until it is released."""
         self._gathering.received[(session_id, packet_id)] = True
         self._gathering.empty = False
 
@@ -221,30 +218,26 @@ class Journal:
         self._gathering.empty = False
 
     def set_retained(self, topic: str, message: Optional[Message]) -> None:
-        """Set the retained message of a topic, or clear it with None."""
+        """Store the retained message of a topic; None deletes it."""
         batch = self._gathering
         batch.retained[topic] = message
         if message is not None:
             batch.size += message.size + MESSAGE_OVERHEAD
         batch.empty = False
 
-    def save_session(self, session_id: int, row: Tuple[object, ...]) -> None:
-        """Insert or replace a session's row (`WriteSet.sessions` has its columns)."""
-        self._gathering.sessions[session_id] = row
+    def save_session(self, row: SessionRow) -> None:
+        self._gathering.sessions[row.session_id] = row
         self._gathering.empty = False
 
     def delete_session(self, session_id: int) -> None:
-        """Forget a session with all that belongs to it."""
+        """Delete a session with its subscriptions, packet ids and entries."""
         batch = self._gathering
-        batch.ended[session_id] = True
+        batch.deleted_sessions[session_id] = True
         batch.sessions.pop(session_id, None)
         batch.empty = False
 
-    def save_subscription(
-        self, session_id: int, topic_filter: str, qos: int, options: int, subscription_id: int
-    ) -> None:
-        row = (session_id, topic_filter, qos, options, subscription_id)
-        self._gathering.subscriptions[(session_id, topic_filter)] = row
+    def save_subscription(self, row: SubscriptionRow) -> None:
+        self._gathering.subscriptions[(row.session_id, row.topic_filter)] = row
         self._gathering.empty = False
 
     def delete_subscription(self, session_id: int, topic_filter: str) -> None:
@@ -252,7 +245,6 @@ class Journal:
         self._gathering.empty = False
 
     def append_to_stream(self, stream: str, partition: int, message: Message) -> None:
-        """Append a message to a stream's partition."""
         batch = self._gathering
         batch.size += message.size + MESSAGE_OVERHEAD
         batch.empty = False
@@ -263,23 +255,23 @@ class Journal:
             records.append(message)
 
     def request_page(self, request: PageRequest) -> None:
-        """Read a page after everything gathered so far is committed."""
+        """Read a page after the commit of everything gathered so far."""
         self._gathering.pages.append(request)
         self._gathering.empty = False
 
-    def query_entries(self, listing: EntryQuery) -> None:
-        """Find entries after everything gathered so far is committed."""
-        self._gathering.listings.append(listing)
+    def query_entries(self, query: EntryQuery) -> None:
+        """Run a query after the commit of everything gathered so far."""
+        self._gathering.queries.append(query)
         self._gathering.empty = False
 
     def wait_for_commit(self, gate: Gate) -> None:
-        """Keep a gate shut until the batch that gathers now is committed."""
+        """Have a gate wait for the commit of the gathering batch."""
         gate.pending += 1
         self._gathering.gates.append(gate)
         self._gathering.empty = False
 
     def wait_for_received(self, gate: Gate, session_id: int, packet_id: int) -> None:
-        """Keep a gate shut until a QoS 2 packet id that is taken already is on disk."""
+        """Have a gate wait until a QoS 2 packet id added before is on disk."""
         pair = (session_id, packet_id)
         for batch in (self._writing, self._gathering):
             if batch is not None and batch.received.get(pair, False):
@@ -287,7 +279,7 @@ class Journal:
                 batch.gates.append(gate)
 
     def wait_for_retained(self, gate: Gate, topic: str) -> None:
-        """Keep a gate shut until what was last asked for a topic is on disk."""
+        """Have a gate wait until earlier changes of a topic's retained message are on disk."""
         for batch in (self._writing, self._gathering):
             if batch is not None and topic in batch.retained:
                 gate.pending += 1
@@ -296,90 +288,63 @@ class Journal:
     # -- towards the writer -------------------------------------------------
 
     def close_batch(self) -> WriteSet:
-        """Close the gathering batch and give its rows; only when `idle`."""
+        """Close the gathering batch and return its rows. Only when `writer_idle`."""
         batch = self._gathering
         self._gathering = _Batch()
         self._writing = batch
         write_set = WriteSet()
-        write_set.ended = list(batch.ended)
-        write_set.sessions = [
-            row for session_id, row in batch.sessions.items() if session_id not in batch.ended
-        ]
-        ended = batch.ended
+        deleted = batch.deleted_sessions
+        write_set.deleted_sessions = list(deleted)
+        write_set.sessions = [row for session_id, row in batch.sessions.items() if session_id not in deleted]
         for key, row in batch.subscriptions.items():
-            if key[0] in ended:
+            if key[0] in deleted:
                 continue
             if row is not None:
                 write_set.subscriptions.append(row)
             else:
-                write_set.unsubscriptions.append(key)
+                write_set.deleted_subscriptions.append(key)
         self._add_entry_rows(batch, write_set)
-        write_set.deletes = batch.deletes
-        write_set.sole_messages = batch.sole_messages
-        write_set.shared_messages = list(batch.shared_messages)
+        write_set.deleted_entries = batch.deleted_entries
         for pair, present in batch.received.items():
-            if pair[0] in ended:
+            if pair[0] in deleted:
                 continue
             if present:
                 write_set.received.append(pair)
             else:
-                write_set.released.append(pair)
+                write_set.deleted_received.append(pair)
         for topic, message in batch.retained.items():
             if message is None:
-                write_set.unretained.append(topic)
+                write_set.deleted_retained.append(topic)
             else:
-                write_set.retained.append(
-                    (
-                        topic,
-                        message.payload,
-                        message.qos,
-                        message.properties,
-                        message.publisher,
-                        message.timestamp,
-                        message.expires_at,
-                    )
-                )
+                write_set.retained.append(message)
         write_set.stream_messages = batch.streams
         write_set.pages = batch.pages
-        write_set.listings = batch.listings
-        write_set.probe = batch.probe
+        write_set.queries = batch.queries
+        write_set.after_failure = batch.after_failure
         return write_set
 
     def _add_entry_rows(self, batch: _Batch, write_set: WriteSet) -> None:
-        """Rows of the entries that still matter; their messages once each."""
-        if batch.ended:
+        """Add the rows of the entries that are still needed, and each of their messages once."""
+        if batch.deleted_sessions:
             for entry in batch.entries:
-                if entry.session_id in batch.ended and entry.disk == PENDING:
+                if entry.session_id in batch.deleted_sessions and entry.disk == PENDING:
                     self._settle_unwritten(entry)
-        wanted: List[Entry] = [entry for entry in batch.entries if entry.disk == PENDING]
-        last: int = len(wanted) - 1
+        needed: List[Entry] = [entry for entry in batch.entries if entry.disk == PENDING]
+        last: int = len(needed) - 1
         index: int = 0
         while index <= last:
-            entry = wanted[index]
+            entry = needed[index]
             message = entry.message
-            # One publication adds its entries in a row, so neighbours tell
-            # whether a message has more than one.
+            # Entries of one publication are added one after the other, so a message of several has a neighbour.
             entry.shared = (
                 entry.shared
-                or (index > 0 and wanted[index - 1].message is message)
-                or (index < last and wanted[index + 1].message is message)
+                or (index > 0 and needed[index - 1].message is message)
+                or (index < last and needed[index + 1].message is message)
             )
             if message.id == 0:
                 message.id = self.next_message_id
                 self.next_message_id += 1
-                write_set.messages.append(
-                    (
-                        message.id,
-                        message.topic,
-                        message.payload,
-                        message.qos,
-                        1 if message.retain else 0,
-                        message.properties,
-                        message.publisher,
-                        message.timestamp,
-                        message.expires_at,
-                    )
-                )
+                write_set.messages.append(message)
             write_set.entries.append(
                 (
                     entry.session_id,
@@ -397,16 +362,16 @@ class Journal:
             )
             entry.disk = STORED
             index += 1
-        self._written = wanted
+        self._written = needed
         for entry in batch.updates:
             entry.changed = False
-            if entry.disk == STORED and entry.session_id not in batch.ended:
-                write_set.updates.append(
+            if entry.disk == STORED and entry.session_id not in batch.deleted_sessions:
+                write_set.entry_updates.append(
                     (entry.packet_id, _STORED_PHASE[entry.phase], entry.session_id, entry.seq)
                 )
 
     def committed(self) -> None:
-        """The batch with the writer is on disk: open what waited for it."""
+        """The batch with the writer is on disk: settle its gates, and tell its entries and queries."""
         batch = self._writing
         assert batch is not None
         written = self._written
@@ -417,22 +382,21 @@ class Journal:
             if gate is not None:
                 entry.gate = None
                 gate.settle()
-        # What was on disk before came before what is new there [MQTT-4.6.0-6].
+        # Entries stored earlier are sent before new ones [MQTT-4.6.0-6].
         for entry in batch.updates:
             entry.committed()
         for entry in written:
             entry.committed()
         for gate in batch.gates:
             gate.settle()
-        for listing in batch.listings:
-            listing.answered()
+        for query in batch.queries:
+            query.answered()
 
     def failed(self) -> None:
         """The batch with the writer was rolled back.
 
-        New messages are refused: their gates fail and their entries are gone.
-        Everything else stays wanted and goes with the next batch, unless newer
-        operations there have overtaken it.
+        New entries are refused: their gates fail. Everything else goes into the gathering batch, unless a newer
+        operation on the same key is there.
         """
         batch = self._writing
         assert batch is not None
@@ -443,7 +407,7 @@ class Journal:
         for records in batch.streams.values():
             self.counters.lost_records += len(records)
         self._retry(batch)
-        # All are gone before the first session hears of it and looks for what to send next.
+        # All entries are marked before the first session is told, as it then looks for the next entry to send.
         refused: List[Entry] = []
         for entry in written:
             gate = entry.gate
@@ -463,33 +427,31 @@ class Journal:
             gate.fail()
 
     def _retry(self, old: _Batch) -> None:
-        """Put what must not be lost back before what gathered since."""
+        """Put the changes of a failed batch before those gathered since."""
         new = self._gathering
-        for session_id in old.ended:
-            new.ended[session_id] = True
+        for session_id in old.deleted_sessions:
+            new.deleted_sessions[session_id] = True
         for session_id, row in old.sessions.items():
-            if session_id not in new.sessions and session_id not in new.ended:
+            if session_id not in new.sessions and session_id not in new.deleted_sessions:
                 new.sessions[session_id] = row
         for key, subscription in old.subscriptions.items():
-            if key not in new.subscriptions and key[0] not in new.ended:
+            if key not in new.subscriptions and key[0] not in new.deleted_sessions:
                 new.subscriptions[key] = subscription
         for pair, present in old.received.items():
-            if pair not in new.received and not present and pair[0] not in new.ended:
+            if pair not in new.received and not present and pair[0] not in new.deleted_sessions:
                 new.received[pair] = False
         for topic, message in old.retained.items():
             if topic not in new.retained:
                 new.retained[topic] = message
-        again: List[Entry] = []
+        updates: List[Entry] = []
         for entry in old.updates:
             if entry.disk == STORED and not entry.changed:
                 entry.changed = True
-                again.append(entry)
-        new.updates = again + new.updates
-        new.deletes = old.deletes + new.deletes
-        new.sole_messages = old.sole_messages + new.sole_messages
-        new.shared_messages.update(old.shared_messages)
+                updates.append(entry)
+        new.updates = updates + new.updates
+        new.deleted_entries = old.deleted_entries + new.deleted_entries
         new.pages = old.pages + new.pages
-        new.listings = old.listings + new.listings
-        # Only something written shows that the store is well again.
-        new.probe = True
+        new.queries = old.queries + new.queries
+        # Only a write shows that the store has recovered.
+        new.after_failure = True
         new.empty = False

@@ -10,6 +10,7 @@ from mypy_extensions import mypyc_attr
 from sessions.context import DROP_OLDEST, SessionContext
 from sessions.delivery import Delivery
 from sessions.journal import GONE, MEMORY
+from sessions.rows import StoredEntry
 from sessions.write_set import EntryQuery
 
 OLDEST_ENTRIES: Final = 1000  # stored entries queried at a time to make room
@@ -77,10 +78,10 @@ class MessageQueue:
         else:
             entry.disk = GONE
 
-    def drop_stored(self, seq: int, message_id: int, shared: bool, size: int) -> None:
+    def drop_stored(self, entry: StoredEntry) -> None:
         """Delete an entry that is only on disk."""
-        self.context.journal.remove_stored_entry(self.session_id, seq, message_id, shared)
-        self.count_out(size)
+        self.context.journal.remove_stored_entry(self.session_id, entry.seq, entry.message_id, entry.shared != 0)
+        self.count_out(entry.size)
         if self.message_count == 0:
             self.stored_seq = 0
 
@@ -193,11 +194,11 @@ class OldestEntries(EntryQuery):
             return
         queue = self.queue
         while self._next < len(self.rows) and queue.exceeds(messages, size):
-            _, _, seq, message_id, shared, bytes_freed = self.rows[self._next]
+            entry = self.rows[self._next]
             self._next += 1
-            self.after_seq = seq
+            self.after_seq = entry.seq
             queue.context.counters.queue_full_oldest += 1
-            queue.drop_stored(seq, message_id, shared != 0, bytes_freed)
+            queue.drop_stored(entry)
         if queue.exceeds(messages, size):
             self.pending = True
             queue.context.journal.query_entries(self)

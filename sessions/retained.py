@@ -10,7 +10,14 @@ from typing import List, Optional, cast
 
 from sessions.journal import Gate, Journal
 from sessions.message import Message
+from sessions.rows import RetainedRow
 from topic_matcher.topic_tree import Scan, TopicTree
+
+
+def message_from_row(row: RetainedRow) -> Message:
+    return Message(
+        row.topic, row.payload, row.qos, True, row.properties, row.publisher, row.timestamp, row.expires_at
+    )
 
 
 class Retained:

@@ -8,11 +8,16 @@ disconnected it holds no message in memory; `redeliver` continues after the firs
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Dict, Final, List, Optional, Tuple
+from typing import Deque, Dict, Final, List, Optional
 
 from sessions.backpressure import Backpressure
 from sessions.context import SessionContext
-from sessions.delivery import ClientConnection, Delivery, DeliveryOwner, delivery_from_row
+from sessions.delivery import (
+    ClientConnection,
+    Delivery,
+    DeliveryOwner,
+    delivery_from_row,
+)
 from sessions.journal import (
     AWAIT_PUBACK,
     AWAIT_PUBCOMP,
@@ -26,6 +31,7 @@ from sessions.journal import (
 from sessions.message import Message
 from sessions.message_queue import MessageQueue
 from sessions.paging import Paging
+from sessions.rows import PageRow
 from sessions.will import SessionWill
 from sessions.window import InFlight, InFlightWindow, SharedInFlight, phase_of
 
@@ -571,7 +577,7 @@ class Session(DeliveryOwner):
         if self.paging is not None:
             self.paging.reading = False
 
-    def load_page(self, rows: List[Tuple[object, ...]], received: List[int]) -> None:
+    def load_page(self, rows: List[PageRow], received: List[int]) -> None:
         """Load a page of entries (`sessions.write_set.Page`) and, with the first one, the received packet ids."""
         paging = self.paging
         assert paging is not None

@@ -24,10 +24,10 @@ from bridge_spark.log.record_batch import SegmentError
 from mqttbroker import __version__
 from mqttbroker.admin.repair import DATABASE, STREAMS
 from sessions.store.check import TABLES, check_database
+from sessions.store.damage import is_corrupt
+from sessions.store.database import lock_directory
 from sessions.store.database_copy import copy_database
 from sessions.store.disk import sync_directory, sync_file
-from sessions.store.schema import is_corrupt
-from sessions.store.writer import lock_directory
 
 MANIFEST = "backup.json"
 FORMAT = 1

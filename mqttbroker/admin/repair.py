@@ -20,9 +20,9 @@ from bridge_spark.log.high_watermark import published_end
 from bridge_spark.log.repair import repair_partition
 from bridge_spark.log.stream_log import StreamLogDamage
 from sessions.store.check import TABLES, DatabaseState, check_database, is_emptied
+from sessions.store.database import lock_directory
+from sessions.store.interface import CorruptStore, Recovered, Store
 from sessions.store.salvage import asides, salvage, set_stream_ends, settle
-from sessions.store.schema import CorruptStore
-from sessions.store.writer import Recovered, Store, lock_directory
 
 DATABASE = "mqttbroker.db"
 STREAMS = "streams"

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _guarded(command: str, work: Callable[[], int]) -> int:
     from mqttbroker.admin.backup import BackupError
-    from sessions.store.schema import StoreError
+    from sessions.store.interface import StoreError
 
     try:
         return work()

@@ -11,6 +11,7 @@ from mqttbroker.core.wills import Wills, encode_will
 from sessions.context import Clock
 from sessions.journal import Journal
 from sessions.registry import Registry
+from sessions.rows import SessionRow
 from sessions.session import Session
 
 
@@ -84,8 +85,7 @@ class SessionLifecycle:
         if session.id != 0:
             due = session.will.due if disconnected and session.will is not None else None
             self.journal.save_session(
-                session.id,
-                (
+                SessionRow(
                     session.id,
                     session.client_id,
                     session.version,
@@ -95,7 +95,7 @@ class SessionLifecycle:
                     due,
                     session.username,
                     session.rules,
-                ),
+                )
             )
 
     def tick(self, pending: Dict[str, PendingConnect]) -> None:

@@ -29,6 +29,7 @@ from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
 from mqttbroker.core.terms import BrokerTerms
 from sessions.journal import Journal
+from sessions.rows import SubscriptionRow
 from sessions.session import Session, Subscription
 from topic_matcher.filters import is_valid_filter, parse_shared
 
@@ -94,7 +95,8 @@ class Subscriptions:
         if shared is None and (request.retain_handling == 0 or (request.retain_handling == 1 and old is None)):
             replay.append(subscription)
         if session.id != 0:
-            self.journal.save_subscription(session.id, full_filter, request.qos, request.options, identifier)
+            row = SubscriptionRow(session.id, full_filter, request.qos, request.options, identifier)
+            self.journal.save_subscription(row)
         return request.qos
 
     def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:

@@ -18,8 +18,9 @@ from typing import NamedTuple, Optional, Sequence
 
 from sessions.store.check import RULES, SALVAGE_RULES, TABLES
 from sessions.store.disk import sync_directory, sync_file
+from sessions.store.interface import StoreError
 from sessions.store.pages import PageFile, Record
-from sessions.store.schema import APPLICATION_ID, MIGRATIONS, Migration, StoreError, prepare
+from sessions.store.schema import APPLICATION_ID, MIGRATIONS, Migration, prepare
 
 SIDE_FILES = ("-wal", "-shm", ".suspect")
 BATCH_ROWS = 1000

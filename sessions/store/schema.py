@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Callable, Sequence
 
 from sessions.store.disk import sync_directory
+from sessions.store.interface import StoreError
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -35,24 +36,6 @@ OLDEST_SQLITE = (3, 33, 0)
 Migration = Callable[["Database"], None]
 
 logger = logging.getLogger(__name__)
-
-
-class StoreError(Exception):
-    """The store cannot be used; the text is one line that names file and reason."""
-
-
-class CorruptStore(StoreError):
-    """The database is damaged; `sessions.store.salvage` saves what can be read."""
-
-
-def is_corrupt(error: BaseException | None) -> bool:
-    """Whether an error of SQLite means that the file is not what SQLite wrote."""
-    if not isinstance(error, sqlite3.Error):
-        return False
-    code = getattr(error, "sqlite_errorcode", None)
-    if code is None:  # raised by Python's module itself, over text that is no UTF-8
-        return isinstance(error, sqlite3.OperationalError) and "decode" in str(error)
-    return code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _table(db: Database, name: str, columns: dict[str, type], pk: str = "", null: str = "") -> None:

@@ -1,15 +1,12 @@
-"""What the store says to SQLite: every statement of the writer's inner loop.
+"""The SQL of the store: statements over lists of rows, pages and queries.
 
-The rule kept here: as few steps as possible.  Python's sqlite3 gives up the GIL
-several times per statement and once per row fetched, and each time a busy event
-loop may keep the writer waiting.  So a list of any length is one statement or
-few, a page is one row, and no statement scans a table that grows.
+Python's sqlite3 releases the GIL several times per statement and once per fetched row, and each time a busy event
+loop may delay the writer. So a list of any length takes one statement or a few, a page is fetched as one row, and no
+statement scans a table that grows. Column names come from `sessions.rows`.
 
-Measured against `executemany` beside a uvloop thread that never idles (batches of
-2000 messages of 64 bytes with an entry each, synced commits, two cores that other
-programs loaded as well, medians of three): messages 37,000 a second against
-15,000, updates 63,000 against 17,000, deletes 52,000 against 27,000; without the
-loop 74,000 against 51,000, 134,000 against 41,000, 130,000 against 48,000.
+Measured against `executemany` beside a uvloop thread that never idles (batches of 2000 messages of 64 bytes with an
+entry each, synced commits, two loaded cores, medians of three), in thousands per second: messages 37 against 15,
+updates 63 against 17, deletes 52 against 27; without the loop 74 against 51, 134 against 41, 130 against 48.
 """
 
 from __future__ import annotations
@@ -19,40 +16,63 @@ import logging
 import sqlite3
 from bisect import bisect_right
 from itertools import accumulate, chain
-from typing import Any, Iterator, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
 
+from sessions.message import Message
+from sessions.rows import (
+    ENTRY_COLUMNS,
+    ENTRY_KEY_COLUMNS,
+    MESSAGE_COLUMNS,
+    RECEIVED_COLUMNS,
+    SUBSCRIPTION_KEY_COLUMNS,
+    EntryKey,
+    PageRow,
+    RetainedRow,
+    SessionRow,
+    StoredEntry,
+    SubscriptionRow,
+)
 from sessions.write_set import EntryQuery, Page, PageRequest
 
 logger = logging.getLogger(__name__)
 
-# The most rows of one statement.  Lists are padded to a power of two, so that
-# a handful of statements serve every length and stay prepared.
+# The most rows of one statement. Lists are padded to a power of two, so that twelve prepared statements serve every
+# length.
 CHUNK = 2048
-# A prepared statement holds on to its parameters: rows with more bytes than this go alone.
+# Messages with more bytes have a statement of their own, since a prepared statement keeps its parameters in memory.
 LARGE_BYTES = 4096
 
-# How many entries of an ended session go with one transaction, of how many sessions.
+# The most entries of deleted sessions that one transaction deletes, and of how many sessions.
 PURGE_ENTRIES = 4096
 PURGE_SESSIONS = 64
 
-Row = tuple[Any, ...]
+_EMPTY = bytearray()
 
 
 class Statement:
     """One statement over a list of rows: ``{rows}`` becomes a table of parameters.
 
-    ``filler`` is what no row begins with, 0 where rows begin with an id; rows of it
-    fill the table up to its size, so the statement must pass over them.  NULL would
-    do, but sqlite3 binds it ten times slower than an int, and bytes as slow, which
-    therefore go as bytearrays: ``blobs`` are their columns.
+    A row is a sequence of ``width`` values, or one bare value if the width is 1; ``values_of`` makes such a sequence
+    of another object. ``filler`` is a value that no row begins with; rows of it pad the table, so the statement must
+    ignore them. NULL would do, but sqlite3 binds it ten times slower than an int. It binds bytes and bool as slowly:
+    the columns in ``blobs``, which are bytes in every row, are bound as bytearrays, those in ``flags`` as ints.
     """
 
     def __init__(
-        self, sql: str, width: int, filler: int | str = 0, blobs: Sequence[int] = ()
+        self,
+        sql: str,
+        width: int,
+        filler: int | str = 0,
+        blobs: Sequence[int] = (),
+        flags: Sequence[int] = (),
+        values_of: Optional[Callable[[Any], Iterable[Any]]] = None,
     ) -> None:
         self.width = width
-        self.blobs = blobs
         self._filler = filler
+        self._blobs = blobs
+        self._flags = flags
+        self.values_of = values_of
         row = "(" + ",".join("?" * width) + ")"
         self.by_size: dict[int, str] = {}
         size = 1
@@ -61,116 +81,106 @@ class Statement:
             self.by_size[size] = sql.replace("{rows}", values)
             size *= 2
 
-    def bind(self, rows: Sequence[Row]) -> tuple[str, list[Any]]:
+    def bind(self, rows: Sequence[Any]) -> tuple[str, list[Any]]:
         """The statement for at most `CHUNK` rows, and its parameters."""
         width = self.width
         size = 1 << (len(rows) - 1).bit_length()
-        parameters = list(chain.from_iterable(rows))
-        for column in self.blobs:
-            parameters[column::width] = map(bytearray, parameters[column::width])
+        if self.values_of is not None:
+            rows_of_values: Iterable[Any] = map(self.values_of, rows)
+        else:
+            rows_of_values = rows
+        parameters = list(rows if width == 1 else chain.from_iterable(rows_of_values))
+        for column in self._blobs:
+            parameters[column::width] = [bytearray(blob) if blob else _EMPTY for blob in parameters[column::width]]
+        for column in self._flags:
+            parameters[column::width] = map(int, parameters[column::width])
         parameters += [self._filler] * (width * (size - len(rows)))
         return self.by_size[size], parameters
 
-    def run(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
+    def run(self, connection: sqlite3.Connection, rows: Sequence[Any]) -> None:
         for start in range(0, len(rows), CHUNK):
             connection.execute(*self.bind(rows[start : start + CHUNK]))
 
 
-class PayloadStatement(Statement):
-    """A statement over rows with a payload and properties, the first and the second blob."""
+class MessageStatement(Statement):
+    """A statement over messages, whose attributes are the columns."""
 
-    def run(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
-        payload, properties = self.blobs
-        large = [row for row in rows if len(row[payload]) + len(row[properties]) > LARGE_BYTES]
+    def __init__(self, sql: str, columns: Sequence[str]) -> None:
+        blobs = [columns.index("payload"), columns.index("properties")]
+        flags = [columns.index("retain")] if "retain" in columns else []
+        super().__init__(sql, len(columns), 0, blobs, flags, attrgetter(*columns))
+
+    def run(self, connection: sqlite3.Connection, rows: Sequence[Message]) -> None:
+        large = [message for message in rows if message.size > LARGE_BYTES]
         if large:
-            rows = [row for row in rows if len(row[payload]) + len(row[properties]) <= LARGE_BYTES]
-            for row in large:
-                connection.execute(self.by_size[1], row)
-            connection.execute(self.by_size[1], [self._filler] * self.width)
+            assert self.values_of is not None
+            rows = [message for message in rows if message.size <= LARGE_BYTES]
+            for message in large:
+                connection.execute(self.by_size[1], tuple(self.values_of(message)))
+            connection.execute(self.by_size[1], [0] * self.width)  # replaces the last large parameters
         super().run(connection, rows)
 
 
-def _insert(table: str, columns: str, keys: str = "", blobs: str = "") -> Statement:
-    """Insert rows, or update those whose `keys` are there already.
-
-    ``blobs`` names the columns that are bytes in every row; another may be.
-    """
-    names = columns.split(", ")
-    sql = f"INSERT INTO {table} ({columns}) SELECT * FROM {{rows}} WHERE column1 IS NOT 0"
+def _insert_sql(table: str, columns: Sequence[str], keys: Sequence[str] = ()) -> str:
+    """Insert rows, or update those whose `keys` are there already."""
+    names = ", ".join(columns)
+    sql = f"INSERT INTO {table} ({names}) SELECT * FROM {{rows}} WHERE column1 IS NOT 0"
     if keys:
-        rest = [f"{name} = excluded.{name}" for name in names if name not in keys.split(", ")]
+        rest = [f"{name} = excluded.{name}" for name in columns if name not in keys]
         action = f"UPDATE SET {', '.join(rest)}" if rest else "NOTHING"
-        sql += f" ON CONFLICT ({keys}) DO {action}"
-    kind = PayloadStatement if "payload" in names else Statement
-    return kind(sql, len(names), blobs=[names.index(name) for name in blobs.split()])
+        sql += f" ON CONFLICT ({', '.join(keys)}) DO {action}"
+    return sql
 
 
-def _delete(table: str, keys: str, condition: str = "", filler: int | str = 0) -> Statement:
-    # SQLite searches by a row value only if the list is no bare VALUES; a bare
-    # one makes it scan the whole table.
-    return Statement(
-        f"DELETE FROM {table} WHERE ({keys}) IN (SELECT * FROM {{rows}}){condition}",
-        len(keys.split(", ")),
-        filler,
-    )
+def _insert(table: str, columns: Sequence[str], keys: Sequence[str] = (), blobs: Sequence[str] = ()) -> Statement:
+    return Statement(_insert_sql(table, columns, keys), len(columns), blobs=[columns.index(name) for name in blobs])
 
 
-END_SESSIONS = _delete("sessions", "session_id")
-END_SUBSCRIPTIONS = _delete("subscriptions", "session_id")
-END_RECEIVED = _delete("received", "session_id")
+def _delete(
+    table: str,
+    keys: Sequence[str],
+    condition: str = "",
+    filler: int | str = 0,
+    values_of: Optional[Callable[[Any], Iterable[Any]]] = None,
+) -> Statement:
+    # SQLite searches by a row value only if the list is a SELECT; with a bare VALUES it scans the whole table.
+    sql = f"DELETE FROM {table} WHERE ({', '.join(keys)}) IN (SELECT * FROM {{rows}}){condition}"
+    return Statement(sql, len(keys), filler, values_of=values_of)
+
+
+DELETE_SESSIONS = _delete("sessions", ["session_id"])
+DELETE_SUBSCRIPTIONS_OF = _delete("subscriptions", ["session_id"])
+DELETE_RECEIVED_OF = _delete("received", ["session_id"])
 FIND_QUEUES = Statement(
     "SELECT column1, (SELECT max(seq) FROM queue WHERE session_id = column1) FROM {rows}"
     " WHERE EXISTS (SELECT 1 FROM queue WHERE session_id = column1)",
     1,
 )
-SESSIONS = _insert(
-    "sessions",
-    "session_id, client_id, version, expiry_interval, disconnected_at, will, will_due, username,"
-    " rules",
-    "session_id",
-)
-SUBSCRIPTIONS = _insert(
-    "subscriptions",
-    "session_id, topic_filter, qos, options, subscription_id",
-    "session_id, topic_filter",
-)
-UNSUBSCRIPTIONS = _delete("subscriptions", "session_id, topic_filter")
-MESSAGES = _insert(
-    "messages",
-    "id, topic, payload, qos, retain, properties, publisher, timestamp, expires_at",
-    blobs="payload properties",
-)
-# The size stands beside the entry so that a start need not read the messages.
-ENTRIES = _insert(
-    "queue",
-    "session_id, seq, message_id, shared, qos, retain, subscription_ids, packet_id, state, size,"
-    " expires_at",
-    blobs="subscription_ids",
-)
-UPDATES = Statement(
+SESSIONS = _insert("sessions", SessionRow._fields, ["session_id"])
+SUBSCRIPTIONS = _insert("subscriptions", SubscriptionRow._fields, SUBSCRIPTION_KEY_COLUMNS)
+DELETE_SUBSCRIPTIONS = _delete("subscriptions", SUBSCRIPTION_KEY_COLUMNS)
+MESSAGES = MessageStatement(_insert_sql("messages", MESSAGE_COLUMNS), MESSAGE_COLUMNS)
+# An entry has the size of its message, so that a start need not read the messages.
+ENTRIES = _insert("queue", ENTRY_COLUMNS, blobs=["subscription_ids"])
+UPDATE_ENTRIES = Statement(
     "UPDATE queue SET packet_id = v.column1, state = v.column2 FROM {rows} AS v"
     " WHERE queue.session_id = v.column3 AND queue.seq = v.column4",
     4,
 )
-DELETES = _delete("queue", "session_id, seq")
-SOLE_MESSAGES = _delete("messages", "id")
-SHARED_MESSAGES = _delete(
+DELETE_ENTRIES = _delete("queue", ENTRY_KEY_COLUMNS[:2], values_of=itemgetter(0, 1))
+DELETE_SOLE_MESSAGES = _delete("messages", ["id"])
+DELETE_SHARED_MESSAGES = _delete(
     "messages",
-    "id",
+    ["id"],
     " AND NOT EXISTS (SELECT 1 FROM queue WHERE shared = 1 AND message_id = messages.id)",
 )
-RECEIVED = _insert("received", "session_id, packet_id", "session_id, packet_id")
-RELEASED = _delete("received", "session_id, packet_id")
-RETAINED = _insert(
-    "retained",
-    "topic, payload, qos, properties, publisher, timestamp, expires_at",
-    "topic",
-    "payload properties",
-)
-UNRETAINED = _delete("retained", "topic", filler="")
-STREAM_ENDS = _insert("stream_ends", "stream, partition, end_offset", "stream, partition")
+RECEIVED = _insert("received", RECEIVED_COLUMNS, RECEIVED_COLUMNS)
+DELETE_RECEIVED = _delete("received", RECEIVED_COLUMNS)
+RETAINED = MessageStatement(_insert_sql("retained", RetainedRow._fields, ["topic"]), RetainedRow._fields)
+DELETE_RETAINED = _delete("retained", ["topic"], filler="")
+STREAM_ENDS = _insert("stream_ends", ["stream", "partition", "end_offset"], ["stream", "partition"])
 
-# An ended session's entries up to a seq, in the order in which they must go.
+# Delete the entries of a session up to a seq, in this order, and the messages that no other entry refers to.
 PURGE = (
     "DELETE FROM messages WHERE id IN"
     " (SELECT message_id FROM queue WHERE session_id = ?1 AND seq <= ?2 AND shared = 0)",
@@ -183,23 +193,19 @@ PURGE = (
 )
 PURGE_END = "SELECT seq FROM queue WHERE session_id = ? AND seq <= ? ORDER BY seq LIMIT 1 OFFSET ?"
 
-# A page comes as one row, since fetching costs the GIL once a row: a list of JSON for
-# each column, and for blobs hexadecimal text, without those of a large message.
-_PAGE_COLUMNS = (
-    "seq, qos, retain, subscription_ids, packet_id, state, message_id, shared, topic, payload,"
-    " message_qos, message_retain, properties, publisher, timestamp, expires_at, size"
-).split(", ")
+# A page is fetched as one row, since each row releases the GIL: per column a JSON array, or for blobs hexadecimal text,
+# without those of large messages.
+_PAYLOAD = PageRow._fields.index("payload")
 _PAGE_BLOBS = {
     "subscription_ids": "hex(subscription_ids)",
     "payload": "iif(size > ?4, '', hex(payload))",
     "properties": "iif(size > ?4, '', hex(properties))",
 }
-_PAYLOAD, _PROPERTIES = _PAGE_COLUMNS.index("payload"), _PAGE_COLUMNS.index("properties")
 PAGE = (
     "SELECT "
     + ", ".join(
         f"group_concat({_PAGE_BLOBS[name]})" if name in _PAGE_BLOBS else f"json_group_array({name})"
-        for name in _PAGE_COLUMNS
+        for name in PageRow._fields
     )
     + " FROM (SELECT q.seq, q.qos, q.retain, q.subscription_ids, q.packet_id, q.state,"
     " q.message_id, q.shared, q.size, m.topic, m.payload, m.qos AS message_qos,"
@@ -210,15 +216,15 @@ PAGE = (
 PAGE_BLOBS = "SELECT payload, properties FROM messages WHERE id = ?"
 PAGE_RECEIVED = "SELECT json_group_array(packet_id) FROM received WHERE session_id = ?"
 
-# Entries that may be dropped, as one row too.
-_LISTED = (
-    "SELECT json_group_array(json_array(ifnull(expires_at, 0), session_id, seq, message_id, shared,"
-    " size))"
-    " FROM (SELECT * FROM queue WHERE "
+# Entries that were never sent, as one row too.
+_FIND_ENTRIES = (
+    "SELECT json_group_array(json_array("
+    + ", ".join("ifnull(expires_at, 0)" if name == "expires_at" else name for name in StoredEntry._fields)
+    + ")) FROM (SELECT * FROM queue WHERE "
 )
-LIST_SESSION = _LISTED + "session_id = ?1 AND seq > ?2 AND packet_id = 0 ORDER BY seq LIMIT ?3)"
-LIST_EXPIRED = (
-    _LISTED + "expires_at > 0 AND (expires_at, session_id, seq) > (?1, ?2, ?3)"
+FIND_UNSENT = _FIND_ENTRIES + "session_id = ?1 AND seq > ?2 AND packet_id = 0 ORDER BY seq LIMIT ?3)"
+FIND_EXPIRED = (
+    _FIND_ENTRIES + "expires_at > 0 AND (expires_at, session_id, seq) > (?1, ?2, ?3)"
     " AND expires_at <= ?4 AND packet_id = 0 ORDER BY expires_at, session_id, seq LIMIT ?5)"
 )
 NEXT_EXPIRY = "SELECT min(expires_at) FROM queue WHERE expires_at > 0 AND expires_at > ?"
@@ -226,32 +232,42 @@ NEXT_EXPIRY = "SELECT min(expires_at) FROM queue WHERE expires_at > 0 AND expire
 QUEUES = "SELECT session_id, count(*), sum(size), max(seq) FROM queue GROUP BY session_id"
 
 
-def queues_of(connection: sqlite3.Connection, ended: list[Row]) -> dict[int, int]:
-    """The last seq of each of these sessions that has a queue."""
+_MESSAGE_ID, _SHARED = ENTRY_KEY_COLUMNS.index("message_id"), ENTRY_KEY_COLUMNS.index("shared")
+
+
+def delete_entries(connection: sqlite3.Connection, entries: Sequence[EntryKey]) -> None:
+    """Delete entries, and each message with the last entry that refers to it."""
+    DELETE_ENTRIES.run(connection, entries)
+    DELETE_SOLE_MESSAGES.run(connection, [entry[_MESSAGE_ID] for entry in entries if not entry[_SHARED]])
+    DELETE_SHARED_MESSAGES.run(connection, [entry[_MESSAGE_ID] for entry in entries if entry[_SHARED]])
+
+
+def queues_of(connection: sqlite3.Connection, session_ids: list[int]) -> dict[int, int]:
+    """The last seq of each of these sessions that has stored entries."""
     found: dict[int, int] = {}
-    for start in range(0, len(ended), CHUNK):
-        query = FIND_QUEUES.bind(ended[start : start + CHUNK])
+    for start in range(0, len(session_ids), CHUNK):
+        query = FIND_QUEUES.bind(session_ids[start : start + CHUNK])
         found.update(connection.execute(*query).fetchall())
     return found
 
 
-def purge(connection: sqlite3.Connection, ending: dict[int, int]) -> None:
-    """Delete some entries of ended sessions; takes a session out of `ending` with its last."""
+def purge(connection: sqlite3.Connection, deleted: dict[int, int]) -> None:
+    """Delete some entries of `deleted` sessions (id to last seq), and remove from it those that have none left."""
     left = PURGE_ENTRIES
-    for session_id, last_seq in list(ending.items())[:PURGE_SESSIONS]:
+    for session_id, last_seq in list(deleted.items())[:PURGE_SESSIONS]:
         row = connection.execute(PURGE_END, (session_id, last_seq, left)).fetchone()
         until = last_seq if row is None else row[0]
         for statement in PURGE:
             left -= max(0, connection.execute(statement, (session_id, until)).rowcount)
         if row is not None:
             return
-        del ending[session_id]
+        del deleted[session_id]
         if left <= 0:
             return
 
 
 def read_page(connection: sqlite3.Connection, request: PageRequest) -> Page:
-    """A failure stays in the page: the commit that it follows is through."""
+    """The page; a failure is its ``error``, as the commit before it is durable."""
     page = Page(request.session_id, [], [])
     try:
         found = connection.execute(
@@ -267,40 +283,38 @@ def read_page(connection: sqlite3.Connection, request: PageRequest) -> Page:
     return page
 
 
-def _page_rows(connection: sqlite3.Connection, found: Row, limit_bytes: int) -> list[Row]:
-    rows: list[Row] = sorted(zip(*_page_columns(found)))
-    sizes = [row[-1] for row in rows]
+def _page_rows(connection: sqlite3.Connection, found: tuple[Any, ...], limit_bytes: int) -> list[PageRow]:
+    if found[_PAYLOAD] is None:  # group_concat of no rows
+        return []
+    rows = list(map(PageRow._make, sorted(zip(*_page_columns(found)))))
+    sizes = [row.size for row in rows]
     if limit_bytes:
         count = max(1, bisect_right(list(accumulate(sizes)), limit_bytes))
         del rows[count:], sizes[count:]
-    if sizes and max(sizes) > LARGE_BYTES:
+    if max(sizes) > LARGE_BYTES:
         for at, row in enumerate(rows):
-            if row[-1] > LARGE_BYTES:
-                blobs = connection.execute(PAGE_BLOBS, (row[_PAGE_COLUMNS.index("message_id")],))
-                whole = list(row)
-                whole[_PAYLOAD], whole[_PROPERTIES] = blobs.fetchone()
-                rows[at] = tuple(whole)
+            if row.size > LARGE_BYTES:
+                payload, properties = connection.execute(PAGE_BLOBS, (row.message_id,)).fetchone()
+                rows[at] = row._replace(payload=payload, properties=properties)
     return rows
 
 
-def _page_columns(found: Row) -> Iterator[Sequence[Any]]:
-    if found[_PAYLOAD] is None:
-        return  # no rows
-    for name, text in zip(_PAGE_COLUMNS, found):
+def _page_columns(found: tuple[Any, ...]) -> Iterator[Sequence[Any]]:
+    for name, text in zip(PageRow._fields, found):
         yield list(map(bytes.fromhex, text.split(","))) if name in _PAGE_BLOBS else json.loads(text)
 
 
-def read_listing(connection: sqlite3.Connection, listing: EntryQuery) -> None:
-    """Fill a listing; it stays empty if it cannot be read."""
+def run_query(connection: sqlite3.Connection, query: EntryQuery) -> None:
+    """Fill in what a query asks for; its rows stay empty if they cannot be read."""
     try:
-        if listing.session_id:
-            query = (listing.session_id, listing.after_seq, listing.limit)
-            (found,) = connection.execute(LIST_SESSION, query).fetchone()
+        if query.session_id:
+            bounds: tuple[int, ...] = (query.session_id, query.after_seq, query.limit)
+            (found,) = connection.execute(FIND_UNSENT, bounds).fetchone()
         else:
-            bounds = (*listing.after, listing.until, listing.limit)
-            (found,) = connection.execute(LIST_EXPIRED, bounds).fetchone()
-            (first,) = connection.execute(NEXT_EXPIRY, (listing.until,)).fetchone()
-            listing.next_expiry = first or 0
-        listing.rows = sorted(json.loads(found))
+            bounds = (*query.after, query.until, query.limit)
+            (found,) = connection.execute(FIND_EXPIRED, bounds).fetchone()
+            (first,) = connection.execute(NEXT_EXPIRY, (query.until,)).fetchone()
+            query.next_expiry = first or 0
+        query.rows = list(map(StoredEntry._make, sorted(json.loads(found))))
     except sqlite3.Error:
         logger.exception("event=defect in=listing")

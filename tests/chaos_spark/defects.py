@@ -133,15 +133,15 @@ def hasty() -> None:
 
 def unreceived() -> None:
     """The broker does not store received QoS 2 packet ids."""
-    from sessions.store.writer import Store
+    from sessions.store.tables import SqliteTables
 
-    whole = Store._apply
+    whole = SqliteTables.apply
 
-    def apply(store: Store, connection: Any, write_set: Any, ending: dict[int, int]) -> None:
+    def apply(tables: SqliteTables, write_set: Any) -> None:
         write_set.received = []
-        whole(store, connection, write_set, ending)
+        whole(tables, write_set)
 
-    setattr(Store, "_apply", apply)
+    setattr(SqliteTables, "apply", apply)
 
 
 DEFECTS: dict[str, tuple[str, Callable[[], None]]] = {

@@ -20,7 +20,7 @@ from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from disk.workload import PARTITIONS, History, Ident, Publication, Wish, ident_of
 from mqttbroker.admin.repair import DATABASE
 from sessions.journal import AWAIT_PUBCOMP, AWAIT_PUBREC
-from sessions.store.writer import Store
+from sessions.store.writer import SqliteStore
 
 Offsets = dict[tuple[str, int], dict[int, Ident]]  # of a stream's partition, what stands at which offset
 
@@ -57,7 +57,7 @@ class Judge:
     def judge(self) -> Offsets:
         """Everything; what the streams hold."""
         logs = new_logs(self.data)
-        store = Store(self.data / DATABASE, "commit", logs)
+        store = SqliteStore(self.data / DATABASE, "commit", logs)
         store.recover()
         try:
             connection = sqlite3.connect(self.data / DATABASE)

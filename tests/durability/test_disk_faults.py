@@ -20,8 +20,8 @@ from support.raw_client import RawClient
 from mqttbroker.admin.repair import DATABASE
 from mqttbroker.codec.packets import Puback, Publish, Pubrec
 from mqttbroker.codec.properties import Properties
-from sessions.store.schema import StoreError
-from sessions.store.writer import Store
+from sessions.store.interface import StoreError
+from sessions.store.writer import SqliteStore
 
 CONFIG = {"streams": {"s": {"filters": ["kept/#"], "partitions": 1}}, "sys_interval": "1s"}
 READ_ONLY = [(kind, errno.EROFS, "*") for kind in ("write", "open", "truncate", "unlink")]
@@ -248,7 +248,7 @@ def test_a_start_that_finds_no_room_at_all_says_so(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     with small_disk(disk, "1m"):
-        store = Store(disk / DATABASE, "commit", None)
+        store = SqliteStore(disk / DATABASE, "commit", None)
         store.recover()
         store.stop()
         fill_up(disk)

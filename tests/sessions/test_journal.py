@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.journal import GONE, MESSAGE_OVERHEAD, PENDING, STORED, Entry, Gate, Journal
+from sessions.journal import (
+    GONE,
+    MESSAGE_OVERHEAD,
+    PENDING,
+    STORED,
+    Entry,
+    Gate,
+    Journal,
+)
 from sessions.message import Message
+from sessions.rows import SessionRow, SubscriptionRow
 from sessions.write_set import PageRequest
 
 
@@ -30,7 +39,7 @@ def test_ids_count_on_and_a_message_of_many_entries_is_stored_once() -> None:
     entries = [entry(journal, shared, 1), entry(journal, shared, 2), entry(journal, sole, 1)]
     assert journal.size == 2 * shared.size + sole.size + 3 * MESSAGE_OVERHEAD
     write_set = journal.close_batch()
-    assert [row[0] for row in write_set.messages] == [7, 8]
+    assert [row.id for row in write_set.messages] == [7, 8]
     assert [row[:4] for row in write_set.entries] == [(1, 100, 7, 1), (2, 101, 7, 1), (1, 102, 8, 0)]
     assert not journal.writer_idle and not journal.has_pending
     journal.committed()
@@ -47,8 +56,7 @@ def test_a_stored_entry_that_is_done_takes_its_message_along(shared: bool) -> No
     journal.committed()
     journal.remove_entry(entries[0])
     write_set = journal.close_batch()
-    assert write_set.deletes == [(1, 1)]
-    assert (write_set.sole_messages, write_set.shared_messages) == (([], [1]) if shared else ([1], []))
+    assert write_set.deleted_entries == [(1, 1, 1, 1 if shared else 0)]
 
 
 def test_an_entry_done_before_the_take_leaves_no_trace_and_opens_its_gate() -> None:
@@ -87,16 +95,16 @@ def test_a_change_is_written_once_and_only_of_what_is_stored() -> None:
     one.packet_id = 5
     journal.update_entry(one)
     write_set = journal.close_batch()
-    assert write_set.entries[0][7] == 5 and write_set.updates == []
+    assert write_set.entries[0][7] == 5 and write_set.entry_updates == []
     one.packet_id = 6
     journal.update_entry(one)
     journal.update_entry(one)
     journal.committed()
-    assert journal.close_batch().updates == [(6, 0, 1, 1)]
+    assert journal.close_batch().entry_updates == [(6, 0, 1, 1)]
     journal.committed()
     journal.update_entry(one)
     journal.remove_entry(one)
-    assert journal.close_batch().updates == []
+    assert journal.close_batch().entry_updates == []
 
 
 def test_later_operations_on_a_key_win() -> None:
@@ -104,34 +112,34 @@ def test_later_operations_on_a_key_win() -> None:
     journal.add_received(1, 10)
     journal.add_received(1, 11)
     journal.remove_received(1, 10)
-    journal.save_subscription(1, "a", 1, 1, 0)
-    journal.save_subscription(1, "b", 1, 1, 0)
+    journal.save_subscription(SubscriptionRow(1, "a", 1, 1, 0))
+    journal.save_subscription(SubscriptionRow(1, "b", 1, 1, 0))
     journal.delete_subscription(1, "a")
     journal.set_retained("x", message(b"1", "x"))
     journal.set_retained("x", message(b"2", "x"))
     journal.set_retained("y", message(b"1", "y"))
     journal.set_retained("y", None)
-    journal.save_session(1, (1, "c", 4, 0, None, None, None))
-    journal.save_session(1, (1, "c", 5, 0, None, None, None))
+    journal.save_session(SessionRow(1, "c", 4, 0, None, None, None, None, None))
+    journal.save_session(SessionRow(1, "c", 5, 0, None, None, None, None, None))
     write_set = journal.close_batch()
-    assert (write_set.received, write_set.released) == ([(1, 11)], [(1, 10)])
-    assert write_set.subscriptions == [(1, "b", 1, 1, 0)] and write_set.unsubscriptions == [(1, "a")]
-    assert [row[:2] for row in write_set.retained] == [("x", b"2")] and write_set.unretained == ["y"]
-    assert [row[2] for row in write_set.sessions] == [5]
+    assert (write_set.received, write_set.deleted_received) == ([(1, 11)], [(1, 10)])
+    assert write_set.subscriptions == [(1, "b", 1, 1, 0)] and write_set.deleted_subscriptions == [(1, "a")]
+    assert [(row.topic, row.payload) for row in write_set.retained] == [("x", b"2")] and write_set.deleted_retained == ["y"]
+    assert [row.version for row in write_set.sessions] == [5]
 
 
 def test_the_end_of_a_session_takes_all_of_it_out_of_the_batch() -> None:
     journal = Journal(True)
     gate = Gate()
-    journal.save_session(1, (1, "c", 4, 0, None, None, None))
-    journal.save_subscription(1, "a", 1, 1, 0)
+    journal.save_session(SessionRow(1, "c", 4, 0, None, None, None, None, None))
+    journal.save_subscription(SubscriptionRow(1, "a", 1, 1, 0))
     journal.add_received(1, 10)
     entry(journal, message(), 1, gate)
     kept = entry(journal, message(), 2)
     journal.delete_session(1)
     write_set = journal.close_batch()
     assert gate.pending == 0
-    assert write_set.ended == [1]
+    assert write_set.deleted_sessions == [1]
     assert not write_set.sessions and not write_set.subscriptions and not write_set.received
     assert [row[1] for row in write_set.entries] == [kept.seq]
 
@@ -147,8 +155,8 @@ def test_a_failed_batch_refuses_its_messages_and_keeps_the_rest() -> None:
     journal.remove_entry(done)
     stored.packet_id = 3
     journal.update_entry(stored)
-    journal.save_subscription(1, "a", 1, 1, 0)
-    journal.save_subscription(1, "b", 1, 1, 0)
+    journal.save_subscription(SubscriptionRow(1, "a", 1, 1, 0))
+    journal.save_subscription(SubscriptionRow(1, "b", 1, 1, 0))
     journal.remove_received(1, 10)
     journal.add_received(1, 11)
     journal.delete_session(9)
@@ -164,10 +172,10 @@ def test_a_failed_batch_refuses_its_messages_and_keeps_the_rest() -> None:
     assert lost.disk == GONE
     write_set = journal.close_batch()
     assert not write_set.entries and not write_set.messages and not write_set.received
-    assert write_set.deletes == [(1, done.seq)] and write_set.updates == [(3, 0, 1, stored.seq)]
-    assert write_set.subscriptions == [(1, "a", 1, 1, 0)] and write_set.unsubscriptions == [(1, "b")]
-    assert write_set.released == [(1, 10)] and write_set.ended == [9]
-    assert not write_set.retained and write_set.unretained == ["x"]
+    assert write_set.deleted_entries == [(1, done.seq, done.message.id, 0)] and write_set.entry_updates == [(3, 0, 1, stored.seq)]
+    assert write_set.subscriptions == [(1, "a", 1, 1, 0)] and write_set.deleted_subscriptions == [(1, "b")]
+    assert write_set.deleted_received == [(1, 10)] and write_set.deleted_sessions == [9]
+    assert not write_set.retained and write_set.deleted_retained == ["x"]
     assert len(write_set.pages) == 1
 
 

@@ -77,4 +77,4 @@ def test_expired_messages_are_left_out_and_leave_the_store() -> None:
     assert under(retained, "#", now=100) == ["new"]
     one = retained.get("new")
     assert one is not None and retained.size == one.size
-    assert journal.close_batch().unretained == ["old"]
+    assert journal.close_batch().deleted_retained == ["old"]

@@ -14,16 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional
 
-from support.raw_client import RawClient
-
 from mqttbroker.assembly import build_broker, listener_terms, restore
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.protocol import Protocol
-from sessions.store.writer import Log, Store
+from sessions.store.interface import StreamLog
+from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
+from support.raw_client import RawClient
 
 START = 1_700_000_000.0
 
@@ -36,7 +36,7 @@ class Core:
         self,
         directory: Path,
         durability: str = "commit",
-        log: Optional[Log] = None,
+        log: Optional[StreamLog] = None,
         others: Optional[Mapping[str, Any]] = None,
         **limits: Any,
     ) -> None:
@@ -50,7 +50,7 @@ class Core:
         self._start()
 
     def _start(self) -> None:
-        self.store = Store(self.directory / "core.db", self.settings.durability, self.log)
+        self.store = SqliteStore(self.directory / "core.db", self.settings.durability, self.log)
         recovered = self.store.recover()
         self.broker: Broker = build_broker(self.settings, recovered)
         self.broker.outbound.clock.now = int(self.seconds * 1_000_000)

@@ -7,11 +7,11 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from support.store_writer import Writer
-
+from sessions.rows import SessionRow, SubscriptionRow
 from sessions.store.pages import PageFile
-from sessions.store.writer import Store
+from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
+from support.store_writer import Writer, message, retained
 
 TABLES = ("sessions", "subscriptions", "messages", "queue", "received", "retained", "stream_ends")
 PAGE = 4096
@@ -24,7 +24,7 @@ Rows = dict[str, set[tuple[object, ...]]]
 def fill(path: Path, keep_wal: bool = False) -> None:
     """Make the database at `path`; with `keep_wal` as a crash leaves it."""
     made = path if not keep_wal else path.with_name(f"{path.name}.making")
-    store = Store(made, "commit", None)
+    store = SqliteStore(made, "commit", None)
     store.recover()
     writer = Writer(store)
     chance = random.Random(7)
@@ -44,22 +44,20 @@ def _commit(number: int, chance: random.Random) -> WriteSet:
     write_set = WriteSet()
     key = number + 1
     will, name = (b"will" if number % 2 else None), (f"user {number}" if number % 3 else None)
-    write_set.sessions = [(key, f"client-{number}", 5, 3600, 1.5, will, None, name, None)]
-    write_set.subscriptions = [(key, f"sensors/{i}/ü", 1, 1, i) for i in range(20)]
+    write_set.sessions = [SessionRow(key, f"client-{number}", 5, 3600, 1.5, will, None, name, None)]
+    write_set.subscriptions = [SubscriptionRow(key, f"sensors/{i}/ü", 1, 1, i) for i in range(20)]
     ids = range(number * EACH + 1, (number + 1) * EACH + 1)
     payloads = [chance.randbytes(chance.choice((0, 9, 90, 900, 9000))) for _ in ids]
-    write_set.messages = [
-        (i, f"sensors/{i}", payload, 1, 0, b"", "p", i, 0) for i, payload in zip(ids, payloads)
-    ]
+    write_set.messages = [message(i, f"sensors/{i}", payload, timestamp=i) for i, payload in zip(ids, payloads)]
     write_set.entries = [
         (key, i, i, 0, 1, 0, b"", 0, 0, len(f"sensors/{i}") + len(payload), 0)
         for i, payload in zip(ids, payloads)
     ]
     write_set.received = [(key, i) for i in range(1, 40)]
-    write_set.retained = [(f"meta/{number}", chance.randbytes(3000), 1, b"", "p", number, 0)]
+    write_set.retained = [retained(f"meta/{number}", chance.randbytes(3000), timestamp=number)]
     if number > 10:
-        done = [(number - 10, i) for i in range((number - 11) * EACH + 1, (number - 10) * EACH)]
-        write_set.deletes, write_set.sole_messages = done, [i for _, i in done]
+        done = range((number - 11) * EACH + 1, (number - 10) * EACH)
+        write_set.deleted_entries = [(number - 10, i, i, 0) for i in done]
     return write_set
 
 

@@ -15,18 +15,22 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from sessions.rows import ENTRY_COLUMNS, ENTRY_UPDATE_COLUMNS
+
 PATH = str(Path(__file__).resolve())
 
 # What a commit may hold (`sessions.write_set`): the columns of entries and updates by their position there.
 AWAIT_PUBREC, AWAIT_PUBCOMP = 3, 5
+PACKET_ID, STATE = ENTRY_COLUMNS.index("packet_id"), ENTRY_COLUMNS.index("state")
+NEW_STATE = ENTRY_UPDATE_COLUMNS.index("state")
 CONTENTS = {
     "message": lambda w: bool(w.entries or w.stream_messages or w.retained),
     "packet id of the publisher": lambda w: bool(w.received),
-    "release": lambda w: bool(w.released),
-    "packet id of the delivery": lambda w: any(row[7] and row[8] == AWAIT_PUBREC for row in w.entries)
-    or any(row[1] == AWAIT_PUBREC for row in w.updates),
-    "PUBREC": lambda w: any(row[1] == AWAIT_PUBCOMP for row in w.updates),
-    "end of the delivery": lambda w: bool(w.deletes),
+    "release": lambda w: bool(w.deleted_received),
+    "packet id of the delivery": lambda w: any(row[PACKET_ID] and row[STATE] == AWAIT_PUBREC for row in w.entries)
+    or any(row[NEW_STATE] == AWAIT_PUBREC for row in w.entry_updates),
+    "PUBREC": lambda w: any(row[NEW_STATE] == AWAIT_PUBCOMP for row in w.entry_updates),
+    "end of the delivery": lambda w: bool(w.deleted_entries),
 }
 # Where it stops: nothing of the commit is written; all is, but for SQLite's COMMIT; all is, and nobody hears of it.
 POINTS = ("before", "uncommitted", "after")
@@ -53,7 +57,7 @@ def main() -> int:
                 threading.Event().wait()
             return super().execute(sql, *parameters)
 
-    class HeldStore(server.Store):
+    class HeldStore(server.SqliteStore):
         def submit(self, write_set: Any) -> None:
             submitted[:] = [write_set]
             if not is_held("before"):
@@ -67,7 +71,7 @@ def main() -> int:
             super().start(tell)
 
     sqlite3.connect = functools.partial(sqlite3.connect, factory=HeldConnection)  # type: ignore[assignment]
-    server.Store = HeldStore  # type: ignore[misc]
+    server.SqliteStore = HeldStore  # type: ignore[misc]
     return cli.main()
 
 

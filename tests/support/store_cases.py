@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
-from support.store_writer import FileLog, Writer
 
-from sessions.store.writer import Recovered, Store
+from sessions.rows import SessionRow
+from sessions.store.interface import Recovered
+from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
+from support.store_writer import FileLog, Writer, message
 
 
 @pytest.fixture
@@ -26,14 +28,14 @@ def log(path: Path) -> FileLog:
 @pytest.fixture
 def opened(path: Path) -> Iterator[Callable[..., Tuple[Recovered, Writer]]]:
     """Opens a store, after closing the one before it."""
-    stores: List[Store] = []
+    stores: List[SqliteStore] = []
 
     def open_store(
         durability: str = "commit", log: Optional[FileLog] = None
     ) -> Tuple[Recovered, Writer]:
         for store in stores:
             store.stop()
-        store = Store(path, durability, log)
+        store = SqliteStore(path, durability, log)
         stores.append(store)
         recovered = store.recover()
         return recovered, Writer(store)
@@ -59,10 +61,10 @@ def query(path: Path, sql: str) -> List[Any]:
 def queued(session_id: int, keys: List[int], payload: bytes = b"p") -> WriteSet:
     """Messages that only this session has, seq and message id being the key."""
     write_set = WriteSet()
-    write_set.messages = [(key, "t", payload, 1, 0, b"", "p", key, 0) for key in keys]
+    write_set.messages = [message(key, "t", payload, timestamp=key) for key in keys]
     write_set.entries = [(session_id, key, key, 0, 1, 0, b"", 0, 0, 1 + len(payload), 0) for key in keys]
     return write_set
 
 
-def session_row(session_id: int, disconnected_at: Optional[float] = None) -> Tuple[object, ...]:
-    return (session_id, f"client-{session_id}", 5, 3600, disconnected_at, None, None, None, None)
+def session_row(session_id: int, disconnected_at: Optional[float] = None) -> SessionRow:
+    return SessionRow(session_id, f"client-{session_id}", 5, 3600, disconnected_at, None, None, None, None)

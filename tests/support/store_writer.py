@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import queue
 import sys
+from operator import attrgetter
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from sessions.message import Message
-from sessions.store.writer import Store
+from sessions.rows import RetainedRow, SessionRow, SubscriptionRow
+from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, PageRequest, WriteSet
 
 Partition = Tuple[str, int]
@@ -91,10 +93,44 @@ class FileLog:
             self.ends[partition] = end
 
 
+def message(
+    message_id: int,
+    topic: str,
+    payload: bytes,
+    qos: int = 1,
+    retain: bool = False,
+    properties: bytes = b"",
+    publisher: str = "p",
+    timestamp: int = 1,
+    expires_at: int = 0,
+) -> Message:
+    """A message under the id that the journal would give it."""
+    made = Message(topic, payload, qos, retain, properties, publisher, timestamp, expires_at)
+    made.id = message_id
+    return made
+
+
+def retained(
+    topic: str,
+    payload: bytes,
+    qos: int = 1,
+    properties: bytes = b"",
+    publisher: str = "p",
+    timestamp: int = 1,
+    expires_at: int = 0,
+) -> Message:
+    return Message(topic, payload, qos, True, properties, publisher, timestamp, expires_at)
+
+
+def retained_rows(write_set: WriteSet) -> List[Tuple[Any, ...]]:
+    """The rows that the retained messages of a write set become."""
+    return list(map(attrgetter(*RetainedRow._fields), write_set.retained))
+
+
 class Writer:
     """A started store whose commits are waited for one by one."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SqliteStore) -> None:
         self.store = store
         self._done: "queue.SimpleQueue[Outcome]" = queue.SimpleQueue()
         store.start(lambda *outcome: self._done.put(outcome))
@@ -121,30 +157,29 @@ def commit_number(number: int) -> WriteSet:
     """Everything a commit can hold, so that a commit half kept shows."""
     write_set = WriteSet()
     keys = range(number * ENTRIES, (number + 1) * ENTRIES)
-    write_set.sessions.append((1, "victim", 5, 3600, float(number), None, None, None, None))
-    write_set.subscriptions.append((1, "a/+", 1, 1, number))
-    write_set.messages = [(key, f"a/{key}", b"%d" % key, 1, 0, b"", "p", key, 0) for key in keys]
+    write_set.sessions.append(SessionRow(1, "victim", 5, 3600, float(number), None, None, None, None))
+    write_set.subscriptions.append(SubscriptionRow(1, "a/+", 1, 1, number))
+    write_set.messages = [message(key, f"a/{key}", b"%d" % key, timestamp=key) for key in keys]
     write_set.entries = [
         (1, key, key, 0, 1, 0, b"", 0, 0, len(f"a/{key}{key}"), 0) for key in keys
     ]
     write_set.received.append((1, number % 60000 + 1))
     if number > 0:
-        write_set.released.append((1, (number - 1) % 60000 + 1))
-        write_set.updates = [
+        write_set.deleted_received.append((1, (number - 1) % 60000 + 1))
+        write_set.entry_updates = [
             (key % 60000 + 1, 2, 1, key) for key in range((number - 1) * ENTRIES, number * ENTRIES)
         ]
     if number >= KEPT:
         gone = range((number - KEPT) * ENTRIES, (number - KEPT + 1) * ENTRIES)
-        write_set.deletes = [(1, key) for key in gone]
-        write_set.sole_messages = list(gone)
-    write_set.retained.append(("last", b"%d" % number, 1, b"", "p", number, 0))
+        write_set.deleted_entries = [(1, key, key, 0) for key in gone]
+    write_set.retained.append(retained("last", b"%d" % number, timestamp=number))
     record = Message("s", number.to_bytes(8, "big"), 1, False, b"", "p", number, 0)
     write_set.stream_messages = {("s", number % 2): [record]}
     return write_set
 
 
 def main(directory: str) -> None:
-    store = Store(Path(directory) / "broker.db", "commit", FileLog(Path(directory) / "streams"))
+    store = SqliteStore(Path(directory) / "broker.db", "commit", FileLog(Path(directory) / "streams"))
     recovered = store.recover()
     number = int(recovered.retained[0][1]) + 1 if recovered.retained else 0
     writer = Writer(store)

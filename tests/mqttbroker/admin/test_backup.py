@@ -20,7 +20,7 @@ from mqttbroker.admin.backup import BackupError, back_up, restore
 from mqttbroker.admin.repair import DATABASE, check
 from mqttbroker.codec.packets import Puback, Publish
 from mqttbroker.codec.properties import Properties
-from sessions.store.schema import StoreError
+from sessions.store.interface import StoreError
 
 STREAM = {"streams": {"s": {"filters": ["s/#"], "partitions": 1, "segment_bytes": "64KiB", "seal": False}}}
 WINDOW = 100

@@ -21,7 +21,7 @@ from mqttbroker.admin.repair import DATABASE, check, repair, set_aside
 from mqttbroker.codec.packets import Puback, Publish
 from mqttbroker.codec.properties import Properties
 from sessions.store.pages import PageFile
-from sessions.store.schema import StoreError
+from sessions.store.interface import StoreError
 
 STREAM = {"streams": {"s": {"filters": ["s/#"], "partitions": 1, "segment_bytes": "4KiB", "seal": False}}}
 COUNT = 400

@@ -12,7 +12,7 @@ from support.store_writer import ENTRIES, KEPT, FileLog, Writer, commit_number
 from sessions.store import database_copy
 from sessions.store.check import check_database, open_to_read
 from sessions.store.database_copy import copy_database
-from sessions.store.writer import Store
+from sessions.store.writer import SqliteStore
 
 COMMITS = 40
 
@@ -39,7 +39,7 @@ class Interrupted:
 
 def test_the_copy_is_of_the_moment_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = tmp_path / "data" / "broker.db", tmp_path / "copy.db"
-    store = Store(source, "commit", FileLog(source.parent / "streams"))
+    store = SqliteStore(source, "commit", FileLog(source.parent / "streams"))
     store.recover()
     writer = Writer(store)
     for number in range(COMMITS):

@@ -9,16 +9,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.full_store import CHANGES, PAGE, TABLES, Rows, fill, overwrite, page_kinds, rows_of
+from support.full_store import (
+    CHANGES,
+    PAGE,
+    TABLES,
+    Rows,
+    fill,
+    overwrite,
+    page_kinds,
+    rows_of,
+)
 from support.store_cases import queued
 from support.store_writer import Writer
 
 from sessions.store import salvage as salvage_module
 from sessions.store.check import check_database
+from sessions.store.interface import CorruptStore, StoreError
 from sessions.store.pages import PageFile
 from sessions.store.salvage import asides, salvage, set_stream_ends, settle
-from sessions.store.schema import MIGRATIONS, CorruptStore, StoreError
-from sessions.store.writer import Store
+from sessions.store.schema import MIGRATIONS
+from sessions.store.writer import SqliteStore
 
 STAMP = "20260101T000000Z"
 
@@ -161,7 +171,7 @@ def test_nothing_readable_gives_an_empty_database(path: Path) -> None:
     kept, lines = salvaged(path)
     assert not any(kept.values())
     assert lines[-1].startswith("kept 0 sessions")
-    store = Store(path, "commit", None)
+    store = SqliteStore(path, "commit", None)
     assert store.recover().sessions == []
     store.stop()
 
@@ -177,7 +187,7 @@ def test_an_older_database_keeps_its_version(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (1,)
     connection.close()
-    store = Store(path, "commit", None)
+    store = SqliteStore(path, "commit", None)
     assert [row[1] for row in store.recover().sessions] == ["c"]
     store.stop()
 
@@ -257,9 +267,9 @@ def test_a_store_names_damage_and_goes_on_after_a_salvage(path: Path) -> None:
     page = next(page for page in page_kinds(path)["leaf index"] if losses(path, page)["queue"])
     overwrite(path, page, CHANGES["zeros"])
     with pytest.raises(CorruptStore):
-        Store(path, "commit", None).recover()
+        SqliteStore(path, "commit", None).recover()
     salvage(path, STAMP, "test")
-    store = Store(path, "commit", None)
+    store = SqliteStore(path, "commit", None)
     assert len(store.recover().sessions) == 30
     store.stop()
 
@@ -269,7 +279,7 @@ def test_a_refused_database_keeps_its_write_ahead_log(tmp_path: Path) -> None:
     fill(path, keep_wal=True)
     wal = path.with_name("broker.db-wal")
     page = next(page for page in page_kinds(path)["leaf index"] if losses(path, page)["queue"])
-    store = Store(path, "commit", None)
+    store = SqliteStore(path, "commit", None)
     store.recover()
     store.stop()
     overwrite(path, page, CHANGES["zeros"])
@@ -284,7 +294,7 @@ def test_a_refused_database_keeps_its_write_ahead_log(tmp_path: Path) -> None:
     wal.write_bytes(pages)
     before = keep, pages
     with pytest.raises(CorruptStore):
-        Store(path, "commit", None).recover()
+        SqliteStore(path, "commit", None).recover()
     assert (path.read_bytes(), wal.read_bytes()) == before
 
 
@@ -296,7 +306,7 @@ def test_a_lost_database_with_a_log_is_not_taken_for_a_new_one(tmp_path: Path) -
     expected = rows_of(tmp_path / "copy.db")
     os.truncate(path, 0)
     with pytest.raises(CorruptStore, match="is empty, though"):
-        Store(path, "commit", None).recover()
+        SqliteStore(path, "commit", None).recover()
     kept, _ = salvaged(path)
     assert kept == expected
 
@@ -304,7 +314,7 @@ def test_a_lost_database_with_a_log_is_not_taken_for_a_new_one(tmp_path: Path) -
 def test_a_damaged_page_met_at_work_is_looked_for_at_the_next_start(path: Path) -> None:
     """The start reads no messages, so only the client that wants them meets the damage."""
     leaves = page_kinds(path)["leaf table"]
-    store = Store(path, "commit", None)
+    store = SqliteStore(path, "commit", None)
     store.recover()
     writer = Writer(store)
     for page in leaves:
@@ -314,17 +324,17 @@ def test_a_damaged_page_met_at_work_is_looked_for_at_the_next_start(path: Path) 
     store.stop()
     assert path.with_name("broker.db.suspect").exists()
     with pytest.raises(CorruptStore):
-        Store(path, "commit", None).recover()
+        SqliteStore(path, "commit", None).recover()
     result = salvage(path, STAMP, "test")
     assert path.with_name(f"{result.aside.name}.suspect").exists()
-    store = Store(path, "commit", None)
+    store = SqliteStore(path, "commit", None)
     store.recover()
     store.stop()
 
 
 def test_a_suspicion_without_ground_goes(path: Path) -> None:
     path.with_name("broker.db.suspect").write_text("somebody thought so")
-    store = Store(path, "commit", None)
+    store = SqliteStore(path, "commit", None)
     store.recover()
     assert not path.with_name("broker.db.suspect").exists()
     Writer(store).commit(queued(1, [5000]))

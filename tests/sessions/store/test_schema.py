@@ -18,7 +18,8 @@ from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Pubcomp, Publish, Pubrec, Pubrel
 from mqttbroker.codec.properties import Properties
-from sessions.store.schema import APPLICATION_ID, MIGRATIONS, StoreError, prepare
+from sessions.store.interface import StoreError
+from sessions.store.schema import APPLICATION_ID, MIGRATIONS, prepare
 
 NEWEST = len(MIGRATIONS)
 

@@ -67,8 +67,8 @@ def test_a_page_reads_its_rows_in_order_and_no_more(opened: Opened, path: Path) 
 def test_entries_are_listed_in_order_by_their_index(opened: Opened, path: Path) -> None:
     opened()
     for sql, step in (
-        (statements.LIST_SESSION, "SEARCH queue USING PRIMARY KEY (session_id=? AND seq>?)"),
-        (statements.LIST_EXPIRED, "SEARCH queue USING INDEX queue_expiry (expires_at>? AND expires_at<?)"),
+        (statements.FIND_UNSENT, "SEARCH queue USING PRIMARY KEY (session_id=? AND seq>?)"),
+        (statements.FIND_EXPIRED, "SEARCH queue USING INDEX queue_expiry (expires_at>? AND expires_at<?)"),
         (statements.NEXT_EXPIRY, "SEARCH queue USING COVERING INDEX queue_expiry (expires_at>?)"),
     ):
         steps = plan(path, sql)
@@ -77,5 +77,5 @@ def test_entries_are_listed_in_order_by_their_index(opened: Opened, path: Path) 
 
 def test_shared_messages_are_found_by_the_partial_index(opened: Opened, path: Path) -> None:
     opened()
-    for sql in (statements.SHARED_MESSAGES.by_size[8], statements.PURGE[1]):
+    for sql in (statements.DELETE_SHARED_MESSAGES.by_size[8], statements.PURGE[1]):
         assert any("INDEX queue_shared (message_id=?)" in step for step in plan(path, sql))

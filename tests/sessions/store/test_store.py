@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from operator import attrgetter
 from pathlib import Path
 from typing import Dict, List, Set, Tuple
 
@@ -20,11 +21,13 @@ from support.store_cases import (  # noqa: F401 - fixtures
     queued,
     session_row,
 )
-from support.store_writer import Writer
+from support.store_writer import Writer, message, retained, retained_rows
 
-from sessions.store import statements
+from sessions.rows import MESSAGE_COLUMNS, SessionRow, SubscriptionRow
+from sessions.store import maintenance, statements
 from sessions.store import writer as store_module
-from sessions.store.writer import Store
+from sessions.store.maintenance import Maintenance
+from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
 
 # -- what is written is read ------------------------------------------------
@@ -32,7 +35,7 @@ from sessions.write_set import WriteSet
 
 def test_a_new_store_is_empty(opened: Opened) -> None:
     recovered, _ = opened()
-    assert vars(recovered) == {
+    assert recovered._asdict() == {
         "sessions": [],
         "subscriptions": [],
         "retained": [],
@@ -46,15 +49,15 @@ def test_a_new_store_is_empty(opened: Opened) -> None:
 def test_state_survives_a_restart(opened: Opened) -> None:
     _, writer = opened()
     write_set = queued(7, [3, 4], b"payload")
-    write_set.sessions = [(7, "c", 5, 3600, None, b"will", 12.5, "user", "rules"), session_row(9, 1700000000.25)]
-    write_set.subscriptions = [(7, "b/#", 1, 5, 0), (7, "a/é", 2, 6, 268435455)]
-    write_set.retained = [("r", b"\0\xff", 1, b"props", "pub", 1700000000000001, 5)]
+    write_set.sessions = [SessionRow(7, "c", 5, 3600, None, b"will", 12.5, "user", "rules"), session_row(9, 1700000000.25)]
+    write_set.subscriptions = [SubscriptionRow(7, "b/#", 1, 5, 0), SubscriptionRow(7, "a/é", 2, 6, 268435455)]
+    write_set.retained = [retained("r", b"\0\xff", 1, b"props", "pub", 1700000000000001, 5)]
     write_set.received = [(7, 65535)]
     writer.commit(write_set)
     recovered, writer = opened()
     assert recovered.sessions == write_set.sessions
-    assert sorted(recovered.subscriptions) == sorted(write_set.subscriptions)  # type: ignore[type-var]
-    assert recovered.retained == write_set.retained
+    assert sorted(recovered.subscriptions) == sorted(write_set.subscriptions)
+    assert recovered.retained == retained_rows(write_set)
     assert recovered.queues == [(7, 2, 2 * len("tpayload"), 4)]
     assert (recovered.next_session_id, recovered.next_message_id, recovered.next_seq) == (10, 5, 5)
     assert writer.page(7).received == [65535]
@@ -65,15 +68,14 @@ def test_lists_are_applied_in_their_order(opened: Opened, path: Path) -> None:
     _, writer = opened()
     write_set = queued(1, [1, 2])
     write_set.sessions = [session_row(1)]
-    write_set.subscriptions = [(1, "kept", 1, 1, 0), (1, "gone", 1, 1, 0)]
-    write_set.unsubscriptions = [(1, "gone")]
-    write_set.updates = [(77, 3, 1, 2)]
-    write_set.deletes = [(1, 1)]
-    write_set.sole_messages = [1]
+    write_set.subscriptions = [SubscriptionRow(1, "kept", 1, 1, 0), SubscriptionRow(1, "gone", 1, 1, 0)]
+    write_set.deleted_subscriptions = [(1, "gone")]
+    write_set.entry_updates = [(77, 3, 1, 2)]
+    write_set.deleted_entries = [(1, 1, 1, 0)]
     write_set.received = [(1, 5), (1, 6)]
-    write_set.released = [(1, 5)]
-    write_set.retained = [("kept", b"1", 0, b"", "", 1, 0), ("gone", b"1", 0, b"", "", 1, 0)]
-    write_set.unretained = ["gone"]
+    write_set.deleted_received = [(1, 5)]
+    write_set.retained = [retained("kept", b"1"), retained("gone", b"1")]
+    write_set.deleted_retained = ["gone"]
     writer.commit(write_set)
     assert query(path, "SELECT topic_filter FROM subscriptions") == ["kept"]
     assert query(path, "SELECT seq, packet_id, state FROM queue") == [(2, 77, 3)]
@@ -85,18 +87,18 @@ def test_lists_are_applied_in_their_order(opened: Opened, path: Path) -> None:
 def test_upserts_replace_every_column(opened: Opened) -> None:
     _, writer = opened()
     first, second = WriteSet(), WriteSet()
-    first.sessions = [(1, "c", 4, 10, None, b"w", 1.0, None, None)]
-    first.subscriptions = [(1, "a", 1, 1, 1)]
-    first.retained = [("r", b"1", 0, b"x", "p", 1, 1)]
-    second.sessions = [(1, "c", 5, 20, 2.0, None, None, "user", "rules")]
-    second.subscriptions = [(1, "a", 2, 2, 0)]
-    second.retained = [("r", b"2", 1, b"y", "q", 2, 2)]
+    first.sessions = [SessionRow(1, "c", 4, 10, None, b"w", 1.0, None, None)]
+    first.subscriptions = [SubscriptionRow(1, "a", 1, 1, 1)]
+    first.retained = [retained("r", b"1", 0, b"x", "p", 1, 1)]
+    second.sessions = [SessionRow(1, "c", 5, 20, 2.0, None, None, "user", "rules")]
+    second.subscriptions = [SubscriptionRow(1, "a", 2, 2, 0)]
+    second.retained = [retained("r", b"2", 1, b"y", "q", 2, 2)]
     writer.commit(first)
     writer.commit(second)
     recovered, _ = opened()
     assert recovered.sessions == second.sessions
     assert recovered.subscriptions == second.subscriptions
-    assert recovered.retained == second.retained
+    assert recovered.retained == retained_rows(second)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +110,11 @@ def test_lists_of_any_length(opened: Opened, path: Path, count: int) -> None:
     writer.commit(queued(1, keys))
     assert query(path, "SELECT seq FROM queue") == keys
     write_set = WriteSet()
-    write_set.updates = [(key % 65535 + 1, 2, 1, key) for key in keys]
+    write_set.entry_updates = [(key % 65535 + 1, 2, 1, key) for key in keys]
     writer.commit(write_set)
     assert query(path, "SELECT packet_id FROM queue") == [key % 65535 + 1 for key in keys]
     write_set = WriteSet()
-    write_set.deletes = [(1, key) for key in keys[:-1]]
-    write_set.sole_messages = keys[:-1]
+    write_set.deleted_entries = [(1, key, key, 0) for key in keys[:-1]]
     writer.commit(write_set)
     assert query(path, "SELECT seq FROM queue") == query(path, "SELECT id FROM messages") == keys[-1:]
 
@@ -121,21 +122,20 @@ def test_lists_of_any_length(opened: Opened, path: Path, count: int) -> None:
 def test_a_shared_message_goes_with_its_last_entry(opened: Opened, path: Path) -> None:
     _, writer = opened()
     write_set = WriteSet()
-    write_set.messages = [(1, "t", b"", 1, 0, b"", "", 1, 0), (2, "t", b"", 1, 0, b"", "", 1, 0)]
+    write_set.messages = [message(1, "t", b""), message(2, "t", b"")]
     write_set.entries = [
         (session_id, seq, message_id, 1, 1, 0, b"", 0, 0, 1, 0)
         for seq, (session_id, message_id) in enumerate([(1, 1), (2, 1), (3, 1), (1, 2), (2, 2)], 1)
     ]
     writer.commit(write_set)
     for deletes, left in (
-        ([(1, 1), (1, 4)], [1, 2]),
-        ([(2, 5)], [1]),
-        ([(2, 2)], [1]),
-        ([(3, 3)], []),
+        ([(1, 1, 1, 1), (1, 4, 2, 1)], [1, 2]),
+        ([(2, 5, 2, 1)], [1]),
+        ([(2, 2, 1, 1)], [1]),
+        ([(3, 3, 1, 1)], []),
     ):
         write_set = WriteSet()
-        write_set.deletes = deletes
-        write_set.shared_messages = [1, 2]
+        write_set.deleted_entries = deletes
         writer.commit(write_set)
         assert query(path, "SELECT id FROM messages") == left
 
@@ -150,7 +150,7 @@ MODEL_KEYS = st.integers(1, 6)
 def test_subscriptions_and_received_follow_a_model(
     tmp_path_factory: pytest.TempPathFactory, rounds: List[Dict[Tuple[int, int], bool]]
 ) -> None:
-    store = Store(tmp_path_factory.mktemp("model") / "broker.db", "commit", None)
+    store = SqliteStore(tmp_path_factory.mktemp("model") / "broker.db", "commit", None)
     store.recover()
     writer = Writer(store)
     model: Set[Tuple[int, int]] = set()
@@ -160,16 +160,16 @@ def test_subscriptions_and_received_follow_a_model(
             for (session_id, number), present in changes.items():
                 if present:
                     model.add((session_id, number))
-                    write_set.subscriptions.append((session_id, str(number), 0, 0, 0))
+                    write_set.subscriptions.append(SubscriptionRow(session_id, str(number), 0, 0, 0))
                     write_set.received.append((session_id, number))
                 else:
                     model.discard((session_id, number))
-                    write_set.unsubscriptions.append((session_id, str(number)))
-                    write_set.released.append((session_id, number))
+                    write_set.deleted_subscriptions.append((session_id, str(number)))
+                    write_set.deleted_received.append((session_id, number))
             writer.commit(write_set)
     finally:
         store.stop()
-    path = store._path
+    path = store.database.path
     assert set(query(path, "SELECT session_id, packet_id FROM received")) == model
     assert {
         (session_id, int(topic_filter))
@@ -208,7 +208,7 @@ def test_a_page_row_has_entry_and_message(opened: Opened) -> None:
     write_set = WriteSet()
     topics = ["t", "é/\U0001f600/\x01\x7f", 'quo"te\\', "a/b", "\uffff"]
     write_set.messages = [
-        (10 + at, topic, payload, 2, 1, b"\x26\0\xff", 'pub"é', 1700000000000000 + at, 5)
+        message(10 + at, topic, payload, 2, True, b"\x26\0\xff", 'pub"é', 1700000000000000 + at, 5)
         for at, (topic, payload) in enumerate(zip(topics, PAYLOADS))
     ]
     write_set.entries = [
@@ -216,9 +216,10 @@ def test_a_page_row_has_entry_and_message(opened: Opened) -> None:
         for at, payload in enumerate(PAYLOADS)
     ]
     writer.commit(write_set)
+    columns = attrgetter(*MESSAGE_COLUMNS)
     assert writer.page(1).rows == [
-        (seq, qos, retain, ids, packet_id, state, message_id, shared, *message[1:], size)
-        for (_, seq, message_id, shared, qos, retain, ids, packet_id, state, size, _), message in zip(
+        (seq, qos, retain, ids, packet_id, state, message_id, shared, *columns(sent)[1:], size)
+        for (_, seq, message_id, shared, qos, retain, ids, packet_id, state, size, _), sent in zip(
             write_set.entries, write_set.messages
         )
     ]
@@ -269,9 +270,9 @@ def test_an_ended_session_takes_everything_along(opened: Opened, path: Path) -> 
     _, writer = opened()
     write_set = WriteSet()
     write_set.sessions = [session_row(1), session_row(2)]
-    write_set.subscriptions = [(1, "a", 1, 1, 0), (2, "a", 1, 1, 0)]
+    write_set.subscriptions = [SubscriptionRow(1, "a", 1, 1, 0), SubscriptionRow(2, "a", 1, 1, 0)]
     write_set.received = [(1, 5), (2, 5)]
-    write_set.messages = [(key, "t", b"", 1, 0, b"", "", 1, 0) for key in (1, 2, 3, 4)]
+    write_set.messages = [message(key, "t", b"") for key in (1, 2, 3, 4)]
     # 1 is of session 1 alone, 2 of both, 3 twice of session 1, 4 of session 2 alone.
     write_set.entries = [
         (session_id, seq, message_id, shared, 1, 0, b"", 0, 0, 1, 0)
@@ -281,8 +282,8 @@ def test_an_ended_session_takes_everything_along(opened: Opened, path: Path) -> 
     ]
     writer.commit(write_set)
     write_set = WriteSet()
-    write_set.ended = [1, 99]
-    write_set.sessions = [(3, "client-1", 5, 0, None, None, None, None, None)]
+    write_set.deleted_sessions = [1, 99]
+    write_set.sessions = [SessionRow(3, "client-1", 5, 0, None, None, None, None, None)]
     writer.commit(write_set)
     assert query(path, "SELECT session_id FROM sessions ORDER BY 1") == [2, 3]
     assert query(path, "SELECT session_id FROM subscriptions") == [2]
@@ -294,7 +295,7 @@ def test_an_ended_session_takes_everything_along(opened: Opened, path: Path) -> 
 def test_a_session_id_is_not_used_again(opened: Opened, path: Path) -> None:
     _, writer = opened()
     write_set = WriteSet()
-    write_set.ended = [1]
+    write_set.deleted_sessions = [1]
     write_set.sessions = [session_row(1)]
     with pytest.raises(ValueError, match="used again"):
         writer.commit(write_set)
@@ -312,7 +313,7 @@ def test_a_long_queue_is_purged_in_steps(
     write_set.sessions = [session_row(1)]
     writer.commit(write_set)
     write_set = WriteSet()
-    write_set.ended = [1]
+    write_set.deleted_sessions = [1]
     writer.commit(write_set)
     left = len(query(path, "SELECT seq FROM queue"))
     assert 300 <= left < 500
@@ -322,7 +323,7 @@ def test_a_long_queue_is_purged_in_steps(
         assert recovered.next_seq == 501
     while left:
         write_set = WriteSet()
-        write_set.retained = [("r", b"", 0, b"", "", 1, 0)]
+        write_set.retained = [retained("r", b"")]
         writer.commit(write_set)
         left, before = len(query(path, "SELECT seq FROM queue")), left
         assert before - 110 <= left < before
@@ -333,16 +334,16 @@ def test_an_idle_writer_purges_and_gives_pages_back(
     opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "IDLE_AFTER", 0.001)
-    monkeypatch.setattr(store_module, "VACUUM_FREE_PAGES", 10)
+    monkeypatch.setattr(maintenance, "VACUUM_FREE_PAGES", 10)
     tidy = threading.Event()
-    vacuum = Store._vacuum
+    vacuum = Maintenance._vacuum
 
-    def vacuum_and_tell(store: Store, connection: sqlite3.Connection) -> None:
-        vacuum(store, connection)
-        if ended and not store._ending and not store._untidy:
+    def vacuum_and_tell(one: Maintenance) -> None:
+        vacuum(one)
+        if ended and not one.has_work:
             tidy.set()
 
-    monkeypatch.setattr(Store, "_vacuum", vacuum_and_tell)
+    monkeypatch.setattr(Maintenance, "_vacuum", vacuum_and_tell)
     ended: List[int] = []
     _, writer = opened()
     write_set = queued(1, list(range(1, 10001)), b"x" * 500)
@@ -352,7 +353,7 @@ def test_an_idle_writer_purges_and_gives_pages_back(
     (full,) = query(path, "PRAGMA page_count")
     assert path.stat().st_size == full * 4096
     write_set = WriteSet()
-    write_set.ended = [1]
+    write_set.deleted_sessions = [1]
     ended.append(1)
     writer.commit(write_set)
     assert tidy.wait(30)
@@ -364,7 +365,7 @@ def test_an_idle_writer_purges_and_gives_pages_back(
 def test_the_wal_stays_small(
     opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "CHECKPOINT_PAGES", 100)
+    monkeypatch.setattr(maintenance, "CHECKPOINT_PAGES", 100)
     _, writer = opened()
     for number in range(200):
         writer.commit(queued(1, [number + 1], b"x" * 40_000))
@@ -375,9 +376,9 @@ def test_the_wal_stays_small(
 def test_a_reader_delays_the_wal_but_not_the_writer(
     opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(store_module, "CHECKPOINT_PAGES", 20)
-    monkeypatch.setattr(store_module, "WAL_LIMIT_PAGES", 100)
-    monkeypatch.setattr(store_module, "READERS_WAIT_MS", 1)
+    monkeypatch.setattr(maintenance, "CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr(maintenance, "WAL_LIMIT_PAGES", 100)
+    monkeypatch.setattr(maintenance, "READERS_WAIT_MS", 1)
     _, writer = opened()
     writer.commit(queued(1, [1]))
     reader = sqlite3.connect(path, isolation_level=None)

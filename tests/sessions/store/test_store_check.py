@@ -13,7 +13,7 @@ from support.store_cases import queued
 from support.store_writer import Writer
 
 from sessions.store.check import check_database
-from sessions.store.writer import Store
+from sessions.store.writer import SqliteStore
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_a_sound_database_has_no_problems_and_gets_no_files(path: Path) -> None:
 
 
 def test_a_database_in_use_is_read_at_its_last_commit(path: Path) -> None:
-    store = Store(path, "commit", None)
+    store = SqliteStore(path, "commit", None)
     store.recover()
     writer = Writer(store)
     assert check_database(path).problems == []

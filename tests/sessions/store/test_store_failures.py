@@ -25,13 +25,22 @@ from support.store_cases import (  # noqa: F401 - fixtures
     queued,
     session_row,
 )
-from support.store_writer import ENTRIES, KEPT, FileLog, Writer, commit_number
+from support.store_writer import (
+    ENTRIES,
+    KEPT,
+    FileLog,
+    Writer,
+    commit_number,
+    retained,
+    retained_rows,
+)
 
 from sessions.message import Message
-from sessions.store import schema
+from sessions.store import database, schema
 from sessions.store import writer as store_module
-from sessions.store.schema import MIGRATIONS, StoreError
-from sessions.store.writer import Store
+from sessions.store.interface import StoreError
+from sessions.store.schema import MIGRATIONS
+from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, WriteSet
 
 # -- the log ----------------------------------------------------------------
@@ -144,7 +153,7 @@ def test_a_full_disk_fails_the_commit_and_no_other(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = path.with_name("broker.db-wal").stat().st_size
     big = stream_set(2)
-    big.retained = [("r", bytes(1_000_000), 1, b"", "p", 1, 0)]
+    big.retained = [retained("r", bytes(1_000_000))]
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50_000, hard))
         _, _, first = writer.outcome(big)
@@ -156,14 +165,13 @@ def test_a_full_disk_fails_the_commit_and_no_other(
     assert query(path, "SELECT seq FROM queue") == log.records(("s", 0)) == [1]
     writer.commit(big)
     recovered, _ = opened("commit", FileLog(log.directory))
-    assert recovered.retained == big.retained
+    assert recovered.retained == retained_rows(big)
     assert query(path, "SELECT seq FROM queue") == log.records(("s", 0)) == [1, 2]
 
 
 def test_a_full_database_fails_the_commit_and_no_other(opened: Opened, path: Path) -> None:
     _, writer = opened()
-    connection = writer.store._connection
-    assert connection is not None
+    connection = writer.store.database.connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages + 20}")
     keys = list(range(1, 2000))
@@ -178,7 +186,7 @@ def test_a_full_database_fails_the_commit_and_no_other(opened: Opened, path: Pat
 def test_a_report_that_fails_does_not_stop_the_writer(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = Store(path, "commit", None)
+    store = SqliteStore(path, "commit", None)
     store.recover()
     reports: List[Optional[Exception]] = []
 
@@ -196,7 +204,7 @@ def test_a_report_that_fails_does_not_stop_the_writer(
 
 
 def test_stop_finishes_what_was_submitted_and_leaves_one_file(path: Path) -> None:
-    store = Store(path, "commit", None)
+    store = SqliteStore(path, "commit", None)
     store.recover()
     store.start(lambda *outcome: None)
     for number in range(1, 51):
@@ -211,7 +219,7 @@ def test_stop_finishes_what_was_submitted_and_leaves_one_file(path: Path) -> Non
 
 def refusal(path: Path) -> str:
     with pytest.raises(StoreError) as caught:
-        Store(path, "commit", None).recover()
+        SqliteStore(path, "commit", None).recover()
     text = str(caught.value)
     assert "\n" not in text and str(path.parent) in text
     return text
@@ -250,7 +258,7 @@ def test_no_database_at_all(path: Path) -> None:
     assert path.read_bytes() == before
     # And nothing stays locked.
     path.unlink()
-    store = Store(path, "commit", None)
+    store = SqliteStore(path, "commit", None)
     store.recover()
     store.stop()
 
@@ -280,7 +288,7 @@ def test_an_older_database_is_migrated_at_start(
         db.table("sessions").add_column("note", str)
 
     newer = functools.partial(schema.prepare, migrations=(*MIGRATIONS, add_note))
-    monkeypatch.setattr(store_module, "prepare", newer)
+    monkeypatch.setattr(database, "prepare", newer)
     recovered, writer = opened()
     assert recovered.sessions == write_set.sessions
     writer.store.stop()
@@ -292,7 +300,7 @@ def test_an_older_database_is_migrated_at_start(
 
 def test_an_unknown_durability_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match="'sometimes'"):
-        Store(path, "sometimes", None)
+        SqliteStore(path, "sometimes", None)
 
 
 # -- durability -------------------------------------------------------------
@@ -301,8 +309,7 @@ def test_an_unknown_durability_is_refused(path: Path) -> None:
 @pytest.mark.parametrize("durability", ["commit", "interval"])
 def test_commits_are_synced(opened: Opened, path: Path, durability: str) -> None:
     _, writer = opened(durability)
-    connection = writer.store._connection
-    assert connection is not None
+    connection = writer.store.database.connection
     assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
@@ -352,19 +359,19 @@ def test_kill_9_loses_nothing_reported(tmp_path: Path) -> None:
 def verify(directory: Path) -> int:
     """The number of the last commit on disk, all of which and only of which must be there."""
     log = FileLog(directory / "streams")
-    store = Store(directory / "broker.db", "commit", log)
+    store = SqliteStore(directory / "broker.db", "commit", log)
     recovered = store.recover()
     writer = Writer(store)
     try:
         page = writer.page(1)
         path = directory / "broker.db"
-        (last,) = [int(str(row[1], "ascii")) for row in recovered.retained]
+        (last,) = [int(row.payload) for row in recovered.retained]
         assert recovered.sessions == commit_number(last).sessions
         assert recovered.subscriptions == commit_number(last).subscriptions
         expected = list(range(max(0, last - KEPT + 1) * ENTRIES, (last + 1) * ENTRIES))
-        assert [row[0] for row in page.rows] == expected
-        assert [row[9] for row in page.rows] == [b"%d" % key for key in expected]
-        assert [row[5] for row in page.rows] == [2] * (len(expected) - ENTRIES) + [0] * ENTRIES
+        assert [row.seq for row in page.rows] == expected
+        assert [row.payload for row in page.rows] == [b"%d" % key for key in expected]
+        assert [row.state for row in page.rows] == [2] * (len(expected) - ENTRIES) + [0] * ENTRIES
         assert page.received == [last % 60000 + 1]
         assert query(path, "SELECT id FROM messages") == expected
         for partition in (0, 1):
@@ -380,7 +387,7 @@ def verify(directory: Path) -> int:
 def test_a_log_hears_of_time_passing_without_work(
     opened: Opened, log: FileLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "LOG_LOOK", 0.01)
+    monkeypatch.setattr(store_module, "RETENTION_AFTER", 0.01)
     heard = threading.Event()
     monkeypatch.setattr(log, "committed", heard.set)
     opened("commit", log)

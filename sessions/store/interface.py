@@ -1,0 +1,110 @@
+"""What the broker needs of a store, whichever database is behind it.
+
+A store has two parts. The commit log makes write sets durable, in order and each whole or not at all; the tables are
+the state that all write sets add up to: what a start recovers, and what pages and queries read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
+
+from sessions.message import Message
+from sessions.rows import QueueRow, RetainedRow, SessionRow, SubscriptionRow
+from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
+
+Done = Callable[[WriteSet, List[Page], Optional[Exception]], None]
+Partition = Tuple[str, int]  # stream and partition number
+
+
+class StoreError(Exception):
+    """The store cannot be used; the text is one line that names file and reason."""
+
+
+class CorruptStore(StoreError):
+    """The store is damaged."""
+
+
+class Recovered(NamedTuple):
+    """What the tables hold at start.
+
+    ``disconnected_at`` is None for a session whose client was connected when the broker was killed. ``queues`` has the
+    sessions with stored entries. The ``next_`` ids are greater than any that is stored.
+    """
+
+    sessions: List[SessionRow]
+    subscriptions: List[SubscriptionRow]
+    retained: List[RetainedRow]
+    queues: List[QueueRow]
+    next_session_id: int
+    next_message_id: int
+    next_seq: int
+
+
+class CommitLog(Protocol):
+    """Commits write sets one after the other. For one thread, the owner's."""
+
+    def start(self, done: Done) -> None:
+        """Start committing. `done` is called once for each write set, in their order, on another thread.
+
+        ``done(write_set, pages, None)``: the write set is durable, and its pages and queries are read.
+        ``done(write_set, [], error)``: nothing of it is stored, nor will be.
+        """
+
+    def submit(self, write_set: WriteSet) -> None:
+        """Hand over a write set; never blocks."""
+
+    def stop(self) -> None:
+        """Commit what was submitted, and close."""
+
+
+class Tables(Protocol):
+    """The rows that all write sets add up to. For one thread at a time."""
+
+    def recover(self) -> Recovered:
+        """Read everything that the broker keeps in memory."""
+
+    def apply(self, write_set: WriteSet) -> None:
+        """Make the changes of a write set, and delete messages that no entry refers to any more."""
+
+    def read_page(self, request: PageRequest) -> Page:
+        """The page; a failure is its ``error``."""
+
+    def run_query(self, query: EntryQuery) -> None:
+        """Fill in what a query asks for; its rows stay empty if they cannot be read."""
+
+
+class Store(CommitLog, Protocol):
+    """A commit log and its tables, on the disk of one data directory."""
+
+    @property
+    def damage(self) -> str:
+        """The first damage found since the start; empty if there is none."""
+
+    def recover(self) -> Recovered:
+        """Open the store and read its tables. Before `start`.
+
+        Raises `StoreError` if the directory or a file cannot be used, belongs to a newer program, or is in use by
+        another process, and `CorruptStore` if it is damaged. Everything is closed again then.
+        """
+
+
+class StreamLog(Protocol):
+    """The stream log as the writer uses it; its files are below ``directory``."""
+
+    directory: Path
+
+    def append(self, records: Dict[Partition, List[Message]]) -> Dict[Partition, Tuple[int, int, str]]:
+        """Write records, not yet durable; per partition the new (end offset, position, segment)."""
+
+    def sync(self) -> None:
+        """Return when everything appended is on disk."""
+
+    def rollback(self) -> None:
+        """Cut back to the last committed end; does nothing when that is the end."""
+
+    def committed(self) -> None:
+        """The appended ends are committed: move the high watermarks."""
+
+    def recover(self, ends: Optional[Dict[Partition, int]]) -> None:
+        """Cut back to these ends (missing = 0), or keep every valid batch (None)."""

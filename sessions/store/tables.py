@@ -1,0 +1,142 @@
+"""The tables: what a write set does to the rows in SQLite, and what is read of them."""
+
+from __future__ import annotations
+
+import sqlite3
+from itertools import chain
+from pathlib import Path
+from typing import Iterable
+
+from sessions.rows import QueueRow, RetainedRow, SessionRow, SubscriptionRow
+from sessions.store import statements as sql
+from sessions.store.interface import CorruptStore, Partition, Recovered
+from sessions.store.schema import APPLICATION_ID
+from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
+
+
+class SqliteTables:
+    """The tables behind one connection; `path` names the database in errors.
+
+    Changes are made between `begin` and `commit`. The entries of deleted sessions are deleted in steps, some in each
+    transaction (`has_purge`).
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._connection = connection
+        self._path = path
+        self._purge: dict[int, int] = {}  # deleted sessions with stored entries: id to last seq, as of the last commit
+        self._next_purge: dict[int, int] = {}  # the same, as of this transaction
+        self._in_doubt = False  # a COMMIT failed, but a crash might bring it back
+
+    # -- reading ------------------------------------------------------------
+
+    def recover(self) -> Recovered:
+        connection = self._connection
+
+        def rows(columns: Iterable[str], table: str) -> sqlite3.Cursor:
+            return connection.execute(f"SELECT {', '.join(columns)} FROM {table}")
+
+        sessions = list(map(SessionRow._make, rows(SessionRow._fields, "sessions ORDER BY session_id")))
+        subscriptions = list(map(SubscriptionRow._make, rows(SubscriptionRow._fields, "subscriptions")))
+        retained = list(map(RetainedRow._make, rows(RetainedRow._fields, "retained")))
+        queues = list(map(QueueRow._make, connection.execute(sql.QUEUES)))
+        known = {row.session_id for row in sessions}
+        unknown = {row.session_id for row in subscriptions} - known
+        if unknown:
+            raise CorruptStore(f"{self._path}: subscriptions of {len(unknown)} unknown sessions")
+        self._purge = {row.session_id: row.last_seq for row in queues if row.session_id not in known}
+        last_message = connection.execute("SELECT max(id) FROM messages").fetchone()[0]
+        return Recovered(
+            sessions,
+            subscriptions,
+            retained,
+            [row for row in queues if row.session_id in known],
+            1 + max(chain(known, self._purge), default=0),
+            1 + (last_message or 0),
+            1 + max((row.last_seq for row in queues), default=0),
+        )
+
+    def stream_ends(self) -> dict[Partition, int]:
+        rows = self._connection.execute("SELECT stream, partition, end_offset FROM stream_ends")
+        return {(stream, partition): end for stream, partition, end in rows}
+
+    def read_page(self, request: PageRequest) -> Page:
+        return sql.read_page(self._connection, request)
+
+    def run_query(self, query: EntryQuery) -> None:
+        sql.run_query(self._connection, query)
+
+    # -- transactions -------------------------------------------------------
+
+    def begin(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._next_purge = dict(self._purge)
+
+    def commit(self) -> None:
+        self._in_doubt = True
+        self._connection.execute("COMMIT")
+        self._in_doubt = False
+        self._purge = self._next_purge
+
+    def undo(self) -> None:
+        """Make sure that a transaction that failed is gone.
+
+        A COMMIT that failed in its sync may be complete in the write-ahead log, where a start after a crash would find
+        it. Another transaction takes its place there.
+        """
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+        if self._in_doubt:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self.write_first_page()
+            self._connection.execute("COMMIT")
+            self._in_doubt = False
+
+    # -- changing, within a transaction ---------------------------------------
+
+    def apply(self, write_set: WriteSet) -> None:
+        connection = self._connection
+        if write_set.deleted_sessions:
+            self._delete_sessions(write_set)
+        if self._next_purge:
+            sql.purge(connection, self._next_purge)
+        sql.SESSIONS.run(connection, write_set.sessions)
+        sql.SUBSCRIPTIONS.run(connection, write_set.subscriptions)
+        sql.DELETE_SUBSCRIPTIONS.run(connection, write_set.deleted_subscriptions)
+        sql.MESSAGES.run(connection, write_set.messages)
+        sql.ENTRIES.run(connection, write_set.entries)
+        sql.UPDATE_ENTRIES.run(connection, write_set.entry_updates)
+        sql.delete_entries(connection, write_set.deleted_entries)
+        sql.RECEIVED.run(connection, write_set.received)
+        sql.DELETE_RECEIVED.run(connection, write_set.deleted_received)
+        sql.RETAINED.run(connection, write_set.retained)
+        sql.DELETE_RETAINED.run(connection, write_set.deleted_retained)
+
+    def _delete_sessions(self, write_set: WriteSet) -> None:
+        deleted = write_set.deleted_sessions
+        if not {row.session_id for row in write_set.sessions}.isdisjoint(deleted):
+            raise ValueError("a session id is used again after its session ended")
+        for statement in (sql.DELETE_SESSIONS, sql.DELETE_SUBSCRIPTIONS_OF, sql.DELETE_RECEIVED_OF):
+            statement.run(self._connection, deleted)
+        self._next_purge.update(sql.queues_of(self._connection, deleted))
+
+    def set_stream_ends(self, ends: dict[Partition, int]) -> None:
+        sql.STREAM_ENDS.run(self._connection, [(stream, partition, end) for (stream, partition), end in ends.items()])
+
+    def write_first_page(self) -> None:
+        """Have the transaction write a page, with the content that it has."""
+        self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+
+    # -- deleted sessions ---------------------------------------------------
+
+    @property
+    def has_purge(self) -> bool:
+        """Whether entries of deleted sessions are still stored."""
+        return bool(self._purge)
+
+    def purge(self) -> None:
+        """Delete some of the entries of deleted sessions, in a transaction of its own."""
+        self.begin()
+        sql.purge(self._connection, self._next_purge)
+        self._connection.execute("COMMIT")
+        self._purge = self._next_purge
