@@ -1,12 +1,9 @@
-"""MQTT over WebSocket: between a socket and a `Wire`.
+"""MQTT over WebSocket: a layer between a socket and its `Wire`.
 
-The rule kept here: a `Wire` sees bytes and never a frame [MQTT-6.0.0-2]; text
-ends the connection [MQTT-6.0.0-1], and no client gets in without the
-subprotocol ``mqtt`` [MQTT-6.0.0-3] [MQTT-6.0.0-4].
-
-The `websockets` library shakes hands, and keeps RFC 6455 for every frame that
-is not a whole binary message; see `websocket_frames` for those.  No task, no
-future: what a read brings is handled where it arrives, in one call.
+The `Wire` sees MQTT bytes and never a frame [MQTT-6.0.0-2]. A text frame ends the connection [MQTT-6.0.0-1], and the client
+must offer the subprotocol ``mqtt`` [MQTT-6.0.0-3] [MQTT-6.0.0-4]. The `websockets` library does the handshake and handles
+close frames and violations of RFC 6455; `FrameReader` decodes all other frames. Everything is handled in the call that
+brings the bytes, without tasks or futures.
 """
 
 from __future__ import annotations
@@ -24,6 +21,7 @@ from websockets.typing import Origin, Subprotocol
 
 from mqttbroker import build_kind
 from mqttbroker.codec.reason_codes import PROTOCOL_ERROR
+from mqttbroker.core.connection import CONNECTED
 from mqttbroker.net.websocket_frames import FrameReader, binary_header
 from mqttbroker.net.wire import LINGER, Wire
 
@@ -33,38 +31,42 @@ except ImportError:
     from websockets.utils import apply_mask
 
 MAX_HEAD = 16 * 1024  # bytes of the HTTP request
-# A frame may hold several packets, so it may be longer than the longest of them.
-FRAME_HEADROOM = 64 * 1024
-# Payloads of so many bytes are unmasked in compiled code; interpreted, a call of C is always cheaper.
+FRAME_HEADROOM = 64 * 1024  # bytes by which a frame may be longer than the longest packet, as it may hold several
+FRAMES_PER_ITERATION = 2048  # of one client in one iteration of the event loop
+# Payloads up to this size are unmasked in compiled code; in plain Python a call of the library's C code is cheaper.
 _SHORT = 256 if build_kind() == "compiled" else 0
 
-# The library's words on each connection; ours are `Wire`'s, with client and address.
+# `Wire` logs connections with client and address; the library's log lines have neither.
 _silent = logging.getLogger("mqttbroker.websockets")
 _silent.setLevel(logging.ERROR)
 
 
 class WebSocket:
-    """One client's WebSocket: by shape an asyncio protocol below, and a transport above.
+    """One client's WebSocket: an asyncio protocol for the socket, and a transport for the `Wire`.
 
-    ``origins`` are the web pages that may connect; empty lets all.
+    ``origins`` are the web pages that may connect; empty allows all.
     """
 
     def __init__(self, wire: Wire, origins: Sequence[str]) -> None:
         self._wire = wire
         self._transport: Any = None
-        largest = wire.listener_policy.terms.max_packet_size + FRAME_HEADROOM
+        terms = wire.listener_policy.terms
+        largest = terms.max_packet_size + FRAME_HEADROOM
         self._library = ServerProtocol(
             origins=[*map(Origin, origins), None] if origins else None,
             subprotocols=[Subprotocol("mqtt")],
             max_size=(None, largest),
             logger=_silent,
         )
-        self._reader = FrameReader(largest, apply_mask, _SHORT)
-        self._head: Optional[bytes] = b""  # of the HTTP request; None once it was answered
-        self._between = True  # not inside a fragmented message
-        self._listening = True  # what comes in still goes to the wire
+        self._largest = largest
+        # Until CONNECT is accepted an unknown client may send no more than a CONNECT.
+        self._reader = FrameReader(min(largest, wire.broker.terms.max_connect_size + FRAME_HEADROOM), apply_mask, _SHORT)
+        self._request: Optional[bytes] = b""  # the HTTP request so far; None once it was answered
+        self._receiving = True  # received payload goes to the wire
+        self._paused_by_wire = False
+        self._reading_on = False  # frames of an earlier read wait for the next iteration of the loop
         self._congested = False
-        self._held: List[bytes] = []  # the answer to the last ping that came while congested
+        self._pong: List[bytes] = []  # the answer to the last ping that came while congested
         self._close_code = CloseCode.NORMAL_CLOSURE
         self._timer: Optional[asyncio.TimerHandle] = None
 
@@ -75,16 +77,36 @@ class WebSocket:
         self._wire.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._head is not None:
-            data = self._shake_hands(self._head + data)
+        if self._request is not None:
+            data = self._handshake(self._request + data)
+        self._reader.feed(data)
+        if not self._reading_on:
+            self._read_frames()
+
+    def _read_frames(self) -> None:
+        """Read some frames; the rest of a long read follows in the next iteration of the loop, after other clients."""
         reader = self._reader
-        reader.feed(data)
-        while True:
-            frame = reader.take(self._between)
-            if not frame:
-                break
-            self._unusual(frame)
+        if reader.largest != self._largest and self._wire.protocol.state == CONNECTED:
+            reader.largest = self._largest
+        frame = reader.read(FRAMES_PER_ITERATION)
+        while frame:
+            self._handle_other(frame)
+            frame = reader.read(FRAMES_PER_ITERATION)
+        if reader.ping is not None:
+            if self._library.state is State.OPEN:
+                self._library.send_pong(reader.ping)
+                self._send()
+            reader.ping = None
         self._deliver()
+        if reader.unread:
+            if not self._reading_on:
+                self._reading_on = True
+                self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_frames)
+        elif self._reading_on:
+            self._reading_on = False
+            if not self._paused_by_wire:
+                self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False
@@ -92,8 +114,8 @@ class WebSocket:
     def connection_lost(self, error: Any) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._head is not None:
-            self._failed()
+        if self._request is not None:
+            self._count_failure()
         self._wire.connection_lost(error)
 
     def pause_writing(self) -> None:
@@ -102,9 +124,9 @@ class WebSocket:
 
     def resume_writing(self) -> None:
         self._congested = False
-        if self._held:
-            self._transport.writelines(self._held)
-            self._held.clear()
+        if self._pong:
+            self._transport.writelines(self._pong)
+            self._pong.clear()
         self._wire.resume_writing()
 
     # -- the wire's transport ------------------------------------------------
@@ -122,9 +144,9 @@ class WebSocket:
         return False
 
     def close(self) -> None:
-        """Say goodbye, and wait `LINGER` seconds at most for the client to do so."""
-        self._listening = False
-        self._held.clear()
+        """Send a close frame, and wait for the client's for `LINGER` seconds at most."""
+        self._stop_receiving()
+        self._pong.clear()
         if self._library.state is State.OPEN:
             self._library.send_close(self._close_code)
             self._send()
@@ -137,90 +159,97 @@ class WebSocket:
         self._transport.abort()
 
     def pause_reading(self) -> None:
-        self._transport.pause_reading()
+        self._paused_by_wire = True
+        if not self._reading_on:
+            self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        self._transport.resume_reading()
+        self._paused_by_wire = False
+        if not self._reading_on:
+            self._transport.resume_reading()
 
     def get_extra_info(self, name: str) -> Any:
         return self._transport.get_extra_info(name)
 
     # -- between them --------------------------------------------------------
 
-    def _shake_hands(self, head: bytes) -> bytes:
-        """Answer the HTTP request once it is whole; what came after it."""
-        end = head.find(b"\r\n\r\n") + 4
+    def _handshake(self, request: bytes) -> bytes:
+        """Answer the HTTP request once it is whole; returns the bytes after it."""
+        end = request.find(b"\r\n\r\n") + 4
         library = self._library
-        if end < 4 and len(head) <= MAX_HEAD:
-            self._head = head
+        if end < 4 and len(request) <= MAX_HEAD:
+            self._request = request
             return b""
-        self._head = None
+        self._request = None
         if end < 4 or end > MAX_HEAD:
             response = library.reject(
                 HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {MAX_HEAD} bytes\n"
             )
             library.send_response(response)
         else:
-            library.receive_data(head[:end])
-            for request in library.events_received():
-                library.send_response(library.accept(cast(Request, request)))
+            library.receive_data(request[:end])
+            for event in library.events_received():
+                library.send_response(library.accept(cast(Request, event)))
         if library.state is not State.OPEN:
-            self._listening = False
-            self._failed()
+            self._stop_receiving()
+            self._count_failure()
             self._wire.lost(f"WebSocket handshake: {library.handshake_exc or 'request too long'}")
             self._send()
             return b""
         self._send()
-        return head[end:]
+        return request[end:]
 
-    def _failed(self) -> None:
-        """The client is none, for it did not shake hands."""
+    def _count_failure(self) -> None:
         self._wire.broker.outbound.counters.websocket_failures += 1
 
-    def _unusual(self, frame: bytes) -> None:
-        """A frame that the library has to judge; the payload so far came before it."""
+    def _stop_receiving(self) -> None:
+        self._receiving = False
+        self._reader.discarding = True
+
+    def _handle_other(self, frame: bytes) -> None:
+        """Give the library a frame that `FrameReader` does not decode, after the payload before it."""
+        self._deliver()
         library = self._library
-        library.receive_data(frame)
+        if self._reader.too_long and library.state is State.OPEN:
+            library.fail(CloseCode.MESSAGE_TOO_BIG, f"a frame of more than {self._reader.largest} bytes")
+        elif self._reader.fragmented and frame[0] & 0x0F < 8 and library.state is State.OPEN:
+            library.fail(CloseCode.PROTOCOL_ERROR, "a new message inside a fragmented one")
+        else:
+            library.receive_data(frame)
         for event in library.events_received():
-            assert isinstance(event, Frame)
-            if event.opcode is Opcode.TEXT:
-                self._deliver()
+            if cast(Frame, event).opcode is Opcode.TEXT:
                 self._refuse_text()
-            elif event.opcode is Opcode.BINARY or event.opcode is Opcode.CONT:
-                self._reader.add(bytes(event.data))
-                self._between = event.fin
-        if library.state is not State.OPEN and self._listening:
-            self._deliver()
-            self._listening = False
+        if library.state is not State.OPEN and self._receiving:
+            self._stop_receiving()
             received, sent = library.close_rcvd, library.close_sent
             self._wire.lost(f"WebSocket closed: {received}" if received else f"WebSocket: {sent}")
         self._send()
 
     def _refuse_text(self) -> None:
-        if self._listening:  # [MQTT-6.0.0-1]
-            self._listening = False
+        if self._receiving:  # [MQTT-6.0.0-1]
+            self._stop_receiving()
             self._close_code = CloseCode.UNSUPPORTED_DATA
             self._wire.refuse(PROTOCOL_ERROR, "WebSocket text frame")
 
     def _deliver(self) -> None:
         payload = self._reader.payload()
-        if payload and self._listening:
+        if payload and self._receiving:
             self._wire.data_received(payload)
 
     def _send(self) -> None:
-        """Write what the library has to say."""
+        """Write the frames that the library has to send."""
         for data in self._library.data_to_send():
             if not data:
-                self._hang_up()
+                self._end()
             elif self._congested and self._library.state is State.OPEN:
-                self._held = [data]  # RFC 6455, section 5.5.3: the last ping's pong answers for all
+                self._pong = [data]  # a pong for the last ping answers all earlier ones (RFC 6455, section 5.5.3)
             else:
                 self._transport.write(data)
 
-    def _hang_up(self) -> None:
-        """The library has nothing more to say."""
+    def _end(self) -> None:
+        """The library has nothing more to send."""
         if self._library.close_rcvd is None and self._transport.can_write_eof():
-            # Closing now would reset the connection when the client answers, and lose what it was told.
+            # A close at once would reset the connection when the client answers, and discard our close frame.
             self._transport.write_eof()
             self._linger()
         else:

@@ -1,48 +1,59 @@
-"""WebSocket frames in the one form that MQTT clients send all day.
+"""Decodes the WebSocket frames that cost nothing to understand: binary messages, whole or fragmented, pings and pongs.
 
-The rule kept here: the frames of a client are told apart, and a whole binary
-frame is opened or made; what any other frame means is not known here, so each
-goes, complete, to the library that knows RFC 6455.
-
-Measured with 82 bytes in a frame: 3.3 µs in the library, 0.15 µs with the
-library's `apply_mask` alone, 0.04 µs with words as below, compiled; a message
-over TCP costs 0.2 to 0.5 µs in all.
+Any other frame goes, complete, to the library that implements RFC 6455. Measured with 82 bytes in a frame: 3.3 µs in the
+library, 0.04 µs here, compiled; a message over TCP costs 0.2 to 0.5 µs in all.
 """
 
 from __future__ import annotations
 
-from typing import Callable, Final, List
+from typing import Callable, Final, List, Optional
 
 from librt.strings import BytesWriter, read_i64_le, write_i64_le
 from mypy_extensions import i64, u8
 
-_BINARY: Final = 0x82  # a whole message in one binary frame
+_BINARY: Final = 0x82  # the header byte of a whole binary message
+_FIRST_FRAGMENT: Final = 0x02
+_FRAGMENT: Final = 0x00
+_LAST_FRAGMENT: Final = 0x80
+_CLOSE: Final = 0x88
+_PING: Final = 0x89
+_PONG: Final = 0x8A
 
 
 class FrameReader:
-    """The frames of one client, out of the pieces they arrive in.
+    """Cuts received bytes into frames and collects the payload of binary messages.
 
-    ``largest`` is the longest payload that is waited for, in bytes; ``unmask``
-    takes a payload and its key, and is used for payloads of more than ``short``
-    bytes, where calling it pays.
+    ``largest`` is the longest payload that is waited for, in bytes. ``unmask`` takes a payload and its key; it decodes
+    payloads of more than ``short`` bytes, for which its call pays.
     """
 
     def __init__(
         self, largest: int, unmask: Callable[[bytes, bytes], bytes], short: int
     ) -> None:
-        self._largest = largest
+        self.largest = largest
+        self.ping: Optional[bytes] = None  # payload of the last ping; only that one needs an answer (section 5.5.3)
+        self.discarding = False  # read nothing but a close frame
+        self.too_long = False  # the frame that was returned is longer than `largest`
         self._unmask = unmask
         self._short = short
+        self._fragmented = False  # inside a fragmented message
         self._payload = BytesWriter()
         self._data = b""
         self._position = 0
         self._chunks: List[bytes] = []  # an incomplete frame
         self._waiting = 0  # bytes in the chunks
-        self._needed = 2  # bytes it takes until looking again makes sense
+        self._needed = 2  # bytes that must have arrived before the next look
+
+    @property
+    def unread(self) -> bool:
+        """Whether `read` ended at its limit."""
+        return len(self._data) > 0
 
     def feed(self, data: bytes) -> None:
-        """Add what was received; `take` must have given all it had."""
-        if self._waiting:
+        """Add received bytes."""
+        if self._data:
+            data = self._data[self._position :] + data
+        elif self._waiting:
             self._waiting += len(data)
             self._chunks.append(data)
             if self._waiting < self._needed:
@@ -53,26 +64,19 @@ class FrameReader:
         self._data = data
         self._position = 0
 
-    def add(self, payload: bytes) -> None:
-        """Append to the payload what the library found."""
-        self._payload.write(payload)
-
     def payload(self) -> bytes:
-        """What the frames held that were opened or added since the last call."""
+        """The payload read since the last call."""
         if len(self._payload) == 0:
             return b""
         payload = self._payload.getvalue()
         self._payload = BytesWriter()
         return payload
 
-    def take(self, between: bool) -> bytes:
-        """Open whole binary messages, up to the first other frame.
+    def read(self, limit: int) -> bytes:
+        """Read at most ``limit`` frames, up to the first one that is for the library, and return that one as it came.
 
-        That frame is returned as it came; empty bytes mean that no frame is
-        complete.  ``between`` is false inside a fragmented message, where a
-        whole one is not ordinary.  A frame that is not masked, or too long to
-        wait for, is returned with everything after it, for the library to
-        refuse.
+        Empty bytes mean that no frame is complete, or that the limit is reached (`unread`). A frame that is not masked, or
+        longer than `largest` (`too_long`), is returned with everything after it, and ends the connection.
         """
         data = self._data
         size: int = len(data)
@@ -94,20 +98,33 @@ class FrameReader:
                     needed = 14
                     break
                 length = int.from_bytes(data[position + 2 : position + 10], "big")
-            if length < 0 or length > self._largest:
+            if length < 0 or length > self.largest:
+                self.too_long = length > self.largest
                 self._data = b""
                 return data[position:]
             end: int = start + length
             if end > size:
                 needed = end - position
                 break
-            if first != _BINARY or not between:
+            if limit == 0:
+                self._position = position
+                return b""
+            limit -= 1
+            if self.discarding and first != _CLOSE:
+                pass
+            elif first == _BINARY and not self._fragmented:
+                self._add(data, start, end)
+            elif (first == _FRAGMENT or first == _LAST_FRAGMENT) and self._fragmented:
+                self._fragmented = first == _FRAGMENT
+                self._add(data, start, end)
+            elif first == _FIRST_FRAGMENT and not self._fragmented:
+                self._fragmented = True
+                self._add(data, start, end)
+            elif first == _PING and length <= 125:
+                self.ping = self._unmask(data[start:end], data[start - 4 : start])
+            elif first != _PONG or length > 125:
                 self._position = end
                 return data[position:end]
-            if length > self._short:
-                self._payload.write(self._unmask(data[start:end], data[start - 4 : start]))
-            else:
-                _unmask_words(data, start, end, self._payload)
             position = end
         self._data = b""
         self._position = 0
@@ -118,15 +135,26 @@ class FrameReader:
             self._needed = needed
         return b""
 
+    @property
+    def fragmented(self) -> bool:
+        """Whether a fragmented message has begun and not ended."""
+        return self._fragmented
+
+    def _add(self, data: bytes, start: int, end: int) -> None:
+        if end - start > self._short:
+            self._payload.write(self._unmask(data[start:end], data[start - 4 : start]))
+        else:
+            _unmask_words(data, start, end, self._payload)
+
 
 def _unmask_words(data: bytes, begin: int, stop: int, out: BytesWriter) -> None:
-    """Append ``data[begin:stop]`` without the mask, whose key stands before it."""
+    """Append ``data[begin:stop]`` unmasked; the key is in the four bytes before it."""
     start: i64 = begin
     end: i64 = stop
     key: i64 = start - 4
     low: i64 = i64(data[key]) | i64(data[key + 1]) << 8 | i64(data[key + 2]) << 16
     high: i64 = i64(data[key + 3])
-    # Negative when the top bit is set, as a machine's word is; Python's integers have no top bit.
+    # An i64 with the top bit set is negative.
     half: i64 = low | (high if high < 128 else high - 256) << 24
     word: i64 = half << 32 | (low | high << 24)
     position: i64 = start
@@ -139,7 +167,7 @@ def _unmask_words(data: bytes, begin: int, stop: int, out: BytesWriter) -> None:
 
 
 def binary_header(size: int) -> bytes:
-    """What stands before ``size`` bytes that the server sends as one binary message."""
+    """The header of an unmasked binary message of ``size`` bytes."""
     if size < 126:
         return (_BINARY << 8 | size).to_bytes(2, "big")
     if size < 65536:

@@ -321,11 +321,17 @@ class _Transport:
     def writelines(self, lines: list[bytes]) -> None:
         self.write(b"".join(lines))
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
 
 def test_pings_of_a_client_that_does_not_read_are_answered_once() -> None:
     # With an answer to each, such a client would fill the broker's memory.
     wire: Any = MagicMock()
-    wire.listener_policy.terms.max_packet_size = 1000
+    wire.listener_policy.terms.max_packet_size = wire.broker.terms.max_connect_size = 1000
     below = _Transport()
     websocket = WebSocket(wire, ())
     websocket.connection_made(below)
@@ -339,7 +345,42 @@ def test_pings_of_a_client_that_does_not_read_are_answered_once() -> None:
     assert below.written == Frame(Opcode.PONG, bytes((99,))).serialize(mask=False)
 
 
-# --- clients of other hands ---------------------------------------------------------------------------------------
+FLOODS = {
+    "pongs": Frame(Opcode.PONG, b"").serialize(mask=True),
+    "pings": Frame(Opcode.PING, b"x").serialize(mask=True),
+    "empty continuations": Frame(Opcode.CONT, b"", False).serialize(mask=True),
+    "empty messages": Frame(Opcode.BINARY, b"").serialize(mask=True),
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_frames_without_content_are_read_in_parts(websocket: Open, kind: str) -> None:
+    client = websocket("flood")
+    sock = stream(client).socket
+    if kind == "empty continuations":
+        sock.sendall(Frame(Opcode.BINARY, b"", False).serialize(mask=True))
+    sock.sendall(FLOODS[kind] * 20_000)
+    if kind == "empty continuations":
+        sock.sendall(Frame(Opcode.CONT, b"", True).serialize(mask=True))
+    client.ping()  # the connection is alive, and nothing behind the flood was lost
+
+
+def test_a_long_frame_before_connect_is_refused(ports: list[int]) -> None:
+    # Sizes above that of a CONNECT are for clients that were accepted.
+    head = b"\x82\xff" + (1024 * 1024).to_bytes(8, "big") + b"\0\0\0\0"
+    with tcp_socket(ports[0]) as sock:
+        sock.sendall(WITH_MQTT)
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += sock.recv(4096)
+        sock.sendall(head)
+        frame = answer.partition(b"\r\n\r\n")[2]
+        while len(frame) < 4:
+            frame += sock.recv(4096)
+        assert frame[0] == 0x88 and int.from_bytes(frame[2:4], "big") == 1009
+
+
+# --- third-party clients ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [paho.MQTTv311, paho.MQTTv5])

@@ -1,4 +1,4 @@
-"""WebSocket frames told apart: however they are cut into pieces, ordinary ones are opened and others returned whole."""
+"""WebSocket frames in any pieces: messages, pings and pongs are decoded, other frames returned whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def filled(size: int) -> bytes:
 
 
 SIZES = st.one_of(st.integers(0, 300), st.sampled_from((125, 126, 127, 65535, 65536, LARGEST)))
-OPCODES = st.sampled_from([Opcode.BINARY] * 4 + [Opcode.CONT, Opcode.TEXT, Opcode.PING, Opcode.CLOSE])
+OPCODES = st.sampled_from([Opcode.BINARY] * 4 + [Opcode.CONT] * 3 + [Opcode.TEXT, Opcode.PING, Opcode.PONG, Opcode.CLOSE])
 FRAMES = st.lists(
     st.builds(lambda opcode, size, fin: Frame(opcode, filled(size % 125 if opcode > 7 else size), fin or opcode > 7),
               OPCODES, SIZES, st.booleans()),
@@ -30,69 +30,98 @@ def reader_for(short: int, largest: int = LARGEST) -> FrameReader:
     return FrameReader(largest, apply_mask, short)
 
 
-def read(reader: FrameReader, pieces: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """What comes of the pieces: payload and the other frame that followed it, again and again."""
-    found: list[tuple[bytes, bytes]] = []
-    payload = b""
+def read(reader: FrameReader, pieces: list[bytes], limit: int = 1000) -> list[tuple[bytes, bytes, bytes]]:
+    """The frames for the library, each with the payload and the last ping before it; at last those after them."""
+    found: list[tuple[bytes, bytes, bytes]] = []
+    payload = ping = b""
     for piece in pieces:
         reader.feed(piece)
         while True:
-            other = reader.take(True)
+            other = reader.read(limit)
             payload += reader.payload()
-            if not other:
+            ping = ping if reader.ping is None else reader.ping
+            reader.ping = None
+            if other:
+                found.append((payload, ping, other))
+                payload = ping = b""
+            elif not reader.unread:
                 break
-            found.append((payload, other))
-            payload = b""
-    return found + [(payload, b"")]
+    return [*found, (payload, ping, b"")]
 
 
-@given(frames=FRAMES, cuts=st.lists(st.integers(0, 80_000), max_size=6), short=st.sampled_from((0, 256)))
-def test_frames_cut_anywhere(frames: list[Frame], cuts: list[int], short: int) -> None:
+def expected(frames: list[Frame], sent: list[bytes]) -> list[tuple[bytes, bytes, bytes]]:
+    """The same by the frames as they were made."""
+    found: list[tuple[bytes, bytes, bytes]] = []
+    payload = ping = b""
+    fragmented = False
+    for frame, raw in zip(frames, sent):
+        if frame.opcode is (Opcode.CONT if fragmented else Opcode.BINARY):
+            payload += frame.data
+            fragmented = not frame.fin
+        elif frame.opcode is Opcode.PING:
+            ping = bytes(frame.data)
+        elif frame.opcode is not Opcode.PONG:
+            found.append((payload, ping, raw))
+            payload = ping = b""
+    return [*found, (payload, ping, b"")]
+
+
+@given(frames=FRAMES, cuts=st.lists(st.integers(0, 80_000), max_size=6), short=st.sampled_from((0, 256)),
+       limit=st.sampled_from((1, 2, 1000)))
+def test_frames_cut_anywhere(frames: list[Frame], cuts: list[int], short: int, limit: int) -> None:
     sent = [frame.serialize(mask=True) for frame in frames]
     data = b"".join(sent)
     edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     pieces = [data[start:end] for start, end in zip(edges, edges[1:])]
-    expected: list[tuple[bytes, bytes]] = []
-    payload = b""
-    for frame, raw in zip(frames, sent):
-        if frame.opcode is Opcode.BINARY and frame.fin:
-            payload += frame.data
-        else:
-            expected.append((payload, raw))
-            payload = b""
-    assert read(reader_for(short), pieces) == [*expected, (payload, b"")]
+    assert read(reader_for(short), pieces, limit) == expected(frames, sent)
 
 
 @given(payload=st.binary(max_size=300), key=st.binary(min_size=4, max_size=4))
-def test_any_key(payload: bytes, key: bytes) -> None:
+def test_any_masking_key(payload: bytes, key: bytes) -> None:
     size = len(payload)
     head = bytes((0x82, 128 + size)) if size < 126 else bytes((0x82, 254)) + size.to_bytes(2, "big")
     for short in (0, 256):
-        assert read(reader_for(short), [head + key + apply_mask(payload, key)]) == [(payload, b"")]
+        assert read(reader_for(short), [head + key + apply_mask(payload, key)]) == [(payload, b"", b"")]
 
 
-def test_byte_by_byte() -> None:
+def test_frames_byte_by_byte() -> None:
     data = Frame(Opcode.BINARY, bytes(range(200))).serialize(mask=True) * 3
-    assert read(reader_for(256), [data[i : i + 1] for i in range(len(data))]) == [(bytes(range(200)) * 3, b"")]
+    assert read(reader_for(256), [data[i : i + 1] for i in range(len(data))]) == [(bytes(range(200)) * 3, b"", b"")]
 
 
-def test_inside_a_fragmented_message_nothing_is_ordinary() -> None:
+def test_whole_message_inside_a_fragmented_one_is_for_the_library() -> None:
     reader = reader_for(256)
-    frame = Frame(Opcode.BINARY, b"x").serialize(mask=True)
-    reader.feed(frame)
-    assert (reader.take(False), reader.payload()) == (frame, b"")
-    reader.add(b"found")
-    assert (reader.take(True), reader.payload(), reader.payload()) == (b"", b"found", b"")
+    begin, whole, end = (Frame(opcode, b"x", fin).serialize(mask=True)
+                         for opcode, fin in ((Opcode.BINARY, False), (Opcode.BINARY, True), (Opcode.CONT, True)))
+    assert read(reader, [begin]) == [(b"x", b"", b"")] and reader.fragmented
+    assert read(reader, [whole]) == [(b"", b"", whole), (b"", b"", b"")]
+    assert read(reader, [end]) == [(b"x", b"", b"")] and not reader.fragmented
+
+
+def test_reading_stops_at_the_limit() -> None:
+    reader = reader_for(256)
+    reader.feed(Frame(Opcode.PONG, b"").serialize(mask=True) * 10)
+    assert [reader.read(4), reader.unread, reader.read(4), reader.unread] == [b"", True, b"", True]
+    reader.feed(Frame(Opcode.BINARY, b"behind").serialize(mask=True))
+    assert (reader.read(4), reader.unread, reader.payload()) == (b"", False, b"behind")
+
+
+def test_only_a_close_is_read_while_discarding() -> None:
+    reader = reader_for(256)
+    reader.discarding = True
+    close = Frame(Opcode.CLOSE, b"").serialize(mask=True)
+    frames = [Frame(opcode, b"x").serialize(mask=True) for opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.PING)]
+    assert read(reader, [*frames, close, *frames]) == [(b"", b"", close), (b"", b"", b"")]
 
 
 @pytest.mark.parametrize("start", [b"\x82\x01", b"\x82\xfe\x11\x71", b"\x82\xff" + b"\xff" * 8], ids=("unmasked", "16", "64"))
-def test_what_must_be_refused_is_not_waited_for(start: bytes) -> None:
+def test_frames_to_be_refused_are_not_waited_for(start: bytes) -> None:
     reader = reader_for(256, 0x1170)
     data = start + bytes(20)
     reader.feed(data)
-    assert reader.take(True) == data
+    assert reader.read(10) == data
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65535, 65536, 1 << 20])
-def test_what_the_server_sends(size: int) -> None:
+def test_header_of_a_sent_message(size: int) -> None:
     assert binary_header(size) + bytes(size) == Frame(Opcode.BINARY, bytes(size)).serialize(mask=False)
