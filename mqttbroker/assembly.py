@@ -12,7 +12,6 @@ from mqttbroker.auth.security import Security
 from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.connection import Outbound
 from mqttbroker.core.groups import (
     HashTopic,
     LeastLoaded,
@@ -20,6 +19,7 @@ from mqttbroker.core.groups import (
     RoundRobin,
     Strategy,
 )
+from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.router import Router, StreamRule
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
 from mqttbroker.core.wills import load_will

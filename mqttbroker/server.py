@@ -74,7 +74,6 @@ class Server:
             self.consumers = ConsumerLag(self.streams, configs, settings.consumers)
         self.store: Store = SqliteStore(settings.data_dir / DATABASE, settings.durability, self.streams)
         self.stopping = asyncio.Event()
-        self.stored = asyncio.Event()
         self.listeners: List[OpenListener] = []
         self.http: Optional[HttpServer] = None
 
@@ -99,14 +98,14 @@ class Server:
         self.store.start(self._answered)
         if self.sealing is not None:
             self.sealing.start()
-        self.security.start(loop, self.scheduler.tell_time)
+        self.security.start(loop, self.scheduler.update_clock)
         tasks: List[asyncio.Task[None]] = []
         reloader = Reloader(self.reread, self.broker, self.security, self.listeners, self.settings.http)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
         loop.add_signal_handler(signal.SIGHUP, reloader.start)
         self.control = BrokerControl(self.broker, loop.time)
-        self.control_runner = ControlRunner(loop, self.scheduler.tell_time, reloader.reload)
+        self.control_runner = ControlRunner(loop, self.scheduler.update_clock, reloader.reload)
         try:
             if self.consumers is not None:
                 self.consumers.start()
@@ -203,27 +202,21 @@ class Server:
         self, write_set: WriteSet, pages: List[Page], error: Optional[Exception]
     ) -> None:
         """Called on the writer's thread."""
-        self.loop.call_soon_threadsafe(self._done, pages, error)
-
-    def _done(self, pages: List[Page], error: Optional[Exception]) -> None:
-        was = self.broker.commits.error
         reason = "" if error is None else str(error) or type(error).__name__
-        self.scheduler.stored(pages, reason, is_full(error))
-        if reason and not was:
-            log.error("event=store_failed reason=%s", reason)
-        elif was and not reason:
-            log.info("event=store_recovered")
-        self.stored.set()
+        disk_full = error is not None and is_full(error)
+        self.loop.call_soon_threadsafe(self.scheduler.store_answered, pages, reason, disk_full)
 
     async def _drain(self) -> None:
         """Disconnect the clients, write everything that is pending, close the store."""
-        self.scheduler.tell_time()
+        self.scheduler.update_clock()
         self.broker.clients.shut_down()
         self.scheduler.flush()
+        stored = asyncio.Event()
+        self.scheduler.on_stored = stored.set
         while not self.broker.journal.writer_idle or self.broker.journal.has_pending:
-            self.stored.clear()
+            stored.clear()
             self.scheduler.write()
-            await self.stored.wait()
+            await stored.wait()
             if self.broker.commits.error:
                 break
         await asyncio.get_running_loop().run_in_executor(None, self.store.stop)
@@ -261,7 +254,7 @@ class Server:
     async def _publish_sys_topics(self) -> None:
         topics = SysTopics(self.control, self.metrics, self.settings.sys_interval)
         while True:
-            self.scheduler.tell_time()
+            self.scheduler.update_clock()
             topics.publish()
             await asyncio.sleep(self.settings.sys_interval)
 

@@ -103,7 +103,7 @@ class BrokerControl:
             incoming_qos2=len(session.received),
             retained_pending=len(session.pending_retained),
             has_will=session.will is not None,
-            congested=connection is not None and connection.congested,
+            congested=connection is not None and connection.outbox.writing_paused,
         )
 
     def _summary(self, session: Session) -> SessionSummary:
@@ -262,7 +262,7 @@ class BrokerControl:
             raise ControlError(error.detail) from None
         if route.reserved:
             raise ControlError(f"{topic!r} is reserved for the broker")
-        broker.publisher.publish(message, route, Outgoing(route.topic_bytes, message, now), None, None)
+        broker.publisher.publish(Outgoing(route.topic_bytes, message, now), route, None, None)
         self._wake()
 
     def clear_retained(self, topic_filter: str) -> Slices[int]:
@@ -327,12 +327,12 @@ class BrokerControl:
 
     def publish_own(self, topic: str, payload: bytes) -> None:
         """Publish a retained message of the broker itself (``$SYS``); it is not stored."""
-        self._broker.publisher.publish_own(topic, payload, True)
+        self._broker.publisher.publish_status(topic, payload, True)
 
     def _wake(self) -> None:
         """Have the next flush hand the store what was written to the journal."""
-        if self._broker.outbound.wake is not None:
-            self._broker.outbound.wake()
+        if self._broker.outbound.on_flush_needed is not None:
+            self._broker.outbound.on_flush_needed()
 
 
 class _Cursors(Generic[T]):

@@ -1,6 +1,6 @@
 """The broker core: the components of one broker, put together.
 
-It uses no socket, clock, thread or randomness. Packets come in through `Protocol`, time through `Clock` and `tick`, the
+It uses no socket, clock, thread or randomness. Packets come in through `PacketReader`, time through `Clock` and `tick`, the
 store's answers through `Commits.answered`; packets go out through the connections' outboxes, writes through
 `Commits.next_write_set`.
 """
@@ -12,14 +12,15 @@ from typing import Final
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.commits import Commits
 from mqttbroker.core.connect_handler import ConnectHandler
-from mqttbroker.core.connection import Outbound
+from mqttbroker.core.connection import Connection
+from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.policy import AuthenticationPolicy, Rules
 from mqttbroker.core.publisher import Publisher
 from mqttbroker.core.replay import Replays, RetainedSources
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
 from mqttbroker.core.subscriptions import Subscriptions
-from mqttbroker.core.terms import BrokerTerms
+from mqttbroker.core.terms import BrokerTerms, ListenerTerms
 from sessions.context import REFUSE, SessionContext
 from sessions.expiry import Expiry
 from sessions.journal import Journal
@@ -66,6 +67,13 @@ class Broker:
         self.expiry = Expiry(registry)
         # Whether a PUBLISH that does not fit a subscriber's queue is refused rather than dropped.
         self.refuse_when_full: bool = context.limits.queue_full == REFUSE
+
+    def accept(self, peer: str, terms: ListenerTerms, now: float) -> Connection:
+        """The connection of a new client; ``now`` is monotonic time in seconds."""
+        connection = Connection(self.outbound, self.clients, self.commits, peer, terms, now)
+        self.clients.connections[connection] = True
+        self.outbound.counters.connections += 1
+        return connection
 
     def retained_full(self, topic: str, size: int) -> bool:
         """Whether retaining a payload of ``size`` bytes would exceed a limit."""

@@ -47,12 +47,11 @@ class Clients:
             return
         was_connected = connection.state == CONNECTED
         connection.state = CLOSED
-        connection.closing_reason = reason
         connection.acks.clear()
         if connection.paused_by is not None:
             connection.paused_by.remove(connection)
         self.connections.pop(connection, None)
-        connection.touch()
+        connection.request_flush()
         if was_connected:
             self.connected -= 1
             log.info(

@@ -8,7 +8,8 @@ from typing import Dict, List, Optional
 from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, QUOTA_EXCEEDED, UNSPECIFIED_ERROR
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connect_handler import ConnectHandler
-from mqttbroker.core.connection import Connection, Outbound
+from mqttbroker.core.connection import Connection
+from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.terms import BrokerTerms
 from sessions.journal import GONE, Journal
@@ -40,7 +41,7 @@ class Commits:
         self.terms = terms
         self.rules = rules
         self.error = ""  # of the last commit; empty if it succeeded
-        self.paused: Dict[Connection, bool] = {}  # connections to touch when `backlogged` is false again
+        self.paused: Dict[Connection, bool] = {}  # connections to flush when `backlogged` is false again
 
     @property
     def backlogged(self) -> bool:
@@ -55,9 +56,13 @@ class Commits:
 
     def answered(self, pages: List[Page], error: str, disk_full: bool = True) -> None:
         """The store has committed the write set, or failed with ``error``; it read ``pages`` in either case."""
+        if error and not self.error:
+            log.error("event=store_failed reason=%s", error)
+        elif self.error and not error:
+            log.info("event=store_recovered")
         self.error = error
         if error:
-            self.outbound.refusal = QUOTA_EXCEEDED if disk_full else UNSPECIFIED_ERROR
+            self.outbound.store_failure = QUOTA_EXCEEDED if disk_full else UNSPECIFIED_ERROR
             self.journal.failed()
         else:
             self.journal.committed()
@@ -69,7 +74,7 @@ class Commits:
             paused = self.paused
             self.paused = {}
             for connection in paused:
-                connection.touch()
+                connection.request_flush()
 
     def _load_page(self, session: Session, page: Page) -> None:
         if page.error is not None:

@@ -206,7 +206,7 @@ class ConnectHandler:
         if connection.state != CONNECTING:
             return
         if pending.failed:
-            self.refuse(connection, connection.outbound.refusal, "the store failed")
+            self.refuse(connection, connection.outbound.store_failure, "the store failed")
         else:
             self._accept(pending)
 
@@ -246,7 +246,7 @@ class ConnectHandler:
         if pending.session_present:
             session.redeliver()
             self.replays.begin(connection)
-        connection.touch()
+        connection.request_flush()
 
     def _connack(self, pending: PendingConnect, session: Session) -> bytes:
         """The CONNACK of an accepted CONNECT."""

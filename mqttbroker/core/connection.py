@@ -1,521 +1,364 @@
-"""One client's connection, the outgoing half: what leaves, in which order, and what must wait.
+"""One client's connection: its identity, state and limits, and the packets that the client is sent.
 
-The rule kept here: acknowledgements leave in the order of what they
-acknowledge [MQTT-4.6.0-2], each after the commit of what it stands for; a
-client that does not read costs at most its own backlog, past which QoS 0 is
-dropped and counted; nothing is sent after a DISCONNECT [MQTT-3.14.4-1].
-
-No socket here: whoever owns one calls `take`, or `take_parts` where that is
-`bulky`, and writes what it gets.
+This is where sessions send to: `Connection` is the `ClientConnection` of its session. It queues packets in its `Outbox`
+and acknowledgements in its `AckQueue`; `FlushScheduler` writes them. A client that does not read keeps at most its
+outbox: above the high-water mark QoS 0 is dropped and counted, and QoS 1 and 2 stay in the session's queue.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Final, List, Optional, cast
+from typing import TYPE_CHECKING, Any, Dict, Final, List, Optional, cast
 
 from mqttbroker.codec.frames import SHORT_ACKS, TWO_BYTES, publish_header
-from mqttbroker.codec.packets import Disconnect, encode_ack
+from mqttbroker.codec.packets import Disconnect
 from mqttbroker.codec.properties import Properties, encode_varint
-from mqttbroker.codec.reason_codes import PUBACK, PUBCOMP, PUBREC, PUBREL, QUOTA_EXCEEDED
+from mqttbroker.codec.reason_codes import PACKET_TOO_LARGE, PUBREL, name
+from mqttbroker.core.acknowledgements import AckQueue
+from mqttbroker.core.outbox import Outbound, Outbox
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.policy import AuthenticationRequest
 from mqttbroker.core.terms import ListenerTerms
-from mqttbroker.core.topic_aliases import MOST_RENAMED, NO_NAME, RENAMED, TopicAliases
-from sessions.context import Clock
-from sessions.counters import Counters
+from mqttbroker.core.topic_aliases import ALIASED_PROPERTIES, EMPTY_TOPIC, MAX_ALIASED_PROPERTIES, TopicAliases
 from sessions.delivery import ClientConnection, Delivery
-from sessions.journal import Gate
 from sessions.message import Message
 from sessions.session import Session
 
+if TYPE_CHECKING:
+    from mqttbroker.core.clients import Clients
+    from mqttbroker.core.commits import Commits
+
 # States of a connection.
 AWAIT_CONNECT: Final = 0
-CONNECTING: Final = 1  # CONNECT came; its answer waits for the authenticator or the store
+CONNECTING: Final = 1  # CONNECT was received; its answer waits for the authenticator or the store
 CONNECTED: Final = 2
 CLOSED: Final = 3
-AUTHENTICATING: Final = 4  # an AUTH of the client is awaited
+AUTHENTICATING: Final = 4  # waiting for an AUTH of the client
 
-# Of a client that has none yet; most never have, and each takes 64 bytes. Never filled: who has one makes its own.
+# Shared by the clients that have not published yet, because an empty dictionary takes 64 bytes. Stays empty.
 _NO_DECISIONS: Final[Dict[str, bool]] = {}
 
-PUBLISH_OVERHEAD: Final = 24  # bytes of a PUBLISH, at most, beside topic, payload and properties
-BULKY: Final = 65_536  # bytes of a part that is not joined with others
-
-
-class Outbound:
-    """What all connections of one broker share: the clock, the counters, and who has output.
-
-    ``max_backlog`` is in bytes of PUBLISHes, ``max_acks`` in acknowledgements that wait.
-    """
-
-    def __init__(self, clock: Clock, counters: Counters, max_backlog: int, max_acks: int) -> None:
-        self.clock = clock
-        self.counters = counters
-        self.max_backlog = max_backlog
-        self.max_acks = max_acks
-        self.dirty: List[Connection] = []
-        self.refusal = QUOTA_EXCEEDED  # of what the store could not keep when it last failed
-        # Called when the first connection becomes dirty; the owner then flushes soon.
-        self.wake: Any = None
+MAX_PUBLISH_OVERHEAD: Final = 24  # bytes of a PUBLISH, at most, beside topic, payload and properties
 
 
 class Connection(ClientConnection):
-    """A client's connection as the broker sees it.
+    """A client as the broker sees it.
 
-    ``peer`` is its address, for logs; ``terms`` are those of the listener it came by.
+    ``peer`` is its address, for logs; ``terms`` are those of its listener; ``now`` is monotonic time in seconds.
     """
 
-    def __init__(self, outbound: Outbound, peer: str, terms: ListenerTerms) -> None:
+    def __init__(
+        self, outbound: Outbound, clients: Clients, commits: Commits, peer: str, terms: ListenerTerms, now: float
+    ) -> None:
         super().__init__()
         self.outbound = outbound
+        self.clients = clients
+        self.commits = commits
         self.peer = peer
         self.terms = terms
-        self.wire: Any = None  # the owner of the socket, opaque here
+        self.outbox = Outbox(outbound)
+        self.acks = AckQueue()
+        self.wire: Any = None  # the owner of the socket
         self.state = AWAIT_CONNECT
         self.session: Optional[Session] = None
         self.client_id = ""
         self.username: Optional[str] = None  # as authenticated; None = anonymous
         self.method: Optional[str] = None  # of enhanced authentication, from CONNECT
-        self.authenticator: Any = None  # what judges it
-        self.authentication: Optional[AuthenticationRequest] = None  # while it is going on
-        self.may_publish = _NO_DECISIONS  # by topic, bounded
+        self.authenticator: Any = None  # of enhanced authentication
+        self.authentication: Optional[AuthenticationRequest] = None  # an enhanced authentication in progress
+        self.may_publish = _NO_DECISIONS  # decisions of the rules by topic, bounded
         self.keep_alive = 0.0  # seconds; 0 = off
-        self.accepted = 0.0  # monotonic seconds
-        self.last_received = 0.0
+        self.accepted = now
+        self.last_received = now
         self.maximum_packet_size = 0xFFFFFFFF
         self.problem_information = True
-        # The version whose packets may be passed on to this client as they came; 0 for none.
-        self.plain_version = 0
-        self.topic_aliases: Optional[TopicAliases] = None  # of a client that takes some
-        self.outbox: List[bytes] = []
-        self.dirty = False
-        self.congested = False  # the socket took no more at the last flush
-        self.behind = False  # what was sent before the last flush has not all left
-        self.bulky = False  # a PUBLISH of BULKY bytes or more is in the outbox: joining it would cost too much
-        self.backlog = 0  # bytes of PUBLISHes in the outbox, and while behind of all packets
-        self.replies = 0  # bytes of others than PUBLISHes in the outbox while behind
-        self.longest = 0  # bytes of the longest PUBLISH in the outbox that made it too long
-        self.written = 0  # bytes of the first part in the outbox that left before
-        self.acks = AckQueue()
-        self.unanswered = 0  # PUBACKs and PUBCOMPs among them
-        self.spare_gate: Optional[AckGate] = None
-        self.closing_reason = ""
+        self.zero_copy_version = 0  # protocol version whose PUBLISH packets this client is sent unchanged; 0 = none
+        self.topic_aliases: Optional[TopicAliases] = None  # None if the client accepts none
+        self.flush_requested = False
 
-    def congest(self) -> None:
-        """The socket takes no more for now."""
-        self.congested = True
-        self.behind = True
+    @property
+    def closed(self) -> bool:
+        return self.state == CLOSED
 
-    # -- output -------------------------------------------------------------
+    @property
+    def blocked(self) -> bool:
+        """Whether nothing is to be read from the client for now."""
+        if self.state == CONNECTED:
+            outbound = self.outbound
+            return (
+                self.commits.backlogged
+                # A client that has messages to acknowledge is read, so that no two clients wait for each other.
+                or (self.paused_by is not None and cast(Session, self.session).packet_ids_in_use == 0)
+                or self.outbox.control_bytes > outbound.max_backlog
+                or self.acks.length > outbound.max_acks
+            )
+        return self.state == CONNECTING
+
+    # -- packets --------------------------------------------------------------
 
     def send(self, packet: bytes) -> None:
-        """Queue any packet but a PUBLISH."""
+        """Queue a packet other than PUBLISH. Nothing follows a DISCONNECT [MQTT-3.14.4-1]."""
         if self.state == CLOSED:
             return
         size: int = len(packet)
         if size > self.maximum_packet_size:  # [MQTT-3.1.2-24]
-            self.too_small()
+            self._disconnect_too_large()
             return
-        if self.behind:
-            self.replies += size
-            self.backlog += size
+        outbox = self.outbox
+        outbox.count_control(size)
+        outbox.parts.append(packet)
         self.outbound.counters.messages_sent += 1
-        self.outbox.append(packet)
-        if not self.dirty:
-            self._mark()
+        if not self.flush_requested:
+            self._enter_flush_queue()
 
     def send_ack(self, packet_type: int, packet_id: int) -> None:
         """Queue a PUBACK, PUBREC, PUBREL or PUBCOMP with reason code 0."""
         if self.state == CLOSED:
             return
         if self.maximum_packet_size < 4:
-            self.too_small()
+            self._disconnect_too_large()
             return
-        if self.behind:
-            self.replies += 4
-            self.backlog += 4
-        self.outbound.counters.messages_sent += 1
         outbox = self.outbox
-        outbox.append(SHORT_ACKS[packet_type])
-        outbox.append(TWO_BYTES[packet_id])
-        if not self.dirty:
-            self._mark()
+        outbox.count_control(4)
+        parts = outbox.parts
+        parts.append(SHORT_ACKS[packet_type])
+        parts.append(TWO_BYTES[packet_id])
+        self.outbound.counters.messages_sent += 1
+        if not self.flush_requested:
+            self._enter_flush_queue()
 
-    def too_small(self) -> None:
-        """The client's Maximum Packet Size leaves no room for a packet it must get."""
+    def send_pubrel(self, packet_id: int) -> None:
+        self.send_ack(PUBREL, packet_id)
 
     def send_publish(self, packet: bytes, droppable: bool) -> bool:
-        """Queue a PUBLISH; ``droppable`` at QoS 0.  False if it was dropped."""
+        """Queue a PUBLISH; ``droppable`` at QoS 0. False if it was dropped."""
         if not self._admit(len(packet), droppable):
             return False
-        self.outbox.append(packet)
+        self.outbox.parts.append(packet)
         return True
 
-    def send_pieces(self, head: bytes, more: List[bytes], size: int) -> None:
-        """Queue a QoS 0 PUBLISH of ``size`` bytes in the pieces in which it came, or drop it."""
+    def send_publish_pieces(self, first: bytes, pieces: List[bytes], size: int) -> None:
+        """Queue or drop a QoS 0 PUBLISH of ``size`` bytes in the pieces in which it was received."""
         if self._admit(size, True):
-            self.outbox.append(head)
-            self.outbox += more
+            parts = self.outbox.parts
+            parts.append(first)
+            parts += pieces
 
-    def send_numbered(self, head: bytes, packet_id: int, tail: bytes, size: int) -> None:
-        """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes in the parts that others share with it."""
+    def send_publish_parts(self, header: bytes, packet_id: int, rest: bytes, size: int) -> None:
+        """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes; all but the packet id is shared with other subscribers."""
         self._admit(size, False)
-        outbox = self.outbox
-        outbox.append(head)
-        outbox.append(TWO_BYTES[packet_id])
-        outbox.append(tail)
+        parts = self.outbox.parts
+        parts.append(header)
+        parts.append(TWO_BYTES[packet_id])
+        parts.append(rest)
 
-    def renames(self, size: int, properties: int) -> bool:
-        """Whether a PUBLISH of version 5 that came in ``size`` bytes may be sent with `send_renamed`; ``properties`` is
-        the first byte of their length."""
-        return self.topic_aliases is not None and properties < MOST_RENAMED and size + 4 <= self.maximum_packet_size
+    def can_alias(self, size: int, properties_size: int) -> bool:
+        """Whether a version 5 PUBLISH that was received in ``size`` bytes may be sent with `send_publish_aliased`."""
+        return (
+            self.topic_aliases is not None
+            and properties_size < MAX_ALIASED_PROPERTIES
+            and size + 4 <= self.maximum_packet_size
+        )
 
-    def send_renamed(self, flags: int, topic: bytes, packet_id: int, properties: int, rest: bytes) -> None:
-        """Queue a PUBLISH, under a topic alias as long as the client has room for one, or drop it; only if `renames`.
+    def send_publish_aliased(self, flags: int, topic: bytes, packet_id: int, properties_size: int, rest: bytes) -> None:
+        """Queue or drop a received PUBLISH with a topic alias added, if one is free; only if `can_alias`.
 
-        ``packet_id`` is 0 at QoS 0; ``rest`` is what follows the byte that is the length of its ``properties``.
+        ``packet_id`` is 0 at QoS 0. ``properties_size`` is the byte of the packet that holds the length of its
+        properties, ``rest`` what follows that byte.
         """
         aliases = cast(TopicAliases, self.topic_aliases)
         alias: int = aliases.find(topic)
-        name: bytes = NO_NAME if alias > 0 else TWO_BYTES[len(topic)] + topic
-        remaining: int = len(name) + (2 if packet_id else 0) + (4 if alias else 1) + len(rest)
-        head = publish_header(flags, remaining)
-        if not self._admit(len(head) + remaining, packet_id == 0):
+        topic_field: bytes = EMPTY_TOPIC if alias > 0 else TWO_BYTES[len(topic)] + topic
+        remaining: int = len(topic_field) + (2 if packet_id else 0) + (4 if alias else 1) + len(rest)
+        header = publish_header(flags, remaining)
+        if not self._admit(len(header) + remaining, packet_id == 0):
             return
-        outbox = self.outbox
-        outbox.append(head)
-        outbox.append(name)
+        parts = self.outbox.parts
+        parts.append(header)
+        parts.append(topic_field)
         if packet_id:
-            outbox.append(TWO_BYTES[packet_id])
+            parts.append(TWO_BYTES[packet_id])
         if alias:
-            outbox.append(RENAMED[properties])
-            outbox.append(TWO_BYTES[abs(alias)])
+            parts.append(ALIASED_PROPERTIES[properties_size])
+            parts.append(TWO_BYTES[abs(alias)])
         else:
-            outbox.append(encode_varint(properties))
-        outbox.append(rest)
+            parts.append(encode_varint(properties_size))
+        parts.append(rest)
         if alias < 0:
-            aliases.teach(topic)
+            aliases.assign(topic)
 
     def _admit(self, size: int, droppable: bool) -> bool:
-        """Count a PUBLISH of ``size`` bytes, which the caller queues; False if it is dropped."""
-        backlog: int = self.backlog + size
-        if backlog > self.outbound.max_backlog:
-            if droppable and self.congested:
-                self.outbound.counters.publish_dropped_slow += 1
-                return False
-            self.ready = False
-            if size > self.longest:
-                self.longest = size
-        if size >= BULKY:
-            self.bulky = True
-        self.backlog = backlog
+        """Count a PUBLISH of ``size`` bytes, which the caller queues; false if it is dropped."""
+        outbox = self.outbox
         counters = self.outbound.counters
+        if droppable and outbox.drops(size):
+            counters.publish_dropped_slow += 1
+            return False
+        if outbox.count_publish(size):
+            self.ready = False
         counters.messages_sent += 1
         counters.publish_sent += 1
         counters.publish_bytes_sent += size
-        if not self.dirty:
-            self._mark()
+        if not self.flush_requested:
+            self._enter_flush_queue()
         return True
 
-    def take(self) -> bytes:
-        """The bytes to write now."""
-        parts = self.outbox
-        if self.written:
-            parts[0] = parts[0][self.written :]
-        data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
-        self.outbound.counters.bytes_sent += len(data)
-        self._emptied()
-        return data
+    # -- deliveries -----------------------------------------------------------
 
-    def _emptied(self) -> None:
-        self.written = 0
-        self.backlog = 0
-        self.replies = 0
-        self.longest = 0
-        self.behind = False
-        self.bulky = False
-
-    @property
-    def excess(self) -> int:
-        """Bytes that have to leave now: beside a PUBLISH that is too long for it, no more than the outbox may hold stays."""
-        return self.backlog - self.outbound.max_backlog - self.longest
-
-    def take_parts(self, limit: int) -> List[Any]:
-        """About ``limit`` bytes to write now, or all: long parts as they lie there, short ones joined; the others stay."""
-        parts = self.outbox
-        taken: List[Any] = []
-        short: List[bytes] = []
-        room: int = limit
-        count: int = 0
-        while room > 0 and count < len(parts):
-            part = parts[count]
-            left: int = len(part) - self.written
-            if len(part) < BULKY:
-                short.append(part)
-            else:
-                if short:
-                    taken.append(b"".join(short))
-                    short.clear()
-                if left > room:
-                    taken.append(memoryview(part)[self.written : self.written + room])
-                    self.written += room
-                    room = 0
-                    break
-                taken.append(memoryview(part)[self.written :] if self.written else part)
-                self.written = 0
-            room -= left
-            count += 1
-        if short:
-            taken.append(b"".join(short))
-        del parts[:count]
-        size: int = limit - room
-        self.outbound.counters.bytes_sent += size
-        if parts:
-            self.backlog = max(0, self.backlog - size)
-            self.behind = True
-        else:
-            self._emptied()
-        return taken
-
-    def relieved(self) -> None:
-        """The socket takes more: what waited for that goes on."""
-        if not self.ready and self.backlog <= self.outbound.max_backlog:
-            self.ready = True
-            session = self.session
-            if session is not None and session.connection is self:
-                session.send_queued()
-                if session.pending_retained:
-                    self.touch()  # a replay goes on at the next flush
-
-    @property
-    def blocked(self) -> bool:
-        """Whether nothing should be read from the client for now."""
-        return False
-
-    def resume_reading(self) -> None:
-        self.touch()
-
-    def release(self) -> None:
-        """The socket is gone: let go of what was to be sent."""
-        self.outbox.clear()
-        self._emptied()
-        self.acks.clear()
-        self.spare_gate = None
-
-    def _mark(self) -> None:
-        self.dirty = True
-        outbound = self.outbound
-        outbound.dirty.append(self)
-        if len(outbound.dirty) == 1 and outbound.wake is not None:
-            outbound.wake()
-
-    def touch(self) -> None:
-        """Have the owner look at this connection at the next flush."""
-        if not self.dirty:
-            self._mark()
-
-    # -- deliveries ---------------------------------------------------------
-
-    def send_at_most_once(self, outgoing: Outgoing, retain: bool, own: bytes) -> None:
-        """A QoS 0 delivery that is not the publisher's packet as it came."""
+    def send_at_most_once(self, outgoing: Outgoing, retain: bool, subscription_ids: bytes) -> None:
+        """Send or drop a message at QoS 0."""
         packet: bytes
         if self.topic_aliases is not None:
-            self._send_aliased(outgoing, 0, retain, False, 0, own)
+            self._send_encoded_aliased(outgoing, 0, retain, False, 0, subscription_ids)
             return
-        if retain or own:
-            packet = outgoing.encode(self.version, 0, retain, False, 0, own)
+        if retain or subscription_ids:
+            packet = outgoing.encode(self.version, 0, retain, False, 0, subscription_ids)
         else:
-            packet = outgoing.at_most_once(self.version)
+            packet = outgoing.qos0_packet(self.version)
         if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
             self.outbound.counters.publish_dropped_too_large += 1
             return
         self.send_publish(packet, True)
 
-    def send_retained(self, message: Message, own: bytes) -> None:
-        """A retained message at QoS 0, in its parts."""
+    def send_retained(self, message: Message, subscription_ids: bytes) -> None:
+        """Send or drop a retained message at QoS 0, without a copy of its payload."""
         if self.topic_aliases is not None or message.expires_at:
             outgoing = Outgoing(message.topic.encode("utf-8"), message, self.outbound.clock.now)
-            self.send_at_most_once(outgoing, True, own)
+            self.send_at_most_once(outgoing, True, subscription_ids)
             return
         topic = message.topic.encode("utf-8")
         payload = message.payload
         properties: bytes = NO_BYTES
         remaining: int = 2 + len(topic) + len(payload)
         if self.version >= 5:
-            properties = message.properties + own
+            properties = message.properties + subscription_ids
             properties = encode_varint(len(properties)) + properties
             remaining += len(properties)
-        head: bytes = publish_header(1, remaining)
-        size: int = len(head) + remaining
+        header: bytes = publish_header(1, remaining)
+        size: int = len(header) + remaining
         if size > self.maximum_packet_size:  # [MQTT-3.1.2-25]
             self.outbound.counters.publish_dropped_too_large += 1
         elif self._admit(size, True):
-            outbox = self.outbox
-            outbox.append(head)
-            outbox.append(TWO_BYTES[len(topic)])
-            outbox.append(topic)
+            parts = self.outbox.parts
+            parts.append(header)
+            parts.append(TWO_BYTES[len(topic)])
+            parts.append(topic)
             if properties:
-                outbox.append(properties)
-            outbox.append(payload)
+                parts.append(properties)
+            parts.append(payload)
 
-    def send_unpersisted(self, outgoing: Outgoing, qos: int, retain: bool, own: bytes) -> bool:
-        """A QoS 1 or 2 delivery that nobody keeps; false if it has to be offered to the session."""
+    def send_unpersisted(self, outgoing: Outgoing, qos: int, retain: bool, subscription_ids: bytes) -> bool:
+        """Send a message at QoS 1 or 2 without an entry in the session; false if the session has to queue it."""
         session = self.session
         message = outgoing.message
-        size: int = len(outgoing.topic) + len(message.payload) + len(message.properties) + len(own)
+        size: int = len(outgoing.topic) + len(message.payload) + len(message.properties) + len(subscription_ids)
         if (
             session is None
             or self.topic_aliases is not None
-            or size + PUBLISH_OVERHEAD > self.maximum_packet_size
+            or size + MAX_PUBLISH_OVERHEAD > self.maximum_packet_size
         ):
             return False
         packet_id = session.allocate_unpersisted(qos)
         if packet_id == 0:
             return False
-        packet = outgoing.encode(self.version, qos, retain, False, packet_id, own)
+        packet = outgoing.encode(self.version, qos, retain, False, packet_id, subscription_ids)
         return self.send_publish(packet, False)
 
+    def send_entry(self, entry: Delivery, duplicate: bool) -> None:
+        """Send the PUBLISH of an entry of the session, which has its packet id."""
+        message = entry.message
+        outgoing = Outgoing(message.topic.encode("utf-8"), message, self.outbound.clock.now)
+        self.send_delivery(entry, outgoing, duplicate)
+
     def send_delivery(self, entry: Delivery, outgoing: Outgoing, duplicate: bool) -> None:
-        """The PUBLISH of a QoS 1 or 2 delivery."""
+        """`send_entry` for a message that other subscribers get, too."""
+        retain = entry.retain
+        subscription_ids = entry.subscription_ids
+        qos = entry.qos
+        packet_id = entry.packet_id
         if self.topic_aliases is not None:
-            if not self._send_aliased(
-                outgoing,
-                entry.qos,
-                entry.retain,
-                duplicate,
-                entry.packet_id,
-                entry.subscription_ids,
-            ):
+            if not self._send_encoded_aliased(outgoing, qos, retain, duplicate, packet_id, subscription_ids):
                 entry.session.abandon(entry)
             return
         packet: bytes = NO_BYTES
-        head: bytes = NO_BYTES
-        tail: bytes = NO_BYTES
+        header: bytes = NO_BYTES
+        rest: bytes = NO_BYTES
         size: int
-        if duplicate or entry.retain or entry.subscription_ids:
-            packet = outgoing.encode(
-                self.version,
-                entry.qos,
-                entry.retain,
-                duplicate,
-                entry.packet_id,
-                entry.subscription_ids,
-            )
+        if duplicate or retain or subscription_ids:
+            packet = outgoing.encode(self.version, qos, retain, duplicate, packet_id, subscription_ids)
             size = len(packet)
         else:
-            head = outgoing.head(self.version, entry.qos)
-            tail = outgoing.tail(self.version)
-            size = len(head) + 2 + len(tail)
+            header = outgoing.header(self.version, qos)
+            rest = outgoing.rest(self.version)
+            size = len(header) + 2 + len(rest)
         if size > self.maximum_packet_size:
-            # Too large for this client: as if it had been delivered [MQTT-3.1.2-25].
+            # Completed as if it had been delivered [MQTT-3.1.2-25].
             self.outbound.counters.publish_dropped_too_large += 1
             entry.session.abandon(entry)
         elif packet:
             self.send_publish(packet, False)
         else:
-            self.send_numbered(head, entry.packet_id, tail, size)
+            self.send_publish_parts(header, packet_id, rest, size)
 
-    def _send_aliased(
-        self,
-        outgoing: Outgoing,
-        qos: int,
-        retain: bool,
-        dup: bool,
-        packet_id: int,
-        own: bytes,
+    def _send_encoded_aliased(
+        self, outgoing: Outgoing, qos: int, retain: bool, duplicate: bool, packet_id: int, subscription_ids: bytes
     ) -> bool:
-        """Send a PUBLISH under a topic alias, as long as the client has room for one; false if it is too large for
-        the client."""
+        """Encode and send a PUBLISH, with a topic alias if one is free; false if it is too large for the client."""
         aliases = cast(TopicAliases, self.topic_aliases)
         topic = outgoing.topic
         alias: int = aliases.find(topic)
         packet: bytes = NO_BYTES
         if alias:
-            name = NO_BYTES if alias > 0 else topic
-            told = own + b"\x23" + TWO_BYTES[abs(alias)]
-            packet = outgoing.encode_as(name, 5, qos, retain, dup, packet_id, told)
+            topic_name = NO_BYTES if alias > 0 else topic
+            added = subscription_ids + b"\x23" + TWO_BYTES[abs(alias)]
+            packet = outgoing.encode_as(topic_name, 5, qos, retain, duplicate, packet_id, added)
         if alias == 0 or len(packet) > self.maximum_packet_size:
             alias = 0
-            packet = outgoing.encode_as(topic, 5, qos, retain, dup, packet_id, own)
+            packet = outgoing.encode_as(topic, 5, qos, retain, duplicate, packet_id, subscription_ids)
             if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
                 self.outbound.counters.publish_dropped_too_large += 1
                 return False
         if self.send_publish(packet, qos == 0) and alias < 0:
-            aliases.teach(topic)
+            aliases.assign(topic)
         return True
 
-    def send_entry(self, entry: Delivery, duplicate: bool) -> None:
-        message = entry.message
-        outgoing = Outgoing(message.topic.encode("utf-8"), message, self.outbound.clock.now)
-        self.send_delivery(entry, outgoing, duplicate)
+    # -- flushing -------------------------------------------------------------
 
-    def send_pubrel(self, packet_id: int) -> None:
-        self.send_ack(PUBREL, packet_id)
+    def request_flush(self) -> None:
+        """Have the flush at the end of this event-loop iteration look at this connection."""
+        if not self.flush_requested:
+            self._enter_flush_queue()
 
-    # -- acknowledgements ---------------------------------------------------
+    def _enter_flush_queue(self) -> None:
+        self.flush_requested = True
+        outbound = self.outbound
+        outbound.flush_queue.append(self)
+        if len(outbound.flush_queue) == 1 and outbound.on_flush_needed is not None:
+            outbound.on_flush_needed()
 
-    def gate(self, packet_type: int, packet_id: int) -> AckGate:
-        """A gate for an acknowledgement; give it back through `answer`."""
-        gate = self.spare_gate
-        if gate is None:
-            gate = AckGate(self)
-        else:
-            self.spare_gate = None
-        gate.packet_type = packet_type
-        gate.packet_id = packet_id
-        gate.reason_code = 0
-        return gate
+    def resume_sending(self) -> None:
+        """Send from the session's queue again once the outbox is below its high-water mark."""
+        if not self.ready and self.outbox.backlog <= self.outbound.max_backlog:
+            self.ready = True
+            session = self.session
+            if session is not None and session.connection is self:
+                session.send_queued()
+                if session.pending_retained:
+                    self.request_flush()  # the flush continues the replay
 
-    def answer(self, gate: AckGate) -> None:
-        """Send a gate's acknowledgement, now or when its turn comes."""
-        if gate.pending == 0 and self.acks.length == 0:
-            self._acknowledge(gate)
-            if gate.packet is None:
-                self.spare_gate = gate
-        else:
-            self.acks.push(gate)
-            if gate.packet_type == PUBACK or gate.packet_type == PUBCOMP:
-                self.unanswered += 1
+    def resume_reading(self) -> None:
+        self.request_flush()
 
-    def release_acks(self) -> None:
-        """Send the acknowledgements whose turn has come."""
-        acks = self.acks
-        if acks.length > self.outbound.max_acks:
-            self.touch()
-        while self.state != CLOSED:
-            gate = acks.pop_open()
-            if gate is None:
-                return
-            if gate.packet_type == PUBACK or gate.packet_type == PUBCOMP:
-                self.unanswered -= 1
-            self._acknowledge(gate)
+    # -- the end --------------------------------------------------------------
 
-    def _acknowledge(self, gate: AckGate) -> None:
-        if gate.failed:
-            self._refuse(gate)
+    def disconnect(self, reason_code: int, detail: str) -> None:
+        """Close the connection; a version 5 client is told why in a DISCONNECT [MQTT-4.13.1-1]."""
+        if self.state == CLOSED:
             return
-        if gate.packet is not None:
-            self.send(gate.packet)
-        elif gate.reason_code == 0:
-            self.send_ack(gate.packet_type, gate.packet_id)
-        else:
-            self.send(encode_ack(gate.packet_type, gate.packet_id, gate.reason_code, self.version))
-        if gate.sequel is not None:
-            gate.sequel()
+        clients = self.clients
+        self._send_disconnect(reason_code, detail, clients.terms.server_reference(reason_code))
+        clients.close(self, True, f"{name(reason_code)}: {detail}")
 
-    def _refuse(self, gate: AckGate) -> None:
-        """The store failed: no acknowledgement that is not true."""
-        if self.version >= 5 and (gate.packet_type == PUBACK or gate.packet_type == PUBREC):
-            self.send(encode_ack(gate.packet_type, gate.packet_id, self.outbound.refusal, self.version))
-        else:
-            # What was asked stays wanted and is tried again; the client asks anew.
-            self.disconnect(self.outbound.refusal, "the store failed")
-
-    # -- the end ------------------------------------------------------------
-
-    def farewell(self, reason_code: int, detail: str, server_reference: Optional[str]) -> None:
-        """Tell a v5 client why [MQTT-4.13.1-1], and where to go; nothing leaves after this."""
+    def _send_disconnect(self, reason_code: int, detail: str, server_reference: Optional[str]) -> None:
         if self.version >= 5 and self.state == CONNECTED:
             properties = Properties()
             properties.server_reference = server_reference
@@ -526,72 +369,12 @@ class Connection(ClientConnection):
                 packet = Disconnect(reason_code).encode(5)
             self.send(packet)
 
+    def _disconnect_too_large(self) -> None:
+        # The DISCONNECT fits: a client whose Maximum Packet Size excludes a CONNACK was not accepted.
+        self.disconnect(PACKET_TOO_LARGE, "an answer is above the client's Maximum Packet Size")
 
-class AckGate(Gate):
-    """An acknowledgement of one connection, waiting for its turn and for the disk.
-
-    ``packet`` is the packet to send where it is not one of the four short
-    acknowledgements; ``sequel`` is called after it was sent.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__()
-        self.connection = connection
-        self.packet_type = PUBACK
-        self.packet_id = 0
-        self.reason_code = 0
-        self.packet: Optional[bytes] = None
-        self.sequel: Any = None
-        self.behind: Optional[AckGate] = None  # in the queue of its connection
-
-    def opened(self) -> None:
-        connection = self.connection
-        session = connection.session
-        if self.failed and self.packet_type == PUBREC and session is not None:
-            # The message was not kept; whether or not the client is still there to be
-            # told, its PUBLISH must not pass for a duplicate when it comes again.
-            session.received.pop(self.packet_id, None)
-        connection.release_acks()
-
-
-class AckQueue:
-    """The acknowledgements of one connection that wait, in order; an idle one costs nothing."""
-
-    def __init__(self) -> None:
-        self.length = 0
-        self._first: Optional[AckGate] = None
-        self._last: Optional[AckGate] = None
-
-    def push(self, gate: AckGate) -> None:
-        if self._last is None:
-            self._first = gate
-        else:
-            self._last.behind = gate
-        self._last = gate
-        self.length += 1
-
-    def pop_open(self) -> Optional[AckGate]:
-        """Take out the first one if nothing holds it any more."""
-        gate = self._first
-        if gate is None or gate.pending > 0:
-            return None
-        self._first = gate.behind
-        if self._first is None:
-            self._last = None
-        gate.behind = None
-        self.length -= 1
-        return gate
-
-    def clear(self) -> None:
-        gate = self._first
-        while gate is not None:
-            after = gate.behind
-            gate.behind = None
-            gate = after
-        self._first = self._last = None
-        self.length = 0
-
-
-def connection_of(session: Session) -> Optional[Connection]:
-    """The connection of a session, None while its client is away."""
-    return cast(Optional[Connection], session.connection)
+    def dispose(self) -> None:
+        """The socket is closed: free what was to be sent."""
+        self.outbox.clear()
+        self.acks.clear()
+        self.topic_aliases = None

@@ -29,7 +29,7 @@ class Target:
         self.subscription_ids: bytes = b""  # encoded properties
         self.retain_as_published = False
         self.zero_copy = True  # no subscription identifiers: the publisher's bytes may be sent unchanged
-        self.no_local = False  # a subscription has No Local; then the session gets its own messages by the next field
+        self.no_local = False  # a subscription has No Local; the session's own messages are for the next field
         self.without_no_local: Optional[Target] = None
 
     def merge(self, subscription: Subscription) -> None:
@@ -39,10 +39,6 @@ class Target:
             self.zero_copy = False
         if subscription.options & RETAIN_AS_PUBLISHED:
             self.retain_as_published = True
-
-    def for_own_messages(self) -> Optional[Target]:
-        """The target for messages that the session itself published; None if there is none [MQTT-3.8.3-3]."""
-        return self.without_no_local if self.no_local else self
 
 
 class Member(Target):

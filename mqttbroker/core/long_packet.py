@@ -1,53 +1,49 @@
-"""A long packet while it comes: the pieces in which it came, and where its payload begins.
-
-The rule kept here: what is long is not copied to be whole where nobody needs it whole, and its pieces are few,
-however small the reads were that brought them.
-"""
+"""A long packet while it is being received: kept in pieces, so that it is never copied as a whole."""
 
 from __future__ import annotations
 
 from typing import Final, List
 
-LONG: Final = 262_144  # bytes of a packet that is kept in pieces while it comes
-PIECE: Final = 131_072  # bytes of a piece, at least, the last one apart
+LONG_PACKET: Final = 262_144  # bytes; packets of this size are kept in pieces
+MIN_PIECE: Final = 131_072  # bytes of each piece but the last; smaller reads are joined
 
 
 class LongPacket:
-    """The first ``len(data)`` bytes of a packet of ``size`` bytes, and what follows them."""
+    """A packet of ``size`` bytes that begins with ``data``."""
 
     def __init__(self, data: bytes, size: int) -> None:
         self.size = size
         self.missing = size - len(data)
         self._pieces: List[bytes] = []
-        self._gathered = bytearray()
-        if len(data) >= PIECE:
+        self._small_reads = bytearray()
+        if len(data) >= MIN_PIECE:
             self._pieces.append(data)
         else:
-            self._gathered += data
+            self._small_reads += data
 
-    def add(self, data: bytes) -> None:
-        """Take the next ``len(data)`` bytes, at most `missing`."""
+    def append(self, data: bytes) -> None:
+        """Add the next bytes, at most `missing`."""
         self.missing -= len(data)
-        gathered = self._gathered
-        if not gathered and len(data) >= PIECE:
+        small_reads = self._small_reads
+        if not small_reads and len(data) >= MIN_PIECE:
             self._pieces.append(data)
             return
-        gathered += data
-        if len(gathered) >= PIECE:
-            self._flush()
+        small_reads += data
+        if len(small_reads) >= MIN_PIECE:
+            self._join()
 
-    def take(self) -> List[bytes]:
-        """All pieces, the first of `PIECE` bytes or more, once nothing is missing."""
-        if self._gathered:
-            self._flush()
+    def finish(self) -> List[bytes]:
+        """All pieces, when nothing is missing; the first has at least `MIN_PIECE` bytes."""
+        if self._small_reads:
+            self._join()
         return self._pieces
 
-    def _flush(self) -> None:
-        self._pieces.append(bytes(self._gathered))
-        self._gathered = bytearray()
+    def _join(self) -> None:
+        self._pieces.append(bytes(self._small_reads))
+        self._small_reads = bytearray()
 
 
-def total(pieces: List[bytes]) -> int:
+def total_size(pieces: List[bytes]) -> int:
     """The bytes of all pieces."""
     size: int = 0
     for piece in pieces:
@@ -56,12 +52,14 @@ def total(pieces: List[bytes]) -> int:
 
 
 def payload_start(data: bytes, body: int, qos: int, version: int) -> int:
-    """Where the payload of a PUBLISH begins whose variable header is at ``body``; beyond ``data`` if that does not
-    hold all of the header."""
+    """The position of the payload of a PUBLISH whose variable header begins at ``body``.
+
+    Beyond ``data`` if that does not hold the whole variable header.
+    """
     size: int = len(data)
-    beyond: int = size + 1
+    incomplete: int = size + 1
     if body + 2 > size:
-        return beyond
+        return incomplete
     start: int = body + 2 + ((data[body] << 8) | data[body + 1])
     if qos:
         start += 2
@@ -76,4 +74,4 @@ def payload_start(data: bytes, body: int, qos: int, version: int) -> int:
         if byte < 128:
             return start + length
         shift += 7
-    return beyond
+    return incomplete

@@ -1,9 +1,7 @@
-"""One application message on its way out, encoded once per variant.
+"""One application message as PUBLISH packets, encoded once per protocol version and QoS.
 
-The rule kept here: however many subscribers a message has, each combination of
-protocol version and QoS is encoded at most once; what came in leaves as it
-came wherever the standard lets it.  Retained flags and subscription
-identifiers make a variant of their own, encoded for its one subscriber.
+Parts of the publisher's own packet are reused where they are the same. A packet with RETAIN or with subscription
+identifiers is encoded for its one subscriber.
 """
 
 from __future__ import annotations
@@ -22,51 +20,48 @@ NO_BYTES: Final = b""
 
 
 def expiry_property(expires_at: int, now: int) -> bytes:
-    """Message Expiry Interval: what is left of it [MQTT-3.3.2-6]; nothing if it never expires.
+    """Message Expiry Interval: the seconds that remain [MQTT-3.3.2-6]; empty for a message that never expires.
 
     Times are microseconds since the Unix epoch.
     """
     if expires_at == 0:
         return NO_BYTES
-    left: int = max(0, (expires_at - now + 999_999) // 1_000_000)
-    return b"\x02" + min(left, 0xFFFFFFFF).to_bytes(4, "big")
+    remaining: int = max(0, (expires_at - now + 999_999) // 1_000_000)
+    return b"\x02" + min(remaining, 0xFFFFFFFF).to_bytes(4, "big")
 
 
 @mypyc_attr(acyclic=True, free_list_len=1)
 class Outgoing:
-    """The variants of one message.  ``properties`` are v5 properties without length prefix.
-
-    The parts from the publisher's own packet, where they may be used again:
-    ``packet`` (the whole, at QoS 0 without flags), ``middle`` (Remaining Length
-    and topic) and ``tail`` (what follows the packet id), all of ``version``.
-    """
+    """A message and its packets, encoded when they are first asked for."""
 
     def __init__(self, topic: bytes, message: Message, now: int) -> None:
         self.topic = topic
         self.message = message
         self.now = now
-        self.head_version = 0
-        self.head1: bytes = NO_BYTES
+        # The QoS 0 packet, by version.
         self.packet4: bytes = NO_BYTES
         self.packet5: bytes = NO_BYTES
-        self.middle4: bytes = NO_BYTES
-        self.middle5: bytes = NO_BYTES
-        self.tail4: bytes = NO_BYTES
-        self.tail5: bytes = NO_BYTES
+        # Remaining Length and topic of a QoS 1 or 2 packet, and what follows its packet id, by version.
+        self.length_and_topic4: bytes = NO_BYTES
+        self.length_and_topic5: bytes = NO_BYTES
+        self.rest4: bytes = NO_BYTES
+        self.rest5: bytes = NO_BYTES
+        self.qos1_header: bytes = NO_BYTES  # in `qos1_header_version`
+        self.qos1_header_version = 0
 
-    def reuse(self, version: int, middle: bytes, head: bytes, tail: bytes) -> None:
-        """Take over the parts of a publisher's QoS 1 or 2 packet; ``head`` is the one of QoS 1."""
-        self.head_version = version
-        self.head1 = head
+    def set_parts(self, version: int, length_and_topic: bytes, qos1_header: bytes, rest: bytes) -> None:
+        """Use these parts of the publisher's QoS 1 or 2 packet, of that version."""
+        self.qos1_header_version = version
+        self.qos1_header = qos1_header
         if version >= 5:
-            self.middle5 = middle
-            self.tail5 = tail
+            self.length_and_topic5 = length_and_topic
+            self.rest5 = rest
         else:
-            self.middle4 = middle
-            self.tail4 = tail
+            self.length_and_topic4 = length_and_topic
+            self.rest4 = rest
 
-    def at_most_once(self, version: int) -> bytes:
-        """The QoS 0 packet, RETAIN 0."""
+    def qos0_packet(self, version: int) -> bytes:
+        """The whole packet at QoS 0 without RETAIN."""
         if version >= 5:
             if not self.packet5:
                 self.packet5 = self.encode(5, 0, False, False, 0, NO_BYTES)
@@ -75,27 +70,27 @@ class Outgoing:
             self.packet4 = self.encode(4, 0, False, False, 0, NO_BYTES)
         return self.packet4
 
-    def head(self, version: int, qos: int) -> bytes:
-        """What goes before the packet id of a QoS 1 or 2 packet, RETAIN 0, DUP 0."""
-        if qos == 1 and version == self.head_version:
-            return self.head1
+    def header(self, version: int, qos: int) -> bytes:
+        """The bytes before the packet id at QoS 1 or 2, without RETAIN and DUP."""
+        if qos == 1 and version == self.qos1_header_version:
+            return self.qos1_header
         if version >= 5:
-            if not self.middle5:
-                self._split(5)
-            return _FIRST_BYTES[qos] + self.middle5
-        if not self.middle4:
-            self._split(4)
-        return _FIRST_BYTES[qos] + self.middle4
+            if not self.length_and_topic5:
+                self._encode_parts(5)
+            return _FIRST_BYTES[qos] + self.length_and_topic5
+        if not self.length_and_topic4:
+            self._encode_parts(4)
+        return _FIRST_BYTES[qos] + self.length_and_topic4
 
-    def tail(self, version: int) -> bytes:
-        """What goes after the packet id; to be asked for after `head`."""
-        return self.tail5 if version >= 5 else self.tail4
+    def rest(self, version: int) -> bytes:
+        """The bytes after the packet id; call `header` first."""
+        return self.rest5 if version >= 5 else self.rest4
 
     def encode(
-        self, version: int, qos: int, retain: bool, dup: bool, packet_id: int, own: bytes
+        self, version: int, qos: int, retain: bool, duplicate: bool, packet_id: int, added_properties: bytes
     ) -> bytes:
-        """Any variant; ``own`` are the properties of this one delivery, already encoded."""
-        return self.encode_as(self.topic, version, qos, retain, dup, packet_id, own)
+        """Any variant; ``added_properties`` belong to this one delivery and are encoded."""
+        return self.encode_as(self.topic, version, qos, retain, duplicate, packet_id, added_properties)
 
     def encode_as(
         self,
@@ -103,32 +98,28 @@ class Outgoing:
         version: int,
         qos: int,
         retain: bool,
-        dup: bool,
+        duplicate: bool,
         packet_id: int,
-        own: bytes,
+        added_properties: bytes,
     ) -> bytes:
-        """`encode` with another topic name, such as the empty one of a topic alias."""
-        message = self.message
+        """`encode` with another topic name, such as the empty one of a packet with a topic alias."""
         properties: bytes = NO_BYTES
         if version >= 5:
-            properties = self._properties(own)
-        return encode_publish(
-            topic, message.payload, qos, retain, dup, packet_id, version, properties
-        )
+            properties = self._properties(added_properties)
+        return encode_publish(topic, self.message.payload, qos, retain, duplicate, packet_id, version, properties)
 
-    def _properties(self, own: bytes) -> bytes:
+    def _properties(self, added_properties: bytes) -> bytes:
         message = self.message
-        # A clock that was set back gives no message more time than it came with.
+        # A clock that was set back must not extend a message's life.
         now: int = max(self.now, message.timestamp)
-        return message.properties + expiry_property(message.expires_at, now) + own
+        return message.properties + expiry_property(message.expires_at, now) + added_properties
 
-    def _split(self, version: int) -> None:
-        """Encode once what goes around the packet id."""
+    def _encode_parts(self, version: int) -> None:
         topic = self.topic
-        tail: bytes = self.message.payload
+        rest: bytes = self.message.payload
         if version >= 5:
             properties = self._properties(NO_BYTES)
-            tail = b"".join((encode_varint(len(properties)), properties, tail))
-        size: int = 4 + len(topic) + len(tail)
-        head: bytes = b"".join((encode_fixed_header(0x32, size), TWO_BYTES[len(topic)], topic))
-        self.reuse(version, head[1:], head, tail)
+            rest = b"".join((encode_varint(len(properties)), properties, rest))
+        size: int = 4 + len(topic) + len(rest)
+        header: bytes = b"".join((encode_fixed_header(0x32, size), TWO_BYTES[len(topic)], topic))
+        self.set_parts(version, header[1:], header, rest)

@@ -1,9 +1,7 @@
-"""The publisher: one message to everyone its route names.
+"""The publisher: hands one message to all recipients of its route.
 
-The rule kept here: what must be kept of a message is in the journal, under the
-gate of its acknowledgement, before the call returns; a QoS 0 copy goes out or
-is counted as dropped; nobody gets more than the QoS that was granted
-[MQTT-3.8.4-8].
+What has to be stored is in the journal, under the gate of the publisher's acknowledgement, before the call returns. A
+QoS 0 copy is queued, or dropped and counted. Nobody gets a higher QoS than was granted [MQTT-3.8.4-8].
 """
 
 from __future__ import annotations
@@ -13,8 +11,9 @@ from zlib import crc32
 
 from mqttbroker.codec.properties import user_property
 from mqttbroker.codec.reason_codes import MQTTError
-from mqttbroker.core.connection import Connection, Outbound
+from mqttbroker.core.connection import Connection
 from mqttbroker.core.groups import Group, Target
+from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.router import Route, Router, StreamSink
@@ -26,7 +25,7 @@ from sessions.session import Session
 
 
 class Publisher:
-    """Hands messages to sessions, shared groups, streams and the retained store."""
+    """Hands messages to sessions, shared subscriptions, streams and the retained messages."""
 
     def __init__(
         self,
@@ -43,55 +42,40 @@ class Publisher:
         self.outbound = outbound
         self.rules = rules
 
-    def publish(
-        self,
-        message: Message,
-        route: Route,
-        outgoing: Outgoing,
-        origin: Optional[Session],
-        gate: Optional[Gate],
-    ) -> None:
-        """Hand a message to everyone its route names.
-
-        ``gate`` stays shut until all that must be kept of it is on disk.
-        """
-        for target in route.targets:
-            if target.session is origin and target.no_local:
-                own = target.without_no_local
-                if own is not None:
-                    self.deliver(own, message, outgoing, gate, origin)
-            else:
-                self.deliver(target, message, outgoing, gate, origin)
+    def publish(self, outgoing: Outgoing, route: Route, publisher: Optional[Session], gate: Optional[Gate]) -> None:
+        """Hand a message to all recipients of its route; ``gate`` opens when what has to be stored is on disk."""
+        message = outgoing.message
+        for target in route.targets_for(publisher):
+            self.deliver(target, outgoing, gate, publisher)
         for group in route.groups:
             member = self.router.strategy.choose(group, message.topic)
             if member is not None:
-                self.deliver(member, message, outgoing, gate, origin, group.complete)
+                self.deliver(member, outgoing, gate, publisher, group.complete)
         for sink in route.streams:
             self._append(sink, message, gate)
         if message.retain:
             self.retained.set(message, False, gate)
 
-    def keeps(self, route: Route, size: int, origin: Optional[Session]) -> bool:
-        """Whether a QoS 1 or 2 message need not be refused: nobody who is owed it lacks room,
-        of his own as far as that counts, or on disk."""
-        refuse: bool = self.context.limits.queue_full == REFUSE
+    def has_room(self, route: Route, size: int, publisher: Session) -> bool:
+        """Whether a QoS 1 or 2 message of ``size`` bytes can be taken: no recipient's queue has to refuse it, nor does
+        the limit of all queues on disk."""
+        context = self.context
+        refuse: bool = context.limits.queue_full == REFUSE
+        recipients: int = len(route.targets) + len(route.groups)
+        if not refuse and not context.full(recipients, recipients * size):
+            return True
         entries: int = 0
-        waiting: bool = False
-        for target in route.targets:
-            session = target.session
-            if session is origin and target.no_local:
-                own = target.without_no_local
-                if own is None:
-                    continue
-                target = own
+        some_wait: bool = False  # an entry will wait on disk, instead of being sent at once
+        for target in route.targets_for(publisher):
             if target.qos == 0:
                 continue
+            session = target.session
             open_now: bool = session.open
             if refuse and not session.takes(size, open_now):
                 return False
             if session.id != 0:
                 entries += 1
-                waiting = waiting or not open_now
+                some_wait = some_wait or not open_now
         for group in route.groups:
             if group.available:
                 continue
@@ -99,39 +83,37 @@ class Publisher:
                 if refuse and not member.session.takes(size, False):
                     return False
             entries += 1
-            waiting = True
-        return not waiting or not self.context.full(entries, entries * size)
+            some_wait = True
+        return not some_wait or not context.full(entries, entries * size)
 
     def deliver(
         self,
         target: Target,
-        message: Message,
         outgoing: Outgoing,
         gate: Optional[Gate],
-        origin: Optional[Session],
+        publisher: Optional[Session],
         group: Optional[Group] = None,
     ) -> None:
-        """Hand a message to one of those its route names; ``origin`` waits if that one cannot follow."""
+        """Hand a message to one recipient; ``publisher`` is paused if its queue is above the high watermark."""
+        message = outgoing.message
         session = target.session
         qos: int = message.qos
         if target.qos < qos:
             qos = target.qos
         retain: bool = message.retain and target.retain_as_published
         if qos == 0:
-            outlet = session.connection
-            if outlet is not None:
-                cast(Connection, outlet).send_at_most_once(
-                    outgoing, retain, target.subscription_ids
-                )
+            connection = session.connection
+            if connection is not None:
+                cast(Connection, connection).send_at_most_once(outgoing, retain, target.subscription_ids)
             return
         entry = session.offer(message, qos, retain, target.subscription_ids, gate, group)
         if entry is not None:
             cast(Connection, session.connection).send_delivery(entry, outgoing, False)
-        elif origin is not None and session.above_high_watermark:
-            session.pause_publisher(origin)
+        elif publisher is not None and session.above_high_watermark:
+            session.pause_publisher(publisher)
 
     def redistribute(self, session: Session) -> None:
-        """Give what a leaving member of shared subscriptions has not acknowledged to others."""
+        """Hand what a leaving member of shared subscriptions has not acknowledged to other members."""
         now = self.outbound.clock.now
         for entry in session.shared_entries():
             group = cast(Group, entry.group)
@@ -139,17 +121,16 @@ class Publisher:
             member = self.router.strategy.choose(self.router.permitted(group, topic), topic)
             if member is None or member.session is session:
                 continue
-            old = entry.message
             if session.id != 0 and (
                 member.session.connection is None
                 or member.session.id == 0
-                or member.session.full(old.size)
+                or member.session.full(entry.message.size)
             ):
-                continue  # no better off, no longer on disk, or no room for it
-            # The store knows the old one under the session that leaves.
-            message = old.copy()
+                continue  # it would not be sent sooner, would not be on disk any more, or would be dropped
+            # A copy, because the store knows the message under the leaving session's entry.
+            message = entry.message.copy()
             outgoing = Outgoing(message.topic.encode("utf-8"), message, now)
-            self.deliver(member, message, outgoing, entry.gate, None, group)
+            self.deliver(member, outgoing, entry.gate, None, group)
             session.withdraw(entry)
 
     def _append(self, sink: StreamSink, message: Message, gate: Optional[Gate]) -> None:
@@ -161,35 +142,34 @@ class Publisher:
         if gate is not None:
             self.journal.wait_for_commit(gate)
 
-    def publish_own(self, topic: str, payload: bytes, retain: bool) -> None:
+    def publish_status(self, topic: str, payload: bytes, retain: bool) -> None:
         """Publish a message of the broker itself at QoS 0; a retained one is not stored."""
         now = self.outbound.clock.now
         message = Message(topic, payload, 0, retain, NO_BYTES, "", now, 0)
         route = self.router.route(topic.encode("utf-8"))
         outgoing = Outgoing(route.topic_bytes, message, now)
         for target in route.targets:
-            self.deliver(target, message, outgoing, None, None)
+            self.deliver(target, outgoing, None, None)
         if retain:
             self.retained.set(message, True, None)
 
-    def publish_message(self, message: Message, origin: Optional[Session]) -> None:
-        """Publish a message that no connected client waits for, such as a will, in its name."""
+    def publish_will(self, message: Message, session: Session) -> None:
+        """Publish a will in the name of its session, if the session may publish to the topic."""
         try:
             route = self.router.route(message.topic.encode("utf-8"))
-        except MQTTError:  # a stored will whose topic passes limits set since
+        except MQTTError:  # a stored will whose topic exceeds a limit that was lowered since
             self.outbound.counters.publish_dropped_denied += 1
             return
-        authorizer = self.rules.of(None if origin is None else origin.rules)
-        username = None if origin is None else origin.username
-        if route.reserved or not authorizer.may_publish(message.publisher, username, route.topic):
+        authorizer = self.rules.of(session.rules)
+        if route.reserved or not authorizer.may_publish(message.publisher, session.username, route.topic):
             self.outbound.counters.publish_dropped_denied += 1
             return
         outgoing = Outgoing(route.topic_bytes, message, self.outbound.clock.now)
-        self.publish(message, route, outgoing, origin, None)
+        self.publish(outgoing, route, session, None)
 
 
 def partition_key(key: str, message: Message) -> bytes:
-    """The bytes that choose a partition: of the client id, or of a user property ("" if absent)."""
+    """The bytes that a partition is chosen by: the client id, or a user property (empty if absent)."""
     if key == "client":
         return message.publisher.encode("utf-8")
     return user_property(message.properties, key[len("user-property:") :].encode("utf-8"))

@@ -115,7 +115,7 @@ class Replays:
             replay.step(BUSY_BUDGET)
         if not replay.done:
             self._active[connection] = replay
-            connection.touch()
+            connection.request_flush()
 
     def step(self) -> bool:
         """Continue the replays whose clients accept more; true if there is more to send at once."""
@@ -174,7 +174,7 @@ class Replay:
         session = self.session
         return (
             connection.ready
-            and not connection.congested
+            and not connection.outbox.writing_paused
             and len(session.queue.entries) < MAX_QUEUED
             and session.all_in_memory
             and (session.id != 0 or session.packet_ids_in_use < self._max_in_flight)

@@ -53,6 +53,7 @@ class Route:
         self.targets: List[Target] = []
         self.groups: List[Group] = []
         self.streams: List[StreamSink] = []
+        self.no_local = False  # a target has a No Local subscription
         self.direct = True  # no recipients but `targets`
         self.durable = False  # a stream, a group or a persistent session may store the message
         self.unpersisted = True  # neither a stream nor a session in `targets` stores it; a member of `groups` may
@@ -69,6 +70,18 @@ class Route:
         self.length_and_topic = length_and_topic
         self.qos1_header = b"\x32" + length_and_topic
         self.qos2_header = b"\x34" + length_and_topic
+
+    def targets_for(self, publisher: Optional[Session]) -> List[Target]:
+        """The targets of a message of ``publisher``, whose No Local subscriptions do not count [MQTT-3.8.3-3]."""
+        if not self.no_local:
+            return self.targets
+        targets: List[Target] = []
+        for target in self.targets:
+            if not target.no_local or target.session is not publisher:
+                targets.append(target)
+            elif target.without_no_local is not None:
+                targets.append(target.without_no_local)
+        return targets
 
     @property
     def matched(self) -> bool:
@@ -284,6 +297,7 @@ class Router:
         route.targets = list(targets.values())
         for target in route.targets:
             if target.no_local:
+                route.no_local = True
                 target.without_no_local = _without_no_local(target.session, matched)
         for value in self._stream_trie.match(topic):
             rule = cast(StreamRule, value)

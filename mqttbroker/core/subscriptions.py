@@ -23,7 +23,8 @@ from mqttbroker.codec.reason_codes import (
     UNSUBACK,
     MQTTError,
 )
-from mqttbroker.core.connection import AckGate, Connection
+from mqttbroker.core.acknowledgements import AckGate
+from mqttbroker.core.connection import Connection
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
@@ -61,11 +62,11 @@ class Subscriptions:
         codes = [self._subscribe_one(session, request, identifier, replay) for request in packet.subscriptions]
         if connection.version < 5:
             codes = [code if code < 0x80 else UNSPECIFIED_ERROR for code in codes]
-        gate = connection.gate(SUBACK, packet.packet_id)
+        gate = AckGate(connection, SUBACK, packet.packet_id)
         gate.packet = Suback(packet.packet_id, codes).encode(connection.version)
         if replay:
             session.add_pending_retained(replay)
-            gate.sequel = partial(self.replays.begin, connection)
+            gate.on_sent = partial(self.replays.begin, connection)
         self._answer(connection, session, gate)
 
     def _subscribe_one(self, session: Session, request: Request, identifier: int, replay: List[Subscription]) -> int:
@@ -113,14 +114,14 @@ class Subscriptions:
             if session.id != 0:
                 self.journal.delete_subscription(session.id, topic_filter)
             codes.append(SUCCESS)
-        gate = connection.gate(UNSUBACK, packet.packet_id)
+        gate = AckGate(connection, UNSUBACK, packet.packet_id)
         gate.packet = Unsuback(packet.packet_id, codes).encode(connection.version)
         self._answer(connection, session, gate)
 
     def _answer(self, connection: Connection, session: Session, gate: AckGate) -> None:
         if session.id != 0 and self.journal.gated:
             self.journal.wait_for_commit(gate)
-        connection.answer(gate)
+        connection.acks.submit(gate)
 
     def load(self, subscription: Subscription) -> None:
         """Add a subscription, without storing it, to its session and to the router."""

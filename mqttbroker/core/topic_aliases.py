@@ -1,7 +1,7 @@
-"""Topic aliases (section 3.3.2.3.4): numbers that stand for a topic's name, in either direction.
+"""Topic aliases (section 3.3.2.3.4): two-byte numbers that replace topic names on one connection, per direction.
 
-The rule kept here: all other parts know topics by their names.  An alias is taken out where a PUBLISH comes in and put in
-where it leaves, and towards a client none is used before the packet that teaches it was queued.
+Routing knows topics by name only. The alias of a received PUBLISH is replaced by the topic name first, and an alias is
+added when a packet is queued. An alias is used without the topic name only after a packet with both was queued.
 """
 
 from __future__ import annotations
@@ -12,38 +12,44 @@ from mqttbroker.codec.frames import TWO_BYTES, publish_header
 from mqttbroker.codec.properties import MAX_VARINT, TOPIC_ALIAS
 from mqttbroker.codec.reason_codes import PACKET_TOO_LARGE, MQTTError
 
-NO_NAME: Final = b"\0\0"  # where an alias stands for it
-# How properties begin that an alias was put before, by the length they had; longer ones take another way.
-MOST_RENAMED: Final = 125
-RENAMED: Final[List[bytes]] = [bytes((properties + 3, TOPIC_ALIAS)) for properties in range(MOST_RENAMED)]
+EMPTY_TOPIC: Final = b"\0\0"  # the encoded topic name of a packet that has only an alias
+
+# By size of the properties that follow: their new length and the identifier of the alias, whose value comes next.
+# The length stays one byte as long as the size is below MAX_ALIASED_PROPERTIES.
+MAX_ALIASED_PROPERTIES: Final = 125
+ALIASED_PROPERTIES: Final[List[bytes]] = [bytes((size + 3, TOPIC_ALIAS)) for size in range(MAX_ALIASED_PROPERTIES)]
 
 
 class TopicAliases:
-    """Those that one client is sent, ``maximum`` at most [MQTT-3.1.2-26]."""
+    """The aliases that one client is sent, at most ``maximum`` [MQTT-3.1.2-26]."""
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
-        self._known: Dict[bytes, int] = {}
+        self._assigned: Dict[bytes, int] = {}
 
     def find(self, topic: bytes) -> int:
-        """The alias of a topic; negative if the client has to be taught it with this packet, 0 if it has room for none."""
-        alias: int = self._known.get(topic, 0)
-        if alias == 0 and len(self._known) < self.maximum:
-            alias = -1 - len(self._known)
+        """The alias of a topic. If it is negative, the client does not know it yet: send its absolute value together
+        with the topic name, then call `assign`. 0 if no alias is free."""
+        alias: int = self._assigned.get(topic, 0)
+        if alias == 0 and len(self._assigned) < self.maximum:
+            alias = -1 - len(self._assigned)
         return alias
 
-    def teach(self, topic: bytes) -> None:
-        """A packet with the alias that `find` gave for a topic, and the topic's name, was queued."""
-        self._known[topic] = len(self._known) + 1
+    def assign(self, topic: bytes) -> None:
+        """A packet with the topic name and the alias that `find` returned for it was queued."""
+        self._assigned[topic] = len(self._assigned) + 1
 
 
-def named_publish(first: int, topic: bytes, packet_id: bytes, section: bytes, payload: bytes, beyond: int) -> bytes:
-    """A PUBLISH with that first byte as it would have come with its topic's name; of a long one what is here of it.
+def publish_with_topic_name(
+    first: int, topic: bytes, packet_id: bytes, properties: bytes, payload: bytes, missing: int
+) -> bytes:
+    """Encode a received PUBLISH as if it had come with its topic name instead of an alias.
 
-    ``packet_id`` is empty at QoS 0, ``section`` the properties with their length; ``beyond`` bytes of the payload are not
-    here.  MQTTError if no packet can be so large.
+    ``first`` is its first byte; ``packet_id`` is empty at QoS 0; ``properties`` include their length; ``missing`` bytes
+    of the payload of a long packet are not in ``payload``. MQTTError if the packet would be larger than any may be.
     """
-    remaining: int = 2 + len(topic) + len(packet_id) + len(section) + len(payload) + beyond
+    remaining: int = 2 + len(topic) + len(packet_id) + len(properties) + len(payload) + missing
     if remaining > MAX_VARINT:
         raise MQTTError(PACKET_TOO_LARGE, "the packet is too large for its topic's name")
-    return b"".join((publish_header(first & 7, remaining), TWO_BYTES[len(topic)], topic, packet_id, section, payload))
+    header = publish_header(first & 7, remaining)
+    return b"".join((header, TWO_BYTES[len(topic)], topic, packet_id, properties, payload))

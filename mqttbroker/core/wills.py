@@ -62,7 +62,7 @@ class Wills:
         message.timestamp = now
         if will.expiry >= 0:
             message.expires_at = now + will.expiry * 1_000_000
-        self.publisher.publish_message(message, session)
+        self.publisher.publish_will(message, session)
 
 
 def encode_will(session: Session) -> Optional[bytes]:

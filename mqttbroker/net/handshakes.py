@@ -15,7 +15,7 @@ import socket
 import ssl
 from typing import Any, Callable
 
-from mqttbroker.net.wire import LINGER
+from mqttbroker.net.wire import CLOSE_TIMEOUT
 from sessions.counters import Counters
 
 log = logging.getLogger("mqttbroker")
@@ -84,7 +84,7 @@ class Handshakes:
                 sock,
                 ssl=self.context,
                 ssl_handshake_timeout=self._timeout,
-                ssl_shutdown_timeout=LINGER,
+                ssl_shutdown_timeout=CLOSE_TIMEOUT,
             )
         except OSError as error:
             self._stats.tls_failures += 1

@@ -50,10 +50,10 @@ def defect(connection: Connection) -> None:
 class OpenListener:
     """A listener that listens, until `close`."""
 
-    def __init__(self, listener: Listener, listener_policy: ListenerPolicy, turn: FlushScheduler) -> None:
+    def __init__(self, listener: Listener, listener_policy: ListenerPolicy, scheduler: FlushScheduler) -> None:
         self.listener = listener
         self.listener_policy = listener_policy
-        self.turn = turn
+        self.scheduler = scheduler
         self._sockets: List[socket.socket] = []
         self._servers: List[asyncio.AbstractServer] = []
         self._handshakes: List[Handshakes] = []
@@ -116,12 +116,12 @@ class OpenListener:
                 continue
             sock.listen(BACKLOG)
             timeout = self.listener_policy.terms.connect_timeout
-            counters = self.turn.broker.outbound.counters
+            counters = self.scheduler.broker.outbound.counters
             self._handshakes.append(Handshakes(sock.dup(), context, timeout, self._client, counters))
 
     def _client(self) -> Any:
         """An asyncio protocol by shape for a client that has connected."""
-        wire = Wire(self.turn, self.listener_policy, new_client_id, defect)
+        wire = Wire(self.scheduler, self.listener_policy, new_client_id, defect)
         if self.listener.type in ("ws", "wss"):
             return WebSocket(wire, self.listener.origins)
         return wire

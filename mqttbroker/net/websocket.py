@@ -23,7 +23,7 @@ from mqttbroker import build_kind
 from mqttbroker.codec.reason_codes import PROTOCOL_ERROR
 from mqttbroker.core.connection import CONNECTED
 from mqttbroker.net.websocket_frames import FrameReader, binary_header
-from mqttbroker.net.wire import LINGER, Wire
+from mqttbroker.net.wire import CLOSE_TIMEOUT, Wire
 
 try:
     from websockets.speedups import apply_mask
@@ -144,7 +144,7 @@ class WebSocket:
         return False
 
     def close(self) -> None:
-        """Send a close frame, and wait for the client's for `LINGER` seconds at most."""
+        """Send a close frame, and wait for the client's for `CLOSE_TIMEOUT` seconds at most."""
         self._stop_receiving()
         self._pong.clear()
         if self._library.state is State.OPEN:
@@ -258,4 +258,4 @@ class WebSocket:
     def _linger(self) -> None:
         loop = asyncio.get_running_loop()
         if self._timer is None:
-            self._timer = loop.call_later(LINGER, self._transport.abort)
+            self._timer = loop.call_later(CLOSE_TIMEOUT, self._transport.abort)

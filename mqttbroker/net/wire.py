@@ -1,42 +1,39 @@
-"""The wire: one socket's transport, and the one flush per turn of the event loop.
+"""The wire: one client's socket, and the flush at the end of each event-loop iteration.
 
-The rule kept here: all that a turn of the loop produced leaves in one write per
-connection and one write set for the store, but for what is long, which leaves
-a part a turn; a connection whose socket is full, or whose input must wait,
-costs the others nothing; who sends much is heard for `SHARE` seconds, then
-everybody else is.
-
-`Wire` is an asyncio protocol by shape, not by inheritance, so that it compiles
-to a native class.  Its transport too is one by shape: a socket's, or what
-stands between.
+A flush writes once per connection and hands the store one write set. Large packets are written in parts, a bounded
+amount per flush, and a client that sends much is read for a bounded time per iteration, so that no client delays the
+others for long. `Wire` has the methods of an asyncio protocol but does not inherit from one, because mypyc compiles it
+to a native class. Its transport is that of a socket or a `WebSocket`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import Any, Callable, Final, List
+from typing import Any, Callable, Final, List, Optional
 
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import CLOSED, Connection
+from mqttbroker.core.packet_reader import PacketReader
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.net.listener_policy import ListenerPolicy
+from sessions.write_set import Page
 
 log = logging.getLogger("mqttbroker")
 
-SLICE: Final = 16_384  # bytes that are taken without a look at the clock
-SHARE: Final = 0.002  # seconds in which more than that is taken from one client in a turn
-MUCH: Final = 131_072  # bytes of one read after which a client is read no further in a turn: there may be as many again
-BULK: Final = 262_144  # bytes of what is bulky that leave for one client in a turn
-ALL_BULK: Final = 1_048_576  # bytes of it that leave for all clients in a turn
-LINGER: Final = 5.0  # seconds a closed connection may take to accept its last bytes
+READ_SLICE: Final = 16_384  # bytes handled between two looks at the clock
+READ_TIME: Final = 0.002  # seconds per event-loop iteration in which slices of one client's data are handled
+READ_PAUSE: Final = 131_072  # bytes of one read after which the client is not read again in the same iteration
+LARGE_WRITE: Final = 262_144  # bytes per flush that are written to one client whose outbox has large parts
+LARGE_WRITES: Final = 1_048_576  # bytes per flush that are written to all such clients
+CLOSE_TIMEOUT: Final = 5.0  # seconds in which a client may take the last bytes and close its side
 
 
 class FlushScheduler:
-    """The end of each turn of the event loop.
+    """Flushes connections and journal at the end of an event-loop iteration in which there was something to flush.
 
-    ``submit`` takes a write set; it is called at most once until `stored` has
-    been told of that set.  With ``eager`` false the owner calls `write` itself.
+    ``submit`` takes a write set for the store. It is called again only after `store_answered` was called for the last
+    one. With ``eager`` false the owner calls `write` itself.
     """
 
     def __init__(self, broker: Broker, loop: Any, submit: Callable[[Any], None], eager: bool) -> None:
@@ -44,251 +41,275 @@ class FlushScheduler:
         self.loop = loop
         self.submit = submit
         self.eager = eager
-        self.room = 0  # bytes of what is bulky that may still leave in this turn
-        self.served: List[Connection] = []  # of which some of it has left in this turn, and some is left
+        self.on_stored: Any = None  # called at the end of `store_answered`
+        self._large_write_room = 0  # bytes that may still be written from outboxes with large parts in this flush
+        self._partly_written: List[Connection] = []  # in this flush
         self._scheduled = False
-        self._watching = False
-        broker.outbound.wake = self.wake
-        broker.context.backpressure_monitor.wake = self.watch
+        self._monitoring = False
+        broker.outbound.on_flush_needed = self.schedule
+        broker.context.backpressure_monitor.wake = self._monitor_backpressure
 
-    def wake(self) -> None:
-        """Have `flush` run at the end of this turn."""
+    def schedule(self) -> None:
+        """Run `flush` at the end of this event-loop iteration."""
         if not self._scheduled:
             self._scheduled = True
             self.loop.call_soon(self.flush)
 
-    def tell_time(self) -> float:
-        """Set the broker's clock; gives monotonic seconds."""
+    def update_clock(self) -> float:
+        """Set the broker's clock; returns monotonic seconds."""
         self.broker.outbound.clock.now = time.time_ns() // 1000
         now: float = self.loop.time()
         return now
 
     def flush(self) -> None:
-        """Write what every connection has to send and what the store has to keep."""
+        """Write what the connections have to send, and hand the store what it has to write."""
         self._scheduled = False
-        outbound = self.broker.outbound
-        if self.broker.replays.step():
-            self.wake()
-        dirty = outbound.dirty
-        outbound.dirty = []
-        self.room = ALL_BULK
-        for connection in dirty:
-            connection.dirty = False
+        broker = self.broker
+        outbound = broker.outbound
+        if broker.replays.step():
+            self.schedule()
+        connections = outbound.flush_queue
+        outbound.flush_queue = []
+        self._large_write_room = LARGE_WRITES
+        for connection in connections:
+            connection.flush_requested = False
+            wire: Optional[Wire] = connection.wire
+            if wire is None:
+                continue
             try:
-                _flush(connection)
+                wire.flush()
             except Exception:
-                connection.wire.on_error(connection)
-        # After those for whom there was no room.
-        for connection in self.served:
-            connection.touch()
-        self.served.clear()
-        if self.eager or self.broker.journal.has_page_requests:
+                wire.on_error(connection)
+        # Behind the connections for which there was no room in this flush.
+        for connection in self._partly_written:
+            connection.request_flush()
+        self._partly_written.clear()
+        if self.eager or broker.journal.has_page_requests:
             self.write()
 
-    def write_bulk(self, connection: Connection, transport: Any) -> None:
-        """Write a part of what is bulky; the rest of it leaves in turns to come, and others' packets between them."""
-        share: int = max(min(BULK, self.room), connection.excess)
+    def write_large(self, connection: Connection, transport: Any) -> None:
+        """Write a part of an outbox that has large parts; the rest follows in later flushes."""
+        outbox = connection.outbox
+        share: int = max(min(LARGE_WRITE, self._large_write_room), outbox.excess)
         if share <= 0:
-            connection.touch()
+            connection.request_flush()
             return
-        self.room = max(0, self.room - share)
-        transport.writelines(connection.take_parts(share))
-        if connection.outbox and not connection.congested:
-            self.served.append(connection)
+        self._large_write_room = max(0, self._large_write_room - share)
+        transport.writelines(outbox.drain_parts(share))
+        if outbox.parts and not outbox.writing_paused:
+            self._partly_written.append(connection)
+
+    # -- the store --------------------------------------------------------------
 
     def write(self) -> None:
-        """Hand the store what it is to write, if it is free."""
+        """Hand the store a write set if it has none and there is something to write."""
         write_set = self.broker.commits.next_write_set()
         if write_set is not None:
             self.submit(write_set)
 
-    def stored(self, pages: Any, error: str, full: bool) -> None:
-        """The store answered; on the loop's thread."""
-        self.tell_time()
-        self.broker.commits.answered(pages, error, full)
+    def store_answered(self, pages: List[Page], error: str, disk_full: bool) -> None:
+        """`Commits.answered`; called on the loop's thread."""
+        self.update_clock()
+        self.broker.commits.answered(pages, error, disk_full)
         if not error:
-            self.wake()
+            self.schedule()
+        if self.on_stored is not None:
+            self.on_stored()
+
+    # -- time -------------------------------------------------------------------
 
     def tick(self) -> None:
-        self.broker.tick(self.tell_time())
-        self.wake()
+        """Have the broker do what is due."""
+        self.broker.tick(self.update_clock())
+        self.schedule()
 
-    def watch(self) -> None:
-        """Have no publisher wait too long for a client that is slow to take its messages."""
-        if not self._watching:
-            self._watching = True
-            self.loop.call_later(self.broker.context.backpressure_monitor.max_pause / 2, self._look)
+    def _monitor_backpressure(self) -> None:
+        if not self._monitoring:
+            self._monitoring = True
+            self.loop.call_later(self.broker.context.backpressure_monitor.max_pause / 2, self._check_backpressure)
 
-    def _look(self) -> None:
-        backpressure_monitor = self.broker.context.backpressure_monitor
-        self._watching = False
-        backpressure_monitor.check()
-        if backpressure_monitor.active:
-            self.watch()
-
-
-def _flush(connection: Connection) -> None:
-    if connection.wire is None:
-        return
-    wire: Wire = connection.wire
-    transport = wire.transport
-    if connection.state == CLOSED:
-        if connection.outbox and not wire.closing:
-            transport.write(connection.take())
-        wire.close()
-        return
-    if connection.outbox and not connection.congested:
-        if connection.bulky:
-            wire.turn.write_bulk(connection, transport)
-        else:
-            transport.write(connection.take())
-        if not connection.congested:
-            connection.relieved()
-    if wire.paused:
-        if wire.protocol.blocked:
-            wire.await_store()
-            return
-        wire.paused = False
-        transport.resume_reading()
-        wire.protocol.resume()
-        wire.check_blocked()
-        if wire.rest and not wire.paused:
-            wire.go_on(wire.turn.tell_time())
+    def _check_backpressure(self) -> None:
+        monitor = self.broker.context.backpressure_monitor
+        self._monitoring = False
+        monitor.check()
+        if monitor.active:
+            self._monitor_backpressure()
 
 
 class Wire:
-    """One client's transport and its protocol."""
+    """One client's transport, and the connection behind it.
+
+    ``on_error`` is called with the connection for an exception that is a defect of the broker.
+    """
 
     def __init__(
-        self, turn: FlushScheduler, listener_policy: ListenerPolicy, new_client_id: Callable[[], str], on_error: Any
+        self, scheduler: FlushScheduler, listener_policy: ListenerPolicy, new_client_id: Callable[[], str], on_error: Any
     ) -> None:
-        self.turn = turn
-        self.broker = turn.broker
+        self.scheduler = scheduler
+        self.broker = scheduler.broker
         self.listener_policy = listener_policy
-        self.counted = False  # among the clients of its entrance
+        self.counted = False  # in `ListenerPolicy.clients`
         self.new_client_id = new_client_id
         self.on_error = on_error
         self.transport: Any = None
         self.closing = False
-        self.paused = False
-        self.linger: Any = None
-        self.rest: bytes = b""  # what came and was not taken in yet
-        self.taken = 0  # bytes of it that were
+        self.reading_paused = False
+        self._close_timer: Any = None
+        self._unhandled: bytes = b""  # received data that is not handled yet, from `_unhandled_from` on
+        self._unhandled_from = 0
+
+    # -- asyncio's protocol -----------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         peer = transport.get_extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
-        self.protocol = Protocol(
-            self.broker, address, self.turn.tell_time(), self.new_client_id, self.listener_policy.terms
-        )
-        self.protocol.wire = self
+        broker = self.broker
+        self.connection = broker.accept(address, self.listener_policy.terms, self.scheduler.update_clock())
+        self.connection.wire = self
+        self.protocol = Protocol(broker, self.connection, self.new_client_id)
+        self.reader = PacketReader(self.protocol)
 
     def data_received(self, data: bytes) -> None:
         if self.closing:
             return
-        now = self.turn.tell_time()
-        if not self.rest:
-            if len(data) <= SLICE:
-                self.take(data, 0, -1, now)
+        now = self.scheduler.update_clock()
+        if not self._unhandled:
+            if len(data) <= READ_SLICE:
+                self._handle(data, 0, -1, now)
                 return
-            self.rest = data
+            self._unhandled = data
         else:
-            self.rest = self.rest[self.taken :] + data
-        self.taken = 0
-        if not self.paused:
-            self.go_on(now)
-
-    def go_on(self, now: float) -> None:
-        """Take in what came for a while, and the rest of it when the others had their turn."""
-        data = self.rest
-        size: int = len(data)
-        position: int = self.taken
-        until = now + SHARE
-        while position < size and now < until and not self.paused and not self.closing:
-            position = self.take(data, position, position + SLICE, now)
-            now = self.turn.tell_time()
-        if position >= size:
-            self.rest = b""
-            if size < MUCH:
-                return
-        self.taken = position
-        if not self.paused and not self.closing:
-            self.paused = True
-            self.transport.pause_reading()
-            self.protocol.touch()
-
-    def take(self, data: bytes, start: int, stop: int, now: float) -> int:
-        """Have the protocol take bytes in; gives the position of what it did not take."""
-        turn = self.turn
-        position: int = len(data)
-        try:
-            position = self.protocol.receive(data, now, start, min(stop, position))
-        except Exception:
-            # A defect of the broker must cost no one but the client that met it.
-            self.on_error(self.protocol)
-        if self.protocol.blocked:
-            self.check_blocked()
-        journal = self.broker.journal
-        if journal.has_pending and journal.writer_idle and (turn.eager or journal.has_page_requests):
-            turn.wake()
-        return position
-
-    def check_blocked(self) -> None:
-        """Stop reading while the protocol cannot take more."""
-        protocol = self.protocol
-        if protocol.blocked and not self.paused and not self.closing:
-            self.paused = True
-            self.transport.pause_reading()
-            self.await_store()
-
-    def await_store(self) -> None:
-        """Be looked at again when the store has caught up, if it is what we wait for."""
-        if self.broker.commits.backlogged:
-            self.broker.commits.paused[self.protocol] = True
+            self._unhandled = self._unhandled[self._unhandled_from :] + data
+        self._unhandled_from = 0
+        if not self.reading_paused:
+            self._handle_slices(now)
 
     def pause_writing(self) -> None:
-        self.protocol.congest()
+        self.connection.outbox.pause()
 
     def resume_writing(self) -> None:
-        self.protocol.congested = False
-        self.protocol.relieved()
-        self.protocol.touch()
+        self.connection.outbox.resume()
+        self.connection.resume_sending()
+        self.connection.request_flush()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Any) -> None:
         self.closing = True
-        if self.linger is not None:
-            self.linger.cancel()
-            self.linger = None
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+            self._close_timer = None
         if self.counted:
             self.counted = False
             self.listener_policy.clients -= 1
         self.lost(f"connection lost: {error}" if error else "closed by the client")
-        # Nothing may be left that only a collection of cycles would find: it stops the loop for everybody.
-        self.protocol.wire = None
+        # No reference cycle may remain: only the garbage collector would find it, which stops the loop.
+        self.connection.wire = None
         self.transport = None
-        self.rest = b""
+        self._unhandled = b""
 
-    def lost(self, why: str) -> None:
-        """Nothing more will come from the client."""
-        self.turn.tell_time()
-        self.protocol.lost(why)
-        self.protocol.release()
+    # -- reading ----------------------------------------------------------------
+
+    def _handle_slices(self, now: float) -> None:
+        """Handle received data for up to `READ_TIME`; the rest follows after the next flush."""
+        data = self._unhandled
+        size: int = len(data)
+        position: int = self._unhandled_from
+        until = now + READ_TIME
+        while position < size and now < until and not self.reading_paused and not self.closing:
+            position = self._handle(data, position, position + READ_SLICE, now)
+            now = self.scheduler.update_clock()
+        if position >= size:
+            self._unhandled = b""
+            if size < READ_PAUSE:
+                return
+        self._unhandled_from = position
+        if not self.reading_paused and not self.closing:
+            self.reading_paused = True
+            self.transport.pause_reading()
+            self.connection.request_flush()
+
+    def _handle(self, data: bytes, start: int, stop: int, now: float) -> int:
+        """Handle the packets that begin before ``stop``; returns the position after what was handled."""
+        scheduler = self.scheduler
+        connection = self.connection
+        position: int = len(data)
+        try:
+            position = self.reader.receive(data, now, start, min(stop, position))
+        except Exception:
+            # A defect of the broker ends the connection that met it, and no other.
+            self.on_error(connection)
+        if connection.blocked:
+            self._pause_reading_if_blocked()
+        journal = self.broker.journal
+        if journal.has_pending and journal.writer_idle and (scheduler.eager or journal.has_page_requests):
+            scheduler.schedule()
+        return position
+
+    def _pause_reading_if_blocked(self) -> None:
+        if self.connection.blocked and not self.reading_paused and not self.closing:
+            self.reading_paused = True
+            self.transport.pause_reading()
+            self._wait_for_store()
+
+    def _wait_for_store(self) -> None:
+        """If the store is what blocks the connection, have it flushed when the store has caught up."""
+        if self.broker.commits.backlogged:
+            self.broker.commits.paused[self.connection] = True
+
+    # -- writing ----------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write the outbox, then continue with reading that was paused."""
+        connection = self.connection
+        outbox = connection.outbox
+        transport = self.transport
+        if connection.state == CLOSED:
+            if outbox.parts and not self.closing:
+                transport.write(outbox.drain())
+            self.close()
+            return
+        if outbox.parts and not outbox.writing_paused:
+            if outbox.has_large_part:
+                self.scheduler.write_large(connection, transport)
+            else:
+                transport.write(outbox.drain())
+            if not outbox.writing_paused:
+                connection.resume_sending()
+        if self.reading_paused:
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        if self.connection.blocked:
+            self._wait_for_store()
+            return
+        self.reading_paused = False
+        self.transport.resume_reading()
+        self.reader.resume()
+        self._pause_reading_if_blocked()
+        if self._unhandled and not self.reading_paused:
+            self._handle_slices(self.scheduler.update_clock())
+
+    # -- the end ----------------------------------------------------------------
+
+    def lost(self, reason: str) -> None:
+        """Nothing more will be received."""
+        self.scheduler.update_clock()
+        self.protocol.lost(reason)
 
     def refuse(self, reason_code: int, detail: str) -> None:
-        """What carries the packets was not used as the standard says."""
-        self.turn.tell_time()
+        """The client violated the protocol that carries the packets."""
+        self.scheduler.update_clock()
         self.broker.outbound.counters.protocol_errors += 1
-        self.protocol.disconnect(reason_code, detail)
+        self.connection.disconnect(reason_code, detail)
 
     def close(self) -> None:
-        """End our side once its last bytes are out, and hear out the client's for `LINGER` seconds.
+        """Close the sending side after the last bytes, and the other one when the client does, or `CLOSE_TIMEOUT` later.
 
-        Closing at once would have the kernel answer what the client still sends with a reset,
-        which takes from it what it has not read yet, the DISCONNECT that tells it why included.
+        If both were closed at once, the kernel would answer the client's next bytes with a reset, and the client would
+        lose what it has not read yet, such as the DISCONNECT that tells it why.
         """
         if self.closing:
             return
@@ -296,8 +317,8 @@ class Wire:
         transport = self.transport
         if transport.can_write_eof():
             transport.write_eof()
-            if self.paused:
+            if self.reading_paused:
                 transport.resume_reading()
         else:
             transport.close()
-        self.linger = self.turn.loop.call_later(LINGER, transport.abort)
+        self._close_timer = self.scheduler.loop.call_later(CLOSE_TIMEOUT, transport.abort)

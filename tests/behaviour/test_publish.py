@@ -217,12 +217,12 @@ def test_qos_0_for_a_stalled_client_is_dropped_and_counted(tmp_path: Path) -> No
     with Core(tmp_path, max_outbox_bytes=1024) as core:
         subscriber, publisher = core.connect("s"), core.connect("p")
         subscriber.subscribe("t")
-        subscriber.protocol.congest()
+        subscriber.connection.outbox.pause()
         for n in range(30):
             publisher.publish("t", b"x" * 100)
         for n in range(3):
             publisher.publish("t", b"kept", 1)
-        subscriber.protocol.congested = False
+        subscriber.connection.outbox.resume()
         got = subscriber.arrived()
         dropped = core.broker.outbound.counters.publish_dropped_slow
         assert 15 <= dropped <= 22 and len(got) == 33 - dropped
@@ -407,7 +407,7 @@ def test_an_incomplete_long_message_is_discarded_at_disconnect(tmp_path: Path) -
         sent = Publish("a", LONG, 1, packet_id=1).encode(5)
         publisher.send(sent[:1_000_000])
         core.connect("p")
-        publisher.protocol.receive(sent[1_000_000:], core.seconds)
+        publisher.reader.receive(sent[1_000_000:], core.seconds)
         subscriber.expect_nothing()
 
 
@@ -418,9 +418,9 @@ def test_a_long_message_may_follow_another_in_one_buffer(tmp_path: Path) -> None
         subscriber.subscribe("+")
         packets = [Publish("a", b"first", 1, packet_id=1), Publish("b", LONG, 1, packet_id=2)]
         sent = b"".join(packet.encode(5) for packet in packets)
-        publisher.protocol.state = CONNECTING
+        publisher.connection.state = CONNECTING
         publisher.send(sent[:100])
-        publisher.protocol.state = CONNECTED
+        publisher.connection.state = CONNECTED
         publisher.send(sent[100:])
         assert [publisher.expect(Puback).packet_id for _ in packets] == [1, 2]
         assert [subscriber.take().payload for _ in packets] == [b"first", LONG]

@@ -122,7 +122,7 @@ def test_a_replay_ends_at_unsubscribe_and_a_new_subscription_starts_another(tmp_
         core.eager = False
         client.send(Subscribe(1, [Subscription("t/#", 0)]), Unsubscribe(2, ["t/#"]), Subscribe(3, [Subscription("t/1", 0)]))
         assert 0 < len([packet for packet in client.arrived() if isinstance(packet, Publish)]) < 40
-        client.protocol.relieved()
+        client.connection.resume_sending()
         core.settle()
         assert [packet.topic for packet in client.arrived()] == ["t/1"]
 

@@ -43,7 +43,7 @@ class Offender:
 
     def __init__(self, core: Core, conversation: Conversation) -> None:
         self.client = core.client()
-        self.protocol = self.client.protocol
+        self.connection = self.client.connection
         self.conversation = conversation
         self.pieces = conversation.pieces[::-1]
         self.sent = bytearray()
@@ -52,16 +52,16 @@ class Offender:
     def feed(self, now: float) -> None:
         piece = self.pieces.pop()
         self.sent += piece
-        self.protocol.receive(piece, now)
+        self.client.reader.receive(piece, now)
 
     def take(self) -> None:
-        if self.protocol.outbox and not self.protocol.congested:
-            self.received += self.protocol.take()
-            self.protocol.relieved()
+        if self.connection.outbox.parts and not self.connection.outbox.writing_paused:
+            self.received += self.connection.outbox.drain()
+            self.connection.resume_sending()
 
     @property
     def over(self) -> bool:
-        return not self.pieces or self.protocol.state == CLOSED
+        return not self.pieces or self.connection.state == CLOSED
 
 
 class Bystanders:
@@ -155,10 +155,10 @@ class CoreTarget:
                 core.settle()
                 offender.take()
             if random.random() < 0.01:
-                if offender.protocol.congested:
-                    offender.protocol.congested = False
+                if offender.connection.outbox.writing_paused:
+                    offender.connection.outbox.resume()
                 else:
-                    offender.protocol.congest()
+                    offender.connection.outbox.pause()
             if random.random() < 0.005:
                 core.advance(0.5)
             if step % BEAT == 0:
@@ -169,32 +169,31 @@ class CoreTarget:
     def _feed(self, offender: Offender) -> None:
         """One piece; it may close its own connection, and an older one of the same client, but no other."""
         clients = self.core.broker.clients
-        if offender.protocol.blocked:
+        if offender.connection.blocked:
             self.core.settle()
-            offender.protocol.congested = False
+            offender.connection.outbox.resume()
             offender.take()
         before = dict(clients.connections)
         offender.feed(self.core.seconds)
-        for protocol in before:
-            if protocol.state == CLOSED and protocol is not offender.protocol:
-                if protocol.client_id != offender.protocol.client_id:
-                    raise Finding(f"{offender.protocol.client_id} ended the connection of {protocol.client_id}")
+        for connection in before:
+            if connection.state == CLOSED and connection is not offender.connection:
+                if connection.client_id != offender.connection.client_id:
+                    raise Finding(f"{offender.connection.client_id} ended the connection of {connection.client_id}")
 
     def _end(self, offender: Offender) -> None:
-        protocol = offender.protocol
-        protocol.congested = False
+        outbox = offender.connection.outbox
+        outbox.resume()
         for _ in range(1000):
-            if not protocol.outbox:
+            if not outbox.parts:
                 break
             offender.take()
             self.core.settle()
         sent = bytes(offender.sent)
         try:
-            replies = judge(sent, offender.received, protocol.state == CLOSED)
+            replies = judge(sent, offender.received, offender.connection.state == CLOSED)
         except Finding as finding:
             raise Finding(f"{finding}\n  sent {shown(sent)}\n  got {shown(offender.received)}") from None
-        protocol.lost("closed by the client")
-        protocol.release()
+        offender.client.protocol.lost("closed by the client")
         self.core.clients.remove(offender.client)
         self.connections += 1
         self.packets += len(replies.packets)
@@ -202,14 +201,14 @@ class CoreTarget:
 
     def _flushed(self) -> None:
         """Forget who had output, as the end of a turn of the event loop does."""
-        for connection in self.core.broker.outbound.dirty:
-            connection.dirty = False
-        self.core.broker.outbound.dirty = []
+        for connection in self.core.broker.outbound.flush_queue:
+            connection.flush_requested = False
+        self.core.broker.outbound.flush_queue = []
 
     def _count(self) -> None:
         """Nothing but the bystanders is left."""
         broker = self.core.broker
-        left = [protocol.client_id for protocol in broker.clients.connections if not _stays(protocol.client_id)]
+        left = [connection.client_id for connection in broker.clients.connections if not _stays(connection.client_id)]
         left += [client_id for client_id in broker.registry.sessions if not _stays(client_id)]
         if left or broker.clients.pending or broker.clients.connected != 2:
             raise Finding(f"left behind: {left} {list(broker.clients.pending)}, {broker.clients.connected} connected")

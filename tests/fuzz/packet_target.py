@@ -278,7 +278,7 @@ class Witness:
 
     def take(self) -> list[Parsed]:
         messages: list[Parsed] = []
-        data, position = self.client.protocol.take(), 0
+        data, position = self.client.connection.outbox.drain(), 0
         while position < len(data):
             packet, position, why = _read(data, position, self.version)
             if packet is None:
@@ -338,7 +338,7 @@ class ExchangeTarget:
         data = tested + (last if sampler.random.random() < 0.9 else b"")
         client = core.client(version)
         client.send(Connect("exchange", version))
-        client.protocol.take()
+        client.connection.outbox.drain()
         self.packets += 1
         for piece in _pieces(sampler.random, data):
             client.send(piece)
@@ -352,15 +352,14 @@ class ExchangeTarget:
             raise Finding(f"{finding}: {what}") from None
         self.messages += len(expected.messages)
         client.close()
-        client.protocol.release()
         core.clients.remove(client)
 
     def _check(self, client: CoreClient, expected: Expectation) -> None:
-        closed = client.protocol.state == CLOSED
+        closed = client.connection.state == CLOSED
         if closed is not expected.closed:
             raise Finding("closed the connection for nothing" if closed else "did not close the connection")
         welcome = b"\x20\x03\x00\x00\x00" if expected.version == 5 else b"\x20\x02\x00\x00"
-        replies = Replies(welcome + client.protocol.take())
+        replies = Replies(welcome + client.connection.outbox.drain())
         got = [(packet.kind, packet.fields.get("packet_id", 0)) for packet in replies.packets[1:]]
         got = [answer for answer in got if answer[0] not in ("publish", "disconnect")]
         if sorted(got) != sorted(expected.answers):

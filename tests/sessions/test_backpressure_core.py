@@ -22,7 +22,7 @@ from mqttbroker.codec.packets import Connect, Disconnect, Puback, Publish, Subsc
 from mqttbroker.codec.properties import Properties
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.net.listener_policy import ListenerPolicy
-from mqttbroker.net.wire import SLICE, FlushScheduler, Wire
+from mqttbroker.net.wire import READ_SLICE, FlushScheduler, Wire
 from sessions.session import Session
 
 WINDOW = 2
@@ -63,8 +63,8 @@ class Plant:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.loop = Clock()
-        self.turn = FlushScheduler(core.broker, self.loop, lambda _: None, True)
-        self.turn.flush()
+        self.scheduler = FlushScheduler(core.broker, self.loop, lambda _: None, True)
+        self.scheduler.flush()
         self.backpressure_monitor = core.broker.context.backpressure_monitor
 
     def join(self, name: str, topic: str = "", window: int = WINDOW) -> Wire:
@@ -74,7 +74,7 @@ class Plant:
             raise
 
         security = Security(self.core.settings)
-        wire = Wire(self.turn, ListenerPolicy(security.policy, self.core.terms, None, False), lambda: name, defect)
+        wire = Wire(self.scheduler, ListenerPolicy(security.policy, self.core.terms, None, False), lambda: name, defect)
         wire.connection_made(Transport())
         properties = Properties()
         properties.receive_maximum = window
@@ -86,7 +86,7 @@ class Plant:
         return wire
 
     def session(self, wire: Wire) -> Session:
-        session = wire.protocol.session
+        session = wire.connection.session
         assert session is not None
         return session
 
@@ -150,14 +150,14 @@ def test_what_one_slice_holds_is_taken_in_and_no_more(plant: Plant) -> None:
     subscriber, publisher = plant.join("s", "t"), plant.join("p")
     counters = plant.core.broker.outbound.counters
     packet = len(Publish("t", bytes(100), 1, False, False, 1).encode(5))
-    plant.publish(publisher, "t", 10 * SLICE // packet, size=100)
+    plant.publish(publisher, "t", 10 * READ_SLICE // packet, size=100)
     for slices in range(1, 6):
-        assert counters.publish_received == slices * -(-SLICE // packet)
+        assert counters.publish_received == slices * -(-READ_SLICE // packet)
         assert plant.backpressure_monitor.paused == 1 and not publisher.transport.reading
         plant.take(subscriber, 1)
         plant.loop.wait(PATIENCE)
     plant.loop.wait(PATIENCE)
-    assert counters.publish_received == 10 * SLICE // packet, "nothing was taken, and all of the rest comes"
+    assert counters.publish_received == 10 * READ_SLICE // packet, "nothing was taken, and all of the rest comes"
 
 
 def test_who_goes_on_acknowledging_is_waited_for_again_and_again(plant: Plant) -> None:
@@ -246,7 +246,7 @@ def test_who_has_messages_to_acknowledge_is_read_all_the_same(plant: Plant) -> N
 
 def test_who_publishes_to_itself_does_not_wait_for_itself(plant: Plant) -> None:
     wire = plant.join("a", "t")
-    wire.protocol.ready, wire.protocol.congested = False, True  # what it was sent before has not left
+    wire.connection.ready, wire.connection.outbox.writing_paused = False, True  # what it was sent before has not left
     plant.publish(wire, "t", 3 * CROWDED)
     session = plant.session(wire)
     assert session.above_high_watermark and session.packet_ids_in_use == 0 and wire.transport.reading
@@ -275,7 +275,7 @@ def leave(core: Core, name: str, qos: int = 1) -> None:
 
 
 def held(client: CoreClient) -> bool:
-    return client.protocol.paused_by is not None
+    return client.connection.paused_by is not None
 
 
 @pytest.mark.parametrize("qos", [1, 2])
@@ -291,7 +291,7 @@ def test_who_is_away_slows_nobody_and_neither_does_who_comes_back_to_much(tmp_pa
             publisher.publish("t", b"x", qos)
             assert not held(publisher)
         left = 70
-        session = subscriber.protocol.session
+        session = subscriber.connection.session
         assert session is not None
         while session.backpressure is not None:
             assert subscriber.take()
@@ -316,7 +316,7 @@ def test_the_end_of_a_queue_on_disk_is_caught_up_with_only_when_it_is_in_memory(
         for _ in range(30):
             publisher.publish("t", bytes(1000), 1)
         subscriber = durable(core, "s", WINDOW)
-        session = subscriber.protocol.session
+        session = subscriber.connection.session
         assert session is not None and session.backpressure is not None
         for taken in range(1, 29):
             subscriber.take()
@@ -349,7 +349,7 @@ def test_a_publisher_that_leaves_while_it_waits_leaves_nothing(plant: Plant, how
             assert plant.backpressure_monitor.paused == 0
             plant.close(publisher)
         backpressure = plant.session(subscriber).backpressure
-        assert backpressure is not None and backpressure.publishers == {} and publisher.protocol.paused_by is None
+        assert backpressure is not None and backpressure.publishers == {} and publisher.connection.paused_by is None
         assert (plant.backpressure_monitor.paused, plant.backpressure_monitor.active) == (0, {})
         del publisher
         assert protocols() == left - (how != "taken over"), "only a collection of cycles would find it"
@@ -379,12 +379,12 @@ def test_the_keep_alive_of_who_waits_does_not_run_out(tmp_path: Path) -> None:
         publisher = core.connect("p", keep_alive=1)
         for _ in range(WINDOW + CROWDED + 1):
             publisher.publish("t", b"x", 1)
-        assert publisher.protocol.blocked
+        assert publisher.connection.blocked
         core.advance(10)
         assert not publisher.closed
         core.broker.context.backpressure_monitor.check()
         core.broker.context.backpressure_monitor.check()
-        assert not publisher.protocol.blocked
+        assert not publisher.connection.blocked
         core.advance(10)
         assert publisher.closed
 

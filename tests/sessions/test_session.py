@@ -236,7 +236,7 @@ def test_a_long_queue_drains_in_order_while_new_messages_come(tmp_path: Path, qo
                 fresh += 40
         assert found == list(range(3600))
         drain(client)
-        session = client.protocol.session
+        session = client.connection.session
         assert session.queued_messages == 0 and session.queue.byte_count == 0 and session.queue.stored_seq == 0
 
 
@@ -290,7 +290,7 @@ def test_pages_are_bounded_by_bytes(tmp_path: Path) -> None:
         for n in range(20):
             assert client.publish("t/1", b"%04d" % n + b" " * 2000, 1) == 0
         back = durable(core, "sub", window=1)
-        session = back.protocol.session
+        session = back.connection.session
         found = []
         while session.queued_messages:
             assert session.queue.memory_bytes <= 10_000
@@ -352,7 +352,7 @@ def test_a_refused_message_that_was_already_sent_is_counted_once(tmp_path: Path)
         core.fail()
         assert publisher.expect(Puback).reason_code == 0x97
         client.send(Puback(1))
-        session = client.protocol.session
+        session = client.connection.session
         assert (session.queued_messages, session.queue.byte_count) == (0, 0)
         core.eager = True
         publish(core, range(1, 4))

@@ -1,7 +1,7 @@
-"""The broker core driven by hand: real parts and a real store, but no socket, no loop and no clock of its own.
+"""The broker core in memory, driven step by step: real components and a real store, without socket, loop and clock.
 
-Rule: nothing happens that the test did not ask for. Bytes go in through `Protocol.receive`, time passes by
-`advance`, and the store's answers come when `commit` or `settle` is called or, while ``eager``, with every packet.
+Data comes in through `PacketReader.receive` and time passes in `advance`. The store answers in `commit` and `settle`;
+while ``eager``, after every packet.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mqttbroker.admin.control import BrokerControl
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.packet_reader import PacketReader
 from mqttbroker.core.protocol import Protocol
 from sessions.store.interface import StreamLog
 from sessions.store.writer import SqliteStore
@@ -29,8 +30,8 @@ START = 1_700_000_000.0
 
 
 class Core:
-    """A broker whose database is ``directory/core.db``; ``limits`` are those of the configuration, ``others`` are
-    settings outside that section."""
+    """A broker with its database in ``directory/core.db``. ``limits`` are settings of that section, ``others`` of the
+    other sections."""
 
     def __init__(
         self,
@@ -64,13 +65,13 @@ class Core:
     # --- the store ------------------------------------------------------------------------------------------------
 
     def take(self) -> Optional[WriteSet]:
-        """Give the writer its batch without letting it answer; `commit` or `fail` answers."""
-        assert self.taken is None, "the writer has a batch"
+        """Start a commit; `commit` or `fail` ends it."""
+        assert self.taken is None, "a commit is in progress"
         self.taken = self.broker.commits.next_write_set()
         return self.taken
 
     def commit(self) -> bool:
-        """One batch through the store, the one that was taken if there is one; False if nothing waits."""
+        """Commit one write set: the one of `take`, or the next; false if there is none."""
         write_set = self.taken or self.take()
         self.taken = None
         if write_set is None:
@@ -83,7 +84,7 @@ class Core:
         return True
 
     def fail(self) -> bool:
-        """One batch is rolled back, as by a full disk."""
+        """`commit`, but the write set is rolled back as on a full disk."""
         write_set = self.taken or self.take()
         self.taken = None
         if write_set is None:
@@ -93,21 +94,21 @@ class Core:
         return True
 
     def settle(self) -> None:
-        """Commit until nothing is left to write, and send what follows."""
+        """Commit until there is nothing to write, and continue replays."""
         for _ in range(10_000):
             if not self.broker.replays.step() and not self.commit():
                 return
-        raise AssertionError("the broker has ever more to write")
+        raise AssertionError("the broker does not stop writing")
 
     def _resume(self) -> None:
         for client in self.clients:
-            if not client.protocol.blocked:
-                client.protocol.resume()
+            if not client.connection.blocked:
+                client.reader.resume()
 
     # --- time and life --------------------------------------------------------------------------------------------
 
     def advance(self, seconds: float) -> None:
-        """Let time pass at once, and have the broker look at it."""
+        """Move the clock and have the broker do what is due."""
         self.seconds += seconds
         self.broker.outbound.clock.now = int(self.seconds * 1_000_000)
         self.broker.tick(self.seconds)
@@ -115,7 +116,7 @@ class Core:
             self.settle()
 
     def kill(self) -> None:
-        """The process is gone with all that was not committed; start another one on the same files."""
+        """Lose what is not committed, and start another broker on the same files."""
         self.store.stop()
         self._start()
 
@@ -133,7 +134,7 @@ class Core:
     # --- clients --------------------------------------------------------------------------------------------------
 
     def client(self, version: int = 5) -> CoreClient:
-        """A network connection; CONNECT is up to the test."""
+        """A network connection without a CONNECT."""
         client = CoreClient(self, version)
         self.clients.append(client)
         return client
@@ -145,42 +146,45 @@ class Core:
         return client
 
 
-class _Line:
-    """Stands where a socket stands in `RawClient`."""
+class _MemorySocket:
+    """The socket of a `RawClient`: sends to the packet reader and receives from the outbox."""
 
-    def __init__(self, core: Core, protocol: Protocol) -> None:
-        self.core = core
-        self.protocol = protocol
+    def __init__(self, client: CoreClient) -> None:
+        self.client = client
 
     def settimeout(self, seconds: float) -> None:
         pass
 
     def sendall(self, data: bytes) -> None:
-        self.protocol.receive(data, self.core.seconds)
-        if self.core.eager:
-            self.core.settle()
+        core = self.client.core
+        self.client.reader.receive(data, core.seconds)
+        if core.eager:
+            core.settle()
 
     def recv(self, size: int) -> bytes:
-        if self.protocol.outbox:
-            return self.protocol.take()
-        if self.protocol.state == 3:
+        connection = self.client.connection
+        if connection.outbox.parts:
+            return connection.outbox.drain()
+        if connection.closed:
             return b""
         raise TimeoutError("the broker has nothing to send")
 
     def close(self) -> None:
-        self.protocol.lost("closed by the client")
-        if self.core.eager:
-            self.core.settle()
+        self.client.protocol.lost("closed by the client")
+        if self.client.core.eager:
+            self.client.core.settle()
 
 
 class CoreClient(RawClient):
-    """A client of a `Core`, with the methods of `RawClient`; what does not come at once does not come."""
+    """A client of a `Core`, with the methods of `RawClient`. Nothing is awaited: packets are there or are not sent."""
 
     def __init__(self, core: Core, version: int) -> None:
         self.version = version
         self.core = core
-        self.protocol = Protocol(core.broker, "memory", core.seconds, lambda: f"auto-{next(core.auto_ids)}", core.terms)
-        self.socket: Any = _Line(core, self.protocol)
+        self.connection = core.broker.accept("memory", core.terms, core.seconds)
+        self.protocol = Protocol(core.broker, self.connection, lambda: f"auto-{next(core.auto_ids)}")
+        self.reader = PacketReader(self.protocol)
+        self.socket: Any = _MemorySocket(self)
         self.inbox = []
         self._bytes = b""
         self._packet_id = 0
@@ -188,10 +192,10 @@ class CoreClient(RawClient):
 
     @property
     def closed(self) -> bool:
-        return self.protocol.state == 3
+        return self.connection.closed
 
     def arrived(self) -> list[Any]:
-        """Every packet that has come, and no longer waits to be taken."""
+        """All packets that were sent to the client and not read yet."""
         packets: list[Any] = []
         while True:
             try:
@@ -201,7 +205,7 @@ class CoreClient(RawClient):
 
 
 def wait_until(condition: Any, timeout: float = 10.0) -> None:
-    """Poll a condition of another process until it holds."""
+    """Poll a condition that another process fulfils."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"

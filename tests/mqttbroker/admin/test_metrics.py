@@ -62,7 +62,7 @@ def test_every_drop_has_its_cause(tmp_path: Path) -> None:
         publisher.publish("$SYS/x", b"")
         slow = core.connect("slow")
         slow.subscribe("slow", options=0)
-        slow.protocol.congest()
+        slow.connection.outbox.pause()
         for _ in range(5):
             publisher.publish("slow", b"x" * 1_000_000)
         assert publisher.publish("kept", b"x", 1, retain=True) < 0x80

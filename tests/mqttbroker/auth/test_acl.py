@@ -257,15 +257,15 @@ def test_what_one_may_publish_nobody_else_may_for_that(core: Ruled) -> None:
     for _ in range(2):
         assert bob.publish("a/1", b"", 1) == NO_MATCHING_SUBSCRIBERS
         assert alice.publish("a/1", b"", 1) == NOT_AUTHORIZED
-    assert not core.as_user("bob", "new").protocol.may_publish
+    assert not core.as_user("bob", "new").connection.may_publish
 
 
 def test_decisions_are_remembered_within_bounds(core: Ruled) -> None:
     bob = core.as_user("bob", "writer")
     for number in range(2500):
         bob.send(Publish(f"a/{number}", b""))
-        assert len(bob.protocol.may_publish) <= 1000
-    assert len(bob.protocol.may_publish) > 0
+        assert len(bob.connection.may_publish) <= 1000
+    assert len(bob.connection.may_publish) > 0
 
 
 def test_reading_is_judged_by_topic(core: Ruled) -> None:
@@ -418,7 +418,7 @@ def test_a_message_that_is_denied_twice_over_is_answered_in_order(core: Ruled) -
 def test_without_rules_nothing_is_judged(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         assert core.broker.router.rules is None
-        assert not core.connect("c").protocol.restricted
+        assert not core.connect("c").protocol.publish_handler().restricted
 
 
 # --- beside Mosquitto ---------------------------------------------------------------------------------------------

@@ -60,9 +60,9 @@ def test_a_full_queue_drops_by_its_policy(tmp_path: Path, policy: str, kept: ran
         else:
             client = durable(core, "sub") if where == "there" else core.connect("sub")
             client.subscribe("t/#", options=1)
-            assert client.protocol.session is not None
-            session = client.protocol.session
-            client.protocol.ready = False  # what it was sent has not left yet
+            assert client.connection.session is not None
+            session = client.connection.session
+            client.connection.ready = False  # what it was sent has not left yet
         publish(core, range(8))
         drops = core.control.status().drops
         assert {name for name, count in drops.items() if count} == {cause} and drops[cause] == 3
@@ -72,7 +72,7 @@ def test_a_full_queue_drops_by_its_policy(tmp_path: Path, policy: str, kept: ran
             assert stored(core) == [(5, 5)]
             client = durable(core, "sub")
         else:
-            client.protocol.relieved()
+            client.connection.resume_sending()
         assert drain(client) == list(kept)
         assert session.queued_messages == 0
         counts_agree(core)
@@ -249,7 +249,7 @@ def test_what_waits_in_memory_is_bounded_over_all(tmp_path: Path) -> None:
         readers = [core.connect("transient"), durable(core, "kept")]
         for client in readers:
             client.subscribe("t/#", options=1)
-            client.protocol.ready = False
+            client.connection.ready = False
         publisher = core.connect("pub")
         for number in range(20):
             assert publisher.publish("t/1", b"%0200d" % number, 1) == 0
@@ -258,7 +258,7 @@ def test_what_waits_in_memory_is_bounded_over_all(tmp_path: Path) -> None:
         assert 10 <= dropped < 20
         counts_agree(core)
         for client in readers:
-            client.protocol.relieved()
+            client.connection.resume_sending()
         core.settle()
         assert len(drain(readers[0])) == 20 - dropped
         # The one with a disk has them all.
@@ -317,7 +317,7 @@ def test_a_session_that_is_back_passes_over_them_itself(tmp_path: Path) -> None:
         for number in range(10):
             publisher.publish("t/1", b"%d" % number, 1, properties=lasting(10))
         client = durable(core, "sub", window=1)
-        session = client.protocol.session
+        session = client.connection.session
         assert session is not None
         assert [packet.payload for packet in client.arrived()] == [b"0"]
         core.advance(11)

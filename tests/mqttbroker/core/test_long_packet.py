@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from mqttbroker.codec.packets import Publish
 from mqttbroker.codec.properties import Properties
-from mqttbroker.core.long_packet import PIECE, LongPacket, payload_start, total
+from mqttbroker.core.long_packet import MIN_PIECE, LongPacket, payload_start, total_size
 
 
-@given(st.lists(st.integers(1, 3 * PIECE), min_size=1, max_size=30))
+@given(st.lists(st.integers(1, 3 * MIN_PIECE), min_size=1, max_size=30))
 def test_the_pieces_are_the_packet_and_few(sizes: list[int]) -> None:
     packet = bytes(range(251)) * (sum(sizes) // 251 + 1)
     packet = packet[: sum(sizes)]
@@ -19,20 +19,20 @@ def test_the_pieces_are_the_packet_and_few(sizes: list[int]) -> None:
     position = sizes[0]
     for size in sizes[1:]:
         assert found.missing == len(packet) - position
-        found.add(packet[position : position + size])
+        found.append(packet[position : position + size])
         position += size
     assert found.missing == 0
-    pieces = found.take()
-    assert b"".join(pieces) == packet and total(pieces) == len(packet)
-    assert all(len(piece) >= PIECE for piece in pieces[:-1])
+    pieces = found.finish()
+    assert b"".join(pieces) == packet and total_size(pieces) == len(packet)
+    assert all(len(piece) >= MIN_PIECE for piece in pieces[:-1])
 
 
 def test_a_piece_that_is_long_enough_is_kept_as_it_came() -> None:
-    first, second = bytes(PIECE), bytes(2 * PIECE)
-    found = LongPacket(first, 4 * PIECE)
+    first, second = bytes(MIN_PIECE), bytes(2 * MIN_PIECE)
+    found = LongPacket(first, 4 * MIN_PIECE)
     for part in (second, second[1:], b"x"):
-        found.add(part[: found.missing])
-    pieces = found.take()
+        found.append(part[: found.missing])
+    pieces = found.finish()
     assert pieces[0] is first and pieces[1] is second and len(pieces) == 3
 
 

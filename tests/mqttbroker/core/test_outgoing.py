@@ -26,7 +26,7 @@ def read(data: bytes, version: int) -> Publish:
 @given(st.binary(max_size=300), st.sampled_from([4, 5]), st.integers(1, 2), st.integers(1, 65535))
 def test_parts_around_a_packet_id_make_the_packet(payload: bytes, version: int, qos: int, packet_id: int) -> None:
     one = outgoing(payload)
-    whole = one.head(version, qos) + packet_id.to_bytes(2, "big") + one.tail(version)
+    whole = one.header(version, qos) + packet_id.to_bytes(2, "big") + one.rest(version)
     assert whole == one.encode(version, qos, False, False, packet_id, b"")
     packet = read(whole, version)
     assert (packet.topic, packet.payload, packet.qos, packet.packet_id) == ("tö", payload, qos, packet_id)
@@ -37,17 +37,17 @@ def test_parts_around_a_packet_id_make_the_packet(payload: bytes, version: int, 
 def test_each_variant_is_encoded_once() -> None:
     one = outgoing()
     for version in (4, 5):
-        assert one.at_most_once(version) is one.at_most_once(version)
-        one.head(version, 1)
-        assert one.tail(version) is one.tail(version)
+        assert one.qos0_packet(version) is one.qos0_packet(version)
+        one.header(version, 1)
+        assert one.rest(version) is one.rest(version)
 
 
 def test_the_parts_of_the_publisher_are_used_again() -> None:
     one = outgoing()
     came = encode_publish("tö".encode(), b"payload", 1, False, False, 77, 5, USER)
-    one.reuse(5, came[1:6], came[:6], came[8:])
-    assert one.head(5, 2) + b"\0\x01" + one.tail(5) == b"\x34" + came[1:6] + b"\0\x01" + came[8:]
-    assert b"k" not in one.head(4, 1) + one.tail(4)
+    one.set_parts(5, came[1:6], came[:6], came[8:])
+    assert one.header(5, 2) + b"\0\x01" + one.rest(5) == b"\x34" + came[1:6] + b"\0\x01" + came[8:]
+    assert b"k" not in one.header(4, 1) + one.rest(4)
 
 
 def test_what_belongs_to_one_delivery_comes_last() -> None:

@@ -95,12 +95,12 @@ def test_no_more_is_taken_than_was_asked_for(tmp_path: Path) -> None:
         client = core.connect("c")
         client.subscribe("t", options=0)
         packets = [Publish("t", b"%d" % number).encode(5) for number in range(4)]
-        data, each, protocol = b"".join(packets), len(packets[0]), client.protocol
-        assert protocol.receive(data[:3], 0.0) == 3
-        assert protocol.receive(data, 0.0, 3, 4) == each
-        assert protocol.receive(data, 0.0, each, each + 1) == 2 * each
-        assert protocol.receive(data[:-1], 0.0, 2 * each, len(data) - 1) == len(data) - 1
-        assert protocol.receive(data, 0.0, len(data) - 1) == len(data)
+        data, each, reader = b"".join(packets), len(packets[0]), client.reader
+        assert reader.receive(data[:3], 0.0) == 3
+        assert reader.receive(data, 0.0, 3, 4) == each
+        assert reader.receive(data, 0.0, each, each + 1) == 2 * each
+        assert reader.receive(data[:-1], 0.0, 2 * each, len(data) - 1) == len(data) - 1
+        assert reader.receive(data, 0.0, len(data) - 1) == len(data)
         assert [packet.payload for packet in client.arrived()] == [b"0", b"1", b"2", b"3"]
 
 
@@ -218,7 +218,7 @@ def test_what_follows_connect_in_one_write_waits_for_the_session(tmp_path: Path)
         core.eager = False
         client = core.client()
         client.send(Connect("c", 5, False, properties=kept()), Pingreq(), Publish("kept/1", b"2", 1, False, False, 1))
-        assert client.arrived() == [] and client.protocol.blocked
+        assert client.arrived() == [] and client.connection.blocked
         client.send(Pingreq())
         core.settle()
         assert [type(p) for p in client.arrived()] == [Connack, Publish, Pingresp, Publish, Pingresp, Puback]

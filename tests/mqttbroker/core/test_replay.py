@@ -105,7 +105,7 @@ def test_a_stalled_client_uses_no_budget(core: Core) -> None:
         iterations.subscribe(slow)
         iterations.subscribe(other)
         slow.arrived()
-        slow.protocol.congest()
+        slow.connection.outbox.pause()
         got = len(other.arrived())
         while got < 1000:
             assert iterations.step(busy=True)
@@ -178,7 +178,7 @@ def test_a_replay_reads_any_source(core: Core) -> None:
 
 def test_a_replay_checks_messages_of_an_earlier_read(core: Core) -> None:
     with core:
-        session = core.connect("c").protocol.session
+        session = core.connect("c").connection.session
         assert session is not None and session.connection is not None
         session.subscriptions["numbers"] = subscription = SessionSubscription(session, "numbers", 0, 0)
         session.add_pending_retained([subscription])

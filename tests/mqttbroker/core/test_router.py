@@ -77,20 +77,22 @@ def test_overlapping_subscriptions_of_a_session_merge_into_one_target() -> None:
     router.subscribe(Subscription(client, "a", 0 | NO_LOCAL, 1))
     router.subscribe(Subscription(client, "#", 2, 200))
     router.subscribe(Subscription(client, "+", 1 | 8 | NO_LOCAL, 0))
-    (target,) = router.route(b"a").targets
+    route = router.route(b"a")
+    (target,) = route.targets
     assert (target.qos, target.retain_as_published, target.zero_copy) == (2, True, False)
     identifiers = {b"\x0b\x01", b"\x0b\xc8\x01"}
     assert target.subscription_ids in {a + b for a in identifiers for b in identifiers - {a}}
-    own = target.for_own_messages()
-    assert own is not None and own is not target
+    (own,) = route.targets_for(client)
+    assert own is not target and route.targets_for(session("other")) == [target]
     assert (own.qos, own.subscription_ids) == (2, b"\x0b\xc8\x01")
 
 
 def test_no_local_on_all_subscriptions_excludes_own_messages() -> None:
     router = make()
-    router.subscribe(Subscription(session("s"), "a", NO_LOCAL, 0))
-    (target,) = router.route(b"a").targets
-    assert target.no_local and target.for_own_messages() is None
+    client = session("s")
+    router.subscribe(Subscription(client, "a", NO_LOCAL, 0))
+    route = router.route(b"a")
+    assert len(route.targets) == 1 and route.targets_for(client) == []
 
 
 @pytest.mark.parametrize(

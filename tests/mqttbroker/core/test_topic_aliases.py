@@ -11,7 +11,7 @@ from support.core import Core, CoreClient
 from mqttbroker.codec.packets import Disconnect, Puback, Publish, Pubrel, Suback, Subscribe, Subscription
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import MQTTError
-from mqttbroker.core.topic_aliases import MOST_RENAMED, TopicAliases, named_publish
+from mqttbroker.core.topic_aliases import MAX_ALIASED_PROPERTIES, TopicAliases, publish_with_topic_name
 
 
 def test_topic_aliases_of_a_publisher(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def congested(core: Core) -> CoreClient:
     subscriber = core.connect("s", properties=properties)
     subscriber.subscribe("#", options=1)
     subscriber.arrived()
-    subscriber.protocol.congest()
+    subscriber.connection.outbox.pause()
     return subscriber
 
 
@@ -180,7 +180,7 @@ def test_an_alias_is_taught_by_a_packet_that_leaves(tmp_path: Path, qos: int) ->
         for topic in ("dropped", "dropped", "first"):
             publisher.publish(topic, b"x" * 1000, 0)
         assert core.broker.outbound.counters.publish_dropped_slow == 3
-        subscriber.protocol.congested = False
+        subscriber.connection.outbox.resume()
         assert [(packet.topic, packet.properties.topic_alias) for packet in subscriber.arrived()] == [("first", 1)]
         publisher.publish("dropped", b"", 0)
         publisher.publish("first", b"", 0)
@@ -193,10 +193,10 @@ def test_qos_1_is_not_dropped_under_an_alias(tmp_path: Path) -> None:
         sent = [b"%d" % number * 500 for number in range(5)]
         for payload in sent:
             publisher.publish("t", payload, 1)
-        subscriber.protocol.congested = False
+        subscriber.connection.outbox.resume()
         found = []
         while len(found) < 5:
-            subscriber.protocol.relieved()
+            subscriber.connection.resume_sending()
             packets = [packet for packet in subscriber.arrived() if isinstance(packet, Publish)]
             assert packets, "the rest does not come"
             subscriber.send(*(Puback(packet.packet_id) for packet in packets))
@@ -255,16 +255,16 @@ def test_a_packet_that_an_alias_makes_a_byte_too_large_is_sent_by_name(tmp_path:
 def test_numbers_are_found_and_taught_until_there_is_no_room() -> None:
     aliases = TopicAliases(2)
     assert [aliases.find(b"a"), aliases.find(b"b"), aliases.find(b"a")] == [-1, -1, -1]
-    aliases.teach(b"b")
+    aliases.assign(b"b")
     assert [aliases.find(b"a"), aliases.find(b"b")] == [-2, 1]
-    aliases.teach(b"a")
+    aliases.assign(b"a")
     assert [aliases.find(b"a"), aliases.find(b"b"), aliases.find(b"c")] == [2, 1, 0]
 
 
 def test_what_no_packet_can_hold_is_too_large() -> None:
     beyond = 268_435_455 - 2 - 1 - 1
-    assert named_publish(0x30, b"t", b"", b"\0", b"", beyond)[:5] == b"\x30\xff\xff\xff\x7f"
+    assert publish_with_topic_name(0x30, b"t", b"", b"\0", b"", beyond)[:5] == b"\x30\xff\xff\xff\x7f"
     with pytest.raises(MQTTError) as refused:
-        named_publish(0x30, b"t", b"", b"\0", b"", beyond + 1)
+        publish_with_topic_name(0x30, b"t", b"", b"\0", b"", beyond + 1)
     assert refused.value.reason_code == 0x95
-    assert MOST_RENAMED + 3 <= 128
+    assert MAX_ALIASED_PROPERTIES + 3 <= 128

@@ -25,10 +25,10 @@ from mqttbroker.codec.packets import (
     Unsubscribe,
     decode,
 )
-from mqttbroker.core.connection import BULKY
-from mqttbroker.core.long_packet import PIECE
+from mqttbroker.core.long_packet import MIN_PIECE
+from mqttbroker.core.outbox import LARGE_PART
 from mqttbroker.net.listener_policy import ListenerPolicy
-from mqttbroker.net.wire import ALL_BULK, BULK, MUCH, SLICE, FlushScheduler, Wire
+from mqttbroker.net.wire import LARGE_WRITES, LARGE_WRITE, READ_PAUSE, READ_SLICE, FlushScheduler, Wire
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def begin(core: Core) -> tuple[Loop, FlushScheduler]:
     return loop, FlushScheduler(core.broker, loop, lambda _: None, True)
 
 
-def join(core: Core, loop: Loop, turn: FlushScheduler, name: str) -> Wire:
+def join(core: Core, loop: Loop, scheduler: FlushScheduler, name: str) -> Wire:
     def defect(_: object) -> None:
         raise AssertionError("a defect")
 
     security = Security(core.settings)
-    wire = Wire(turn, ListenerPolicy(security.policy, core.terms, None, False), lambda: name, defect)
+    wire = Wire(scheduler, ListenerPolicy(security.policy, core.terms, None, False), lambda: name, defect)
     wire.connection_made(Transport())
     wire.data_received(Connect(name, 5).encode(5))
     wire.data_received(Subscribe(1, [Subscription("a/+", 0)]).encode(5))
@@ -55,13 +55,13 @@ def join(core: Core, loop: Loop, turn: FlushScheduler, name: str) -> Wire:
 
 
 def test_who_sends_much_takes_turns_with_the_others_and_loses_nothing(core: Core) -> None:
-    loop, turn = begin(core)
-    loud, quiet = join(core, loop, turn, "loud"), join(core, loop, turn, "quiet")
+    loop, scheduler = begin(core)
+    loud, quiet = join(core, loop, scheduler, "loud"), join(core, loop, scheduler, "quiet")
     loop.turn()
     counters = core.broker.outbound.counters
     packet = Publish("b/loud", bytes(100), 0, False, False, 0).encode(5)
     loop.look = 1.0  # each look at the clock uses a share up
-    count = 5 * SLICE // len(packet)
+    count = 5 * READ_SLICE // len(packet)
     loud.data_received(packet * count + Publish("a/last", b"", 0, False, False, 0).encode(5))
     assert 0 < counters.publish_received < count / 2 and not loud.transport.reading
     for number in range(1, 5):
@@ -75,8 +75,8 @@ def test_who_sends_much_takes_turns_with_the_others_and_loses_nothing(core: Core
 
 
 def test_what_was_not_taken_in_yet_is_taken_before_what_comes_later(core: Core) -> None:
-    loop, turn = begin(core)
-    wire = join(core, loop, turn, "one")
+    loop, scheduler = begin(core)
+    wire = join(core, loop, scheduler, "one")
     loop.turn()
     loop.look = 1.0
     wire.transport.written = b""
@@ -88,21 +88,21 @@ def test_what_was_not_taken_in_yet_is_taken_before_what_comes_later(core: Core) 
 
 
 def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
-    loop, turn = begin(core)
-    wire = join(core, loop, turn, "one")
+    loop, scheduler = begin(core)
+    wire = join(core, loop, scheduler, "one")
     wire.data_received(Subscribe(2, [Subscription("a/+", 1)]).encode(5))
     loop.turn()
     counters = core.broker.outbound.counters
     wire.transport.written, before = b"", counters.bytes_sent
-    bulky = Publish("a/1", bytes(10 * BULKY), 1, False, False, 1)
+    bulky = Publish("a/1", bytes(10 * LARGE_PART), 1, False, False, 1)
     for packet in (Publish("a/0", b"before", 0), bulky, Publish("a/2", b"after", 0)):
         wire.data_received(packet.encode(5))
     written = [0]
     while loop.soon:
         loop.turn()
         written.append(len(wire.transport.written))
-    assert len(wire.transport.parts) > 10 * BULKY // BULK
-    assert all(later - earlier <= BULK for earlier, later in pairwise(written))
+    assert len(wire.transport.parts) > 10 * LARGE_PART // LARGE_WRITE
+    assert all(later - earlier <= LARGE_WRITE for earlier, later in pairwise(written))
     assert counters.bytes_sent - before == len(wire.transport.written)
     payloads, position = [], 0
     while position < len(wire.transport.written):
@@ -117,14 +117,14 @@ def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
 
 @pytest.mark.parametrize("qos", [0, 1])
 def test_what_came_in_long_pieces_leaves_in_them(core: Core, qos: int) -> None:
-    loop, turn = begin(core)
-    reader, writer = join(core, loop, turn, "reader"), join(core, loop, turn, "writer")
+    loop, scheduler = begin(core)
+    reader, writer = join(core, loop, scheduler, "reader"), join(core, loop, scheduler, "writer")
     reader.data_received(Subscribe(2, [Subscription("a/+", qos)]).encode(5))
     writer.data_received(Unsubscribe(2, ["a/+"]).encode(5))
     loop.turn()
     packet = Publish("a/1", bytes(range(250)) * 8000, qos, packet_id=1 if qos else 0).encode(5)
     reader.transport.written, before = b"", core.broker.outbound.counters.publish_bytes_sent
-    pieces = [packet[at : at + 2 * PIECE] for at in range(0, len(packet), 2 * PIECE)]
+    pieces = [packet[at : at + 2 * MIN_PIECE] for at in range(0, len(packet), 2 * MIN_PIECE)]
     for piece in pieces:
         writer.data_received(piece)
         loop.turn()
@@ -137,37 +137,37 @@ def test_what_came_in_long_pieces_leaves_in_them(core: Core, qos: int) -> None:
 
 @pytest.mark.parametrize("readers", [1, 10])
 def test_a_turn_writes_no_more_of_what_is_bulky_however_many_want_it(core: Core, readers: int) -> None:
-    loop, turn = begin(core)
-    wires = [join(core, loop, turn, f"reader{number}") for number in range(readers)]
+    loop, scheduler = begin(core)
+    wires = [join(core, loop, scheduler, f"reader{number}") for number in range(readers)]
     loop.turn()
     for wire in wires:
         wire.transport.written = b""
-    packet = Publish("a/1", bytes(5 * BULK), 0, packet_id=0).encode(5)
+    packet = Publish("a/1", bytes(5 * LARGE_WRITE), 0, packet_id=0).encode(5)
     wires[0].data_received(packet)
     before = 0
     while loop.soon:
         loop.turn()
-        if before > 3 * ALL_BULK:  # who was behind is served before the others are again
+        if before > 3 * LARGE_WRITES:  # who was behind is served before the others are again
             assert all(wire.transport.written for wire in wires)
         after = sum(len(wire.transport.written) for wire in wires)
-        assert after - before <= min(ALL_BULK, readers * BULK) + BULKY
+        assert after - before <= min(LARGE_WRITES, readers * LARGE_WRITE) + LARGE_PART
         before = after
     assert [wire.transport.written for wire in wires] == [packet] * readers
 
 
 def test_who_takes_no_more_is_not_asked_again_until_it_does(core: Core) -> None:
-    loop, turn = begin(core)
-    wire = join(core, loop, turn, "slow")
+    loop, scheduler = begin(core)
+    wire = join(core, loop, scheduler, "slow")
     loop.turn()
     wire.transport.written = b""
-    packet = Publish("a/1", bytes(3 * BULK), 0).encode(5)
+    packet = Publish("a/1", bytes(3 * LARGE_WRITE), 0).encode(5)
     wire.data_received(packet)
     wire.pause_writing()
     loop.run()
     assert not wire.transport.written
     wire.resume_writing()
     loop.turn()
-    assert len(wire.transport.written) == BULK
+    assert len(wire.transport.written) == LARGE_WRITE
     wire.data_received(Publish("a/2", b"small", 0).encode(5))
     loop.run()
     assert wire.transport.written == packet + Publish("a/2", b"small", 0).encode(5)
@@ -175,18 +175,18 @@ def test_who_takes_no_more_is_not_asked_again_until_it_does(core: Core) -> None:
 
 @pytest.mark.parametrize("writers, readers", [(1, 1), (1, 10), (10, 1)])
 def test_what_is_long_waits_within_the_limit_of_an_outbox_and_nobody_starves(core: Core, writers: int, readers: int) -> None:
-    loop, turn = begin(core)
-    sending = [join(core, loop, turn, f"writer{number}") for number in range(writers)]
+    loop, scheduler = begin(core)
+    sending = [join(core, loop, scheduler, f"writer{number}") for number in range(writers)]
     for wire in sending:
         wire.data_received(Unsubscribe(2, ["a/+"]).encode(5))
-    reading = [join(core, loop, turn, f"reader{number}") for number in range(readers)]
-    calm = join(core, loop, turn, "calm")
+    reading = [join(core, loop, scheduler, f"reader{number}") for number in range(readers)]
+    calm = join(core, loop, scheduler, "calm")
     calm.data_received(Unsubscribe(2, ["a/+"]).encode(5) + Subscribe(3, [Subscription("calm", 0)]).encode(5))
     loop.turn()
     calm.transport.written = b""
-    size = 4 * MUCH
+    size = 4 * READ_PAUSE
     packet = Publish("a/1", bytes(size), 0).encode(5)
-    pieces = [packet[: 2 * MUCH], packet[2 * MUCH : 3 * MUCH], packet[3 * MUCH :]]
+    pieces = [packet[: 2 * READ_PAUSE], packet[2 * READ_PAUSE : 3 * READ_PAUSE], packet[3 * READ_PAUSE :]]
     picture = Publish("calm", bytes(size), 0).encode(5)
     limit = core.broker.outbound.max_backlog
     for number in range(100):
@@ -198,15 +198,15 @@ def test_what_is_long_waits_within_the_limit_of_an_outbox_and_nobody_starves(cor
         loop.turn()
         for wire in reading:
             wire.transport.written = b""
-            waiting = sum(map(len, wire.protocol.outbox)) - wire.protocol.written
-            assert waiting <= limit + 2 * len(packet) and wire.protocol.backlog == waiting
+            waiting = sum(map(len, wire.connection.outbox.parts)) - wire.connection.outbox.first_part_sent
+            assert waiting <= limit + 2 * len(packet) and wire.connection.outbox.backlog == waiting
     assert calm.transport.written == picture
     assert not core.broker.outbound.counters.publish_dropped_slow
 
 
 def test_a_queue_of_long_messages_fills_no_outbox_that_is_full(core: Core) -> None:
-    loop, turn = begin(core)
-    wire = join(core, loop, turn, "reader")
+    loop, scheduler = begin(core)
+    wire = join(core, loop, scheduler, "reader")
     wire.data_received(Subscribe(2, [Subscription("a/+", 1)]).encode(5))
     loop.turn()
     wire.transport.written = b""
@@ -217,24 +217,24 @@ def test_a_queue_of_long_messages_fills_no_outbox_that_is_full(core: Core) -> No
     most = 0
     while loop.soon:
         loop.turn()
-        most = max(most, sum(map(len, wire.protocol.outbox)))
+        most = max(most, sum(map(len, wire.connection.outbox.parts)))
     assert len(wire.transport.written) > 30 * size and most <= core.broker.outbound.max_backlog + 2 * size
 
 
 def test_short_packets_behind_a_long_one_leave_with_it(core: Core) -> None:
-    loop, turn = begin(core)
-    wire = join(core, loop, turn, "one")
+    loop, scheduler = begin(core)
+    wire = join(core, loop, scheduler, "one")
     loop.turn()
     wire.transport.written = b""
     short = Publish("a/2", b"x" * 500, 0).encode(5)
-    sent = short * 10 + Publish("a/1", bytes(10 * BULK), 0).encode(5) + short * 1000
+    sent = short * 10 + Publish("a/1", bytes(10 * LARGE_WRITE), 0).encode(5) + short * 1000
     wire.data_received(sent)
     written = [0]
     while loop.soon:
         loop.turn()
         written.append(len(wire.transport.written))
     assert wire.transport.written == sent
-    assert all(later - earlier <= BULK + BULKY for earlier, later in pairwise(written))
+    assert all(later - earlier <= LARGE_WRITE + LARGE_PART for earlier, later in pairwise(written))
     assert len(wire.transport.parts) < 50
 
 
@@ -243,19 +243,19 @@ def test_a_replay_goes_on_when_what_it_sent_has_left(tmp_path: Path) -> None:
         publisher = core.connect("p")
         for number in range(12):
             publisher.publish(f"t/{number}", bytes(100_000), 1, retain=True)
-        loop, turn = begin(core)
-        turn.flush()  # of what Core has no wire for
-        wire = join(core, loop, turn, "one")
+        loop, scheduler = begin(core)
+        scheduler.flush()  # of what Core has no wire for
+        wire = join(core, loop, scheduler, "one")
         wire.data_received(Subscribe(2, [Subscription("t/+", 0)]).encode(5))
         loop.run()
         assert len(wire.transport.written) > 1_200_000
 
 
 def test_after_much_from_one_client_the_others_are_read(core: Core) -> None:
-    loop, turn = begin(core)
-    wire = join(core, loop, turn, "loud")
+    loop, scheduler = begin(core)
+    wire = join(core, loop, scheduler, "loud")
     loop.turn()
-    wire.data_received(Publish("a/1", bytes(MUCH), 0).encode(5)[:MUCH])
+    wire.data_received(Publish("a/1", bytes(READ_PAUSE), 0).encode(5)[:READ_PAUSE])
     assert not wire.transport.reading
     loop.turn()
     assert wire.transport.reading
@@ -267,9 +267,9 @@ def test_an_acknowledgement_wakes_the_replay_that_waits_for_it(tmp_path: Path, q
         publisher = core.connect("p")
         for number in range(1000):
             publisher.publish(f"t/{number}", b"x", qos, retain=True)
-        loop, turn = begin(core)
-        turn.flush()  # of what Core has no wire for
-        wire = join(core, loop, turn, "one")
+        loop, scheduler = begin(core)
+        scheduler.flush()  # of what Core has no wire for
+        wire = join(core, loop, scheduler, "one")
         wire.data_received(Subscribe(2, [Subscription("t/+", 2)]).encode(5))
         count = 0
         while count < 1000:
@@ -290,10 +290,10 @@ def test_an_acknowledgement_wakes_the_replay_that_waits_for_it(tmp_path: Path, q
 
 @pytest.mark.parametrize("polite", [True, False])
 def test_a_client_that_is_gone_leaves_no_cycle(core: Core, polite: bool) -> None:
-    loop, turn = begin(core)
+    loop, scheduler = begin(core)
 
     def visit(name: str) -> None:
-        wire = join(core, loop, turn, name)
+        wire = join(core, loop, scheduler, name)
         wire.data_received(Publish(f"a/{name}", b"x", 0, False, False, 0).encode(5) * 2000)
         loop.turn()
         if polite:

@@ -1,0 +1,151 @@
+"""The outbox: the bytes that one client is to be sent, and how much of them the socket still has to take.
+
+There is no socket here. `FlushScheduler` drains the outbox and writes the bytes; asyncio's ``pause_writing`` and
+``resume_writing`` arrive as `pause` and `resume`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, List
+
+from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED
+from sessions.context import Clock
+from sessions.counters import Counters
+
+if TYPE_CHECKING:
+    from mqttbroker.core.connection import Connection
+
+LARGE_PART: Final = 65_536  # bytes; parts of this size are written as they are, shorter ones are joined first
+
+
+class Outbound:
+    """What all connections of one broker share: the clock, the counters, and which of them are to be flushed.
+
+    ``max_backlog`` is the high-water mark of each outbox in bytes, ``max_acks`` the number of acknowledgements that a
+    connection may have waiting before no more is read from it.
+    """
+
+    def __init__(self, clock: Clock, counters: Counters, max_backlog: int, max_acks: int) -> None:
+        self.clock = clock
+        self.counters = counters
+        self.max_backlog = max_backlog
+        self.max_acks = max_acks
+        self.flush_queue: List[Connection] = []
+        self.on_flush_needed: Any = None  # called when the first connection enters an empty `flush_queue`
+        self.store_failure = QUOTA_EXCEEDED  # reason code of the last failed commit
+
+
+class Outbox:
+    """Packets in parts, in the order in which they leave.
+
+    ``backlog`` counts the bytes of PUBLISH packets since the last complete drain. While ``carried_over`` it counts
+    the other packets, too, so that it is the number of unsent bytes. `Outbound.max_backlog` is its high-water mark.
+    """
+
+    def __init__(self, outbound: Outbound) -> None:
+        self.outbound = outbound
+        self.parts: List[bytes] = []
+        self.backlog = 0
+        self.control_bytes = 0  # bytes of packets other than PUBLISH, queued while `carried_over`
+        self.largest_overflow = 0  # bytes of the largest PUBLISH that exceeded the high-water mark
+        self.first_part_sent = 0  # bytes of the first part that have left
+        self.writing_paused = False  # the socket's buffer is full
+        self.carried_over = False  # not everything that was queued before the last flush has left
+        self.has_large_part = False
+
+    def pause(self) -> None:
+        """The socket's buffer is full."""
+        self.writing_paused = True
+        self.carried_over = True
+
+    def resume(self) -> None:
+        """The socket's buffer has room again."""
+        self.writing_paused = False
+
+    def count_control(self, size: int) -> None:
+        """Count a packet other than PUBLISH, which the caller adds to `parts`."""
+        if self.carried_over:
+            self.control_bytes += size
+            self.backlog += size
+
+    def count_publish(self, size: int) -> bool:
+        """Count a PUBLISH, which the caller adds to `parts`; true if the backlog is above the high-water mark."""
+        backlog: int = self.backlog + size
+        self.backlog = backlog
+        if size >= LARGE_PART:
+            self.has_large_part = True
+        if backlog <= self.outbound.max_backlog:
+            return False
+        if size > self.largest_overflow:
+            self.largest_overflow = size
+        return True
+
+    def drops(self, size: int) -> bool:
+        """Whether a QoS 0 PUBLISH of ``size`` bytes is to be dropped because the client does not read."""
+        return self.writing_paused and self.backlog + size > self.outbound.max_backlog
+
+    @property
+    def excess(self) -> int:
+        """Bytes to drain now. What may stay is `Outbound.max_backlog` beside the largest PUBLISH that exceeded it."""
+        return self.backlog - self.outbound.max_backlog - self.largest_overflow
+
+    def drain(self) -> bytes:
+        """Take out everything, in one piece."""
+        parts = self.parts
+        if self.first_part_sent:
+            parts[0] = parts[0][self.first_part_sent :]
+        data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self.outbound.counters.bytes_sent += len(data)
+        self._reset()
+        return data
+
+    def drain_parts(self, limit: int) -> List[Any]:
+        """Take out about ``limit`` bytes, or everything. Large parts are not copied, shorter ones are joined."""
+        parts = self.parts
+        drained: List[Any] = []
+        short: List[bytes] = []
+        room: int = limit
+        count: int = 0
+        while room > 0 and count < len(parts):
+            part = parts[count]
+            unsent: int = len(part) - self.first_part_sent
+            if len(part) < LARGE_PART:
+                short.append(part)
+            else:
+                if short:
+                    drained.append(b"".join(short))
+                    short.clear()
+                if unsent > room:
+                    drained.append(memoryview(part)[self.first_part_sent : self.first_part_sent + room])
+                    self.first_part_sent += room
+                    room = 0
+                    break
+                drained.append(memoryview(part)[self.first_part_sent :] if self.first_part_sent else part)
+                self.first_part_sent = 0
+            room -= unsent
+            count += 1
+        if short:
+            drained.append(b"".join(short))
+        del parts[:count]
+        size: int = limit - room
+        self.outbound.counters.bytes_sent += size
+        if parts:
+            self.backlog = max(0, self.backlog - size)
+            self.carried_over = True
+        else:
+            self._reset()
+        return drained
+
+    def clear(self) -> None:
+        """Discard everything: the socket is closed."""
+        self.parts.clear()
+        self._reset()
+
+    def _reset(self) -> None:
+        self.first_part_sent = 0
+        self.backlog = 0
+        self.control_bytes = 0
+        self.largest_overflow = 0
+        self.carried_over = False
+        self.has_large_part = False

@@ -1,0 +1,177 @@
+"""Framing: the bytes of one connection become packets, in whatever pieces they arrive.
+
+Packets are handled in order and in place, by offsets into the received buffer. The first error ends the connection
+before anything after it is looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Optional
+
+from mqttbroker.codec.reason_codes import MALFORMED_PACKET, PUBLISH, MQTTError
+from mqttbroker.core.connection import CLOSED, CONNECTED, CONNECTING
+from mqttbroker.core.long_packet import LONG_PACKET, LongPacket, payload_start
+from mqttbroker.core.protocol import Protocol
+
+# First bytes of PUBACK, PUBREC, PUBREL and PUBCOMP. With a Remaining Length of 2 they are a packet id and nothing else.
+_ACK_FIRST_BYTES: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
+
+# Shared by the connections without an incomplete packet, because an empty bytearray takes 56 bytes. Stays empty.
+_NOTHING: Final = bytearray()
+
+
+class PacketReader:
+    """Gives each complete packet to ``protocol``, and keeps one incomplete packet."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self.connection = protocol.connection
+        self._incomplete = _NOTHING
+        self._long: Optional[LongPacket] = None  # an incomplete long PUBLISH
+        self._needed = 2  # bytes that the incomplete packet must have before it is looked at again
+
+    def receive(self, data: bytes, now: float, start: int = 0, stop: int = -1) -> int:
+        """Handle ``data[start:]``, or only the packets that begin before ``stop``.
+
+        ``now`` is monotonic time in seconds. Returns the position after the last byte that was handled or kept.
+        """
+        connection = self.connection
+        connection.last_received = now
+        position: int = start
+        size: int = len(data)
+        try:
+            if self._incomplete:
+                position = self._complete(data, position)
+            elif self._long is not None:
+                position = self._complete_long(self._long, data, position)
+            if position < size:
+                position = self._read_packets(data, position, size if stop < 0 else stop)
+        except MQTTError as error:
+            self.protocol.reject(error)
+            position = size
+        connection.outbound.counters.bytes_received += position - start
+        session = connection.session
+        if session is not None and session.pending_retained:
+            connection.request_flush()  # a replay may have waited for an acknowledgement in this data
+        return position
+
+    def resume(self) -> None:
+        """Handle what was received while the connection was `CONNECTING`."""
+        if len(self._incomplete) >= self._needed and self.connection.state == CONNECTED:
+            data = bytes(self._incomplete)
+            self._incomplete = _NOTHING
+            try:
+                self._read_packets(data, 0, len(data))
+            except MQTTError as error:
+                self.protocol.reject(error)
+
+    def _complete(self, data: bytes, position: int) -> int:
+        """Add the missing bytes to the incomplete packet, and no more, and handle it; returns the position after them.
+
+        While the connection is `CONNECTING`, everything is kept.
+        """
+        connection = self.connection
+        size: int = len(data)
+        while self._incomplete and position < size:
+            missing: int = self._needed - len(self._incomplete)
+            end: int = position + missing
+            if missing <= 0 or end > size or connection.state == CONNECTING:
+                end = size
+            self._incomplete += data if end - position == size else data[position:end]
+            position = end
+            if len(self._incomplete) < self._needed or connection.state == CONNECTING:
+                return position
+            packet = bytes(self._incomplete)
+            self._incomplete = _NOTHING
+            self._read_packets(packet, 0, len(packet))
+            if self._long is not None and position < size:
+                return self._complete_long(self._long, data, position)
+        return position
+
+    def _complete_long(self, packet: LongPacket, data: bytes, position: int) -> int:
+        """`_complete` for a long PUBLISH."""
+        size: int = len(data)
+        end: int = min(size, position + packet.missing)
+        packet.append(data if end - position == size else data[position:end])
+        if packet.missing > 0:
+            return end
+        self._long = None
+        connection = self.connection
+        if connection.state != CONNECTED:
+            return end
+        pieces = packet.finish()
+        head = pieces[0]
+        body: int = 1
+        while head[body] >= 128:
+            body += 1
+        body += 1
+        if payload_start(head, body, (head[0] >> 1) & 3, connection.version) > len(head):
+            whole = b"".join(pieces)
+            self._read_packets(whole, 0, len(whole))
+            return end
+        self.protocol.publish_handler().handle(head, 0, body, packet.size, head[0], pieces[1:])
+        connection.outbound.counters.messages_received += 1
+        return end
+
+    def _read_packets(self, data: bytes, position: int, stop: int) -> int:
+        """Handle the complete packets that begin before ``stop``, keep an incomplete one; returns where that ended."""
+        protocol = self.protocol
+        connection = self.connection
+        size: int = len(data)
+        count: int = 0
+        self._needed = 2
+        maximum_size: int = connection.terms.max_packet_size
+        while position < stop and size - position >= 2:
+            if connection.state == CONNECTING or connection.state == CLOSED:
+                break
+            first: int = data[position]
+            remaining: int = data[position + 1]
+            body: int = position + 2
+            if remaining >= 128:
+                remaining &= 127
+                shift: int = 7
+                byte: int = 128
+                while byte >= 128 and body < size:
+                    byte = data[body]
+                    body += 1
+                    remaining |= (byte & 127) << shift
+                    shift += 7
+                    if byte >= 128 and shift > 21:
+                        raise MQTTError(MALFORMED_PACKET, "Remaining Length of more than 4 bytes")
+                if byte >= 128:
+                    protocol.check_allowed(first >> 4)
+                    self._needed = body - position + 1
+                    break
+                if byte == 0:
+                    raise MQTTError(MALFORMED_PACKET, "overlong Remaining Length")
+            end: int = body + remaining
+            if end - position > maximum_size:
+                raise protocol.too_large(first, data, body, end - position)
+            if end > size:
+                self._needed = end - position
+                protocol.check_allowed(first >> 4)
+                protocol.check_connect_size(first, data, body, self._needed)
+                break
+            count += 1
+            packet_type: int = first >> 4
+            if packet_type == PUBLISH and connection.state == CONNECTED:
+                protocol.publish_handler().handle(data, position, body, end, first)
+            elif remaining == 2 and _ACK_FIRST_BYTES[first] and connection.state == CONNECTED:
+                protocol.acknowledge(packet_type, (data[body] << 8) | data[body + 1], 0)
+            else:
+                protocol.check_connect_size(first, data, body, end - position)
+                protocol.control(packet_type, first & 15, data, body, end)
+            position = end
+        connection.outbound.counters.messages_received += count
+        if position >= stop:
+            return position
+        if connection.state != CLOSED:
+            self._keep(data[position:] if position else data)
+        return size
+
+    def _keep(self, data: bytes) -> None:
+        """Keep the beginning of a packet."""
+        if self._needed >= LONG_PACKET and data[0] >> 4 == PUBLISH and self.connection.state == CONNECTED:
+            self._long = LongPacket(data, self._needed)
+        elif data:
+            self._incomplete = bytearray(data)
