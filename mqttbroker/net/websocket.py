@@ -86,7 +86,7 @@ class WebSocket:
     def _read_frames(self) -> None:
         """Read some frames; the rest of a long read follows in the next iteration of the loop, after other clients."""
         reader = self._reader
-        if reader.largest != self._largest and self._wire.protocol.state == CONNECTED:
+        if reader.largest != self._largest and self._wire.connection.state == CONNECTED:
             reader.largest = self._largest
         frame = reader.read(FRAMES_PER_ITERATION)
         while frame:
