@@ -1,6 +1,7 @@
-# The broker alone, compiled, as an unprivileged user: docker build -t mqttbroker . && docker run -p 1883:1883 mqttbroker
-# Its data is in the volume /data. Any key of conf/mqttbroker.toml can be set with -e MQTTBROKER_<KEY>__<KEY>=VALUE;
-# clients come from outside the container, so anonymous ones need -e MQTTBROKER_ALLOW_ANONYMOUS=true.
+# The broker without Spark, compiled, as an unprivileged user:
+#   docker build -t mqttbroker . && docker run -p 1883:1883 mqttbroker
+# The data is in the volume /data. -e MQTTBROKER_<KEY>__<KEY>=VALUE sets a key of conf/mqttbroker.toml. Clients connect
+# from outside the container, so anonymous ones need -e MQTTBROKER_ALLOW_ANONYMOUS=true.
 
 FROM python:3.13-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev

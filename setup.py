@@ -1,8 +1,8 @@
-"""Packaging: metadata is in pyproject.toml, here is what needs code, above all the compiled modules.
+"""The build of the compiled modules; the metadata is in pyproject.toml.
 
-Rule: one list, ``COMPILED``, says what mypyc compiles, as one unit. The environment decides how:
-``MQTTBROKER_COMPILE=0`` never compiles, ``=1`` must compile, unset compiles where a C compiler and Python's headers
-are found. A compilation that fails is an error and never a plain build in disguise.
+mypyc compiles the modules in ``COMPILED`` as one unit. ``MQTTBROKER_COMPILE=0`` does not compile, ``=1`` always does,
+and without it the build compiles if there are a C compiler and Python's headers. A failed compilation is an error, not
+a plain build.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ CACHE = ROOT / "build" / "native"
 
 
 def can_compile() -> bool:
-    """Whether a program that includes Python.h compiles here; says why not on stderr."""
+    """Whether a program that includes Python.h compiles here; prints the reason to stderr if not."""
     from setuptools._distutils.ccompiler import new_compiler
     from setuptools._distutils.errors import CompileError, DistutilsError
     from setuptools._distutils.sysconfig import customize_compiler
@@ -107,7 +107,7 @@ def wants_compiled() -> bool:
 
 
 def fingerprint() -> str:
-    """Names everything the compiled files depend on."""
+    """A digest of everything that the compiled files depend on."""
     digest = hashlib.sha256()
     tools = [sys.version, sysconfig.get_platform(), importlib.metadata.version("mypy"), os.environ.get("CFLAGS", "")]
     for part in tools + [str(sysconfig.get_config_var("CC"))]:
@@ -118,9 +118,10 @@ def fingerprint() -> str:
 
 
 class BuildCompiled(build_ext):
-    """Compiles with mypyc, or takes the files of an earlier build of exactly the same sources from build/native.
+    """Compiles with mypyc, or copies the files of an earlier build of the same sources from build/native.
 
-    All in one C file: that lets the C compiler inline across modules, which is worth more than compiling in parallel.
+    All modules go into one C file: the C compiler then inlines across modules, which gains more than parallel
+    compilation.
     """
 
     def run(self) -> None:
@@ -164,14 +165,14 @@ def copy_files(names: list[str], source: Path, target: Path) -> None:
 
 packages = find_packages(include=["topic_matcher*", "sessions*", "bridge_spark*", "mqttbroker*"])
 package_dir = {}
-# Spark registers the data source of every importable module named pyspark_*, so this one is installed at the top.
+# Spark registers the data sources of all importable modules named pyspark_*, so this one is a top-level package.
 if (ROOT / "bridge_spark" / "autoload" / "pyspark_mqtt").is_dir():
     packages.append("pyspark_mqtt")
     package_dir["pyspark_mqtt"] = "bridge_spark/autoload/pyspark_mqtt"
 
 options: dict[str, Any] = {}
 if wants_compiled():
-    # The placeholder says that the wheel belongs to one platform; BuildCompiled puts the real list in its place.
+    # A placeholder that makes the wheel specific to the platform; BuildCompiled replaces it by the real list.
     options = {"ext_modules": [Extension(f"{LIBRARY}__mypyc", [])], "cmdclass": {"build_ext": BuildCompiled}}
 
 setup(packages=packages, package_dir=package_dir, **options)

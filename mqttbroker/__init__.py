@@ -1,4 +1,4 @@
-"""The MQTT broker. Importing the package costs nothing: no event loop, no third-party module is loaded here."""
+"""The MQTT broker. Importing the package loads no event loop and no third-party module."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ __version__ = "0.1.0"
 
 
 def build_kind() -> str:
-    """``"compiled"`` when the hot path runs as mypyc's machine code, ``"plain"`` when it is interpreted."""
+    """``"compiled"`` if the hot path is compiled by mypyc, ``"plain"`` if it is interpreted."""
     spec = find_spec("mqttbroker.codec.packets")
     return "compiled" if spec is not None and not str(spec.origin).endswith(".py") else "plain"

@@ -1,7 +1,7 @@
-"""The C library's allocator: what reads and writes free is used for the next ones.
+"""Tunes glibc's allocator to keep freed memory for the next reads and writes.
 
-Rule: only glibc is told anything; any other allocator is left as it is.  By itself glibc gives the memory of a
-large buffer back to the system when it is freed, and the next read pays for every page of it again.
+By default glibc returns the memory of a large buffer to the system when it is freed, and the next read pays for a page
+fault per page. Other allocators are left as they are.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Final
 M_TRIM_THRESHOLD: Final = -1  # malloc.h
 M_MMAP_THRESHOLD: Final = -3
 
-KEPT: Final = 64 << 20  # bytes of free memory at the end of the heap that stay with the process
-LARGEST: Final = 32 << 20  # bytes; what is larger is mapped by itself and given back; glibc allows no more
+KEPT: Final = 64 << 20  # bytes of free memory at the end of the heap that are not returned
+LARGEST: Final = 32 << 20  # bytes of an allocation on the heap, glibc's maximum; larger ones are mapped and returned
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed memory for what is allocated next; false where the allocator knows no such thing."""
+    """Keep freed memory for later allocations; False if the allocator has no such option."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):

@@ -1,7 +1,8 @@
-"""Assembly: a `Broker` is built from the settings and filled with the rows that the store recovered."""
+"""Builds a `Broker` from the settings and the rows that the store recovered."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from types import SimpleNamespace
@@ -24,13 +25,7 @@ from mqttbroker.core.router import Router, StreamRule
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
 from mqttbroker.core.wills import load_will
 from mqttbroker.net.listener_policy import PolicyByListener
-from sessions.context import (
-    DROP_NEWEST,
-    DROP_OLDEST,
-    REFUSE,
-    SessionContext,
-    SessionLimits,
-)
+from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits
 from sessions.journal import Journal
 from sessions.registry import Registry
 from sessions.retained import message_from_row
@@ -49,21 +44,8 @@ STRATEGIES: Dict[str, Callable[[], Strategy]] = {
 
 
 def stream_configs(settings: Settings) -> List[StreamConfig]:
-    """The configuration of each stream, as the stream log takes it."""
-    return [
-        StreamConfig(
-            stream.name,
-            stream.filters,
-            stream.partitions,
-            stream.key,
-            stream.retention_age,
-            stream.retention_bytes,
-            stream.segment_bytes,
-            stream.segment_age,
-            stream.seals,
-        )
-        for stream in settings.streams
-    ]
+    """The streams as the stream log is configured; its parameters have the names of the settings."""
+    return [StreamConfig(**{**dataclasses.asdict(stream), "seal": stream.seals}) for stream in settings.streams]
 
 
 def redirect_of(wanted: config.Redirect) -> Optional[Redirect]:
@@ -73,7 +55,7 @@ def redirect_of(wanted: config.Redirect) -> Optional[Redirect]:
     return Redirect(wanted.server_reference, wanted.permanent, wanted.rate)
 
 
-# Settings that the core reads in another form.
+# Settings that the core has in another form, by name.
 _CONVERSIONS: Dict[str, Callable[[Any], object]] = {
     "max_keep_alive": int,
     "max_session_expiry": lambda seconds: NEVER if seconds is None else min(NEVER, int(seconds)),

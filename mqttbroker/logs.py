@@ -1,7 +1,7 @@
 """Logs: one event per line on stderr, ``event=NAME key=value …`` or the same fields as JSON.
 
-A thread writes the lines, so a stderr that nobody reads delays no client. Clients choose some of the values: a value
-holds no line break, is quoted where it could be taken for more fields, and is cut at `MAX_VALUE_CHARS`. Refusals that repeat
+A thread writes the lines, so a stderr that is not read delays no client. Clients choose some of the values: a value has
+no line break, is quoted if it could be mistaken for several fields, and is cut at `MAX_VALUE_CHARS`. Repeated refusals
 are counted instead of logged one by one.
 """
 
@@ -22,9 +22,9 @@ from typing import Optional
 
 STDERR = 2
 MAX_VALUE_CHARS = 256
-QUEUE_LINES = 10_000  # lines that wait for the writing thread; more are dropped and counted
-CLOSE_TIMEOUT = 1.0  # seconds that the end of the process waits for the last lines
-REPEATS_LOGGED = 100  # refusals of one kind and address that are logged in REPEAT_SECONDS; more are counted
+QUEUE_LINES = 10_000  # lines queued for the writing thread; further ones are dropped and counted
+CLOSE_TIMEOUT = 1.0  # seconds that the process waits at its end for the last lines
+REPEATS_LOGGED = 100  # refusals of one kind and address that are logged in REPEAT_SECONDS; further ones are counted
 REPEAT_SECONDS = 10.0
 MAX_REPEATED = 1000  # kinds and addresses of refusals that are counted
 
@@ -106,9 +106,9 @@ def _printable(text: str) -> str:
 
 
 class _Repeats(logging.Filter):
-    """Lets the first `REPEATS_LOGGED` refusals of one kind and host through, and counts the others.
+    """Passes the first `REPEATS_LOGGED` refusals of one kind and host, and counts the others.
 
-    The count is one line, ``event=refusals_repeated``, when the next refusal after `REPEAT_SECONDS` comes.
+    The count is logged as ``event=refusals_repeated`` with the next refusal after `REPEAT_SECONDS`.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class _Repeats(logging.Filter):
 
 
 class _Queue(logging.handlers.QueueHandler):
-    """Hands formatted lines to the writing thread; drops and counts them while its queue is full."""
+    """Queues formatted lines for the writing thread; drops and counts them while the queue is full."""
 
     def __init__(self) -> None:
         self.lines: queue.Queue[object] = queue.Queue(QUEUE_LINES)
@@ -158,12 +158,12 @@ class _Queue(logging.handlers.QueueHandler):
 
 
 class _Writer(threading.Thread):
-    """Writes the queue's lines to stderr, however long a write takes."""
+    """Writes the queued lines to stderr, in a thread because a write may block."""
 
     def __init__(self, handler: _Queue) -> None:
         super().__init__(name="log", daemon=True)
         self.handler = handler
-        self._told = 0  # of the lines that were dropped
+        self._reported = 0  # dropped lines that were reported
 
     def run(self) -> None:
         while True:
@@ -171,13 +171,13 @@ class _Writer(threading.Thread):
             if line is None:
                 return
             dropped = self.handler.dropped
-            if dropped > self._told:
-                line = f"{line}\nevent=log_lines_dropped count={dropped - self._told}"
-                self._told = dropped
+            if dropped > self._reported:
+                line = f"{line}\nevent=log_lines_dropped count={dropped - self._reported}"
+                self._reported = dropped
             _write(f"{line}\n".encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Write what waits, for `CLOSE_TIMEOUT` at most."""
+        """Write the queued lines, for at most `CLOSE_TIMEOUT`."""
         try:
             self.handler.lines.put(None, timeout=CLOSE_TIMEOUT)
         except queue.Full:
@@ -186,14 +186,14 @@ class _Writer(threading.Thread):
 
 
 def _write(data: bytes) -> None:
-    """Write to the file descriptor: the lock of `sys.stderr` would be held by a write that blocks, also when Python ends."""
+    """Write to the file descriptor; a blocked write to `sys.stderr` would hold its lock, even at the exit of Python."""
     while data:
         try:
             data = data[os.write(STDERR, data) :]
         except BlockingIOError:
             select.select([], [STDERR], [])
         except OSError:
-            return  # stderr is closed, and there is no other place to report that
+            return  # stderr is closed
 
 
 _writer: Optional[_Writer] = None
@@ -224,7 +224,7 @@ def configure(level: str, style: str) -> None:
 
 @atexit.register
 def close() -> None:
-    """Write the lines that wait, and stop the writing thread."""
+    """Write the queued lines, and stop the writing thread."""
     global _writer
     if _writer is not None:
         _writer.close()

@@ -1,6 +1,6 @@
-"""SIGHUP: settings, password and ACL files and certificates are read again.
+"""Reloads settings, password and ACL files, and certificates on SIGHUP.
 
-A file that cannot be used changes nothing; the log names it.
+An invalid file changes nothing and is logged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("mqttbroker")
 
 
 class Reloader:
-    """Applies the settings that may change while the broker runs: `log.level`, `[redirect]`, and all named files.
+    """Applies the settings that may change while the broker runs: ``log.level``, ``[redirect]``, and all named files.
 
     ``reread`` loads the settings again and raises ConfigError.  ``http_settings`` are those of the start; ``http`` is
     set once the HTTP server is open.

@@ -2,8 +2,8 @@
 
 The rules of the client's user are checked first (those before any ``user`` line for an anonymous client), then the
 patterns; the first of the two with a match decides. In each, a matching ``deny`` overrides the other rules. Without a
-match, access is denied. ``%c`` and ``%u`` stand for one whole level, and a client with a wildcard in its name matches no
-pattern, so that a name cannot widen a pattern.
+match, access is denied. ``%c`` and ``%u`` stand for one whole level, and a client with a wildcard in its name matches
+no pattern, so that a name cannot widen a pattern.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Password checks in a few threads beside the event loop.
 
 The queue of logins is bounded and served round robin by client address, so that an address that guesses passwords does
-not delay the others. Each login is answered within ``timeout`` seconds, with Server busy at the latest. Only the hash is
-computed in a thread; all state belongs to the event loop.
+not delay the others. Each login is answered within ``timeout`` seconds, with Server busy at the latest. Only the hash
+is computed in a thread; all state belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class Authenticator:
         self._new_nonce = nonce
         self._pool = ThreadPoolExecutor(workers, "authentication", _lower_priority)
         self._queues: OrderedDict[str, deque[Login]] = OrderedDict()  # by host; the next one to be served is first
-        # Passwords that were right before are accepted without a hash, for many devices that reconnect at once: by user,
-        # the fingerprint in the file and a keyed digest of the password.
+        # Passwords that were right before are accepted without a hash, for many devices that reconnect at once: by
+        # user, the fingerprint in the file and a keyed digest of the password.
         self._known: dict[str, tuple[str, bytes]] = {}
         self._key = os.urandom(32)
 

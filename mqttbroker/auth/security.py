@@ -1,7 +1,7 @@
 """The password and ACL files of a broker, loaded at start and reloaded on SIGHUP.
 
-The broker does not start with an invalid file, and a reload of an invalid file changes nothing. A reload disconnects the
-clients whose password was changed or removed; new access rules apply from the next message on.
+The broker does not start with an invalid file, and a reload of an invalid file changes nothing. A reload disconnects
+the clients whose password was changed or removed; new access rules apply from the next message on.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""What the value of one setting may be: ``Kind.read`` checks what a file, a variable or a flag says.
+"""The kinds of values that settings have: each checks a value and converts it.
 
-Rule: a kind raises ValueError with the reason alone; who said the value, and for which key, is the caller's to add.
+The message of a ValueError is the reason alone; the caller adds the source and the key.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Optional, TypeVar, Union
@@ -25,14 +26,15 @@ def shown(value: object) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, (str, bool, int, float)) else str(value)
 
 
-class Kind(Generic[T]):
-    """One type of value: ``read`` checks it and raises ValueError with the reason."""
+class Kind(ABC, Generic[T]):
+    """One kind of value."""
 
+    @abstractmethod
     def read(self, value: object) -> T:
-        raise ValueError("cannot be set")
+        """The setting for a value in TOML; ValueError with the reason if it is invalid."""
 
     def from_text(self, text: str) -> object:
-        """The TOML value that a variable or flag means; the text itself unless the type is not textual."""
+        """The value in TOML for the text of a variable or flag."""
         return text
 
 
@@ -63,17 +65,17 @@ class Boolean(Kind[bool]):
 
 
 class Text(Kind[str]):
-    def __init__(self, what: str = "a string") -> None:
-        self.what = what
+    def __init__(self, description: str = "a string") -> None:
+        self.description = description
 
     def read(self, value: object) -> str:
         if not isinstance(value, str) or not value or "\0" in value:
-            raise ValueError(f"must be {self.what}, got {shown(value)}")
+            raise ValueError(f"must be {self.description}, got {shown(value)}")
         return str(value)
 
 
 class OptionalText(Kind[Optional[str]]):
-    """The empty string means that there is none; no longer than MQTT allows."""
+    """A string of at most 65535 bytes, the limit of MQTT; the empty one is None."""
 
     def read(self, value: object) -> Optional[str]:
         if not isinstance(value, str) or "\0" in value or len(value.encode("utf-8")) > 65535:
@@ -82,7 +84,7 @@ class OptionalText(Kind[Optional[str]]):
 
 
 class TopicPattern(Kind[Optional[str]]):
-    """A topic name in which the levels %c and %u stand for names of a client; the empty string means that there is none."""
+    """A topic name in which the levels %c and %u stand for the client's names; the empty string is None."""
 
     def read(self, value: object) -> Optional[str]:
         text = OptionalText().read(value)
@@ -96,15 +98,15 @@ class TopicPattern(Kind[Optional[str]]):
 
 
 class OptionalPath(Kind[Optional[Path]]):
-    """The empty string means that there is none."""
+    """A path; the empty string is None."""
 
     def read(self, value: object) -> Optional[Path]:
         text = OptionalText().read(value)
         return None if text is None else Path(text)
 
 
-class OwnPath(Kind[Union[Path, str, None]]):
-    """A path as `OptionalPath` reads it, or the word "global" for what holds for all."""
+class ListenerPath(Kind[Union[Path, str, None]]):
+    """An `OptionalPath`, or "global" for the value for all listeners."""
 
     def read(self, value: object) -> Union[Path, str, None]:
         return "global" if value == "global" else OptionalPath().read(value)
@@ -146,14 +148,14 @@ class Automatic(Kind[Union[bool, str]]):
 
 
 class Host(Kind[str]):
-    """A name or address; the empty string is every address of this machine."""
+    """A name or address; the empty string is all addresses of this machine."""
 
     def read(self, value: object) -> str:
         return OptionalText().read(value) or ""
 
 
 class FileMode(Kind[int]):
-    """Permissions as chmod takes them."""
+    """Permissions in octal digits, as for chmod."""
 
     def read(self, value: object) -> int:
         if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
@@ -162,7 +164,7 @@ class FileMode(Kind[int]):
 
 
 class Texts(Kind[tuple[str, ...]]):
-    """A list of strings, which may be empty."""
+    """A list of strings, possibly empty."""
 
     def read(self, value: object) -> tuple[str, ...]:
         if not isinstance(value, list):
@@ -206,7 +208,7 @@ class Size(Kind[int]):
 
 
 class OrNone(Kind[Optional[T]]):
-    """A value of another kind, or the word that stands for none."""
+    """A value of another kind, or a word for None."""
 
     def __init__(self, kind: Kind[T], word: str) -> None:
         self.kind = kind
@@ -225,7 +227,7 @@ class OrNone(Kind[Optional[T]]):
 
 
 class Filters(Kind[tuple[str, ...]]):
-    """One or more topic filters, none of them shared."""
+    """One or more topic filters, without shared subscriptions."""
 
     def read(self, value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not value:

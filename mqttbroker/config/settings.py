@@ -1,7 +1,6 @@
-"""Every setting of the broker, with its kind and its default.
+"""All settings of the broker, each with its kind and default; conf/mqttbroker.toml describes them.
 
-Rule: a default is written as the file would say it and read by the same kind. Durations are float seconds, sizes int
-bytes; what each key means for an operator stands in conf/mqttbroker.toml.
+A default is written as in the file. Durations are float seconds, sizes are int bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from mqttbroker.config.setting_kinds import (
     OptionalPath,
     OptionalText,
     OrNone,
-    OwnPath,
+    ListenerPath,
     PartitionKey,
     Size,
     Text,
@@ -54,7 +53,7 @@ def _section(section: type[T]) -> T:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client, or all of them, may ask of the broker."""
+    """Limits of one client, and of all together."""
 
     max_connections: int = _key(Integer(1, 10_000_000), 100_000)
     max_sessions: int = _key(Integer(1, 100_000_000), 1_000_000)
@@ -90,7 +89,7 @@ class Limits:
 
 
 _LISTENER_TYPES = ("tcp", "tls", "ws", "wss", "unix")
-# Keys of a listener that only some types know.
+# The types of listeners that have a key; all have the others.
 _TYPES_OF: dict[str, tuple[str, ...]] = {
     "host": _LISTENER_TYPES[:-1],
     "port": _LISTENER_TYPES[:-1],
@@ -102,16 +101,16 @@ _TYPES_OF: dict[str, tuple[str, ...]] = {
 
 
 def _limit(name: str) -> Any:
-    """The limit of that name for one listener; None = as in `Limits`."""
+    """A key of `Limits` for one listener; None = the value there."""
     kind = next(field.metadata["kind"] for field in dataclasses.fields(Limits) if field.name == name)
     return dataclasses.field(default=None, metadata={"kind": OrNone(kind, "global"), "limit": True})
 
 
 @dataclass(frozen=True)
 class Listener:
-    """Port 0 is any free port; the log says which.
+    """Port 0 = any free port, which the log names.
 
-    What a listener may have of its own is what holds for all where it is None, or "global" for the two files.
+    A limit or ``allow_anonymous`` that is None, and a file that is "global", has the value for all listeners.
     """
 
     host: str = _key(Host(), "127.0.0.1")
@@ -134,18 +133,18 @@ class Listener:
     receive_maximum: Optional[int] = _limit("receive_maximum")
     topic_alias_maximum: Optional[int] = _limit("topic_alias_maximum")
     allow_anonymous: Optional[Union[bool, str]] = _key(OrNone(Anonymous(), "global"), "global")
-    password_file: Union[Path, str, None] = _key(OwnPath(), "global")
-    acl_file: Union[Path, str, None] = _key(OwnPath(), "global")
+    password_file: Union[Path, str, None] = _key(ListenerPath(), "global")
+    acl_file: Union[Path, str, None] = _key(ListenerPath(), "global")
 
     @property
     def address(self) -> str:
-        """Where it listens, for people."""
+        """The address as in the log."""
         if self.type == "unix":
             return str(self.path)
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host or '*'}:{self.port}"
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Keys that do not go together, each with the reason."""
+        """Keys that are invalid together, each with the reason."""
         for name, types in _TYPES_OF.items():
             if self.type not in types and getattr(self, name) != getattr(_DEFAULT_LISTENER, name):
                 yield name, f'a listener of type "{self.type}" has none'
@@ -168,9 +167,9 @@ _DEFAULT_LISTENER = Listener()
 
 @dataclass(frozen=True)
 class Http:
-    """``port`` is None when there is no HTTP server, 0 for any free port; without ``token`` anyone may read.
+    """``port`` None = no HTTP server, 0 = any free port; ``token`` None = no authorization.
 
-    With ``certfile`` and ``keyfile`` it speaks TLS.
+    With ``certfile`` and ``keyfile`` it uses TLS.
     """
 
     host: str = _key(Text("a host name or address"), "127.0.0.1")
@@ -181,7 +180,7 @@ class Http:
     tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Keys that do not go together, each with the reason."""
+        """Keys that are invalid together, each with the reason."""
         for name, other in (("certfile", "keyfile"), ("keyfile", "certfile")):
             if getattr(self, name) is None and getattr(self, other) is not None:
                 yield name, f"is required with {other}"
@@ -195,7 +194,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Redirect:
-    """Where clients go instead; without ``server_reference`` they stay.  ``rate`` is in clients per second."""
+    """The server that clients are sent to; ``server_reference`` None = none.  ``rate`` is in clients per second."""
 
     server_reference: Optional[str] = _key(OptionalText(), "")
     permanent: bool = _key(Boolean(), False)
@@ -204,7 +203,7 @@ class Redirect:
 
 @dataclass(frozen=True)
 class Stream:
-    """A set of filters whose messages are kept in a log; ``retention_*`` None keeps them for ever."""
+    """A log of the messages of some topic filters; ``retention_*`` None = unlimited."""
 
     name: str
     filters: tuple[str, ...] = _required(Filters())
@@ -221,14 +220,14 @@ class Stream:
         return can_seal() if self.seal == "auto" else self.seal is True
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Keys that cannot be so here, each with the reason."""
+        """Keys that are invalid on this machine, each with the reason."""
         if self.seal is True and not can_seal():
             yield "seal", 'needs pyarrow: pip install "mqttbroker[spark]"'
 
 
 @dataclass(frozen=True)
 class Consumers:
-    """Readers of streams that report how far they have come; when the broker warns that they fall behind."""
+    """Readers of streams that report their progress, and when the broker warns of their lag."""
 
     max_consumers: int = _key(Integer(1, 10_000), 100)
     max_name_length: int = _key(Integer(1, 200), 128)
@@ -241,7 +240,7 @@ class Consumers:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that can be set; ``Settings()`` is the broker without file, environment and flags."""
+    """All settings; ``Settings()`` has the defaults."""
 
     data_dir: Path = _key(Directory(), "./data")
     data_mode: int = _key(FileMode(), "0600")
@@ -266,7 +265,7 @@ class Settings:
     streams: tuple[Stream, ...] = ()
 
     def limits_of(self, listener: Listener) -> Limits:
-        """What holds for all, and what the listener has of its own; its ``max_connections`` bounds it alone."""
+        """The limits with those that the listener overrides."""
         names = [field.name for field in dataclasses.fields(Listener) if "limit" in field.metadata]
         overrides = {name: value for name in names if (value := getattr(listener, name)) is not None}
         return dataclasses.replace(self.limits, **overrides)
@@ -275,9 +274,7 @@ class Settings:
         return self.allow_anonymous if listener.allow_anonymous is None else listener.allow_anonymous
 
     def password_file_of(self, listener: Listener) -> Optional[Path]:
-        own = listener.password_file
-        return self.password_file if isinstance(own, str) else own
+        return self.password_file if isinstance(listener.password_file, str) else listener.password_file
 
     def acl_file_of(self, listener: Listener) -> Optional[Path]:
-        own = listener.acl_file
-        return self.acl_file if isinstance(own, str) else own
+        return self.acl_file if isinstance(listener.acl_file, str) else listener.acl_file

@@ -1,10 +1,7 @@
-"""TLS handshakes: between a socket that accepts and the protocol of a client that speaks TLS.
+"""Accepts TLS connections, with a task per handshake.
 
-The rule kept here: a connection becomes a client only when its handshake is done; one that fails, or takes too long,
-costs one line of the log with its address and the reason, and is counted.
-
-An asyncio server tells nobody of a handshake that failed, so connections are accepted here, one task each until its
-handshake is done.
+A protocol is created only after the handshake. A failed handshake is logged with address and reason, and counted: an
+asyncio server would not report it, which is why connections are accepted here.
 """
 
 from __future__ import annotations
@@ -20,15 +17,15 @@ from sessions.counters import Counters
 
 log = logging.getLogger("mqttbroker")
 
-ACCEPTS = 100  # connections taken at once before anybody else gets a turn
-RETRY = 1.0  # seconds until accepting is tried again when there was no file descriptor left
+ACCEPTS = 100  # connections accepted per iteration of the event loop
+RETRY = 1.0  # seconds until the next attempt if there was no file descriptor left
 
 
 class Handshakes:
-    """Accepts on ``sock``, which is its own, until `close`.
+    """Accepts connections on ``sock``, which it owns, until `close`.
 
-    ``context`` may be replaced and then holds for who comes next; ``new_client`` gives an
-    asyncio protocol; ``timeout`` in seconds.
+    ``context`` may be replaced, for later connections; ``new_client`` creates an asyncio protocol; ``timeout`` of a
+    handshake in seconds.
     """
 
     def __init__(
@@ -43,7 +40,7 @@ class Handshakes:
         self._sock = sock
         self._timeout = timeout
         self._new_client = new_client
-        self._stats = counters
+        self._counters = counters
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -54,7 +51,7 @@ class Handshakes:
             self._loop.add_reader(self._sock, self._accept)
 
     def close(self) -> None:
-        """Accept no one any more."""
+        """Stop accepting; open connections stay."""
         self._closed = True
         self._loop.remove_reader(self._sock)
         self._sock.close()
@@ -67,17 +64,17 @@ class Handshakes:
                 return
             except ConnectionAbortedError:
                 continue
-            except OSError as error:  # a listening socket stays readable, and would be asked for ever
+            except OSError as error:  # the socket stays readable, so a retry at once would be a busy loop
                 log.error("event=accept_failed reason=%s", error.strerror)
                 self._loop.remove_reader(self._sock)
                 self._loop.call_later(RETRY, self._listen)
                 return
             sock.setblocking(False)
-            task = self._loop.create_task(self._shake_hands(sock, f"{address[0]}:{address[1]}"))
+            task = self._loop.create_task(self._handshake(sock, f"{address[0]}:{address[1]}"))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _shake_hands(self, sock: socket.socket, peer: str) -> None:
+    async def _handshake(self, sock: socket.socket, peer: str) -> None:
         try:
             await self._loop.connect_accepted_socket(
                 self._new_client,
@@ -87,12 +84,12 @@ class Handshakes:
                 ssl_shutdown_timeout=CLOSE_TIMEOUT,
             )
         except OSError as error:
-            self._stats.tls_failures += 1
+            self._counters.tls_failures += 1
             log.info("event=refused client=%s address=%s reason=%s", "", peer, f"TLS handshake: {reason_of(error)}")
 
 
 def reason_of(error: OSError) -> str:
-    """Why a handshake failed, in OpenSSL's words."""
+    """The reason of a failed handshake, as OpenSSL reports it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return str(error.verify_message)
     if isinstance(error, ssl.SSLError):

@@ -60,7 +60,8 @@ class PolicyByListener(AuthenticationPolicy):
 
 
 def common_name(certificate: Any) -> Optional[str]:
-    """The subject's common name in a certificate from `ssl.SSLSocket.getpeercert`; the last one if there are several."""
+    """The subject's common name in a certificate from `ssl.SSLSocket.getpeercert`; the last one if there are
+    several."""
     found: Optional[str] = None
     for relative_name in certificate.get("subject", ()):
         for key, value in relative_name:

@@ -1,8 +1,6 @@
 """Listeners: the sockets on which clients are accepted.
 
-The rule kept here: a listener either listens, on every address that its host
-means, or startup fails with one line that names its address and the reason;
-what it grants its clients it grants to no other listener's.
+A listener opens on all addresses of its host, or the start fails with one line that names the address and the reason.
 """
 
 from __future__ import annotations
@@ -28,27 +26,25 @@ from mqttbroker.net.wire import FlushScheduler, Wire
 
 log = logging.getLogger("mqttbroker")
 
-BACKLOG = 4096  # connections the kernel holds until they are accepted
+BACKLOG = 4096  # connections that the kernel queues until they are accepted
 _EVERYWHERE = ("", "*", "::")
 _SAME_PORT_TRIES = 10
 _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def new_client_id() -> str:
-    """A client id for a client that brought none."""
+    """A client id for a CONNECT with an empty one."""
     return f"auto-{uuid.uuid4()}"
 
 
 def defect(connection: Connection) -> None:
-    """Log an exception that should not be, and end the connection that met it."""
-    log.exception(
-        "event=defect client=%s address=%s", connection.client_id, connection.peer
-    )
+    """Log the current exception, a bug of the broker, and close the connection that it occurred in."""
+    log.exception("event=defect client=%s address=%s", connection.client_id, connection.peer)
     connection.disconnect(IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
 
 
 class OpenListener:
-    """A listener that listens, until `close`."""
+    """The sockets of a listener, from `open` to `close`."""
 
     def __init__(self, listener: Listener, listener_policy: ListenerPolicy, scheduler: FlushScheduler) -> None:
         self.listener = listener
@@ -60,7 +56,7 @@ class OpenListener:
         self._inode: Optional[Tuple[int, int]] = None
 
     async def open(self) -> None:
-        """OSError with one clear line if that cannot be."""
+        """Start listening.  Raises OSError with the address and the reason."""
         listener = self.listener
         try:
             context = server_context(listener)
@@ -84,7 +80,7 @@ class OpenListener:
                 log.info("event=listening type=%s host=%s port=%d", listener.type, host, port)
 
     async def reload(self) -> None:
-        """Use the certificates that are in the files now; those in use stay if the new ones are no good."""
+        """Read the certificates again; if they are invalid, those in use stay."""
         try:
             context = server_context(self.listener)
         except OSError as error:
@@ -97,7 +93,7 @@ class OpenListener:
         log.info("event=certificates_reloaded listener=%s", self.listener.address)
 
     def close(self) -> None:
-        """Accept no one any more."""
+        """Stop accepting; open connections stay."""
         for server in self._servers:
             server.close()
         for handshakes in self._handshakes:
@@ -120,7 +116,7 @@ class OpenListener:
             self._handshakes.append(Handshakes(sock.dup(), context, timeout, self._client, counters))
 
     def _client(self) -> Any:
-        """An asyncio protocol by shape for a client that has connected."""
+        """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""
         wire = Wire(self.scheduler, self.listener_policy, new_client_id, defect)
         if self.listener.type in ("ws", "wss"):
             return WebSocket(wire, self.listener.origins)
@@ -131,7 +127,7 @@ class OpenListener:
 
 
 async def _tcp_sockets(host: str, port: int) -> List[socket.socket]:
-    """A bound socket for each address that the host means, all with the same port."""
+    """A bound socket for each address of the host, all with the same port."""
     if host in _EVERYWHERE and socket.has_dualstack_ipv6():
         return [_bound(socket.AF_INET6, ("::", port), True)]
     loop = asyncio.get_running_loop()
@@ -152,7 +148,7 @@ async def _tcp_sockets(host: str, port: int) -> List[socket.socket]:
 
 
 def _bind_all(addresses: List[Any], port: int) -> List[socket.socket]:
-    """Sockets on those addresses that this machine has; OSError if it has none."""
+    """A bound socket for each of the addresses that this machine has; OSError if it has none of them."""
     sockets: List[socket.socket] = []
     missing: Optional[OSError] = None
     try:
@@ -193,13 +189,13 @@ def _bound(family: int, address: Any, dual_stack: bool) -> socket.socket:
 
 
 def _unix_socket(path: Path, mode: int) -> socket.socket:
-    """A bound socket; the file of a broker that is gone makes way, that of a live one does not."""
-    if path.is_socket() and not _answers(path):
+    """A bound socket.  Replaces the file of a socket on which no process listens."""
+    if path.is_socket() and not _is_in_use(path):
         path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.bind(str(path))
-        # Nobody can connect before it listens, so nobody does with other permissions.
+        # Before listen() no client can connect, so none does with the default permissions.
         path.chmod(mode)
         sock.setblocking(False)
     except OSError as error:
@@ -210,15 +206,15 @@ def _unix_socket(path: Path, mode: int) -> socket.socket:
     return sock
 
 
-def _answers(path: Path) -> bool:
-    """Whether someone listens there."""
+def _is_in_use(path: Path) -> bool:
+    """Whether a process listens on the socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(str(path)) != errno.ECONNREFUSED
 
 
 def _remove_socket(path: Optional[Path], inode: Tuple[int, int]) -> None:
-    """Remove the socket's file unless another one has taken its place."""
+    """Remove the socket's file unless another process has replaced it."""
     try:
         if path is not None:
             found = path.lstat()

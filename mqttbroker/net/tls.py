@@ -1,8 +1,7 @@
-"""TLS: the files of a listener, or of the HTTP server, become an SSL context.
+"""SSL contexts from the files of a listener or of the HTTP server.
 
-The rule kept here: a context is made anew from the files each time, so that a
-reload leaves nothing of the old ones behind; what is wrong with a file is one
-line that names it.
+Each call reads all files into a new context, so that nothing of the old ones remains after a reload. An error is one
+line that names the file.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _ALPN = {"tls": "mqtt", "wss": "http/1.1"}
 
 
 def server_context(listener: Listener) -> Optional[ssl.SSLContext]:
-    """What a listener's TLS is made of, None without TLS; OSError if a file is not what it should be."""
+    """The context of a listener, None without TLS.  Raises OSError for an invalid file."""
     if listener.type not in _ALPN:
         return None
     assert listener.certfile is not None and listener.keyfile is not None
@@ -38,7 +37,7 @@ def server_context(listener: Listener) -> Optional[ssl.SSLContext]:
 
 
 def http_context(http: Http) -> Optional[ssl.SSLContext]:
-    """What the HTTP server's TLS is made of, None without TLS; OSError if a file is not what it should be."""
+    """The context of the HTTP server, None without TLS.  Raises OSError for an invalid file."""
     if http.certfile is None or http.keyfile is None:
         return None
     return _context(http.certfile, http.keyfile, http.tls_version, "http/1.1")
@@ -54,7 +53,7 @@ def _context(certfile: Path, keyfile: Path, oldest: str, protocol: str) -> ssl.S
 
 def _load_certificate(context: ssl.SSLContext, certfile: Path, keyfile: Path) -> None:
     for name, path in (("certfile", certfile), ("keyfile", keyfile)):
-        _readable(name, path)
+        _check_readable(name, path)
     try:
         context.load_cert_chain(certfile, keyfile, _no_password)
     except ssl.SSLError as error:
@@ -65,15 +64,15 @@ def _load_certificate(context: ssl.SSLContext, certfile: Path, keyfile: Path) ->
 
 
 def _load_authorities(context: ssl.SSLContext, name: str, path: Path) -> None:
-    _readable(name, path)
+    _check_readable(name, path)
     try:
         context.load_verify_locations(path)
     except ssl.SSLError:
         raise OSError(f"{name} {path}: not PEM, or damaged") from None
 
 
-def _readable(name: str, path: Path) -> None:
-    """The ssl module does not say which of its files it could not read."""
+def _check_readable(name: str, path: Path) -> None:
+    """Raise OSError with the file's name; errors of the ssl module do not have it."""
     try:
         path.open("rb").close()
     except OSError as error:
@@ -81,5 +80,5 @@ def _readable(name: str, path: Path) -> None:
 
 
 def _no_password() -> str:
-    """OpenSSL would ask on the terminal."""
+    """Called for an encrypted key, instead of OpenSSL's prompt on the terminal."""
     raise ValueError("is encrypted; a broker that starts by itself needs a key without a password")
