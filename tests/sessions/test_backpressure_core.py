@@ -1,4 +1,4 @@
-"""The throttle: who waits for a crowded queue, until when, and what is left of it; with wires and a clock by hand."""
+"""Backpressure: which publishers are paused, for how long, and the clean-up; on wires, with a manual clock."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from mqttbroker.net.wire import READ_SLICE, FlushScheduler, Wire
 from sessions.session import Session
 
 WINDOW = 2
-CROWDED = 10
-PATIENCE = 1.0
-LIMITS: dict[str, Any] = {"queue_high_watermark_messages": CROWDED, "backpressure_wait": PATIENCE}
+WATERMARK = 10
+MAX_PAUSE = 1.0
+LIMITS: dict[str, Any] = {"queue_high_watermark_messages": WATERMARK, "backpressure_wait": MAX_PAUSE}
 
 
 class Clock(Loop):
-    """A loop whose timers are due when the test says so."""
+    """A loop whose time passes only in `wait`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Clock(Loop):
             self.turn()
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and everything happen that is due by then."""
+        """Let time pass and run the timers that are due."""
         end = self.now + seconds
         while due := sorted((timer for timer in self.later if timer[0] <= end), key=lambda timer: timer[0]):
             self.later.remove(due[0])
@@ -58,17 +58,17 @@ class Clock(Loop):
 
 
 class Plant:
-    """A broker whose clients have wires."""
+    """A broker and clients with wires, on one manual loop."""
 
     def __init__(self, core: Core) -> None:
         self.core = core
         self.loop = Clock()
         self.scheduler = FlushScheduler(core.broker, self.loop, lambda _: None, True)
         self.scheduler.flush()
-        self.backpressure_monitor = core.broker.context.backpressure_monitor
+        self.monitor = core.broker.context.backpressure_monitor
 
     def join(self, name: str, topic: str = "", window: int = WINDOW) -> Wire:
-        """A client that subscribes to ``topic`` at QoS 1, if there is one."""
+        """Connect a client; it subscribes to ``topic``, if given, at QoS 1."""
 
         def defect(_: object) -> None:
             raise
@@ -91,12 +91,12 @@ class Plant:
         return session
 
     def publish(self, wire: Wire, topic: str, count: int = 1, qos: int = 1, size: int = 1) -> None:
-        """Messages that come in one read, a packet id for all: each is acknowledged before the next is looked at."""
+        """Send messages in one read. All have one packet id, as each is acknowledged before the next is handled."""
         wire.data_received(Publish(topic, bytes(size), qos, False, False, 1 if qos else 0).encode(5) * count)
         self.loop.turns()
 
     def take(self, wire: Wire, most: int = 1 << 30) -> int:
-        """The client acknowledges what it was sent, so many messages at most; how many it was."""
+        """Acknowledge at most ``most`` of the messages that the client was sent; returns how many."""
         count = 0
         while True:
             written, wire.transport.written = wire.transport.written, b""
@@ -123,81 +123,81 @@ def plant(tmp_path: Path) -> Iterator[Plant]:
         yield Plant(core)
 
 
-def crowd(plant: Plant) -> tuple[Wire, Wire]:
-    """A subscriber of ``t`` whose queue is crowded, and the publisher that waits for it."""
+def paused_publisher(plant: Plant) -> tuple[Wire, Wire]:
+    """A subscriber of ``t`` whose queue is above the high watermark, and the publisher it pauses."""
     subscriber, publisher = plant.join("s", "t"), plant.join("p")
-    plant.publish(publisher, "t", WINDOW + CROWDED)
-    assert publisher.transport.reading, "as long as a queue may be is not crowded"
+    plant.publish(publisher, "t", WINDOW + WATERMARK)
+    assert publisher.transport.reading, "at the high watermark, not above it"
     plant.publish(publisher, "t")
-    assert not publisher.transport.reading and plant.backpressure_monitor.paused == 1
+    assert not publisher.transport.reading and plant.monitor.paused == 1
     return subscriber, publisher
 
 
-# --- how long they wait -------------------------------------------------------------------------------------------
+# --- duration of a pause ------------------------------------------------------------------------------------------
 
 
-def test_a_publisher_waits_until_the_queue_is_half_as_long(plant: Plant) -> None:
-    subscriber, publisher = crowd(plant)
-    assert plant.take(subscriber, CROWDED // 2) == CROWDED // 2
+def test_a_pause_ends_when_the_queue_is_down_to_half_the_high_watermark(plant: Plant) -> None:
+    subscriber, publisher = paused_publisher(plant)
+    assert plant.take(subscriber, WATERMARK // 2) == WATERMARK // 2
     assert not publisher.transport.reading
     plant.take(subscriber, 1)
     assert publisher.transport.reading
-    assert (plant.backpressure_monitor.paused, plant.backpressure_monitor.pauses, plant.backpressure_monitor.active) == (0, 1, {})
+    assert (plant.monitor.paused, plant.monitor.pauses, plant.monitor.active) == (0, 1, {})
     assert plant.session(subscriber).backpressure is None
 
 
-def test_what_one_slice_holds_is_taken_in_and_no_more(plant: Plant) -> None:
+def test_a_paused_publisher_is_read_one_slice_at_a_time(plant: Plant) -> None:
     subscriber, publisher = plant.join("s", "t"), plant.join("p")
     counters = plant.core.broker.outbound.counters
     packet = len(Publish("t", bytes(100), 1, False, False, 1).encode(5))
     plant.publish(publisher, "t", 10 * READ_SLICE // packet, size=100)
     for slices in range(1, 6):
         assert counters.publish_received == slices * -(-READ_SLICE // packet)
-        assert plant.backpressure_monitor.paused == 1 and not publisher.transport.reading
+        assert plant.monitor.paused == 1 and not publisher.transport.reading
         plant.take(subscriber, 1)
-        plant.loop.wait(PATIENCE)
-    plant.loop.wait(PATIENCE)
-    assert counters.publish_received == 10 * READ_SLICE // packet, "nothing was taken, and all of the rest comes"
+        plant.loop.wait(MAX_PAUSE)
+    plant.loop.wait(MAX_PAUSE)
+    assert counters.publish_received == 10 * READ_SLICE // packet, "nothing was acknowledged, so the rest is read without a pause"
 
 
-def test_who_goes_on_acknowledging_is_waited_for_again_and_again(plant: Plant) -> None:
-    subscriber, publisher = crowd(plant)
-    for waits in range(1, 5):
-        assert plant.backpressure_monitor.pauses == waits and not publisher.transport.reading
+def test_a_subscriber_that_acknowledges_pauses_publishers_again(plant: Plant) -> None:
+    subscriber, publisher = paused_publisher(plant)
+    for pauses in range(1, 5):
+        assert plant.monitor.pauses == pauses and not publisher.transport.reading
         plant.take(subscriber, 1)
-        plant.loop.wait(PATIENCE)
-        assert publisher.transport.reading, "it waits no longer than this"
+        plant.loop.wait(MAX_PAUSE)
+        assert publisher.transport.reading, "a pause ends at the time limit"
         plant.publish(publisher, "t")
     assert not plant.session(subscriber).backpressure.suspended  # type: ignore[union-attr]
 
 
-def test_nobody_waits_for_who_takes_nothing_until_it_has_caught_up(plant: Plant) -> None:
-    subscriber, publisher = crowd(plant)
-    plant.loop.wait(PATIENCE)
+def test_a_subscriber_that_acknowledges_nothing_pauses_nobody_until_its_queue_is_short(plant: Plant) -> None:
+    subscriber, publisher = paused_publisher(plant)
+    plant.loop.wait(MAX_PAUSE)
     assert publisher.transport.reading
-    plant.publish(publisher, "t", 3 * CROWDED)
-    assert publisher.transport.reading and plant.backpressure_monitor.pauses == 1
-    waiting = 4 * CROWDED + 1
-    while waiting > CROWDED // 2:
+    plant.publish(publisher, "t", 3 * WATERMARK)
+    assert publisher.transport.reading and plant.monitor.pauses == 1
+    waiting = 4 * WATERMARK + 1
+    while waiting > WATERMARK // 2:
         waiting -= plant.take(subscriber, 1)
-        if waiting > CROWDED // 2:
+        if waiting > WATERMARK // 2:
             plant.publish(publisher, "elsewhere")
             assert plant.session(subscriber).backpressure is not None
-    plant.publish(publisher, "t", 2 * CROWDED)
-    assert plant.backpressure_monitor.pauses == 2 and not publisher.transport.reading
+    plant.publish(publisher, "t", 2 * WATERMARK)
+    assert plant.monitor.pauses == 2 and not publisher.transport.reading
 
 
-def test_who_comes_late_to_a_throttle_waits_no_longer_than_the_first(plant: Plant) -> None:
-    _, publisher = crowd(plant)
+def test_a_later_pause_ends_with_the_first(plant: Plant) -> None:
+    _, publisher = paused_publisher(plant)
     second = plant.join("p2")
     plant.publish(second, "t")
-    assert plant.backpressure_monitor.paused == 2
-    plant.loop.wait(PATIENCE)
-    assert plant.backpressure_monitor.paused == 0 and publisher.transport.reading and second.transport.reading
-    assert plant.loop.later == [], "no timer runs when nobody waits"
+    assert plant.monitor.paused == 2
+    plant.loop.wait(MAX_PAUSE)
+    assert plant.monitor.paused == 0 and publisher.transport.reading and second.transport.reading
+    assert plant.loop.later == [], "no timer runs while no publisher is paused"
 
 
-def test_bytes_make_a_queue_crowded_too(tmp_path: Path) -> None:
+def test_bytes_count_towards_the_high_watermark(tmp_path: Path) -> None:
     with Core(tmp_path, durability="off", **{**LIMITS, "queue_high_watermark_bytes": 10_000}) as core:
         plant = Plant(core)
         subscriber, publisher = plant.join("s", "t"), plant.join("p")
@@ -211,56 +211,56 @@ def test_bytes_make_a_queue_crowded_too(tmp_path: Path) -> None:
         assert publisher.transport.reading
 
 
-# --- for whom nobody waits ----------------------------------------------------------------------------------------
+# --- no pause -----------------------------------------------------------------------------------------------------
 
 
-def test_off_is_off(tmp_path: Path) -> None:
+def test_a_high_watermark_of_0_disables_backpressure(tmp_path: Path) -> None:
     with Core(tmp_path, durability="off", queue_high_watermark_messages=0, queue_high_watermark_bytes=1024) as core:
         plant = Plant(core)
         subscriber, publisher = plant.join("s", "t"), plant.join("p")
         plant.publish(publisher, "t", 5000)
-        assert publisher.transport.reading and plant.backpressure_monitor.pauses == 0
+        assert publisher.transport.reading and plant.monitor.pauses == 0
         assert plant.session(subscriber).queued_messages == 5000
 
 
-def test_others_and_what_is_not_queued_go_on(plant: Plant) -> None:
-    crowd(plant)
+def test_other_queues_and_qos_0_are_not_paused(plant: Plant) -> None:
+    paused_publisher(plant)
     listener, other = plant.join("s2", "u", 1000), plant.join("p2")
     plant.publish(other, "u", 3)
     plant.publish(other, "t", 50, qos=0)
     assert other.transport.reading and plant.take(listener) == 3
-    assert plant.backpressure_monitor.pauses == 1
+    assert plant.monitor.pauses == 1
 
 
-def test_who_has_messages_to_acknowledge_is_read_all_the_same(plant: Plant) -> None:
+def test_a_publisher_with_messages_to_acknowledge_is_not_paused(plant: Plant) -> None:
     one, two = plant.join("a", "to/a"), plant.join("b", "to/b")
-    plant.publish(one, "to/b", 2 * CROWDED)
+    plant.publish(one, "to/b", 2 * WATERMARK)
     assert not one.transport.reading
     plant.publish(two, "to/a")
-    assert one.transport.reading, "it has a message to acknowledge now"
-    plant.publish(two, "to/a", 2 * CROWDED)
-    assert two.transport.reading and plant.backpressure_monitor.pauses == 1
-    assert plant.take(one) == 2 * CROWDED + 1 and not one.transport.reading
-    assert plant.take(two) == 2 * CROWDED and one.transport.reading
+    assert one.transport.reading, "it has a message to acknowledge"
+    plant.publish(two, "to/a", 2 * WATERMARK)
+    assert two.transport.reading and plant.monitor.pauses == 1
+    assert plant.take(one) == 2 * WATERMARK + 1 and not one.transport.reading
+    assert plant.take(two) == 2 * WATERMARK and one.transport.reading
 
 
-def test_who_publishes_to_itself_does_not_wait_for_itself(plant: Plant) -> None:
+def test_a_client_that_publishes_to_itself_is_not_paused(plant: Plant) -> None:
     wire = plant.join("a", "t")
-    wire.connection.ready, wire.connection.outbox.writing_paused = False, True  # what it was sent before has not left
-    plant.publish(wire, "t", 3 * CROWDED)
+    wire.connection.ready, wire.connection.outbox.writing_paused = False, True  # the socket is blocked
+    plant.publish(wire, "t", 3 * WATERMARK)
     session = plant.session(wire)
     assert session.above_high_watermark and session.packet_ids_in_use == 0 and wire.transport.reading
 
 
-def test_only_the_member_that_gets_the_message_counts(plant: Plant) -> None:
+def test_only_the_member_that_gets_the_message_pauses_the_publisher(plant: Plant) -> None:
     slow, quick = plant.join("m1", "$share/g/t", 1), plant.join("m2", "$share/g/t", 1000)
     publisher = plant.join("p")
     slow.data_received(Subscribe(2, [Subscription("own", 1)]).encode(5))
-    plant.publish(publisher, "own", 2 * CROWDED)
-    plant.loop.wait(PATIENCE)
+    plant.publish(publisher, "own", 2 * WATERMARK)
+    plant.loop.wait(MAX_PAUSE)
     session = plant.session(slow)
     assert session.above_high_watermark
-    session.backpressure = None  # as if it had only now become so
+    session.backpressure = None  # as if the queue had just reached its high watermark
     plant.publish(publisher, "t", 5)
     assert publisher.transport.reading and plant.take(quick) == 5
     plant.close(quick)
@@ -268,50 +268,50 @@ def test_only_the_member_that_gets_the_message_counts(plant: Plant) -> None:
     assert not publisher.transport.reading
 
 
-def leave(core: Core, name: str, qos: int = 1) -> None:
+def disconnected_subscriber(core: Core, name: str, qos: int = 1) -> None:
     client = durable(core, name)
     client.subscribe("t", options=qos)
     client.disconnect()
 
 
-def held(client: CoreClient) -> bool:
+def paused(client: CoreClient) -> bool:
     return client.connection.paused_by is not None
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_who_is_away_slows_nobody_and_neither_does_who_comes_back_to_much(tmp_path: Path, qos: int) -> None:
+def test_messages_queued_while_disconnected_pause_nobody(tmp_path: Path, qos: int) -> None:
     with Core(tmp_path, max_queue_memory_messages=20, **LIMITS) as core:
-        leave(core, "s", qos)
+        disconnected_subscriber(core, "s", qos)
         publisher = core.connect("p")
         for _ in range(50):
             publisher.publish("t", b"x", qos)
-        assert not held(publisher)
+        assert not paused(publisher)
         subscriber = durable(core, "s", WINDOW)
         for _ in range(20):
             publisher.publish("t", b"x", qos)
-            assert not held(publisher)
+            assert not paused(publisher)
         left = 70
         session = subscriber.connection.session
         assert session is not None
         while session.backpressure is not None:
             assert subscriber.take()
             left -= 1
-            if left > CROWDED:
+            if left > WATERMARK:
                 publisher.publish("t", b"x", qos)
                 left += 1
                 subscriber.take()
                 left -= 1
-                assert not held(publisher)
-        assert left <= CROWDED // 2 + WINDOW + 1
-        for _ in range(CROWDED):
+                assert not paused(publisher)
+        assert left <= WATERMARK // 2 + WINDOW + 1
+        for _ in range(WATERMARK):
             publisher.publish("t", b"x", qos)
-        assert held(publisher)
+        assert paused(publisher)
 
 
-def test_the_end_of_a_queue_on_disk_is_caught_up_with_only_when_it_is_in_memory(tmp_path: Path) -> None:
+def test_a_queue_is_short_only_when_all_of_it_is_in_memory(tmp_path: Path) -> None:
     limits = {**LIMITS, "queue_high_watermark_messages": 1000, "queue_high_watermark_bytes": 20_000}
     with Core(tmp_path, max_queue_memory_messages=4, max_transient_queue_bytes=10_000, **limits) as core:
-        leave(core, "s")
+        disconnected_subscriber(core, "s")
         publisher = core.connect("p")
         for _ in range(30):
             publisher.publish("t", bytes(1000), 1)
@@ -324,7 +324,7 @@ def test_the_end_of_a_queue_on_disk_is_caught_up_with_only_when_it_is_in_memory(
         assert session.backpressure is None
 
 
-# --- what is left -------------------------------------------------------------------------------------------------
+# --- clean-up -----------------------------------------------------------------------------------------------------
 
 
 def protocols() -> int:
@@ -332,52 +332,52 @@ def protocols() -> int:
 
 
 @pytest.mark.parametrize("how", ["lost", "polite", "taken over"])
-def test_a_publisher_that_leaves_while_it_waits_leaves_nothing(plant: Plant, how: str) -> None:
-    subscriber, publisher = crowd(plant)
+def test_a_paused_publisher_that_disconnects_is_forgotten(plant: Plant, how: str) -> None:
+    subscriber, publisher = paused_publisher(plant)
     gc.collect()
     gc.disable()
     try:
         left = protocols()
         if how == "polite":
-            # Its DISCONNECT is read when its turn has come.
+            # The DISCONNECT of a paused client is not read.
             publisher.data_received(Disconnect(0).encode(5))
             plant.close(publisher)
         elif how == "lost":
             plant.close(publisher)
         else:
             plant.join("p")
-            assert plant.backpressure_monitor.paused == 0
+            assert plant.monitor.paused == 0
             plant.close(publisher)
         backpressure = plant.session(subscriber).backpressure
         assert backpressure is not None and backpressure.publishers == {} and publisher.connection.paused_by is None
-        assert (plant.backpressure_monitor.paused, plant.backpressure_monitor.active) == (0, {})
+        assert (plant.monitor.paused, plant.monitor.active) == (0, {})
         del publisher
-        assert protocols() == left - (how != "taken over"), "only a collection of cycles would find it"
+        assert protocols() == left - (how != "taken over"), "no cycle keeps the protocol alive"
     finally:
         gc.enable()
-    plant.loop.wait(10 * PATIENCE)
+    plant.loop.wait(10 * MAX_PAUSE)
     assert plant.loop.later == []
 
 
 @pytest.mark.parametrize("how", ["lost", "taken over"])
-def test_a_subscriber_that_leaves_lets_its_publishers_go(plant: Plant, how: str) -> None:
-    subscriber, publisher = crowd(plant)
+def test_a_subscriber_that_disconnects_resumes_its_publishers(plant: Plant, how: str) -> None:
+    subscriber, publisher = paused_publisher(plant)
     if how == "lost":
         plant.close(subscriber)
     else:
         plant.join("s")
-    assert publisher.transport.reading and plant.backpressure_monitor.active == {} and plant.backpressure_monitor.paused == 0
-    plant.publish(publisher, "t", 3 * CROWDED)
+    assert publisher.transport.reading and plant.monitor.active == {} and plant.monitor.paused == 0
+    plant.publish(publisher, "t", 3 * WATERMARK)
     assert publisher.transport.reading
 
 
-def test_the_keep_alive_of_who_waits_does_not_run_out(tmp_path: Path) -> None:
+def test_keep_alive_does_not_expire_during_a_pause(tmp_path: Path) -> None:
     with Core(tmp_path, durability="off", **LIMITS) as core:
         properties = Properties()
         properties.receive_maximum = WINDOW
         core.connect("s", properties=properties).subscribe("t", options=1)
         publisher = core.connect("p", keep_alive=1)
-        for _ in range(WINDOW + CROWDED + 1):
+        for _ in range(WINDOW + WATERMARK + 1):
             publisher.publish("t", b"x", 1)
         assert publisher.connection.blocked
         core.advance(10)
@@ -389,48 +389,48 @@ def test_the_keep_alive_of_who_waits_does_not_run_out(tmp_path: Path) -> None:
         assert publisher.closed
 
 
-def test_waits_are_counted(plant: Plant) -> None:
-    crowd(plant)
+def test_pauses_are_counted(plant: Plant) -> None:
+    paused_publisher(plant)
     control, metrics = plant.core.control, Metrics(None)
     found = samples(metrics.render(control.status()))
     assert (found["mqttbroker_publishers_waiting"], found["mqttbroker_publisher_waits_total"]) == (1, 1)
     values = SysTopics(control, metrics, 10).values(control.status())
     assert values["$SYS/broker/publishers/waiting"] == values["$SYS/broker/publishers/waits"] == "1"
-    plant.loop.wait(PATIENCE)
+    plant.loop.wait(MAX_PAUSE)
     found = samples(metrics.render(control.status()))
     assert (found["mqttbroker_publishers_waiting"], found["mqttbroker_publisher_waits_total"]) == (0, 1)
 
 
-# --- whatever happens ---------------------------------------------------------------------------------------------
+# --- random event sequences ---------------------------------------------------------------------------------------
 
 NAMES = ("a", "b", "c")
 EVENTS = [f"{event} {name}" for name in NAMES for event in ("publish", "take", "go", "come", "slow")]
-MORE = ["look", "look", "go p", "go p", "come p", "come p", *["publish p", "publish q"] * 4]
+MORE_EVENTS = ["check", "check", "go p", "go p", "come p", "come p", *["publish p", "publish q"] * 4]
 
 
-def agree(core: Core) -> None:
-    """Who waits is connected, and waits for one that is connected too; the counts say the same."""
+def check_state(core: Core) -> None:
+    """Paused publishers and their subscribers are connected, and the counts are right."""
     backpressure_monitor = core.broker.context.backpressure_monitor
-    holding = [session.backpressure for session in core.broker.registry.sessions.values() if session.backpressure is not None]
-    assert set(backpressure_monitor.active) == {backpressure for backpressure in holding if backpressure.publishers}
-    waiting = [feeder for backpressure in holding for feeder in backpressure.publishers]
-    assert len(waiting) == backpressure_monitor.paused
+    active = [session.backpressure for session in core.broker.registry.sessions.values() if session.backpressure is not None]
+    assert set(backpressure_monitor.active) == {backpressure for backpressure in active if backpressure.publishers}
+    paused = [publisher for backpressure in active for publisher in backpressure.publishers]
+    assert len(paused) == backpressure_monitor.paused
     connections = list(core.broker.clients.connections)
-    assert set(waiting) == {connection for connection in connections if connection.paused_by is not None}
-    assert all(feeder.paused_by is not None and feeder in feeder.paused_by.publishers for feeder in waiting)
+    assert set(paused) == {connection for connection in connections if connection.paused_by is not None}
+    assert all(one.paused_by is not None and one in one.paused_by.publishers for one in paused)
     for session in core.broker.registry.sessions.values():
         assert session.connection is not None or session.backpressure is None
 
 
 @settings(max_examples=25)
-@given(steps=st.lists(st.sampled_from([*EVENTS, *MORE]), min_size=20, max_size=100))
-def test_nothing_is_left_whatever_happens(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
+@given(steps=st.lists(st.sampled_from([*EVENTS, *MORE_EVENTS]), min_size=20, max_size=100))
+def test_random_events_leave_no_publisher_paused(tmp_path_factory: pytest.TempPathFactory, steps: list[str]) -> None:
     limits = {"queue_high_watermark_messages": 3, "queue_high_watermark_bytes": 2048, "max_queued_messages": 20}
-    with Core(tmp_path_factory.mktemp("throttle"), max_queue_memory_messages=4, **limits) as core:
+    with Core(tmp_path_factory.mktemp("backpressure"), max_queue_memory_messages=4, **limits) as core:
         clients: dict[str, CoreClient] = {}
 
         def come(name: str, window: int) -> None:
-            # One of them has a session that ends with its connection.
+            # The session of "c" ends with its connection.
             clients[name] = core.connect(name, 4) if name == "c" else durable(core, name, window)
             if name in NAMES:
                 clients[name].subscribe("t/" + name, options=1)
@@ -439,7 +439,7 @@ def test_nothing_is_left_whatever_happens(tmp_path_factory: pytest.TempPathFacto
             come(name, 2)
         for step in steps:
             event, _, name = step.partition(" ")
-            if event == "look":
+            if event == "check":
                 core.broker.context.backpressure_monitor.check()
             elif event == "come":
                 come(name, 65535)
@@ -455,11 +455,11 @@ def test_nothing_is_left_whatever_happens(tmp_path_factory: pytest.TempPathFacto
             else:
                 found = [packet for packet in clients[name].arrived() if isinstance(packet, Publish)]
                 clients[name].send(*(Puback(packet.packet_id) for packet in found))
-            agree(core)
+            check_state(core)
         for name, client in clients.items():
             if client.closed:
                 come(name, 1)
             drain(clients[name])
-        agree(core)
+        check_state(core)
         assert not any(connection.blocked for connection in core.broker.clients.connections)
         assert core.broker.context.backpressure_monitor.active == {} and core.broker.context.backpressure_monitor.paused == 0

@@ -1,4 +1,4 @@
-"""Sessions by client id, and the moment each one ends."""
+"""Sessions by client id, and their expiry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def registry() -> Registry:
     return Registry(SessionContext(Journal(True), SessionLimits()), next_session_id=5)
 
 
-def away(registry: Registry, client_id: str, since: float, expiry: int) -> Session:
+def disconnected(registry: Registry, client_id: str, since: float, expiry: int) -> Session:
     session = registry.create(client_id, True)
     session.expiry_interval = expiry
     session.disconnected_at = since
@@ -36,25 +36,25 @@ def test_one_client_id_one_session(registry: Registry) -> None:
     assert len(registry) == 0 and not registry.by_id
 
 
-def test_sessions_end_when_their_time_is_over(registry: Registry) -> None:
-    late, early = away(registry, "late", 100.0, 20), away(registry, "early", 105.0, 10)
-    away(registry, "never", 0.0, NEVER)
+def test_sessions_end_after_their_expiry_interval(registry: Registry) -> None:
+    late, early = disconnected(registry, "late", 100.0, 20), disconnected(registry, "early", 105.0, 10)
+    disconnected(registry, "never", 0.0, NEVER)
     assert registry.expired(114.9) == []
     assert registry.expired(115.0) == [early]
     assert registry.expired(200.0) == [late]
     assert registry.expired(300.0) == []
 
 
-def test_a_session_whose_client_came_back_does_not_end(registry: Registry) -> None:
-    session = away(registry, "c", 100.0, 10)
+def test_reconnecting_restarts_the_expiry_interval(registry: Registry) -> None:
+    session = disconnected(registry, "c", 100.0, 10)
     session.disconnected_at = 108.0
     registry.schedule_end(session)
     assert registry.expired(111.0) == []
     assert registry.expired(118.0) == [session]
 
 
-def test_a_session_gone_for_another_reason_does_not_end_again(registry: Registry) -> None:
-    registry.remove(away(registry, "c", 100.0, 10))
-    fresh = away(registry, "c", 105.0, 10)
+def test_a_removed_session_does_not_expire(registry: Registry) -> None:
+    registry.remove(disconnected(registry, "c", 100.0, 10))
+    fresh = disconnected(registry, "c", 105.0, 10)
     assert registry.expired(111.0) == []
     assert registry.expired(115.0) == [fresh]

@@ -1,4 +1,4 @@
-"""Retained messages in memory, and what of them reaches the journal."""
+"""Retained messages in memory, and their journal operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def message(topic: str, payload: bytes = b"x", expires_at: int = 0) -> Message:
     return Message(topic, payload, 1, True, b"", "p", 1, expires_at)
 
 
-def under(retained: Retained, topic_filter: str, now: int = 0, limit: int = 100) -> list[str]:
+def topics_of(retained: Retained, topic_filter: str, now: int = 0, limit: int = 100) -> list[str]:
     scan = retained.scan(topic_filter)
     found = []
     while not scan.done:
@@ -19,7 +19,7 @@ def under(retained: Retained, topic_filter: str, now: int = 0, limit: int = 100)
     return sorted(found)
 
 
-def test_the_last_message_of_each_topic_counts() -> None:
+def test_the_last_message_of_each_topic_is_retained() -> None:
     retained = Retained(Journal(True))
     sizes = 0
     for topic, payload in (("a", b"1"), ("a/b", b"22"), ("a", b"333"), ("$x", b"4")):
@@ -30,14 +30,14 @@ def test_the_last_message_of_each_topic_counts() -> None:
         assert one is not None
         sizes += one.size
     assert retained.size == sizes
-    assert under(retained, "#") == ["a", "a/b"]
-    assert under(retained, "a/#", limit=1) == ["a", "a/b"]
-    assert under(retained, "$x") == ["$x"]
+    assert topics_of(retained, "#") == ["a", "a/b"]
+    assert topics_of(retained, "a/#", limit=1) == ["a", "a/b"]
+    assert topics_of(retained, "$x") == ["$x"]
     retained.set(message("a", b""), False, None)
-    assert retained.get("a") is None and under(retained, "#") == ["a/b"]
+    assert retained.get("a") is None and topics_of(retained, "#") == ["a/b"]
 
 
-def test_gates_wait_for_what_is_written() -> None:
+def test_gates_wait_for_the_write() -> None:
     journal = Journal(True)
     retained = Retained(journal)
     gates = [Gate() for _ in range(4)]
@@ -53,7 +53,7 @@ def test_gates_wait_for_what_is_written() -> None:
     assert [gate.pending for gate in gates] == [0, 0, 0, 0]
 
 
-def test_volatile_messages_never_reach_the_journal() -> None:
+def test_volatile_messages_are_not_written() -> None:
     journal = Journal(True)
     retained = Retained(journal)
     retained.set(message("$SYS/x"), True, None)
@@ -61,20 +61,20 @@ def test_volatile_messages_never_reach_the_journal() -> None:
     assert not journal.has_pending and len(retained) == 0 and retained.size == 0
 
 
-def test_what_was_loaded_is_not_written_again() -> None:
+def test_loaded_messages_are_not_written_again() -> None:
     journal = Journal(True)
     retained = Retained(journal)
     retained.load(message("a"))
-    assert under(retained, "#") == ["a"] and not journal.has_pending
+    assert topics_of(retained, "#") == ["a"] and not journal.has_pending
 
 
-def test_expired_messages_are_left_out_and_leave_the_store() -> None:
+def test_expired_messages_are_skipped_and_deleted() -> None:
     journal = Journal(True)
     retained = Retained(journal)
     retained.load(message("old", expires_at=100))
     retained.load(message("new", expires_at=101))
-    assert under(retained, "#", now=99) == ["new", "old"]
-    assert under(retained, "#", now=100) == ["new"]
+    assert topics_of(retained, "#", now=99) == ["new", "old"]
+    assert topics_of(retained, "#", now=100) == ["new"]
     one = retained.get("new")
     assert one is not None and retained.size == one.size
     assert journal.close_batch().deleted_retained == ["old"]

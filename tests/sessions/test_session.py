@@ -1,4 +1,4 @@
-"""One client's session: windows, packet ids, order, paging, and what a failed commit leaves of it."""
+"""One client's session: window, packet ids, order, paging, and failed commits."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from mqttbroker.codec.properties import Properties
 LIMITS = {"max_queue_memory_messages": 40}
 
 
-# --- windows and packet ids ---------------------------------------------------------------------------------------
+# --- window and packet ids ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-@pytest.mark.parametrize("kept", [False, True], ids=["transient", "durable"])
-def test_no_more_than_the_window_is_under_way(tmp_path: Path, qos: int, kept: bool) -> None:
+@pytest.mark.parametrize("persistent", [False, True], ids=["transient", "durable"])
+def test_receive_maximum_limits_the_messages_in_flight(tmp_path: Path, qos: int, persistent: bool) -> None:
     with Core(tmp_path) as core:
         properties = Properties()
         properties.receive_maximum = 3
-        properties.session_expiry_interval = 60 if kept else 0
+        properties.session_expiry_interval = 60 if persistent else 0
         client = core.connect("sub", properties=properties)
         client.subscribe("t/#", options=qos)
         publish(core, range(10), qos)
@@ -56,7 +56,7 @@ def test_packet_ids_wrap_around_the_ones_in_use(tmp_path: Path) -> None:
         assert [packet.packet_id for packet in client.arrived()] == [1, 65535, 2, 3]
 
 
-def test_the_window_of_the_broker_is_its_own_limit(tmp_path: Path) -> None:
+def test_the_broker_has_its_own_limit_of_messages_in_flight(tmp_path: Path) -> None:
     with Core(tmp_path, max_inflight=2, max_inflight_unpersisted=2) as core:
         client = core.connect("sub")
         client.subscribe("t/#", options=1)
@@ -66,7 +66,7 @@ def test_the_window_of_the_broker_is_its_own_limit(tmp_path: Path) -> None:
         assert numbers_of(client.arrived()) == [2, 3]
 
 
-def test_what_is_not_kept_has_a_window_of_its_own(tmp_path: Path) -> None:
+def test_unpersisted_messages_have_a_window_of_their_own(tmp_path: Path) -> None:
     with Core(tmp_path, max_inflight=1, max_inflight_unpersisted=3) as core:
         client = core.connect("sub")
         client.subscribe("t/#", options=1)
@@ -86,7 +86,7 @@ def test_what_is_not_kept_has_a_window_of_its_own(tmp_path: Path) -> None:
         assert numbers_of(narrow.arrived()) == [6, 7]
 
 
-def test_acknowledgements_of_ids_that_are_not_in_use_change_nothing(tmp_path: Path) -> None:
+def test_acknowledgements_of_unused_packet_ids_change_nothing(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.connect("sub")
         client.subscribe("t/#", options=2)
@@ -106,7 +106,7 @@ def test_acknowledgements_of_ids_that_are_not_in_use_change_nothing(tmp_path: Pa
         assert session is not None and not session.window.in_flight and session.queued_messages == 0
 
 
-def test_what_passes_through_may_be_acknowledged_in_any_order(tmp_path: Path) -> None:
+def test_unpersisted_messages_may_be_acknowledged_in_any_order(tmp_path: Path) -> None:
     with Core(tmp_path, max_inflight=4, max_inflight_unpersisted=4) as core:
         client = core.connect("sub")
         client.subscribe("t/#", options=1)
@@ -125,7 +125,7 @@ def test_what_passes_through_may_be_acknowledged_in_any_order(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("reason_code", [0, 0x80])
-def test_a_qos_2_message_that_nobody_keeps_is_delivered_once(tmp_path: Path, reason_code: int) -> None:
+def test_an_unpersisted_qos_2_message_is_delivered_once(tmp_path: Path, reason_code: int) -> None:
     with Core(tmp_path, max_inflight=2, max_inflight_unpersisted=2) as core:
         client = core.connect("sub")
         client.subscribe("t/#", options=2)
@@ -149,20 +149,30 @@ def test_a_qos_2_message_that_nobody_keeps_is_delivered_once(tmp_path: Path, rea
         assert session is not None and session.packet_ids_in_use == session.queued_messages == 0
 
 
-WRONG = [(1, [Pubrec(1)]), (1, [Pubcomp(1)]), (1, [Pubrec(1, 0x80)]), (2, [Puback(1)]), (2, [Pubcomp(1)]), (2, [Pubrec(1), Puback(1)])]
+WRONG = [  # QoS, and acknowledgements of which the last is unexpected
+    (1, [Pubrec(1)]),
+    (1, [Pubcomp(1)]),
+    (1, [Pubrec(1, 0x80)]),
+    (2, [Puback(1)]),
+    (2, [Pubcomp(1)]),
+    (2, [Pubrec(1), Puback(1)]),
+]
 
 
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize(
     "version, qos, answers",
     [(version, *row) for version in (4, 5) for row in WRONG] + [(5, 2, [Pubrec(1), Pubrec(1, 0x80)])],
 )
-def test_an_acknowledgement_of_another_kind_ends_the_connection(
-    tmp_path: Path, version: int, qos: int, answers: list[Packet], kept: bool
+def test_an_unexpected_acknowledgement_ends_the_connection(
+    tmp_path: Path, version: int, qos: int, answers: list[Packet], persistent: bool
 ) -> None:
-    """Section 4.3; to take it for none would leave the delivery open for ever."""
+    """Section 4.3. If it were ignored, the delivery would never end."""
     with Core(tmp_path) as core:
-        client = durable(core, "sub") if kept and version == 5 else core.connect("sub", version, clean_start=not kept)
+        if persistent and version == 5:
+            client = durable(core, "sub")
+        else:
+            client = core.connect("sub", version, clean_start=not persistent)
         client.subscribe("t", options=qos)
         publish(core, range(1), qos, "t")
         assert client.expect(Publish).packet_id == 1
@@ -171,7 +181,7 @@ def test_an_acknowledgement_of_another_kind_ends_the_connection(
             client.send(answer)
         end = [packet for packet in client.arrived() if not isinstance(packet, Pubrel)]
         assert client.closed and [packet.reason_code for packet in end] == ([0x82] if version == 5 else [])
-        assert core.connect("pub").publish("t", b"", 1) == (0 if kept else 0x10)
+        assert core.connect("pub").publish("t", b"", 1) == (0 if persistent else 0x10)
 
 
 def test_pubrec_with_an_error_ends_the_delivery(tmp_path: Path) -> None:
@@ -187,12 +197,12 @@ def test_pubrec_with_an_error_ends_the_delivery(tmp_path: Path) -> None:
         assert (following.payload, following.packet_id) == (b"1", 2)
 
 
-# --- away and back ------------------------------------------------------------------------------------------------
+# --- disconnecting and reconnecting -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["same process", "after a kill"])
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_returning_client_gets_what_was_under_way_and_then_the_rest(tmp_path: Path, qos: int, kill: bool) -> None:
+def test_a_reconnecting_client_gets_messages_in_flight_first(tmp_path: Path, qos: int, kill: bool) -> None:
     with Core(tmp_path) as core:
         client = durable(core, "sub", window=4)
         client.subscribe("t/#", options=qos)
@@ -217,7 +227,7 @@ def test_a_returning_client_gets_what_was_under_way_and_then_the_rest(tmp_path: 
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_a_long_queue_drains_in_order_while_new_messages_come(tmp_path: Path, qos: int) -> None:
+def test_a_long_queue_drains_in_order_while_messages_arrive(tmp_path: Path, qos: int) -> None:
     with Core(tmp_path, **LIMITS) as core:
         session = away(core)
         publish(core, range(3200), qos)
@@ -241,8 +251,8 @@ def test_a_long_queue_drains_in_order_while_new_messages_come(tmp_path: Path, qo
 
 
 @pytest.mark.parametrize("commits", [0, 1, 2])
-def test_a_takeover_in_the_middle_of_a_drain_loses_and_doubles_nothing(tmp_path: Path, commits: int) -> None:
-    """The page that the first connection asked for comes while the second one waits for its own."""
+def test_a_takeover_during_paging_neither_loses_nor_duplicates(tmp_path: Path, commits: int) -> None:
+    """The page requested for the first connection arrives while the second one waits for its own."""
     with Core(tmp_path, **LIMITS) as core:
         away(core)
         publish(core, range(2500))
@@ -274,7 +284,7 @@ def test_a_takeover_in_the_middle_of_a_drain_loses_and_doubles_nothing(tmp_path:
         assert found == list(range(len(taken), 2510))
 
 
-def test_the_smallest_memory_still_drains(tmp_path: Path) -> None:
+def test_a_queue_drains_with_the_smallest_memory_limits(tmp_path: Path) -> None:
     with Core(tmp_path, max_queue_memory_messages=1, max_inflight=1) as core:
         away(core, qos=1)
         publish(core, range(30))
@@ -283,7 +293,7 @@ def test_the_smallest_memory_still_drains(tmp_path: Path) -> None:
         assert drain(client) == list(range(40))
 
 
-def test_pages_are_bounded_by_bytes(tmp_path: Path) -> None:
+def test_pages_are_limited_by_size(tmp_path: Path) -> None:
     with Core(tmp_path, max_transient_queue_bytes=10_000, max_queue_memory_messages=1000) as core:
         away(core, qos=1)
         client = core.connect("pub")
@@ -298,7 +308,7 @@ def test_pages_are_bounded_by_bytes(tmp_path: Path) -> None:
         assert found == list(range(20))
 
 
-def test_a_queue_that_is_full_refuses_and_counts(tmp_path: Path) -> None:
+def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
     with Core(tmp_path, max_queued_messages=5) as core:
         away(core, qos=1)
         publish(core, range(8))
@@ -309,7 +319,7 @@ def test_a_queue_that_is_full_refuses_and_counts(tmp_path: Path) -> None:
         assert drain(client) == [8, 9]
 
 
-def test_messages_that_expired_are_counted_and_not_sent(tmp_path: Path) -> None:
+def test_expired_messages_are_counted_and_not_sent(tmp_path: Path) -> None:
     properties = Properties()
     properties.message_expiry_interval = 10
     with Core(tmp_path) as core:
@@ -323,7 +333,7 @@ def test_messages_that_expired_are_counted_and_not_sent(tmp_path: Path) -> None:
         assert core.broker.context.counters.expired == 1
 
 
-def test_messages_that_expire_while_the_window_is_full_leave_their_ids_out(tmp_path: Path) -> None:
+def test_packet_ids_of_expired_messages_are_skipped(tmp_path: Path) -> None:
     properties = Properties()
     properties.message_expiry_interval = 10
     with Core(tmp_path) as core:
@@ -337,7 +347,7 @@ def test_messages_that_expire_while_the_window_is_full_leave_their_ids_out(tmp_p
         assert [(message.payload, message.packet_id) for message in messages] == [(b"1", 1), (b"4", 4)]
 
 
-# --- when the store fails -----------------------------------------------------------------------------------------
+# --- failed commits -----------------------------------------------------------------------------------------------
 
 
 def test_a_refused_message_that_was_already_sent_is_counted_once(tmp_path: Path) -> None:
@@ -360,7 +370,7 @@ def test_a_refused_message_that_was_already_sent_is_counted_once(tmp_path: Path)
         assert (session.queued_messages, session.queue.byte_count) == (0, 0)
 
 
-def test_a_refused_message_gives_its_place_in_the_window_to_the_next(tmp_path: Path) -> None:
+def test_a_refused_message_frees_its_place_in_the_window(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = durable(core, "sub", window=1)
         client.subscribe("t/#", options=2)
@@ -375,7 +385,7 @@ def test_a_refused_message_gives_its_place_in_the_window_to_the_next(tmp_path: P
         assert client.expect(Publish).payload == b"1"
 
 
-def test_what_the_store_refused_is_gone_for_a_client_that_is_away(tmp_path: Path) -> None:
+def test_a_refused_message_is_not_delivered_to_a_disconnected_client(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         session = away(core, qos=1)
         publisher = core.connect("pub")

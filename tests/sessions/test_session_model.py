@@ -1,7 +1,7 @@
-"""A session against a plain model: whatever happens in whatever order, nothing acknowledged is lost and QoS 2 is once.
+"""A session against a model: under any sequence of events no acknowledged message is lost, and QoS 2 is exactly once.
 
-A durable publisher and a durable subscriber meet a broker whose commits, failures and crashes are steps of their own;
-its memory bounds are so small that everything is paged. Both clients do exactly what the standard asks of them.
+A durable publisher and a durable subscriber, both conforming, use a broker whose commits, failed commits and crashes
+are steps of the model. Its memory limits are so small that every queue is paged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOPICS = ("a", "a/b", "c")
 FILTERS = ("a", "a/#", "#", "+/b", "c")
 
 
-def for_ever(window: int = 65535) -> Properties:
+def lasting_session(window: int = 65535) -> Properties:
     properties = Properties()
     properties.session_expiry_interval = 0xFFFFFFFF
     properties.receive_maximum = window
@@ -32,7 +32,7 @@ def for_ever(window: int = 65535) -> Properties:
 
 
 class SessionModel(RuleBasedStateMachine):
-    """What the two clients know, and what they may expect."""
+    """The state of the two clients, and the packets they expect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,20 +40,20 @@ class SessionModel(RuleBasedStateMachine):
         self.core = Core(self.directory, max_queue_memory_messages=8, max_transient_queue_bytes=12)
         self.subscriptions: dict[str, int] = {}
         self.number = 0
-        # The publisher: what it sent, by packet id; and what it was told.
+        # The publisher: unacknowledged packets by packet id, and acknowledged messages.
         self.publisher: Optional[CoreClient] = None
-        self.sent: dict[int, tuple[Publish, bool]] = {}  # packet, whether its PUBREC came
+        self.sent: dict[int, tuple[Publish, bool]] = {}  # packet, whether PUBREC was received
         self.next_id = 1
-        # By number: topic, granted QoS (None: no subscription matched)
+        # By number: the granted QoS, None if no subscription matched, and the topic.
         self.granted: dict[int, Optional[int]] = {}
         self.topics: dict[int, str] = {}
         self.accepted: set[int] = set()
         # The subscriber.
         self.subscriber: Optional[CoreClient] = None
         self.window = 65535
-        self.pending: list[Packet] = []  # answers not yet sent
-        self.open: set[int] = set()  # packet ids under way on this connection
-        self.half: dict[int, int] = {}  # QoS 2: packet id -> number, until PUBREL
+        self.pending: list[Packet] = []  # acknowledgements not yet sent
+        self.open: set[int] = set()  # packet ids in flight on this connection
+        self.received_qos_2: dict[int, int] = {}  # QoS 2: packet id -> number, until PUBREL
         self.deliveries: list[tuple[int, int]] = []  # number, QoS
 
     def teardown(self) -> None:
@@ -74,7 +74,7 @@ class SessionModel(RuleBasedStateMachine):
 
     def connect_publisher(self) -> None:
         client = self.core.client()
-        client.send(Connect("pub", 5, False, properties=for_ever()))
+        client.send(Connect("pub", 5, False, properties=lasting_session()))
         self.core.settle()
         connack = client.expect(Connack)
         assert connack.session_present == bool(self.number) or not self.sent
@@ -84,13 +84,13 @@ class SessionModel(RuleBasedStateMachine):
             if not received:
                 self.expect_delivery(packet)
             client.send(Pubrel(packet_id) if received else packet)
-        self.hear_publisher()
+        self.receive_as_publisher()
 
     def expect_delivery(self, packet: Publish) -> None:
         wanted = [qos for topic_filter, qos in self.subscriptions.items() if matches(topic_filter, packet.topic)]
         number = int(packet.payload)
         granted = min(packet.qos, max(wanted)) if wanted else None
-        # A repeated PUBLISH may have been handled the first time, under the subscriptions of then.
+        # The first copy of a repeated PUBLISH may have been handled, under the subscriptions of that time.
         if packet.dup and self.granted[number] != granted:
             granted = 0 if None not in (granted, self.granted[number]) else None
             self.accepted.discard(number)
@@ -112,9 +112,9 @@ class SessionModel(RuleBasedStateMachine):
             self.number += 1
             packets.append(packet)
         self.publisher.send(*packets)
-        self.hear_publisher()
+        self.receive_as_publisher()
 
-    def hear_publisher(self) -> None:
+    def receive_as_publisher(self) -> None:
         client = self.publisher
         if client is None:
             return
@@ -152,27 +152,28 @@ class SessionModel(RuleBasedStateMachine):
     def connect_subscriber(self, window: int) -> None:
         first = not self.subscriptions and not self.number
         client = self.core.client(self.version)
-        client.send(Connect("sub", self.version, False, properties=for_ever(window) if self.version == 5 else None))
+        properties = lasting_session(window) if self.version == 5 else None
+        client.send(Connect("sub", self.version, False, properties=properties))
         self.window = window if self.version == 5 else 65535
         self.pending = []
         self.open = set()
         self.core.settle()
         assert client.expect(Connack).session_present or first
         self.subscriber = client
-        self.hear_subscriber()
+        self.receive_as_subscriber()
 
     @rule(window=st.sampled_from([1, 2, 5]), amount=st.integers(0, 5))
     def reconnect(self, window: int, amount: int) -> None:
-        """Also a takeover, in whatever state the old connection is, its last answers just given."""
+        """Reconnect, or take over the old connection in any state, just after some acknowledgements."""
         if self.pending:
             self.acknowledge(amount)
-        self.hear_subscriber()
+        self.receive_as_subscriber()
         self.connect_subscriber(window)
 
     @rule()
     def subscriber_leaves(self) -> None:
         if self.subscriber is not None:
-            self.hear_subscriber()
+            self.receive_as_subscriber()
             self.subscriber.close()
             self.subscriber = None
             self.pending = []
@@ -180,7 +181,7 @@ class SessionModel(RuleBasedStateMachine):
     @precondition(lambda self: self.subscriptions)
     @rule(topic=st.sampled_from(TOPICS), qos=st.integers(1, 2), window=st.sampled_from([1, 2, 5]))
     def backlog(self, topic: str, qos: int, window: int) -> None:
-        """A queue of several pages, met by a client that is back."""
+        """Queue several pages, then reconnect."""
         self.subscriber_leaves()
         self.publish(topic, qos, 20)
         self.core.settle()
@@ -190,7 +191,7 @@ class SessionModel(RuleBasedStateMachine):
     @rule(topic_filter=st.sampled_from(FILTERS), qos=st.integers(0, 2))
     def subscribe(self, topic_filter: str, qos: int) -> None:
         assert self.subscriber is not None
-        self.hear_subscriber()
+        self.receive_as_subscriber()
         self.core.eager = True
         assert self.subscriber.subscribe(topic_filter, options=qos).reason_codes == [qos]
         self.core.eager = False
@@ -201,7 +202,7 @@ class SessionModel(RuleBasedStateMachine):
     def unsubscribe(self, data: st.DataObject) -> None:
         assert self.subscriber is not None
         topic_filter = data.draw(st.sampled_from(sorted(self.subscriptions)))
-        self.hear_subscriber()
+        self.receive_as_subscriber()
         self.core.eager = True
         self.subscriber.unsubscribe(topic_filter)
         self.core.eager = False
@@ -216,15 +217,15 @@ class SessionModel(RuleBasedStateMachine):
             if isinstance(answer, (Puback, Pubcomp)):
                 self.open.discard(answer.packet_id)
         self.subscriber.send(*now)
-        self.hear_subscriber()
+        self.receive_as_subscriber()
 
-    def hear_subscriber(self) -> None:
+    def receive_as_subscriber(self) -> None:
         client = self.subscriber
         if client is None:
             return
         for packet in client.arrived():
             if isinstance(packet, Pubrel):
-                self.half.pop(packet.packet_id, None)
+                self.received_qos_2.pop(packet.packet_id, None)
                 self.pending.append(Pubcomp(packet.packet_id))
                 self.open.add(packet.packet_id)
                 continue
@@ -232,7 +233,7 @@ class SessionModel(RuleBasedStateMachine):
             number = int(packet.payload)
             assert packet.topic == self.topics[number]
             if packet.qos:
-                assert packet.packet_id not in self.open, "a packet id is in use"
+                assert packet.packet_id not in self.open, "the packet id is in use"
                 self.open.add(packet.packet_id)
                 assert len(self.open) <= self.window
             if packet.qos < 2:
@@ -240,10 +241,10 @@ class SessionModel(RuleBasedStateMachine):
                 if packet.qos:
                     self.pending.append(Puback(packet.packet_id))
                 continue
-            if packet.packet_id in self.half:
-                assert packet.dup and self.half[packet.packet_id] == number
+            if packet.packet_id in self.received_qos_2:
+                assert packet.dup and self.received_qos_2[packet.packet_id] == number
             else:
-                self.half[packet.packet_id] = number
+                self.received_qos_2[packet.packet_id] = number
                 self.deliveries.append((number, 2))
             self.pending.append(Pubrec(packet.packet_id))
 
@@ -264,26 +265,26 @@ class SessionModel(RuleBasedStateMachine):
 
     @rule(written=st.booleans())
     def kill(self, written: bool) -> None:
-        """A crash, with the batch that the writer has on disk or not."""
-        self.hear_subscriber()
+        """Crash, with the writer's batch on disk or not."""
+        self.receive_as_subscriber()
         if self.core.taken is not None and written:
-            # The commit is through, and nobody hears of it.
+            # The commit succeeds, but the broker does not learn of it.
             self.core.store.submit(self.core.taken)
             self.core.answers.get(timeout=30)
         self.publisher = self.subscriber = None
         self.pending = []
         self.core.kill()
 
-    # --- what must hold -------------------------------------------------------------------------------------------
+    # --- invariants -----------------------------------------------------------------------------------------------
 
     @invariant()
-    def both_are_heard(self) -> None:
-        self.hear_publisher()
-        self.hear_subscriber()
+    def receive_all(self) -> None:
+        self.receive_as_publisher()
+        self.receive_as_subscriber()
 
     @invariant()
-    def order_is_kept(self) -> None:
-        """Per topic and QoS, by the first time that each message came [MQTT-4.6.0-5]."""
+    def order_is_preserved(self) -> None:
+        """Per topic and QoS, by the first arrival of each message [MQTT-4.6.0-5]."""
         last: dict[tuple[str, int], int] = {}
         seen: set[tuple[int, int]] = set()
         for number, qos in self.deliveries:
@@ -294,12 +295,12 @@ class SessionModel(RuleBasedStateMachine):
                 seen.add((number, qos))
 
     @invariant()
-    def qos_2_is_once(self) -> None:
+    def qos_2_is_exactly_once(self) -> None:
         twice = [number for number, qos in self.deliveries if qos == 2]
         assert len(twice) == len(set(twice)), twice
 
     def finish(self) -> None:
-        """Everybody comes back, everything is said: nothing that was accepted is missing, and the broker is empty."""
+        """Reconnect and acknowledge everything: no accepted message is missing, and the broker holds none."""
         if not hasattr(self, "version"):
             return
         for _ in range(3):
@@ -308,17 +309,17 @@ class SessionModel(RuleBasedStateMachine):
             if self.subscriber is None:
                 self.connect_subscriber(65535)
             self.core.settle()
-            self.both_are_heard()
+            self.receive_all()
         while self.pending or self.sent:
             if self.pending:
                 self.acknowledge(1000)
             self.core.settle()
-            self.both_are_heard()
+            self.receive_all()
         delivered = {number for number, _ in self.deliveries}
         owed = {number for number in self.accepted if self.granted[number]}
         assert owed <= delivered, f"missing: {sorted(owed - delivered)}"
-        self.order_is_kept()
-        self.qos_2_is_once()
+        self.order_is_preserved()
+        self.qos_2_is_exactly_once()
         for session in self.core.broker.registry.sessions.values():
             assert (session.queued_messages, session.queue.byte_count) == (0, 0), session.client_id
             assert not session.window.in_flight and not session.queue.entries and not session.received

@@ -1,4 +1,4 @@
-"""The window against a plain dictionary: ids, and what is beneath them, whatever the order of acknowledgements."""
+"""The in-flight window against a dictionary: packet ids and their states, for acknowledgements in any order."""
 
 from __future__ import annotations
 
@@ -22,119 +22,125 @@ def connected() -> Session:
     return session
 
 
-def loan(number: int) -> SharedInFlight:
+def shared(number: int) -> SharedInFlight:
     return SharedInFlight("t", b"head%d" % number, 4, b"", "p", 0, 0, GROUP)
 
 
+KINDS = ["QoS 1", "QoS 2", "shared"]
 STEPS = st.lists(st.one_of(
-    st.tuples(st.sampled_from(["once", "exactly", "lend"]), st.integers(1, 90)),
+    st.tuples(st.sampled_from(KINDS), st.integers(1, 90)),
     st.tuples(st.sampled_from(["first", "last", "middle", "each"]), st.integers(1, 90)),
-    st.tuples(st.sampled_from(["wrong", "refused"]), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["unexpected", "refused"]), st.integers(1, 3)),
 ), max_size=30)
-SENT, HALF, PLAIN = -1, -2, -3  # QoS 2 before and after PUBREC, QoS 1; anything else is the number of a loan
+# The state of a packet id; of a shared in-flight message it is the message's number.
+AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBACK = -1, -2, -3
 
 
 class Client:
-    """A client's view: what it was sent under which id, oldest first, and has not done with."""
+    """The states of the packet ids in flight, oldest first."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.has: dict[int, int] = {}
+        self.in_flight: dict[int, int] = {}
 
-    def take(self, what: str, number: int) -> None:
+    def receive(self, kind: str, number: int) -> None:
         session = self.session
-        packet_id = session.allocate_shared(loan(number)) if what == "lend" else session.allocate_unpersisted(1 + (what == "exactly"))
-        assert 0 < packet_id < 65536 and packet_id not in self.has
-        self.has[packet_id] = {"once": PLAIN, "exactly": SENT, "lend": number}[what]
+        if kind == "shared":
+            packet_id = session.allocate_shared(shared(number))
+        else:
+            packet_id = session.allocate_unpersisted(2 if kind == "QoS 2" else 1)
+        assert 0 < packet_id < 65536 and packet_id not in self.in_flight
+        self.in_flight[packet_id] = {"QoS 1": AWAIT_PUBACK, "QoS 2": AWAIT_PUBREC, "shared": number}[kind]
 
-    def go_on(self, packet_id: int) -> None:
-        """The next acknowledgement that the id waits for."""
-        session, state = self.session, self.has[packet_id]
-        if state == SENT:
+    def acknowledge(self, packet_id: int) -> None:
+        """Send the acknowledgement that the packet id awaits."""
+        session, state = self.session, self.in_flight[packet_id]
+        if state == AWAIT_PUBREC:
             assert session.publish_received(packet_id) == ACCEPTED
-            self.has[packet_id] = HALF
+            self.in_flight[packet_id] = AWAIT_PUBCOMP
             return
-        done = session.complete if state == HALF else session.acknowledge
+        done = session.complete if state == AWAIT_PUBCOMP else session.acknowledge
         assert done(packet_id) == ACCEPTED
-        del self.has[packet_id]
+        del self.in_flight[packet_id]
 
-    def err(self, packet_id: int) -> None:
-        """Every acknowledgement that the id does not wait for."""
-        session, state = self.session, self.has[packet_id]
-        if state in (SENT, HALF):
+    def acknowledge_unexpectedly(self, packet_id: int) -> None:
+        """Send every acknowledgement that the packet id does not await."""
+        session, state = self.session, self.in_flight[packet_id]
+        if state in (AWAIT_PUBREC, AWAIT_PUBCOMP):
             assert session.acknowledge(packet_id) == UNEXPECTED
         else:
             assert session.publish_received(packet_id) == UNEXPECTED
-        if state == HALF:
+        if state == AWAIT_PUBCOMP:
             assert session.publish_received(packet_id) == REPEATED
         else:
             assert session.complete(packet_id) == UNEXPECTED
 
     def refuse(self, packet_id: int) -> None:
-        """PUBREC with an error."""
-        if self.has[packet_id] == SENT:
+        """Send a PUBREC with an error."""
+        if self.in_flight[packet_id] == AWAIT_PUBREC:
             assert self.session.publish_refused(packet_id) == ACCEPTED
-            del self.has[packet_id]
+            del self.in_flight[packet_id]
         else:
             assert self.session.publish_refused(packet_id) == UNEXPECTED
 
 
 @settings(deadline=None, max_examples=300)
 @given(STEPS, st.sampled_from([0, 65_400]))
-def test_ids_are_given_and_taken_back_once(steps: list[tuple[str, int]], before: int) -> None:
+def test_packet_ids_are_unique_and_freed_once(steps: list[tuple[str, int]], before: int) -> None:
     session = connected()
     session.window.last_packet_id = before
     client = Client(session)
-    for number, (what, times) in enumerate(steps):
-        if what == "each":
-            for packet_id in list(client.has)[:times]:
-                client.go_on(packet_id)
+    for number, (step, times) in enumerate(steps):
+        if step == "each":
+            for packet_id in list(client.in_flight)[:times]:
+                client.acknowledge(packet_id)
             continue
         for _ in range(times):
-            if what in ("once", "exactly", "lend"):
-                client.take(what, number)
+            if step in KINDS:
+                client.receive(step, number)
                 continue
-            if not client.has:
+            if not client.in_flight:
                 break
-            ids = list(client.has)
-            packet_id = {"first": ids[0], "last": ids[-1]}.get(what, ids[len(ids) // 2])
-            {"wrong": client.err, "refused": client.refuse}.get(what, client.go_on)(packet_id)
-            if packet_id not in client.has:
+            ids = list(client.in_flight)
+            packet_id = {"first": ids[0], "last": ids[-1]}.get(step, ids[len(ids) // 2])
+            other = {"unexpected": client.acknowledge_unexpectedly, "refused": client.refuse}
+            other.get(step, client.acknowledge)(packet_id)
+            if packet_id not in client.in_flight:
                 assert session.acknowledge(packet_id) == session.publish_received(packet_id) == UNKNOWN
-        assert session.packet_ids_in_use == session.queued_messages == len(client.has)
-    lent = [(entry.packet_id, int(entry.message.payload)) for entry in session.shared_entries()]
-    assert lent == [(packet_id, number) for packet_id, number in client.has.items() if number >= 0]
-    while client.has:
-        for packet_id in list(client.has):
-            client.go_on(packet_id)
+        assert session.packet_ids_in_use == session.queued_messages == len(client.in_flight)
+    redeliverable = [(entry.packet_id, int(entry.message.payload)) for entry in session.shared_entries()]
+    assert redeliverable == [(packet_id, number) for packet_id, number in client.in_flight.items() if number >= 0]
+    while client.in_flight:
+        for packet_id in list(client.in_flight):
+            client.acknowledge(packet_id)
     assert session.packet_ids_in_use == session.queued_messages == session.queue.byte_count == 0
 
 
-def test_what_is_lent_leaves_in_its_order() -> None:
+def test_shared_messages_are_redelivered_in_order() -> None:
     session = connected()
     for number in range(200):
-        session.allocate_shared(loan(number))
+        session.allocate_shared(shared(number))
     for packet_id in [*range(1, 100), 150]:
         session.acknowledge(packet_id)
     found = [int(entry.message.payload) for entry in session.shared_entries()]
     assert found == [number for number in range(99, 200) if number != 149]
 
 
-def test_what_came_back_takes_no_memory() -> None:
+def test_acknowledged_shared_messages_take_no_memory() -> None:
     session = connected()
-    lent = [loan(number) for number in range(3)]
-    tails = [sys.getrefcount(one) for one in lent]
-    for one in lent:
+    messages = [shared(number) for number in range(3)]
+    counts = [sys.getrefcount(one) for one in messages]
+    for one in messages:
         session.allocate_shared(one)
     del one
     for packet_id in (1, 2, 3):
         session.acknowledge(packet_id)
-    assert [sys.getrefcount(one) for one in lent] == tails
+    assert [sys.getrefcount(one) for one in messages] == counts
 
 
-def test_a_client_that_leaves_takes_its_window_along() -> None:
+def test_disconnecting_clears_the_window() -> None:
     session = connected()
-    session.allocate_shared(loan(1))
+    session.allocate_shared(shared(1))
     session.allocate_unpersisted(1)
     session.detach(1.0)
     assert session.packet_ids_in_use == 0 and session.shared_entries() == []

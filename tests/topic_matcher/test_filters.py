@@ -1,4 +1,4 @@
-"""Topic names and filters: the table in vectors/filters.json and properties that hold for all of them."""
+"""Topic names and filters: the cases of vectors/filters.json, and properties of all filters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_invalid_topic(topic: str) -> None:
     assert not is_valid_topic(topic)
 
 
-def test_length_counts_bytes_and_not_characters() -> None:
+def test_length_is_counted_in_bytes() -> None:
     """[MQTT-4.7.3-3]"""
     assert is_valid_filter("💡" * 16_383 + "/+")
     assert not is_valid_filter("💡" * 16_384)
@@ -66,7 +66,7 @@ def test_a_topic_is_a_filter_that_matches_itself(topic: str) -> None:
 
 
 @given(TOPICS, st.data())
-def test_levels_may_give_way_to_wildcards(topic: str, data: st.DataObject) -> None:
+def test_levels_may_be_replaced_by_wildcards(topic: str, data: st.DataObject) -> None:
     levels = topic.split("/")
     kept = data.draw(st.integers(0, len(levels)))
     wanted = [data.draw(st.sampled_from([level, "+"])) for level in levels[:kept]] + ["#"]
@@ -76,7 +76,7 @@ def test_levels_may_give_way_to_wildcards(topic: str, data: st.DataObject) -> No
 
 
 @given(st.text(st.sampled_from("a/+#$\0"), max_size=8))
-def test_validity_against_the_plain_definition(text: str) -> None:
+def test_validity_against_the_definition(text: str) -> None:
     levels = text.split("/")
     valid = text != "" and "\0" not in text
     for index, level in enumerate(levels):

@@ -1,4 +1,4 @@
-"""The tree of stored topics against a dictionary that is scanned with ``matches``."""
+"""The topic tree against a dictionary searched with ``matches``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def pairs(found: list[Stored]) -> list[tuple[str, object]]:
 
 
 def change(tree: TopicTree, plain: dict[str, int], changes: list[tuple[str, str]]) -> set[str]:
-    """Apply changes to both; the topics that were absent for a moment."""
+    """Apply changes to both; returns the topics that were removed, even if added again."""
     absent = set()
     for number, (what, topic) in enumerate(changes):
         if what == "set":
@@ -71,9 +71,9 @@ def test_scan_while_the_tree_changes(
     scan = tree.scan(topic_filter)
     seen: Counter[str] = Counter()
     for limit, visits, changes in turns:
-        taken = scan.read_within(limit, visits)
-        assert len(taken) <= limit
-        for topic, value in pairs(taken):
+        found = scan.read_within(limit, visits)
+        assert len(found) <= limit
+        for topic, value in pairs(found):
             assert matches(topic_filter, topic) and plain[topic] == value
             seen[topic] += 1
         if scan.done:
@@ -86,19 +86,19 @@ def test_scan_while_the_tree_changes(
         assert seen[topic] == (1 if matches(topic_filter, topic) else 0)
 
 
-def test_scan_takes_no_more_than_asked() -> None:
+def test_a_scan_reads_no_more_than_the_limit() -> None:
     tree = TopicTree()
     for number in range(250):
         tree.set(f"a/{number}/b", number)
     scan = tree.scan("a/+/b")
     sizes = []
-    while taken := scan.read(100):
-        sizes.append(len(taken))
+    while found := scan.read(100):
+        sizes.append(len(found))
     assert sizes == [100, 100, 50]
     assert scan.read(100) == []
 
 
-def test_scan_visits_no_more_than_asked() -> None:
+def test_a_scan_visits_no_more_than_the_limit() -> None:
     tree = TopicTree()
     for number in range(5000):
         tree.set(f"a/{number}/b", number)
@@ -109,7 +109,7 @@ def test_scan_visits_no_more_than_asked() -> None:
     assert scan.read(10) == [] and scan.done
 
 
-def test_scan_waiting_on_a_topic_that_goes() -> None:
+def test_a_scan_continues_when_its_next_topic_is_removed() -> None:
     tree = TopicTree()
     for topic in "abcdef":
         tree.set(topic, topic)
@@ -121,7 +121,7 @@ def test_scan_waiting_on_a_topic_that_goes() -> None:
     assert [stored.topic for stored in scan.read(9)] == ["e", "f", "b"]
 
 
-def test_scan_waiting_on_a_topic_that_gets_others_below_it() -> None:
+def test_a_scan_continues_when_its_next_topic_gets_children() -> None:
     tree = TopicTree()
     tree.set("a", 1)
     tree.set("b/c/d", 2)
@@ -132,7 +132,7 @@ def test_scan_waiting_on_a_topic_that_gets_others_below_it() -> None:
     assert sorted(pairs(scan.read(9))) == [("b/c/d", 2), ("b/c/e", 4)]
 
 
-def test_topics_of_the_most_levels_there_can_be() -> None:
+def test_topics_with_the_maximum_number_of_levels() -> None:
     tree = TopicTree()
     deep = "/" * 65_534
     tree.set(deep, 1)
@@ -143,7 +143,7 @@ def test_topics_of_the_most_levels_there_can_be() -> None:
     assert len(tree) == 0
 
 
-def test_dollar_topics_hide_from_leading_wildcards() -> None:
+def test_leading_wildcards_do_not_match_dollar_topics() -> None:
     """[MQTT-4.7.2-1]"""
     tree = TopicTree()
     tree.set("$SYS/a", 1)

@@ -1,4 +1,4 @@
-"""The subscription trie against a list that is scanned with ``matches``."""
+"""The subscription trie against a dictionary searched with ``matches``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FILTERS = st.builds(
 SUBSCRIBERS = st.integers(1, 3)
 
 
-class TrieAgainstList(RuleBasedStateMachine):
-    """Any row of inserts and removes leaves the trie with what the plain dictionary has."""
+class TrieAgainstDictionary(RuleBasedStateMachine):
+    """After any sequence of inserts and removes the trie has the contents of the dictionary."""
 
     @initialize()
     def start(self) -> None:
@@ -58,13 +58,15 @@ class TrieAgainstList(RuleBasedStateMachine):
             assert len(self.trie) == len(self.plain)
 
 
-TestTrieAgainstList = TrieAgainstList.TestCase
-TestTrieAgainstList.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestTrieAgainstDictionary = TrieAgainstDictionary.TestCase
+TestTrieAgainstDictionary.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 
 
 @given(st.dictionaries(st.tuples(FILTERS, SUBSCRIBERS), st.integers(), max_size=40), TOPICS, st.randoms())
 @settings(deadline=None)
-def test_match_in_any_order(wanted: dict[tuple[str, int], int], topic: str, order: random.Random) -> None:
+def test_matches_do_not_depend_on_the_order_of_inserts(
+    wanted: dict[tuple[str, int], int], topic: str, order: random.Random
+) -> None:
     trie = SubscriptionTrie()
     items = list(wanted.items())
     order.shuffle(items)
@@ -74,7 +76,7 @@ def test_match_in_any_order(wanted: dict[tuple[str, int], int], topic: str, orde
     assert sorted(trie.match(topic), key=int) == expected  # type: ignore[call-overload]
 
 
-def test_one_subscriber_with_two_matching_filters_is_there_twice() -> None:
+def test_a_subscriber_with_two_matching_filters_is_found_twice() -> None:
     trie = SubscriptionTrie()
     trie.insert("a/+", "s", 1)
     trie.insert("a/#", "s", 2)
@@ -127,7 +129,7 @@ def test_many_subscribers_of_one_filter() -> None:
     assert trie.match("room/1/light") == [999]
 
 
-def test_filters_of_the_most_levels_there_can_be() -> None:
+def test_filters_with_the_maximum_number_of_levels() -> None:
     trie = SubscriptionTrie()
     deep = "+/" * 32_767 + "#"
     assert trie.insert(deep, 1, 1) and trie.insert(deep, 2, 2)
