@@ -1,1 +1,1 @@
-"""The standard's normative statements and the scripts that hold a broker to them."""
+"""The normative statements of the standards, and the cases that test a broker against them."""

@@ -1,4 +1,4 @@
-"""The whole table: all cases, and the brokers they run against."""
+"""All cases, and the brokers they run against."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from conformance import cases_connect, cases_delivery, cases_publish, cases_subscribe, cases_websocket, cases_wire
 from conformance.script import Case
 
-# Settings that a case may ask for; "default" are the broker's own.
+# Broker settings by the name that a case gives; "default" are the broker's defaults.
 BROKERS: dict[str, dict[str, Any]] = {
     "default": {},
     "small": {"response_information": "replies/%c",

@@ -1,4 +1,4 @@
-"""CONNECT to CONNACK, sessions, takeover, wills and DISCONNECT."""
+"""CONNECT and CONNACK, sessions, takeover, wills and DISCONNECT."""
 
 from __future__ import annotations
 
@@ -78,32 +78,32 @@ CONNACKS = [
          [step for client_id in IDS for step in accepted(client_id)]),
     Case("client-ids-of-other-characters", "3.1.3-4", "3.1.3-4", [
         step for client_id in ("~/é€", "~" + "x" * 300, "~ a+b#") for step in accepted(client_id)]),
-    Case("an-empty-client-id-is-replaced", "3.1.3-6", None, [
+    Case("an-empty-client-id-gets-an-assigned-one", "3.1.3-6", None, [
         a.connect(client=""), b.connect(client=""), a.subscribe("~/t"), b.publish("~/t", b"x"),
         a.get(PUBLISH("~/t", b"x")),
         a.idle(), b.idle(),
     ]),
-    Case("an-empty-client-id-is-replaced-and-told", None, "3.1.3-6 3.1.3-7 3.2.2-16", [
+    Case("an-assigned-client-id-is-in-connack", None, "3.1.3-6 3.1.3-7 3.2.2-16", [
         a.connect(client="", stay=60), b.connect(client=""),
-        verify("two ids that differ", lambda run: len({dict(p.props).get(ASSIGNED_ID) for p in run.came} - {None,
+        verify("two ids that differ", lambda run: len({dict(p.props).get(ASSIGNED_ID) for p in run.received} - {None,
             ""}) == 2),
         a.subscribe("~/t", 1), a.leave(), b.publish("~/t", b"kept"),
-        lambda run: c.connect(client=dict(run.came[0].props)[ASSIGNED_ID], stay=60, session=1)(run),
+        lambda run: c.connect(client=dict(run.received[0].props)[ASSIGNED_ID], stay=60, session=1)(run),
         c.get(PUBLISH("~/t", b"kept", 1, 1)), a.connect(client="~a", has=without(ASSIGNED_ID)),
     ]),
     Case("an-empty-client-id-with-clean-session-0", "3.1.3-7 3.1.3-8 3.1.3-9 3.2.2-4 3.2.2-5", None, [
         a.open(), a.send(CONNECT("", clean=0), PINGREQ), a.refused(2, None)]),
-    Case("nothing-after-a-refused-connect-counts", "3.1.4-5 3.2.2-5", None, [
+    Case("packets-after-a-refused-connect-are-ignored", "3.1.4-5 3.2.2-5", None, [
         a.open(), a.send(CONNECT("", clean=0), PUBLISH("~/t", b"no", retain=1)), a.refused(2, None),
         b.connect(), b.subscribe("~/t"), b.idle(),
     ]),
-    Case("nothing-after-a-refused-connect-counts-in-5.0", None, "3.1.4-6 3.2.2-7 3.2.2-6 4.13.2-1", [
+    Case("packets-after-a-refused-connect-are-ignored-in-5.0", None, "3.1.4-6 3.2.2-7 3.2.2-6 4.13.2-1", [
         b.connect(),
         a.open(), a.send(CONNECT(props=[(RECEIVE_MAXIMUM, 0)]), PUBLISH("~/t", b"no", retain=1)),
         a.refused(None, BROKEN),
         b.subscribe("~/t"), b.idle(),
     ]),
-    Case("a-client-that-may-not-in", "3.2.2-4 3.2.2-5", "3.1.4-2 3.2.2-6 3.2.2-7 3.2.2-8 4.13.2-1", [
+    Case("a-client-that-is-not-authorized", "3.2.2-4 3.2.2-5", "3.1.4-2 3.2.2-6 3.2.2-7 3.2.2-8 4.13.2-1", [
         a.open(), a.send(CONNECT()), a.refused(5, 0x87),
         a.open(), a.send(CONNECT(user="nobody", password="wrong")), a.refused(Codes(4, 5), Codes(0x86, 0x87)),
     ], broker="guarded"),
@@ -111,34 +111,34 @@ CONNACKS = [
         a.open(), a.send(CONNECT()),
         a.get(CONNACK(Codes(3, 0x9D), 0, props=having((SERVER_REFERENCE, "other.example:1883")))), a.dropped(),
     ], broker="moved"),
-    Case("connack-grants-what-was-not-limited", None, "3.2.2-9 3.2.2-10 4.12.0-6 3.2.2-22 3.2.2-8", [
+    Case("connack-omits-default-limits", None, "3.2.2-9 3.2.2-10 4.12.0-6 3.2.2-22 3.2.2-8", [
         a.connect(has=without(MAXIMUM_QOS, RETAIN_AVAILABLE, RESPONSE_INFORMATION, AUTH_METHOD, AUTH_DATA,
             SERVER_KEEP_ALIVE,
                               ASSIGNED_ID)),
         a.send(SUBSCRIBE(1, ("~/0", 0), ("~/1", 1), ("~/2", 2))), a.get(SUBACK(1, 0, 1, 2)),
     ]),
-    Case("response-information-for-who-asks", None, "3.1.2-28", [
+    Case("response-information-on-request", None, "3.1.2-28", [
         a.connect(client="who-asks", props=[(RESPONSE_REQUEST, 1)], has=having((RESPONSE_INFORMATION, "replies/who-asks"))),
         a.connect(props=[(RESPONSE_REQUEST, 0)], has=without(RESPONSE_INFORMATION)),
         a.connect(has=without(RESPONSE_INFORMATION)),
     ], broker="small"),
-    Case("connack-keeps-to-the-clients-packet-size", None, "3.1.2-24 3.2.2-19 3.2.2-20", [
+    Case("connack-respects-the-clients-maximum-packet-size", None, "3.1.2-24 3.2.2-19 3.2.2-20", [
         a.open(), a.send(CONNECT(will=will(retain=1), props=[(MAXIMUM_PACKET_SIZE, 12)])), a.refused(None, 0x9A),
         a.open(), a.send(CONNECT(props=[(MAXIMUM_PACKET_SIZE, 5)])), a.refused(None, 0x95),
         a.open(), a.send(CONNECT(props=[(MAXIMUM_PACKET_SIZE, 4)])), a.dropped(),
     ], broker="small"),
-    Case("a-refusal-that-3.1.1-has-no-code-for", "3.2.2-6", "3.2.2-7 3.2.2-8", [
+    Case("a-refusal-without-a-3.1.1-return-code", "3.2.2-6", "3.2.2-7 3.2.2-8", [
         a.open(), a.send(CONNECT(will=will(topic="x/" * 200 + "~"))), a.refused(None, 0x90)]),
-    Case("retained-will-where-nothing-is-retained", None, "3.2.2-13 3.2.2-6 3.2.2-7", [
+    Case("retained-will-without-retain-available", None, "3.2.2-13 3.2.2-6 3.2.2-7", [
         a.open(), a.send(CONNECT(will=will(retain=1))), a.refused(None, 0x9A),
         b.connect(has=having((RETAIN_AVAILABLE, 0))),
     ], broker="small"),
-    Case("retained-publish-where-nothing-is-retained", None, "3.2.2-14 4.13.1-1", [
+    Case("retained-publish-without-retain-available", None, "3.2.2-14 4.13.1-1", [
         a.connect(), a.send(PUBLISH("~/t", b"x", retain=1)), a.ended(0x9A)], broker="small"),
     Case("a-packet-above-the-servers-maximum", None, "3.2.2-15", [
         a.connect(has=having((MAXIMUM_PACKET_SIZE, 1024))), a.send(PUBLISH("~/t", b"x" * 900)), a.idle(),
         a.send(PUBLISH("~/t", b"x" * 1024)), a.ended(0x95)], broker="small"),
-    Case("an-alias-where-none-is-granted", None, "3.2.2-18 3.2.2-17", [
+    Case("a-topic-alias-that-is-not-granted", None, "3.2.2-18 3.2.2-17", [
         a.connect(has=without(ALIAS_MAXIMUM)), a.send(PUBLISH("~/t", b"x", props=[(ALIAS, 1)])), a.ended(0x94)],
         broker="small"),
     Case("the-servers-keep-alive", None, "3.1.2-21 3.2.2-21", [
@@ -150,7 +150,7 @@ CONNACKS = [
 
 
 SESSIONS = [
-    Case("clean-session-leaves-nothing", "3.1.2-6 3.2.2-1 3.1.4-3 3.1.2-4", "3.1.2-4 3.2.2-2 3.1.4-4", [
+    Case("clean-session-discards-the-session", "3.1.2-6 3.2.2-1 3.1.4-3 3.1.2-4", "3.1.2-4 3.2.2-2 3.1.4-4", [
         b.connect(), a.connect(stay=60, clean=0), a.subscribe("~/t", 1), a.leave(), b.publish("~/t", b"lost"),
         a.connect(clean=1, session=0), a.idle(), b.publish("~/t", b"lost too"), a.idle(), a.leave(),
         a.connect(clean=0, session=0), a.idle(), b.publish("~/t", b"not subscribed"), a.idle(),
@@ -163,7 +163,7 @@ SESSIONS = [
         a.any_order(PUBLISH("~/1", b"one", 1, 1), PUBLISH("~/2", b"two", 2, 2), PUBLISH("~/3", b"three", 1, 3)),
         a.cut(), a.connect(stay=60, clean=0, session=1),
     ]),
-    Case("a-session-without-a-connection-that-was-lost", "3.1.2-4 3.2.2-2", "3.1.2-23 3.2.2-3", [
+    Case("a-session-is-resumed-by-a-takeover", "3.1.2-4 3.2.2-2", "3.1.2-23 3.2.2-3", [
         a.connect(stay=60, clean=0), a.subscribe("~/t", 1), a.connect(stay=60, clean=0, session=1),
         b.connect(), b.publish("~/t", b"x"), a.get(PUBLISH("~/t", b"x", 1, 1)),
     ]),
@@ -199,7 +199,7 @@ SESSIONS = [
 
 
 def leaves_will(name: str, v4: str, v5: str, end: list[Step], *, published: bool, clean: int = 1) -> Case:
-    """A client with a will ends as ``end`` says."""
+    """A client with a will whose connection ends by the steps ``end``."""
     return Case(name, v4, v5, [
         b.connect(), b.subscribe("~/will", 2), a.connect(will=will(), clean=clean), *end,
         b.get(PUBLISH("~/will", b"gone", 1, 1), ) if published else b.idle(),
@@ -221,12 +221,12 @@ WILLS = [
         b.get(PUBLISH("~/will", b"gone")),
         a.connect(clean=0, stay=60, session=1), c.connect(client="~a", clean=0, stay=60), a.ended(0x8E), b.idle(),
     ]),
-    Case("without-a-will-none-is-published", "3.1.2-12", "3.1.2-10", [
+    Case("a-connect-without-will-publishes-none", "3.1.2-12", "3.1.2-10", [
         b.connect(), b.subscribe("~/#"), a.connect(will=will(), clean=0, stay=60), a.leave(),
         a.connect(clean=0, stay=60),
         c.connect(client="~a", clean=0, stay=60), a.ended(0x8E), b.idle(),
     ]),
-    Case("the-will-of-the-last-connect-counts", "3.1.2-8", "3.1.2-8", [
+    Case("the-will-of-the-last-connect-is-published", "3.1.2-8", "3.1.2-8", [
         b.connect(), b.subscribe("~/#"), a.connect(will=will(b"old", "~/old")), a.leave(),
         a.connect(will=will(b"new", "~/new")),
         a.cut(), b.get(PUBLISH("~/new", b"new")), b.idle(),
@@ -245,7 +245,7 @@ WILLS = [
         step for qos in (0, 1, 2) for step in (
             b.connect(), b.subscribe("~/will", 2), a.connect(will=will(b"", qos=qos)), a.cut(),
             b.get(PUBLISH("~/will", b"", qos, 1 if qos else None)))]),
-    Case("payload-order-with-everything", "3.1.3-1 3.1.3-3", "3.1.3-1 3.1.3-3", [
+    Case("connect-payload-order", "3.1.3-1 3.1.3-3", "3.1.3-1 3.1.3-3", [
         b.connect(), b.subscribe("~/will", 2),
         a.connect(will=will(b"\0\1binary\xff"), user="~someone", password=b"\0secret", keep_alive=60), a.idle(),
         a.cut(),
@@ -272,15 +272,15 @@ WILLS = [
 
 
 DISCONNECTS = [
-    Case("nothing-after-disconnect-counts", "3.14.4-1 3.14.4-2", "3.14.4-1 3.14.4-2", [
+    Case("packets-after-disconnect-are-ignored", "3.14.4-1 3.14.4-2", "3.14.4-1 3.14.4-2", [
         b.connect(), b.subscribe("~/t"), a.connect(), a.send(DISCONNECT(), PUBLISH("~/t", b"late")), a.dropped(),
         b.idle(),
     ]),
     Case("the-server-closes-after-its-disconnect", None, "3.14.4-1 3.14.4-2 4.13.2-1 3.14.2-1 3.14.2-2", [
         a.connect(), a.send(frame(0x82, b"\0\1\0"), PUBLISH("~/t", b"late"), PINGREQ), a.ended(BROKEN)]),
-    Case("disconnect-keeps-to-the-clients-packet-size", None, "3.14.2-3 3.14.2-4 3.1.2-24", [
+    Case("disconnect-respects-the-clients-maximum-packet-size", None, "3.14.2-3 3.14.2-4 3.1.2-24", [
         a.connect(props=[(MAXIMUM_PACKET_SIZE, 20)]), a.send(frame(0x82, b"\0\1\0")), a.ended(BROKEN)]),
-    Case("no-reasons-to-who-wants-none", None, "3.1.2-29", [
+    Case("no-reason-strings-on-request", None, "3.1.2-29", [
         a.connect(props=[(PROBLEM_INFORMATION, 0)]),
         a.send(SUBSCRIBE(1, ("c/" * 200 + "c", 0))), a.get(SUBACK(1, 0x8F, props=[])),
         a.send(UNSUBSCRIBE(2, "~/none")), a.get(UNSUBACK(2, 0x11, props=[])),
@@ -288,7 +288,7 @@ DISCONNECTS = [
     ]),
     Case("pings-are-answered", "3.12.4-1", "3.12.4-1",
         [a.connect(), a.send(PINGREQ, PINGREQ), a.get(PINGRESP, PINGRESP), a.idle()]),
-    Case("a-bystander-is-not-disturbed", "4.8.0-1", "4.13.1-1", [
+    Case("other-clients-are-not-affected", "4.8.0-1", "4.13.1-1", [
         b.connect(), b.subscribe("~/t", 1), a.connect(), a.send(frame(0x30, s("#"), none)), a.ended(),
         b.publish("~/u", b"x"), c.connect(), c.publish("~/t", b"y"), b.get(PUBLISH("~/t", b"y", 1, 1)), b.idle(),
     ]),

@@ -1,4 +1,4 @@
-"""Coming back to a session, order, time (keep alive, expiry, will delay) and enhanced authentication."""
+"""Resumed sessions, ordering, time (keep alive, expiry, will delay) and enhanced authentication."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from conformance.wire import (
     props,
 )
 
-BACK = {"stay": 60, "clean": 0, "session": 1}
+RESUME = {"stay": 60, "clean": 0, "session": 1}
 
-# --- coming back to a session -------------------------------------------------------------------------------------
+# --- resumed sessions ---------------------------------------------------------------------------------------------
 
 REDELIVERY = [
     Case("unacknowledged-publishes-are-sent-again", "4.4.0-1 3.3.1-1 4.3.2-1 2.3.1-3",
@@ -54,41 +54,41 @@ REDELIVERY = [
         a.connect(stay=60, clean=0), a.subscribe("~/t", 2), b.connect(), b.publish("~/t", b"1", 1),
         b.publish("~/t", b"2", 2),
         b.publish("~/t", b"3", 1), b.publish("~/t", b"4", 2),
-        a.any_order(*(PUBLISH("~/t", b"%d" % n, 2 - n % 2, n) for n in range(1, 5))), a.cut(), a.connect(**BACK),
+        a.any_order(*(PUBLISH("~/t", b"%d" % n, 2 - n % 2, n) for n in range(1, 5))), a.cut(), a.connect(**RESUME),
         a.any_order(*(PUBLISH("~/t", b"%d" % n, 2 - n % 2, n, dup=1) for n in range(1, 5))), a.idle(),
-        a.send(PUBACK(1)), a.idle(), a.cut(), a.connect(**BACK),
+        a.send(PUBACK(1)), a.idle(), a.cut(), a.connect(**RESUME),
         a.any_order(*(PUBLISH("~/t", b"%d" % n, 2 - n % 2, n, dup=1) for n in range(2, 5))), a.idle(),
     ]),
     Case("pubrel-is-sent-again-and-publish-is-not", "4.4.0-1 4.3.3-1", "4.4.0-1 4.3.3-5 4.3.3-6", [
         a.connect(stay=60, clean=0), a.subscribe("~/t", 2), b.connect(), b.publish("~/t", b"x", 2),
         a.get(PUBLISH("~/t", b"x", 2, 1)),
-        a.send(PUBREC(1)), a.get(PUBREL(1)), a.cut(), a.connect(**BACK), a.get(PUBREL(1)), a.idle(), a.send(PUBCOMP(1)),
+        a.send(PUBREC(1)), a.get(PUBREL(1)), a.cut(), a.connect(**RESUME), a.get(PUBREL(1)), a.idle(), a.send(PUBCOMP(1)),
         a.idle(),
-        a.cut(), a.connect(**BACK), a.idle(),
+        a.cut(), a.connect(**RESUME), a.idle(),
     ]),
-    Case("what-a-client-refused-is-not-sent-again", None, "4.4.0-2 4.9.0-2", [
+    Case("refused-messages-are-not-sent-again", None, "4.4.0-2 4.9.0-2", [
         a.connect(stay=60), a.subscribe("~/t", 2), b.connect(), b.publish("~/t", b"1", 1), b.publish("~/t", b"2", 2),
         a.any_order(PUBLISH("~/t", b"1", 1, 1), PUBLISH("~/t", b"2", 2, 2)), a.send(PUBACK(1, 0x80), PUBREC(2, 0x80)),
         a.idle(),
-        a.cut(), a.connect(**BACK), a.idle(),
+        a.cut(), a.connect(**RESUME), a.idle(),
     ]),
-    Case("packet-ids-under-way-are-not-given-again", "2.3.1-4 4.4.0-1", "2.2.1-4 4.3.2-1 4.3.3-1", [
+    Case("packet-ids-in-use-are-not-reused", "2.3.1-4 4.4.0-1", "2.2.1-4 4.3.2-1 4.3.3-1", [
         a.connect(stay=60, clean=0), a.subscribe("~/t", 2), b.connect(), b.publish("~/t", b"1", 1),
         a.get(PUBLISH("~/t", b"1", 1, 1)),
-        a.leave(), b.publish("~/t", b"2", 1), a.connect(**BACK),
+        a.leave(), b.publish("~/t", b"2", 1), a.connect(**RESUME),
         a.get(PUBLISH("~/t", b"1", 1, 1, dup=1), PUBLISH("~/t", b"2", 1, 2)),
         b.publish("~/t", b"3", 1), a.get(PUBLISH("~/t", b"3", 1, 3)),
     ]),
-    Case("taken-over-in-the-middle", "4.4.0-1 3.1.4-2", "4.4.0-1 3.1.4-3", [
+    Case("a-takeover-during-a-delivery", "4.4.0-1 3.1.4-2", "4.4.0-1 3.1.4-3", [
         a.connect(client="~x", stay=60, clean=0), a.subscribe("~/t", 1), b.connect(), b.publish("~/t", b"1", 1),
-        a.get(PUBLISH("~/t", b"1", 1, 1)), c.connect(client="~x", **BACK), a.ended(0x8E),
+        a.get(PUBLISH("~/t", b"1", 1, 1)), c.connect(client="~x", **RESUME), a.ended(0x8E),
         c.get(PUBLISH("~/t", b"1", 1, 1, dup=1)),
         b.publish("~/t", b"2", 1), c.get(PUBLISH("~/t", b"2", 1, 2)), c.idle(),
     ]),
     Case("qos-0-is-not-sent-again", "3.3.1-2 4.3.1-1", "3.3.1-2 4.3.1-1", [
         a.connect(stay=60, clean=0), a.subscribe("~/t", 0), b.connect(), b.publish("~/t", b"x", 2),
         a.get(PUBLISH("~/t", b"x", 0)), a.cut(),
-        a.connect(**BACK), a.idle(),
+        a.connect(**RESUME), a.idle(),
     ]),
 ]  # fmt: skip
 
@@ -99,16 +99,16 @@ COUNT = 60
 
 
 def in_order(run: Run) -> bool:
-    """What came of each QoS stands in the order of its publishing."""
-    came = [p for p in run.came if p.kind == "PUBLISH"]
-    of_qos = [[int(p.payload) for p in came if p.qos == qos] for qos in (0, 1, 2)]
-    return len(came) >= COUNT and all(numbers == sorted(numbers) and numbers for numbers in of_qos)
+    """Whether the received messages of each QoS are in the order of publication."""
+    received = [p for p in run.received if p.kind == "PUBLISH"]
+    of_qos = [[int(p.payload) for p in received if p.qos == qos] for qos in (0, 1, 2)]
+    return len(received) >= COUNT and all(numbers == sorted(numbers) and numbers for numbers in of_qos)
 
 
 def all_in_order(run: Run) -> bool:
-    """All of a queue came, each QoS in the order of its publishing."""
-    came = [p for p in run.came if p.kind == "PUBLISH"]
-    return all([int(p.payload) for p in came if p.qos == 1 + odd] == list(range(odd, COUNT, 2)) for odd in (0, 1))
+    """Whether all messages of a queue were received, those of each QoS in the order of publication."""
+    received = [p for p in run.received if p.kind == "PUBLISH"]
+    return all([int(p.payload) for p in received if p.qos == 1 + odd] == list(range(odd, COUNT, 2)) for odd in (0, 1))
 
 
 def numbered(qos: Callable[[int], int]) -> list[Packet]:
@@ -117,15 +117,15 @@ def numbered(qos: Callable[[int], int]) -> list[Packet]:
 
 ORDER = [
     Case("order-of-a-publisher-per-topic-and-qos", "4.6.0-5 4.6.0-6", "4.6.0-5 4.6.0-6", [
-        a.connect(), a.subscribe("~/t", 2), b.connect(), b.send(*numbered(lambda n: n % 3)), a.take(COUNT),
-        verify("in the order of publishing", in_order), a.idle(),
+        a.connect(), a.subscribe("~/t", 2), b.connect(), b.send(*numbered(lambda n: n % 3)), a.receive(COUNT),
+        verify("in the order of publication", in_order), a.idle(),
     ]),
     Case("order-of-a-queue", "4.6.0-5 4.6.0-6 4.6.0-1", "4.6.0-5 4.6.0-6 4.6.0-1", [
         a.connect(stay=60, clean=0), a.subscribe("~/t", 2), a.leave(), b.connect(),
         b.send(*numbered(lambda n: 1 + n % 2)),
-        b.take(COUNT), a.connect(**BACK), a.take(COUNT),
-        verify("in the order of publishing", all_in_order), a.cut(), lambda run: run.came.clear(), a.connect(**BACK),
-        a.take(COUNT), verify("in order again", all_in_order),
+        b.receive(COUNT), a.connect(**RESUME), a.receive(COUNT),
+        verify("in the order of publication", all_in_order), a.cut(), lambda run: run.received.clear(), a.connect(**RESUME),
+        a.receive(COUNT), verify("in order again", all_in_order),
     ]),
     Case("order-of-acknowledgements", "4.6.0-2 4.6.0-3 4.6.0-4", "4.6.0-2 4.6.0-3 4.6.0-4", [
         d.connect(stay=60, clean=0), d.subscribe("~/t", 2), d.leave(), b.connect(),
@@ -150,7 +150,7 @@ def stamp(run: Run) -> None:
 
 
 def passed(least: float, most: float) -> Step:
-    """So many seconds since ``stamp``; the broker may be a second late."""
+    """Check the seconds since ``stamp``; the broker may be a second late."""
 
     def step(run: Run) -> None:
         seconds = time.monotonic() - run.notes["since"]
@@ -172,17 +172,17 @@ TIMED = [
         b.connect(), b.subscribe("~/will"), a.connect(keep_alive=1, will=will(), has=without(SERVER_KEEP_ALIVE)), stamp,
         a.ended(0x8D, within=4), passed(1.3, 3.2), b.get(PUBLISH("~/will", b"gone")),
     ], timed=True),
-    Case("any-packet-keeps-a-client-alive", "3.1.2-24", "3.1.2-22", [
+    Case("any-packet-restarts-keep-alive", "3.1.2-24", "3.1.2-22", [
         a.connect(keep_alive=1), *(step for packet in (PINGREQ, PUBLISH("~/t", b"x"), PINGREQ) for step in (wait(0.9),
             a.send(packet))),
         a.get(PINGRESP, PINGRESP), a.idle(),
     ], timed=True),
-    Case("without-keep-alive-silence-is-no-reason", "3.1.2-24", "3.1.2-22",
+    Case("keep-alive-0-never-times-out", "3.1.2-24", "3.1.2-22",
         [a.connect(keep_alive=0), wait(3), a.idle()], timed=True),
-    Case("the-servers-keep-alive-counts", None, "3.1.2-22 3.1.2-21 3.2.2-21", [
+    Case("the-servers-keep-alive-is-enforced", None, "3.1.2-22 3.1.2-21 3.2.2-21", [
         a.connect(keep_alive=60, has=having((SERVER_KEEP_ALIVE, 2))), stamp, a.ended(0x8D, within=6), passed(2.8, 5.2),
     ], broker="small", timed=True),
-    Case("nothing-is-sent-again-on-a-connection", "4.4.0-1", "4.4.0-1", [
+    Case("no-resends-within-a-connection", "4.4.0-1", "4.4.0-1", [
         a.connect(stay=60, clean=0), a.subscribe("~/t", 2), b.connect(), b.publish("~/t", b"1", 1),
         b.publish("~/t", b"2", 2),
         a.any_order(PUBLISH("~/t", b"1", 1, 1), PUBLISH("~/t", b"2", 2, 2)), wait(3), a.idle(), a.send(PUBREC(2)),
@@ -205,7 +205,7 @@ TIMED = [
         b.publish("~/t", b"gone", 1, props=[(MESSAGE_EXPIRY, 1)]),
         b.publish("~/t", b"gone", 2, props=[(MESSAGE_EXPIRY, 1)]),
         b.publish("~/t", b"left", 1, props=[(MESSAGE_EXPIRY, 10)]),
-        b.publish("~/t", b"ever", 1), wait(2.1), a.connect(**BACK),
+        b.publish("~/t", b"ever", 1), wait(2.1), a.connect(**RESUME),
         a.get(PUBLISH("~/t", b"left", 1, ANY, props=left(7, 8)), PUBLISH("~/t", b"ever", 1, ANY)), a.idle(),
     ], timed=True),
     Case("messages-expire-while-the-window-is-full", None, "3.3.2-5", [
@@ -226,25 +226,25 @@ TIMED = [
         b.send(PUBLISH("~/t", b"x", 2, 5, props=[(MESSAGE_EXPIRY, 1)])),
         b.get(PUBREC(5)), a.get(PUBLISH("~/t", b"x", 2, 1, props=left(1, 1))), a.cut(), wait(2), b.send(PUBREL(5)),
         b.get(PUBCOMP(5)),
-        a.connect(**BACK), a.get(PUBLISH("~/t", b"x", 2, 1, dup=1, props=left(0, 1))), a.send(PUBREC(1)),
+        a.connect(**RESUME), a.get(PUBLISH("~/t", b"x", 2, 1, dup=1, props=left(0, 1))), a.send(PUBREC(1)),
         a.get(PUBREL(1)), a.send(PUBCOMP(1)),
         a.idle(),
     ], timed=True),
     Case("a-will-waits-for-its-delay", None, "3.1.2-8", [
         b.connect(), b.subscribe("~/will"), a.connect(will=will(props=[(WILL_DELAY, 1)]), stay=60), a.cut(), stamp,
-        b.get(PUBLISH("~/will", b"gone")), passed(0.8, 2.6), a.connect(**BACK), a.cut(), wait(1.5), b.idle(),
+        b.get(PUBLISH("~/will", b"gone")), passed(0.8, 2.6), a.connect(**RESUME), a.cut(), wait(1.5), b.idle(),
     ], timed=True),
     Case("a-will-does-not-wait-longer-than-its-session", None, "3.1.2-8", [
         b.connect(), b.subscribe("~/will"), a.connect(will=will(props=[(WILL_DELAY, 60)]), stay=1), a.cut(), stamp,
         b.get(PUBLISH("~/will", b"gone")), passed(0.8, 2.6),
     ], timed=True),
-    Case("no-will-for-who-is-back-within-the-delay", None, "3.1.3-9 3.1.2-10", [
+    Case("no-will-after-a-reconnect-within-the-delay", None, "3.1.3-9 3.1.2-10", [
         b.connect(), b.subscribe("~/will"), a.connect(will=will(props=[(WILL_DELAY, 1)]), stay=60), a.cut(), wait(0.3),
-        a.connect(**BACK),
-        wait(2), b.idle(), c.connect(client="~a", will=will(b"new", props=[(WILL_DELAY, 1)]), **BACK), a.ended(0x8E),
-        d.connect(client="~a", **BACK), c.ended(0x8E), wait(2), b.idle(),
+        a.connect(**RESUME),
+        wait(2), b.idle(), c.connect(client="~a", will=will(b"new", props=[(WILL_DELAY, 1)]), **RESUME), a.ended(0x8E),
+        d.connect(client="~a", **RESUME), c.ended(0x8E), wait(2), b.idle(),
     ], timed=True),
-    Case("a-will-expires-from-its-publishing-on", None, "3.3.2-6 3.1.2-8", [
+    Case("a-wills-expiry-starts-at-its-publication", None, "3.3.2-6 3.1.2-8", [
         b.connect(), b.subscribe("~/will"), a.connect(will=will(props=[(WILL_DELAY, 1), (MESSAGE_EXPIRY, 30)]),
             stay=60), a.cut(),
         b.get(PUBLISH("~/will", b"gone", props=left(30, 30))),
@@ -264,7 +264,7 @@ SCRAM = method("SCRAM-SHA-256", b"n,,n=someone,r=fyko+d2lbbFgONRv9qkxdawL")
 AUTHENTICATION = [
     Case("an-unknown-authentication-method", None, "4.12.0-1 3.2.2-7 3.2.2-8", [
         a.open(), a.send(CONNECT(props=method("NO-SUCH-METHOD", b"x"))), a.refused(None, Codes(0x8C, 0x87))]),
-    Case("no-method-no-auth", None, "4.12.0-6 3.2.0-1", [
+    Case("no-auth-without-a-method", None, "4.12.0-6 3.2.0-1", [
         a.connect(has=without(AUTH_METHOD, AUTH_DATA)), a.idle(),
         b.connect(user="u", password="p", has=without(AUTH_METHOD, AUTH_DATA)),
         b.idle(),

@@ -1,4 +1,4 @@
-"""MQTT over WebSocket (section 6), frame by frame."""
+"""MQTT over WebSocket (section 6)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
 class WebSocket:
-    """A socket to ``Link``: each ``sendall`` is one binary frame, and what comes is taken out of its frames."""
+    """The socket interface that ``Link`` uses, over WebSocket: each ``sendall`` sends one binary frame."""
 
     def __init__(self, port: int, offer: str) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), LIMIT)
@@ -66,7 +66,7 @@ class WebSocket:
         self.frame(data)
 
     def recv(self, size: int) -> bytes:
-        """The payload of the next frame; b"" at the end."""
+        """The payload of the next frame; b"" if the broker has closed."""
         while True:
             frame = self._frame()
             if frame is None:
@@ -103,7 +103,7 @@ class WebSocket:
 
 
 def opened(actor: Actor, offer: str = "mqtt") -> Step:
-    """A WebSocket connection whose subprotocol is ``mqtt``."""
+    """Open a WebSocket connection with the subprotocol ``mqtt``."""
 
     def step(run: Run) -> None:
         web = WebSocket(run.port, offer)
@@ -117,7 +117,7 @@ def opened(actor: Actor, offer: str = "mqtt") -> Step:
 
 
 def framed(actor: Actor, packets: list[Packet], size: int, fragments: bool = False) -> Step:
-    """These packets in frames of ``size`` bytes, whole messages each or fragments of one message."""
+    """Send packets in frames of ``size`` bytes: messages, or fragments of one message."""
 
     def step(run: Run) -> None:
         web: Any = run.links[actor.name].socket
@@ -141,8 +141,8 @@ def raw(actor: Actor, data: bytes, opcode: int) -> Step:
 
 
 def gone(run: Run) -> None:
-    """Closed, whatever it was told before."""
-    while run.take("a") is not None:
+    """The broker closes, after any packets."""
+    while run.receive("a") is not None:
         pass
 
 

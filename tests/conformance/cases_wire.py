@@ -1,4 +1,4 @@
-"""What is no packet: strings, flags, lengths, packet ids and properties that the standard forbids."""
+"""Malformed packets: strings, flags, lengths, packet ids and properties that the standard forbids."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUL = b"a\0b"
 
 
 def breaks(name: str, v4: Optional[str], v5: Optional[str], *packets: Sendable, code: Any = BROKEN) -> Case:
-    """Each of these packets, after a good CONNECT, ends the connection."""
+    """Each of these packets, after a valid CONNECT, closes the connection."""
     steps: list[Step] = []
     for packet in packets:
         steps += [a.connect(), a.send(packet), a.ended(code)]
@@ -26,7 +26,7 @@ def connect(flags: int, *payload: bytes, five: bytes = b"\0") -> Raw:
 
 
 def spoils(name: str, v4: Optional[str], v5: Optional[str], *connects: Sendable, code: Any = BROKEN) -> Case:
-    """Each of these CONNECTs is not in form: 3.1.1 closes without CONNACK, 5.0 says why."""
+    """Each of these CONNECTs is malformed: 3.1.1 closes without CONNACK, 5.0 sends its reason code."""
     steps: list[Step] = []
     for packet in connects:
         steps += [a.open(), a.send(packet), a.refused(None, code)]
@@ -34,7 +34,7 @@ def spoils(name: str, v4: Optional[str], v5: Optional[str], *connects: Sendable,
 
 
 def in_text(texts: Sequence[bytes]) -> Iterator[tuple[str, str, str, list[Raw]]]:
-    """Each place of a string in both versions: (name, 3.1.1 id, 5.0 id, packets with these strings there)."""
+    """Each string field of both versions: (name, 3.1.1 id, 5.0 id, packets with these strings in it)."""
     yield "publish-topic", "3.3.2-1", "3.3.2-1", [frame(0x30, s(t), none) for t in texts]
     yield "subscribe-filter", "3.8.3-1", "3.8.3-1", [frame(0x82, b"\0\1", none, s(t), b"\0") for t in texts]
     yield "unsubscribe-filter", "3.10.3-1", "3.10.3-1", [frame(0xA2, b"\0\1", none, s(t)) for t in texts]
@@ -49,7 +49,7 @@ def in_connect(texts: Sequence[bytes]) -> Iterator[tuple[str, str, str, list[Raw
 
 
 def in_property(texts: Sequence[bytes]) -> Iterator[tuple[str, str, list[Raw]]]:
-    """Each string among the properties: (name, 5.0 id, packets)."""
+    """Each property of type string: (name, 5.0 id, packets)."""
 
     def packets(head: int, start: bytes, *ends: bytes) -> list[Raw]:
         return [frame(head, start, varint(len(end)), end) for end in ends]
@@ -75,7 +75,7 @@ def strings() -> Iterator[Case]:
             yield spoils(f"{place}-{what}", f"{v4} {four} 3.1.4-1", f"{v5} {five} 3.1.4-1", *packets, code=0x81)
         for place, v5, packets in in_property(texts):
             yield breaks(f"{place}-{what}", None, f"{v5} {five}", *packets, code=0x81)
-    yield Case("byte-order-mark-stays", "1.5.3-3 4.7.3-4", "1.5.4-3 4.7.3-4", [
+    yield Case("byte-order-mark-is-kept", "1.5.3-3 4.7.3-4", "1.5.4-3 4.7.3-4", [
         a.connect(client="\ufeff~a"),
         a.subscribe("~/\ufeffx"), a.subscribe("~/y"),
         b.connect(client="~a"), b.publish("~/x", b"plain"), b.publish("~/\ufeffy", b"marked"),
@@ -88,7 +88,7 @@ def strings() -> Iterator[Case]:
 
 
 def rest_of(kind: int) -> list[Any]:
-    """A valid body of each packet type a client sends."""
+    """A valid body of each packet type that a client sends."""
     acks = {4: b"\0\1", 5: b"\0\1", 6: b"\0\1", 7: b"\0\1"}
     bodies: dict[int, list[Any]] = {8: [b"\0\1", none, s("t"), b"\0"], 10: [b"\0\1", none, s("t")]}
     return bodies.get(kind, [acks.get(kind, b"")])
@@ -154,11 +154,11 @@ BODIES = [
     breaks("empty-topic-name", "4.7.3-1", "4.7.3-1", frame(0x30, s(""), none, b"x"), code=Codes(0x81, 0x82, 0x90)),
     breaks("empty-topic-filter", "4.7.3-1", "4.7.3-1", frame(0x82, b"\0\1", none, s(""), b"\0"),
            frame(0xA2, b"\0\1", none, s("")), code=Codes(0x81, 0x82)),
-    breaks("wildcards-out-of-place", "4.7.1-2 4.7.1-3 4.8.0-1", "4.7.1-1 4.7.1-2 4.13.1-1", *(
+    breaks("misplaced-wildcards", "4.7.1-2 4.7.1-3 4.8.0-1", "4.7.1-1 4.7.1-2 4.13.1-1", *(
         frame(0x82, b"\0\1", none, s(name), b"\0") for name in ("a#", "a/#/b", "#/a", "a/b#", "a+", "+a/b", "a/+b/c",
             "##")),
         code=Codes(0x81, 0x82)),
-    breaks("wildcards-out-of-place-in-unsubscribe", "4.7.1-2 4.7.1-3 4.8.0-1", "4.7.1-1 4.7.1-2 4.13.1-1", *(
+    breaks("misplaced-wildcards-in-unsubscribe", "4.7.1-2 4.7.1-3 4.8.0-1", "4.7.1-1 4.7.1-2 4.13.1-1", *(
         frame(0xA2, b"\0\1", none, s(name)) for name in ("a#", "a/#/b", "a+")), code=Codes(0x81, 0x82)),
     breaks("subscribe-without-a-filter", "3.8.3-3", "3.8.3-2", frame(0x82, b"\0\1", none)),
     breaks("unsubscribe-without-a-filter", "3.10.3-2", "3.10.3-2", frame(0xA2, b"\0\1", none)),
@@ -170,7 +170,7 @@ BODIES = [
     breaks("subscribe-retain-handling-3", None, "4.13.1-1", frame(0x82, b"\0\1", none, s("t"), b"\x30")),
     breaks("subscribe-no-local-when-shared", None, "3.8.3-4", frame(0x82, b"\0\1", none, s("$share/g/t"), b"\4"),
         code=0x82),
-    breaks("share-names-that-are-none", None, "4.8.2-1 4.8.2-2", *(
+    breaks("invalid-share-names", None, "4.8.2-1 4.8.2-2", *(
         frame(0x82, b"\0\1", none, s(name), b"\0") for name in ("$share/g", "$share/", "$share//t", "$share/g/",
             "$share/+/t",
                                                                "$share/#/t", "$share/a+b/t")), code=BROKEN),
@@ -203,7 +203,7 @@ def sample(identifier: int) -> bytes:
 
 
 def with_properties(kind: str, body: bytes) -> Raw:
-    """A packet of that kind with these bytes as its properties."""
+    """A packet of this type with these bytes as its properties."""
     five = varint(len(body)) + body
     heads = {"puback": 0x40, "pubrec": 0x50, "pubrel": 0x62, "pubcomp": 0x70}
     if kind in heads:

@@ -1,7 +1,7 @@
-"""``make conformance``: run the table, say how it stands, and write docs/conformance.md.
+"""``make conformance``: run the conformance tests and write docs/conformance.md.
 
-Rule: what the document says of a statement is what its tests did in this run, and every statement that binds a server
-is in it: with tests, or with the reason why there can be none.
+The document has every statement that binds a server, with the results of its tests in this run, or with the reason why no
+test is possible.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TABLES = {"3.1.1": HERE / "normative_v311.tsv", "5": HERE / "normative_v5.tsv"}
 
 INTRODUCTION = """# Conformance
 
-What the MQTT standards ask of a server, statement by statement, and the test that fails when the broker does not do
-it. `make conformance` runs the tests and writes this page. Names without a file are cases of `tests/conformance/`:
-packets that go over a socket, and what must come back. Duties of clients are here where the broker can tell that they
-are broken and must not go along. Paraphrases are ours; the standard's own words are at
+Each statement of the MQTT standards that binds a server, and the tests that fail when the broker violates it.
+`make conformance` runs the tests and writes this page. Names without a file are cases of `tests/conformance/`: packets
+sent over a socket, and the packets expected in return. Duties of clients are listed where the broker can detect their
+violation and must not forward it. The paraphrases are ours; the standards' own words are at
 [3.1.1](https://docs.oasis-open.org/mqtt/mqtt/v3.1.1/mqtt-v3.1.1.html) and
 [5.0](https://docs.oasis-open.org/mqtt/mqtt/v5.0/mqtt-v5.0.html).
 """
@@ -36,7 +36,7 @@ class Statement(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A statement in the document; ``tests`` are names, ``result`` is "pass", "FAIL: …" or why there is no test."""
+    """A statement in the document; ``result`` is "pass", "FAIL: …" or the reason why it has no test."""
 
     id: str
     asks: str
@@ -50,18 +50,18 @@ def statements(version: str) -> list[Statement]:
 
 
 def untested(version: str) -> dict[str, str]:
-    """Statement -> why it has no test."""
+    """The statements without a test, and the reasons."""
     lines = (HERE / "untested.tsv").read_text(encoding="utf-8").splitlines()
-    return {id: why for of, id, why in (line.split("\t") for line in lines) if of == version}
+    return {id: reason for of, id, reason in (line.split("\t") for line in lines) if of == version}
 
 
 def files() -> list[Path]:
-    """The modules with tests that name statements."""
+    """The test modules that name statements."""
     return sorted(path for path in TESTS.rglob("test_*.py") if "mark.normative" in path.read_text(encoding="utf-8"))
 
 
 def label(item: pytest.Item) -> str:
-    """How the document calls a test: a case by its name, others by file and function."""
+    """The name of a test in the document: that of its case, else file and function."""
     spec = getattr(item, "callspec", None)
     if spec is not None and "case" in spec.params:
         return str(spec.params["case"].name)
@@ -69,7 +69,7 @@ def label(item: pytest.Item) -> str:
 
 
 class Recorder:
-    """A pytest plugin that keeps what became of each test, and the statements it names."""
+    """A pytest plugin that records the outcome of each test under the statements that it names."""
 
     def __init__(self) -> None:
         self.tests: dict[tuple[str, str], dict[str, bool]] = {}  # (version, statement) -> test -> passed
@@ -88,18 +88,18 @@ class Recorder:
             return
         item = self._items[report.nodeid]
         if not report.passed:
-            said = report.longreprtext.strip().splitlines()
-            self.failed.append(f"{item.name}: {said[-1] if said else report.outcome}")
+            lines = report.longreprtext.strip().splitlines()
+            self.failed.append(f"{item.name}: {lines[-1] if lines else report.outcome}")
         for mark in item.iter_markers("normative"):
             for statement in mark.args[1:]:
                 self.tests[mark.args[0], statement][label(item)] &= report.passed
 
-    def rows(self, version: str, duties_of_clients: bool) -> list[Row]:
+    def rows(self, version: str, client_duties: bool) -> list[Row]:
         found: list[Row] = []
         reasons = untested(version)
         for statement in statements(version):
             tests = self.tests.get((version, statement.id), {})
-            if (statement.binds == "client") is not duties_of_clients or (duties_of_clients and not tests):
+            if (statement.binds == "client") is not client_duties or (client_duties and not tests):
                 continue
             broken = [name for name, passed in tests.items() if not passed]
             result = f"FAIL: {', '.join(broken)}" if broken else "pass"
@@ -109,22 +109,22 @@ class Recorder:
 
 
 def render(recorder: Recorder) -> str:
-    """The document."""
+    """The text of the document."""
     parts = [INTRODUCTION, "| version | statements that bind a server | with a test | pass |\n|---|---|---|---|"]
     for version in TABLES:
         parts.append("| {} | {} | {} | {} |".format(version, *counts(recorder.rows(version, False))))
     for version in TABLES:
-        for duties_of_clients in (False, True):
-            title = "duties of clients that the broker checks" if duties_of_clients else "what binds a server"
+        for client_duties in (False, True):
+            title = "duties of clients that the broker checks" if client_duties else "statements that bind a server"
             parts.append(f"\n## MQTT {version}: {title}\n\n| statement | asks | tests | result |\n|---|---|---|---|")
-            for row in recorder.rows(version, duties_of_clients):
+            for row in recorder.rows(version, client_duties):
                 names = ", ".join(f"`{name}`" for name in row.tests) or "–"
                 parts.append(f"| {row.id} | {row.asks} | {names} | {row.result} |")
     return "\n".join(parts) + "\n"
 
 
 def parse(text: str) -> dict[str, list[Row]]:
-    """The rows of the document by version: what `render` wrote."""
+    """The rows of a document from `render`, by version."""
     rows: dict[str, list[Row]] = {}
     version = ""
     for line in text.splitlines():
@@ -138,7 +138,7 @@ def parse(text: str) -> dict[str, list[Row]]:
 
 
 def counts(rows: list[Row]) -> tuple[int, int, int]:
-    """Statements, those with a test, those whose tests pass."""
+    """The numbers of statements, of those with a test, and of those with only passing tests."""
     return len(rows), sum(bool(row.tests) for row in rows), sum(row.result == "pass" for row in rows)
 
 

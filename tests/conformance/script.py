@@ -1,9 +1,8 @@
-"""Cases of the conformance table: what clients send, and what must come back.
+"""Conformance cases: the packets that clients send, and those that they must receive.
 
-Rule: a case names the statements it holds the broker to, and fails when the broker breaks one of them. Its clients,
-topics (``~`` stands for a prefix of its own) and packets are its own, so that cases share a broker and run at once.
-Every wait ends with a packet, a closed socket or the answer to a PINGREQ; only ``wait`` lets time pass, where the
-standard counts in seconds.
+A case names the statements that it tests. Its client ids and topics have a prefix of their own (written ``~``), so that
+cases can share a broker and run concurrently. Each step ends with a packet, a closed socket or a PINGRESP; only ``wait``
+lets time pass, where the standard counts in seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from zlib import crc32
 
 from conformance.wire import ALIAS, MAXIMUM_PACKET_SIZE, Packet, Property, Raw, check, read
 
-LIMIT = 5.0  # seconds in which a broker answers, unless the case says otherwise
+LIMIT = 5.0  # seconds for an answer, unless a case sets another limit
 Step = Callable[["Run"], None]
 Sendable = Union[Packet, Raw, bytes]
 Props = Optional[Sequence[Property]]
@@ -86,7 +85,7 @@ PINGRESP = Packet("PINGRESP")
 
 
 class Codes:
-    """Any of some reason codes, where the standard names none or several."""
+    """Any of several reason codes, where the standard allows more than one."""
 
     def __init__(self, *codes: int) -> None:
         self.codes = codes
@@ -98,11 +97,11 @@ class Codes:
         return "|".join(f"{code:#04x}" for code in self.codes)
 
 
-BROKEN = Codes(0x81, 0x82)  # malformed or against the protocol: where the standard does not say which of the two
+BROKEN = Codes(0x81, 0x82)  # where the standard does not decide between Malformed Packet and Protocol Error
 
 
 def having(*wanted: Property) -> Callable[[list[Property]], bool]:
-    """Properties that hold all of these, in this order, among others."""
+    """Properties that include these, in this order."""
 
     def check(found: list[Property]) -> bool:
         rest = iter(found)
@@ -119,14 +118,14 @@ def without(*ids: int) -> Callable[[list[Property]], bool]:
 
 
 class Link:
-    """One socket and what came over it."""
+    """One socket and the bytes received from it."""
 
     def __init__(self, port: int, version: int) -> None:
         self.version = version
         self.socket = socket.create_connection(("127.0.0.1", port), LIMIT)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = b""
-        self.limit = 1 << 28  # the Maximum Packet Size that the client announced
+        self.limit = 1 << 28  # the client's Maximum Packet Size
         self.aliases: dict[int, str] = {}
 
     def sent(self, packet: Sendable) -> None:
@@ -134,7 +133,7 @@ class Link:
             self.limit = dict(packet.props or ()).get(MAXIMUM_PACKET_SIZE, self.limit)
 
     def next(self, seconds: float) -> Optional[Packet]:
-        """The next packet, None when the broker closes instead; AssertionError when neither comes in time."""
+        """The next packet; None if the broker closes; AssertionError if neither happens in time."""
         deadline = time.monotonic() + seconds
         while True:
             packet, size = read(self.buffer, self.version)
@@ -149,7 +148,7 @@ class Link:
             try:
                 data = self.socket.recv(1 << 18)
             except TimeoutError:
-                raise AssertionError(f"nothing came within {seconds} s") from None
+                raise AssertionError(f"received nothing within {seconds} s") from None
             except ConnectionError:
                 data = b""
             if not data:
@@ -159,7 +158,7 @@ class Link:
 
 
 class Run:
-    """One case on one broker at one version."""
+    """One case at one version, run against one broker."""
 
     def __init__(self, case: Case, version: int, port: int) -> None:
         self.case = case
@@ -167,8 +166,8 @@ class Run:
         self.port = port
         self.prefix = f"k{crc32(case.name.encode())}v{version}"
         self.links: dict[str, Link] = {}
-        self.notes: dict[str, Any] = {}  # what a step keeps for a later one
-        self.came: list[Packet] = []
+        self.notes: dict[str, Any] = {}  # values that a step stores for later steps
+        self.received: list[Packet] = []
 
     def own(self, name: str) -> str:
         return name.replace("~", self.prefix)
@@ -191,21 +190,21 @@ class Run:
             link.sent(packet)
         link.socket.sendall(b"".join(parts))
 
-    def take(self, name: str, seconds: float = LIMIT) -> Optional[Packet]:
+    def receive(self, name: str, seconds: float = LIMIT) -> Optional[Packet]:
         packet = self.links[name].next(seconds)
         if packet is not None:
-            self.came.append(packet)
+            self.received.append(packet)
         return packet
 
     def get(self, name: str, wanted: Packet, seconds: float = LIMIT) -> Packet:
-        came = self.take(name, seconds)
+        received = self.receive(name, seconds)
         wanted = self.owned(wanted)
-        assert came is not None, f"{name} was closed, expected {wanted}"
-        assert wanted.fits(came, self.links[name].version), f"{name} got {came}, expected {wanted}"
-        return came
+        assert received is not None, f"{name} was closed, expected {wanted}"
+        assert wanted.fits(received, self.links[name].version), f"{name} got {received}, expected {wanted}"
+        return received
 
     def owned(self, packet: Packet) -> Packet:
-        """An expected packet with the names that are the case's own."""
+        """An expected packet with the case's prefix in its names."""
         fields = dict(packet.fields)
         if isinstance(fields.get("topic"), str):
             fields["topic"] = self.own(fields["topic"])
@@ -215,13 +214,13 @@ class Run:
 
 
 class Actor:
-    """A client of a case; each method gives a step of the script."""
+    """A client of a case; each method returns a step."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def open(self, version: Optional[int] = None) -> Step:
-        """A connection without a packet."""
+        """Open a connection and send nothing."""
 
         def step(run: Run) -> None:
             old = run.links.get(self.name)
@@ -233,7 +232,7 @@ class Actor:
 
     def connect(self, stay: int = 0, session: Any = ANY, code: int = 0, version: Optional[int] = None, has: Any = None,
                 **fields: Any) -> Step:  # fmt: skip
-        """CONNECT and its CONNACK; ``stay``: a session that outlives the connection by so many seconds (v4: always)."""
+        """CONNECT and CONNACK; ``stay``: the session expiry in seconds (version 4: never)."""
         fields.setdefault("client", "~" + self.name)
         given = list(fields.pop("props", None) or ())
         if stay:
@@ -251,7 +250,7 @@ class Actor:
         return lambda run: run.send(self.name, packets)
 
     def get(self, *packets: Packet, within: float = LIMIT) -> Step:
-        """These packets, in this order and with nothing between them."""
+        """Receive exactly these packets, in this order."""
 
         def step(run: Run) -> None:
             for packet in packets:
@@ -260,21 +259,21 @@ class Actor:
         return step
 
     def any_order(self, *packets: Packet) -> Step:
-        """These packets and no other, in any order."""
+        """Receive exactly these packets, in any order."""
 
         def step(run: Run) -> None:
             left = [run.owned(packet) for packet in packets]
             while left:
-                came = run.take(self.name)
-                assert came is not None, f"{self.name} was closed, expected {left}"
-                fitting = [wanted for wanted in left if wanted.fits(came, run.links[self.name].version)]
-                assert fitting, f"{self.name} got {came}, expected one of {left}"
+                received = run.receive(self.name)
+                assert received is not None, f"{self.name} was closed, expected {left}"
+                fitting = [wanted for wanted in left if wanted.fits(received, run.links[self.name].version)]
+                assert fitting, f"{self.name} got {received}, expected one of {left}"
                 left.remove(fitting[0])
 
         return step
 
     def idle(self) -> Step:
-        """Nothing was sent to this client before the answer to its PINGREQ."""
+        """Receive nothing before the answer to a PINGREQ."""
 
         def step(run: Run) -> None:
             run.send(self.name, [PINGREQ])
@@ -283,27 +282,27 @@ class Actor:
         return step
 
     def ended(self, code: Any = ANY, within: float = LIMIT) -> Step:
-        """Closed; a version 5 client is told why first."""
+        """The broker closes; a version 5 client gets DISCONNECT with this code first."""
 
         def step(run: Run) -> None:
             if run.links[self.name].version >= 5:
                 run.get(self.name, DISCONNECT(code), within)
-            came = run.take(self.name, within)
-            assert came is None, f"{self.name} got {came}, expected the end of the connection"
+            received = run.receive(self.name, within)
+            assert received is None, f"{self.name} got {received}, expected the end of the connection"
 
         return step
 
     def dropped(self, within: float = LIMIT) -> Step:
-        """Closed without a packet."""
+        """The broker closes without a packet."""
 
         def step(run: Run) -> None:
-            came = run.take(self.name, within)
-            assert came is None, f"{self.name} got {came}, expected the end of the connection"
+            received = run.receive(self.name, within)
+            assert received is None, f"{self.name} got {received}, expected the end of the connection"
 
         return step
 
     def refused(self, v4: Any, v5: Any) -> Step:
-        """CONNACK with this code, None for no CONNACK, and the end of the connection."""
+        """CONNACK with this code (None: no CONNACK), then the broker closes."""
 
         def step(run: Run) -> None:
             code = v5 if run.links[self.name].version >= 5 else v4
@@ -314,31 +313,31 @@ class Actor:
         return step
 
     def cut(self) -> Step:
-        """The connection is lost."""
+        """Lose the connection."""
         return lambda run: run.links[self.name].socket.close()
 
     def leave(self, code: int = 0, props: Props = None) -> Step:
-        """DISCONNECT, after which the broker closes in silence."""
+        """DISCONNECT; the broker closes without a packet."""
         return both(self.send(DISCONNECT(code, props)), self.dropped())
 
     def subscribe(self, topic_filter: str, options: int = 0, id: int = 1, props: Props = None) -> Step:
-        """SUBSCRIBE and its SUBACK."""
+        """SUBSCRIBE and SUBACK."""
         return both(
             self.send(SUBSCRIBE(id, (topic_filter, options), props=props)), self.get(SUBACK(id, options & 3))
         )
 
-    def take(self, count: int) -> Step:
-        """So many packets, whatever they are; ``run.came`` has them."""
+    def receive(self, count: int) -> Step:
+        """Receive any ``count`` packets; they are in ``run.received``."""
 
         def step(run: Run) -> None:
             for _ in range(count):
-                run.take(self.name)
+                run.receive(self.name)
 
         return step
 
     def publish(self, topic: str, payload: bytes = b"", qos: int = 1, retain: int = 0, props: Props = None,
                 id: int = 100) -> Step:  # fmt: skip
-        """PUBLISH and the rest of its exchange."""
+        """PUBLISH and its acknowledgements."""
 
         def step(run: Run) -> None:
             run.send(self.name, [PUBLISH(topic, payload, qos, id, retain, props=props)])
@@ -358,11 +357,11 @@ def wait(seconds: float) -> Step:
     return lambda run: time.sleep(seconds)
 
 
-def verify(what: str, holds: Callable[[Run], bool]) -> Step:
-    """What cannot be said of one packet; ``run.came`` has all that came."""
+def verify(condition: str, holds: Callable[[Run], bool]) -> Step:
+    """A condition on all received packets, which are in ``run.received``."""
 
     def step(run: Run) -> None:
-        assert holds(run), what
+        assert holds(run), condition
 
     return step
 
@@ -379,10 +378,10 @@ def both(first: Step, second: Step) -> Step:
 
 
 class Case:
-    """``v4`` and ``v5``: numbers of the statements of 3.1.1 and 5.0, without ``MQTT-``; None: not for that version.
+    """One case.
 
-    ``broker``: the settings of the broker it needs, by name in ``cases.BROKERS``; ``timed``: takes seconds because
-    the standard does, and runs beside the others.
+    ``v4`` and ``v5`` are the statements of 3.1.1 and 5.0 that it tests, without ``MQTT-``; None: not at that version.
+    ``broker`` is the name of its settings in ``cases.BROKERS``. A ``timed`` case takes seconds and runs beside others.
     """
 
     def __init__(self, name: str, v4: Optional[str], v5: Optional[str], steps: Sequence[Step], broker: str = "default",

@@ -1,6 +1,6 @@
-"""Every statement of the standard that binds a server, packet by packet, against a real broker.
+"""Runs every conformance case against a broker process.
 
-The cases are in ``conformance/``; ``make conformance`` runs them and writes docs/conformance.md.
+``make conformance`` runs them too, and writes docs/conformance.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROWS = list(rows())
 
 
 def started(broker: BrokerProcess) -> int:
-    """The port that the cases are for: that of the WebSocket listener if there is one."""
+    """The broker's port: that of its WebSocket listener if it has one."""
     if '"ws"' in broker.config.read_text(encoding="utf-8"):
         return int(broker.wait_for_log(r"event=listening .*\btype=ws\b.*\bport=(\d+)")[1])
     return broker.port
@@ -37,9 +37,9 @@ def started(broker: BrokerProcess) -> int:
 
 @pytest.fixture(scope="module")
 def port_of() -> Iterator[Callable[[str], int]]:
-    """The port of a broker with those settings, started when first asked for.
+    """Starts a broker with some settings once, and returns its port.
 
-    CONFORMANCE_PORT names a broker that runs already: to see what another one answers.
+    The environment variable CONFORMANCE_PORT names the port of a running broker to test instead.
     """
     ports: dict[str, int] = {}
     with ExitStack() as stack:
@@ -54,8 +54,8 @@ def port_of() -> Iterator[Callable[[str], int]]:
 
 
 @pytest.fixture(scope="module")
-def packet_ids_in_use(request: pytest.FixtureRequest, port_of: Callable[[str], int]) -> Iterator[dict[tuple[str, int], Future[None]]]:
-    """The selected cases that take seconds: they begin with the first test and run beside the others."""
+def timed_runs(request: pytest.FixtureRequest, port_of: Callable[[str], int]) -> Iterator[dict[tuple[str, int], Future[None]]]:
+    """The selected timed cases, started with the first test in threads of their own."""
     selected = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     timed = [(p["case"], p["version"]) for p in selected if isinstance(p.get("case"), Case) and p["case"].timed]
     with ThreadPoolExecutor(max_workers=64) as pool:
@@ -64,12 +64,12 @@ def packet_ids_in_use(request: pytest.FixtureRequest, port_of: Callable[[str], i
 
 @pytest.mark.parametrize("case, version", ROWS)
 def test_case(
-    case: Case, version: int, port_of: Callable[[str], int], packet_ids_in_use: dict[tuple[str, int], Future[None]]
+    case: Case, version: int, port_of: Callable[[str], int], timed_runs: dict[tuple[str, int], Future[None]]
 ) -> None:
     failure = ""
     try:
         if case.timed:
-            packet_ids_in_use[case.name, version].result()
+            timed_runs[case.name, version].result()
         else:
             Run(case, version, port_of(case.broker)).play()
     except AssertionError as error:

@@ -1,4 +1,4 @@
-"""docs/conformance.md and the tests say the same."""
+"""docs/conformance.md and the tests agree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ for case in CASES:
             CASES_BY_STATEMENT.setdefault(("5" if number >= 5 else "3.1.1", statement), set()).add(case.name)
 
 
-def test_cases_have_names_of_their_own_and_known_brokers() -> None:
+def test_cases_have_unique_names_and_known_brokers() -> None:
     names = [case.name for case in CASES]
     assert sorted(names) == sorted(set(names))
     assert {case.broker for case in CASES} == set(BROKERS)
@@ -39,7 +39,7 @@ def test_every_statement_that_binds_a_server_has_a_test_or_a_reason(version: str
 
 
 @pytest.mark.parametrize("version", report.TABLES)
-def test_the_document_names_the_tests_there_are(version: str) -> None:
+def test_the_document_names_the_tests_that_exist(version: str) -> None:
     for row in ROWS[version]:
         cases = {name for name in row.tests if "::" not in name}
         assert cases == CASES_BY_STATEMENT.get((version, row.id), set()), f"{row.id}: run make conformance"

@@ -1,7 +1,7 @@
-"""Packets as the standard draws them, written and read apart from the broker's own codec.
+"""An encoder and a strict decoder of packets that share nothing with the broker's codec.
 
-Rule: what a server sends is taken to pieces strictly. A packet that no server may send, a code or a property that
-is not listed for it, a length in more bytes than it needs: all raise ``Violation``, whichever test meets them.
+The decoder raises `Violation` for everything that a server may not send: other packet types, reason codes or properties
+that the packet does not list, and lengths in more bytes than needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TYPES = {name: number for number, name in enumerate(NAMES) if name}
 FLAGS = {"PUBREL": 2, "SUBSCRIBE": 2, "UNSUBSCRIBE": 2}
 ACKS = ("PUBACK", "PUBREC", "PUBREL", "PUBCOMP")
 
-# Property id -> how its value is written: bytes of an integer, or v(arint), s(tring), b(inary), p(air).
+# The type of each property: the width of an integer, or v(arint), s(tring), b(inary), p(air).
 FORMS: dict[int, Union[int, str]] = {
     0x01: 1, 0x02: 4, 0x03: "s", 0x08: "s", 0x09: "b", 0x0B: "v", 0x11: 4, 0x12: "s", 0x13: 2, 0x15: "s", 0x16: "b",
     0x17: 1, 0x18: 4, 0x19: 1, 0x1A: "s", 0x1C: "s", 0x1F: "s", 0x21: 2, 0x22: 2, 0x23: 2, 0x24: 1, 0x25: 1,
@@ -28,7 +28,7 @@ AUTH_METHOD, AUTH_DATA, PROBLEM_INFORMATION, WILL_DELAY, RESPONSE_REQUEST = 0x15
 RESPONSE_INFORMATION, SERVER_REFERENCE, REASON, RECEIVE_MAXIMUM, ALIAS_MAXIMUM = 0x1A, 0x1C, 0x1F, 0x21, 0x22
 ALIAS, MAXIMUM_QOS, RETAIN_AVAILABLE, USER, MAXIMUM_PACKET_SIZE = 0x23, 0x24, 0x25, 0x26, 0x27
 
-# What a server may send: the properties of each packet (MQTT 5.0 table 2-4) and its reason codes (table 2-6).
+# The properties (MQTT 5.0 table 2-4) and reason codes (table 2-6) of the packets that a server sends.
 SERVER_PROPERTIES: dict[str, tuple[int, ...]] = {
     "CONNACK": (0x11, 0x12, 0x13, 0x15, 0x16, 0x1A, 0x1C, 0x1F, 0x21, 0x22, 0x24, 0x25, 0x26, 0x27, 0x28, 0x29, 0x2A),
     "PUBLISH": (0x01, 0x02, 0x03, 0x08, 0x09, 0x0B, 0x23, 0x26),
@@ -54,7 +54,7 @@ Property = tuple[int, Any]
 
 
 class Violation(AssertionError):
-    """The server sent what no server may send."""
+    """The server sent something that it may not."""
 
 
 def check(holds: bool, what: str) -> None:
@@ -74,7 +74,7 @@ def varint(value: int) -> bytes:
 
 
 def s(text: Union[str, bytes]) -> bytes:
-    """A string or binary with its two bytes of length; bytes as they are, well-formed or not."""
+    """A string or binary data with its two-byte length; bytes are not checked."""
     data = text.encode("utf-8") if isinstance(text, str) else text
     return len(data).to_bytes(2, "big") + data
 
@@ -95,10 +95,10 @@ def props(values: Sequence[Property]) -> bytes:
 
 
 class Packet:
-    """A packet by its fields: one to send, one that came, or one that is expected.
+    """A packet by its fields: to send, received, or expected.
 
-    In what is expected, ``ANY`` fits everything and a function is asked. ``props`` are pairs in the order of the
-    wire; expected ones are those of a PUBLISH exactly, and any elsewhere, unless the test says otherwise.
+    A field of an expected packet may be ``ANY`` or a function. ``props`` are pairs in the packet's order; if a case does
+    not set them, an expected PUBLISH has none and other packets may have any.
     """
 
     def __init__(self, kind: str, **fields: Any) -> None:
@@ -114,9 +114,9 @@ class Packet:
     def __repr__(self) -> str:
         return f"{self.kind}({', '.join(f'{name}={value!r}' for name, value in self.fields.items())})"
 
-    def fits(self, came: Packet, version: int) -> bool:
-        """Whether ``came`` is what this packet expects."""
-        if came.kind != self.kind:
+    def fits(self, received: Packet, version: int) -> bool:
+        """Whether the received packet ``received`` is as expected."""
+        if received.kind != self.kind:
             return False
         for name, wanted in self.fields.items():
             if version < 5 and (name == "props" or (name == "codes" and self.kind == "UNSUBACK")):
@@ -125,13 +125,13 @@ class Packet:
                 wanted = [] if self.kind == "PUBLISH" else ANY
             if version < 5 and name == "code" and self.kind in ACKS:
                 continue
-            value = getattr(came, name)
+            value = getattr(received, name)
             if not (wanted(value) if callable(wanted) and wanted is not ANY else wanted == value):
                 return False
         return True
 
     def encode(self, version: int, own: Callable[[str], str]) -> bytes:
-        """The bytes a client sends; ``own`` makes names the test's own."""
+        """The packet's bytes; ``own`` adds the case's prefix to names."""
         five = version >= 5
         fields = self.fields
         tail = props([(i, own(v) if i == RESPONSE_TOPIC else v) for i, v in fields.get("props") or ()]) if five else b""
@@ -171,7 +171,7 @@ class Packet:
 
 
 class Raw:
-    """Bytes to send, part of which differs by version: functions are given it."""
+    """Bytes to send; parts that depend on the version are functions of it."""
 
     def __init__(self, *parts: Union[bytes, Callable[[int], bytes]], head: Optional[int] = None) -> None:
         self.parts = parts
@@ -183,12 +183,12 @@ class Raw:
 
 
 def frame(head: int, *parts: Union[bytes, Callable[[int], bytes]]) -> Raw:
-    """A packet of that first byte around a body that may be anything."""
+    """A packet with this first byte around any body."""
     return Raw(*parts, head=head)
 
 
 def none(version: int) -> bytes:
-    """No properties: property length 0 in version 5, nothing in version 4."""
+    """No properties: a property length of 0 in version 5, no bytes in version 4."""
     return b"\0" if version >= 5 else b""
 
 
@@ -196,7 +196,7 @@ def none(version: int) -> bytes:
 
 
 class Reader:
-    """Takes the fields of one packet from its bytes."""
+    """Reads the fields of one packet."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -259,7 +259,7 @@ class Reader:
 
 
 def read(buffer: bytes, version: int) -> tuple[Optional[Packet], int]:
-    """The first packet of what a server sent and its size; (None, 0) while it is incomplete."""
+    """The first packet of received bytes and its size; (None, 0) if it is incomplete."""
     if len(buffer) < 2:
         return None, 0
     at = next((i for i in range(1, min(5, len(buffer))) if buffer[i] < 128), 0)
