@@ -1,9 +1,7 @@
-"""Consumer lag: how far the readers of streams that say so have come, and whom retention will overtake.
+"""Consumer lag: how far consumers have read the streams, and which of them retention will overtake.
 
-The rule kept here: what is known stands in the consumers' own reports
-(`bridge_spark.source.consumers`) and in the log, so nothing is lost with a restart
-and a reader of the directory is seen like one over HTTP; looking at it costs
-neither the event loop nor the writer anything.
+It is computed from the consumers' reports (`bridge_spark.source.consumers`) and the log, both on disk, so a restart loses
+nothing and consumers that read the directory are included. It runs on threads other than the event loop and the writer.
 """
 
 from __future__ import annotations
@@ -38,76 +36,71 @@ Part = Dict[str, Any]
 
 
 class TooManyConsumers(ReportError):
-    """There is no room for another consumer."""
+    """The stream has as many consumers as it may have."""
 
 
-class Place(NamedTuple):
-    """Where a consumer stands in one partition: ``offset`` is the next that it will read.
-
-    ``lag`` counts the offsets from there to the end and ``lag_seconds`` is the
-    age of the first of them that is kept; ``lost`` were removed unread.  Until
-    retention removes more that is unread, it takes at least ``seconds_left`` and
-    ``bytes_left`` more bytes in the stream, None where it does not go by that.
-    """
+class PartitionLag(NamedTuple):
+    """A consumer's progress in one partition."""
 
     partition: int
-    offset: int
-    lag: int
-    lag_seconds: float
-    lost: int
-    seconds_left: Optional[float]
-    bytes_left: Optional[int]
+    offset: int  # the next one that it will read
+    lag: int  # offsets from there to the high watermark
+    lag_seconds: float  # age of the first unread record that is kept
+    lost: int  # offsets that retention removed unread
+    # Until retention removes unread records, at least so much time passes, or the stream grows by so many bytes.
+    seconds_left: Optional[float]  # None if retention does not depend on age
+    bytes_left: Optional[int]  # None if retention does not depend on size
     at_risk: bool
 
 
 class Consumer(NamedTuple):
-    """A reader and when it last reported, in seconds since the epoch."""
+    """A consumer of a stream; ``reported_at`` is a Unix time in seconds."""
 
     stream: str
     name: str
     reported_at: float
-    places: Tuple[Place, ...]
+    partitions: Tuple[PartitionLag, ...]
 
     @property
     def lag(self) -> int:
-        return sum(place.lag for place in self.places)
+        return sum(partition.lag for partition in self.partitions)
 
     @property
     def lag_seconds(self) -> float:
-        return max((place.lag_seconds for place in self.places), default=0.0)
+        return max((partition.lag_seconds for partition in self.partitions), default=0.0)
 
     @property
     def at_risk(self) -> bool:
-        return any(place.at_risk for place in self.places)
+        return any(partition.at_risk for partition in self.partitions)
 
 
 class ConsumerLag:
-    """The consumers of `logs`, whose streams are `configs`; `clock` gives seconds since the epoch.
+    """The consumers of all streams of ``logs``.
 
-    ``latest`` is what the last look found.  Every method may be called on any
-    thread, `start` and `stop` by the owner's.
+    ``clock`` returns Unix time in seconds. ``latest`` is the result of the last `update`. `start` and `stop` are for the
+    owner's thread, the other methods for any thread.
     """
 
     def __init__(
         self,
         logs: StreamLogs,
         configs: Sequence[StreamConfig],
-        wanted: Consumers,
+        settings: Consumers,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.latest: Tuple[Consumer, ...] = ()
         self._logs = logs
         self._configs = {config.name: config for config in configs}
-        self._wanted = wanted
+        self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
         self._times: Dict[Tuple[str, int, int], int] = {}
-        self._silent_until: Dict[Tuple[str, ...], float] = {}
+        self._next_warning: Dict[Tuple[str, ...], float] = {}
         self._stopping = threading.Event()
         self._thread: Optional[threading.Thread] = None
 
     def start(self) -> None:
-        """Look every now and then, on a thread of its own."""
+        """Start a thread that calls `update` at every interval of the settings."""
         self._thread = threading.Thread(target=self._run, name="consumers", daemon=True)
         self._thread.start()
 
@@ -121,50 +114,50 @@ class ConsumerLag:
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
-                self.look()
+                self.update()
             except Exception:
-                # A defect must not end the warnings of retention for everybody.
+                # A defect must not end the warnings for all consumers.
                 log.exception("event=defect in=consumers")
-            self._stopping.wait(self._wanted.interval)
+            self._stopping.wait(self._settings.interval)
 
-    # -- what consumers and operators ask for -----------------------------------
+    # -- requests ---------------------------------------------------------------
 
     def report(self, stream: str, name: str, data: bytes) -> None:
-        """Keep a consumer's report; raises `ReportError`, `KeyError` for an unknown stream, and `OSError`."""
-        check_name(name, self._wanted.max_name_length)
+        """Store a consumer's report. Raises ReportError, KeyError if the stream is unknown, and OSError."""
+        check_name(name, self._settings.max_name_length)
         decode_report(data, self._configs[stream].partitions)
         directory = self._directory(stream)
         with self._lock:
             if not (directory / f"{name}{SUFFIX}").exists():
-                if len(_report_files(directory)) >= self._wanted.max_consumers:
-                    raise TooManyConsumers(f"stream {stream!r} has {self._wanted.max_consumers} consumers already")
+                if len(_report_files(directory)) >= self._settings.max_consumers:
+                    raise TooManyConsumers(f"stream {stream!r} has {self._settings.max_consumers} consumers already")
             write_report(directory, name, data)
 
     def forget(self, stream: str, name: str) -> bool:
-        """Forget a consumer until it reports again; False if there is none.  Raises `OSError`."""
+        """Delete a consumer's report; False if there is none. Raises OSError."""
         try:
-            check_name(name, self._wanted.max_name_length)
+            check_name(name, self._settings.max_name_length)
             (self._directory(stream) / f"{name}{SUFFIX}").unlink()
         except (ReportError, FileNotFoundError):
             return False
         return True
 
-    def table(self, stream: str) -> List[Consumer]:
-        """Where the consumers of a stream stand now, by name; raises `KeyError` for an unknown stream."""
+    def consumers(self, stream: str) -> List[Consumer]:
+        """The consumers of a stream now, sorted by name. Raises KeyError if the stream is unknown."""
         config = self._configs[stream]
         with self._lock:
-            return self._table(config, self._clock())
+            return self._consumers(config, self._clock())
 
-    def look(self) -> None:
-        """Take ``latest`` anew, forget who has been silent for long, and warn of who is at risk."""
+    def update(self) -> None:
+        """Compute ``latest``, delete the reports that are too old, and log a warning for each consumer at risk."""
         now = self._clock()
         with self._lock:
             known, self._times = self._times, {}
             for config in self._configs.values():
-                self._clean(self._directory(config.name), now)
-            found = [consumer for config in self._configs.values() for consumer in self._table(config, now, known)]
+                self._delete_old(self._directory(config.name), now)
+            found = [consumer for config in self._configs.values() for consumer in self._consumers(config, now, known)]
         self.latest = tuple(found)
-        self._silent_until = {key: until for key, until in self._silent_until.items() if until > now}
+        self._next_warning = {key: at for key, at in self._next_warning.items() if at > now}
         for consumer in found:
             self._warn(consumer, now)
 
@@ -173,8 +166,8 @@ class ConsumerLag:
     def _directory(self, stream: str) -> Path:
         return self._logs.directory / stream / DIRECTORY
 
-    def _clean(self, directory: Path, now: float) -> None:
-        """Remove reports, and what was to become one, that are too old."""
+    def _delete_old(self, directory: Path, now: float) -> None:
+        """Delete reports, and temporary files of reports, that are too old."""
         try:
             names = os.listdir(directory)
         except OSError:
@@ -182,28 +175,28 @@ class ConsumerLag:
         for name in names:
             if name.endswith(SUFFIX) or name.startswith("."):
                 try:
-                    if now - os.lstat(directory / name).st_mtime > self._wanted.forget_after:
+                    if now - os.lstat(directory / name).st_mtime > self._settings.forget_after:
                         os.unlink(directory / name)
                 except OSError:
                     continue
 
     def _reports(self, config: StreamConfig, now: float) -> List[Tuple[str, float, Dict[int, int]]]:
-        """Name, time and offsets of the stream's consumers, by name."""
+        """The reports of a stream as (consumer, time, offsets by partition), sorted by consumer."""
         directory = self._directory(config.name)
         found = []
         for file in _report_files(directory):
             name = file.removesuffix(SUFFIX)
             try:
-                check_name(name, self._wanted.max_name_length)
+                check_name(name, self._settings.max_name_length)
                 data, written = _read(directory / file)
-                if now - written <= self._wanted.forget_after:
+                if now - written <= self._settings.forget_after:
                     found.append((name, written, decode_report(data, config.partitions)))
             except FileNotFoundError:
                 continue
             except (OSError, ReportError) as error:
                 if self._may_warn(("report", config.name, name), now):
                     log.warning("event=consumer_unreadable file=%s reason=%s", directory / file, error)
-        most = self._wanted.max_consumers
+        most = self._settings.max_consumers
         if len(found) > most:
             if self._may_warn(("many", config.name), now):
                 log.warning("event=consumers_too_many stream=%s consumers=%d shown=%d", config.name, len(found), most)
@@ -212,7 +205,7 @@ class ConsumerLag:
 
     # -- lag --------------------------------------------------------------------
 
-    def _table(
+    def _consumers(
         self, config: StreamConfig, now: float, known: Optional[Dict[Tuple[str, int, int], int]] = None
     ) -> List[Consumer]:
         reports = self._reports(config, now)
@@ -222,32 +215,35 @@ class ConsumerLag:
         retention = _Retention(config, parts, now)
         return [
             Consumer(config.name, name, written, tuple(
-                self._place(config.name, parts[number], offset, retention, now, known or {})
+                self._partition_lag(config.name, parts[number], offset, retention, now, known or {})
                 for number, offset in sorted(offsets.items())
             ))
             for name, written, offsets in reports
         ]
 
-    def _place(
+    def _partition_lag(
         self, stream: str, part: Part, offset: int, retention: _Retention, now: float,
         known: Dict[Tuple[str, int, int], int],
-    ) -> Place:
+    ) -> PartitionLag:
         number, start, end = part["partition"], part["log_start_offset"], part["high_watermark"]
         unread = max(offset, start)
         lag, lost = max(end - offset, 0), max(start - offset, 0)
         segment = next((s for s in part["segments"] if unread < s["end_offset"]), None)
         if segment is None:
-            return Place(number, offset, lag, 0.0, lost, None, None, lost > 0)
+            return PartitionLag(number, offset, lag, 0.0, lost, None, None, lost > 0)
         key = stream, number, unread
         received = self._times.get(key) or known.get(key) or self._received_at(stream, number, segment, unread)
         self._times[key] = received
         seconds, size = retention.left(segment)
-        near = retention.is_near(seconds, size, self._wanted)
-        return Place(number, offset, lag, max(now - received / 1e6, 0.0), lost, seconds, size, near or lost > 0)
+        near = retention.is_near(seconds, size, self._settings)
+        age = max(now - received / 1e6, 0.0)
+        return PartitionLag(number, offset, lag, age, lost, seconds, size, near or lost > 0)
 
     def _received_at(self, stream: str, partition: int, segment: Part, offset: int) -> int:
-        """When a record was received, in microseconds; estimated between the segment's first and last where
-        its bytes do not tell."""
+        """When a record was received, in µs since the Unix epoch.
+
+        If its batch cannot be read, the time is interpolated between the segment's first and last record.
+        """
         file: str = segment["file"]
         try:
             path, size = self._logs.committed_file(stream, partition, file)
@@ -262,36 +258,36 @@ class ConsumerLag:
     # -- warnings ---------------------------------------------------------------
 
     def _may_warn(self, key: Tuple[str, ...], now: float) -> bool:
-        if self._silent_until.get(key, 0.0) > now:
+        if self._next_warning.get(key, 0.0) > now:
             return False
-        self._silent_until[key] = now + self._wanted.warning_interval
+        self._next_warning[key] = now + self._settings.warning_interval
         return True
 
     def _warn(self, consumer: Consumer, now: float) -> None:
-        """One line for a consumer at risk, of the partition where it is worst."""
-        risky = [place for place in consumer.places if place.at_risk]
-        if not risky:
+        """Log one line for a consumer at risk, about the partition where most is lost or least is left."""
+        at_risk = [partition for partition in consumer.partitions if partition.at_risk]
+        if not at_risk:
             return
-        place = max(risky, key=lambda place: (place.lost, -_most(place.seconds_left), -_most(place.bytes_left)))
-        if not self._may_warn(("lost" if place.lost else "risk", consumer.stream, consumer.name), now):
+        worst = max(at_risk, key=lambda each: (each.lost, -_or_infinity(each.seconds_left), -_or_infinity(each.bytes_left)))
+        if not self._may_warn(("lost" if worst.lost else "risk", consumer.stream, consumer.name), now):
             return
-        if place.lost:
+        if worst.lost:
             log.warning(
                 "event=consumer_overtaken stream=%s consumer=%s partition=%d offset=%d lost=%d partitions_at_risk=%d",
-                consumer.stream, consumer.name, place.partition, place.offset, place.lost, len(risky),
+                consumer.stream, consumer.name, worst.partition, worst.offset, worst.lost, len(at_risk),
             )
         else:
             log.warning(
                 "event=consumer_at_risk stream=%s consumer=%s partition=%d offset=%d lag=%d seconds_left=%s bytes_left=%s"
                 " partitions_at_risk=%d",
-                consumer.stream, consumer.name, place.partition, place.offset, place.lag,
-                "any" if place.seconds_left is None else int(place.seconds_left),
-                "any" if place.bytes_left is None else place.bytes_left, len(risky),
+                consumer.stream, consumer.name, worst.partition, worst.offset, worst.lag,
+                "any" if worst.seconds_left is None else int(worst.seconds_left),
+                "any" if worst.bytes_left is None else worst.bytes_left, len(at_risk),
             )
 
 
 class _Retention:
-    """What retention will do to the segments of one stream."""
+    """When retention removes the segments of one stream."""
 
     def __init__(self, config: StreamConfig, parts: Sequence[Part], now: float) -> None:
         self._age = config.retention_age
@@ -305,7 +301,7 @@ class _Retention:
         self._total = sum(s["bytes"] for part in parts for s in part["segments"])
 
     def left(self, segment: Part) -> Tuple[Optional[float], Optional[int]]:
-        """Seconds, and bytes to be written to the stream, until a segment may be removed at the earliest."""
+        """The seconds, and the bytes written to the stream, after which a segment is removed at the earliest."""
         last: int = segment["last_timestamp_us"]
         seconds = None if self._age is None else max(last / 1e6 + self._age - self._now, 0.0)
         if self._bytes is None:
@@ -313,15 +309,15 @@ class _Retention:
         older = self._sizes[bisect_right(self._ends, last - 1)]
         return seconds, max(self._bytes - self._total + older, 0)
 
-    def is_near(self, seconds: Optional[float], size: Optional[int], wanted: Consumers) -> bool:
-        """Whether so little is left that an operator should know."""
-        if seconds is not None and self._age is not None and seconds < min(wanted.retention_warning, self._age / 2):
+    def is_near(self, seconds: Optional[float], size: Optional[int], settings: Consumers) -> bool:
+        """Whether less is left than the settings allow without a warning."""
+        if seconds is not None and self._age is not None and seconds < min(settings.retention_warning, self._age / 2):
             return True
         return size is not None and self._bytes is not None and (
-            size < self._bytes * wanted.retention_warning_percent / 100)
+            size < self._bytes * settings.retention_warning_percent / 100)
 
 
-def _most(left: Optional[float]) -> float:
+def _or_infinity(left: Optional[float]) -> float:
     return float("inf") if left is None else left
 
 
@@ -333,17 +329,17 @@ def _report_files(directory: Path) -> List[str]:
 
 
 def _read(path: Path) -> Tuple[bytes, float]:
-    """A report and when it was written.  Whoever may write to the directory could have put anything there."""
+    """A report and when it was written. Other users may be able to write to the directory: follow no link."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(fd, "rb") as file:
         return file.read(MAX_REPORT_BYTES + 1), os.fstat(fd).st_mtime
 
 
 def _recorded_time(path: Path, size: int, first_offset: int, offset: int) -> int:
-    """The time of a record, from its batch, which the index leads to; raises `SegmentError` and `OSError`."""
+    """The timestamp in a record's batch, found by the sparse index. Raises SegmentError and OSError."""
     entries = [entry for entry in decode_index(path.with_suffix(".idx").read_bytes()) if entry.position < size]
-    place = bisect_right(entries, offset, key=attrgetter("first_offset")) - 1
-    position, first = (entries[place].position, entries[place].first_offset) if place >= 0 else (0, first_offset)
+    found = bisect_right(entries, offset, key=attrgetter("first_offset")) - 1
+    position, first = (entries[found].position, entries[found].first_offset) if found >= 0 else (0, first_offset)
     with open(path, "rb") as file:
         for _, batch, data in scan_batches(file, position, size, first):
             if offset < batch.end_offset and not batch.lost:

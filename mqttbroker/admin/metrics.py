@@ -156,20 +156,22 @@ class Metrics:
             prefix + "lost", "Offsets that retention removed before a consumer read them.", labels=labels
         )
         risk = GaugeMetricFamily(
-            prefix + "at_risk", "1 if retention has removed records that a consumer has not read, or is about to.", labels=labels
+            prefix + "at_risk",
+            "1 if retention has removed records that a consumer has not read, or is about to.",
+            labels=labels,
         )
         report = GaugeMetricFamily(
             prefix + "report_timestamp_seconds", "When a consumer last reported.", labels=labels[:2]
         )
         for consumer in self.consumers.latest if self.consumers is not None else ():
             report.add_metric([consumer.stream, consumer.name], consumer.reported_at)
-            for place in consumer.places:
-                key = [consumer.stream, consumer.name, str(place.partition)]
-                offset.add_metric(key, place.offset)
-                lag.add_metric(key, place.lag)
-                seconds.add_metric(key, place.lag_seconds)
-                lost.add_metric(key, place.lost)
-                risk.add_metric(key, place.at_risk)
+            for partition in consumer.partitions:
+                key = [consumer.stream, consumer.name, str(partition.partition)]
+                offset.add_metric(key, partition.offset)
+                lag.add_metric(key, partition.lag)
+                seconds.add_metric(key, partition.lag_seconds)
+                lost.add_metric(key, partition.lost)
+                risk.add_metric(key, partition.at_risk)
         yield from (offset, lag, seconds, lost, risk, report)
 
 
