@@ -12,7 +12,7 @@ A node stands for a position between two levels of a filter. The rest of the fil
 from __future__ import annotations
 
 import sys
-from typing import Optional, Union
+from typing import Optional, Union, cast
 
 from topic_matcher.filters import matches_from
 
@@ -87,11 +87,17 @@ def _without(group: object, subscriber: object) -> tuple[object, bool]:
     return group, False
 
 
-def _collect(found: list[object], group: object) -> None:
+def _collect(found: list[object], group: object, counted: bool) -> None:
+    """Append the values of a group; or, if ``counted``, one of them with the size of the group."""
     if isinstance(group, tuple):
-        found.append(group[1])
+        found.append((group[1], 1) if counted else group[1])
     elif isinstance(group, dict):
-        found.extend(group.values())
+        if counted:
+            for value in group.values():
+                found.append((value, len(group)))
+                break
+        else:
+            found.extend(group.values())
 
 
 def _wildcard(topic_filter: str, pos: int) -> int:
@@ -165,13 +171,20 @@ class SubscriptionTrie:
 
     def match(self, topic: str) -> list[object]:
         """The values of all matching filters, in no particular order; one value per matching filter."""
+        return self._match(topic, False)
+
+    def count_matches(self, topic: str) -> list[tuple[object, int]]:
+        """Of each matching filter one value, and how many it has; takes no longer if they are many."""
+        return cast("list[tuple[object, int]]", self._match(topic, True))
+
+    def _match(self, topic: str, counted: bool) -> list[object]:
         found: list[object] = []
         root = self._root
         if root.exact is not None:
-            _collect(found, root.exact.get(topic))
+            _collect(found, root.exact.get(topic), counted)
         wildcard_first = topic[0] != "$"  # [MQTT-4.7.2-1]
         if wildcard_first and root.rest is not None:
-            _collect(found, root.rest)
+            _collect(found, root.rest, counted)
         plus = root.plus if wildcard_first else None
         if root.prefixes is None and plus is None:
             return found
@@ -186,7 +199,7 @@ class SubscriptionTrie:
         nodes: list[_Node] = []
         depths: list[int] = []
         if root.prefixes is not None:
-            _follow(root, topic, starts, 0, found, nodes, depths)
+            _follow(root, topic, starts, 0, found, nodes, depths, counted)
         if plus is not None:
             nodes.append(plus)
             depths.append(1)
@@ -194,15 +207,15 @@ class SubscriptionTrie:
             node = nodes.pop()
             depth = depths.pop()
             if node.rest is not None:
-                _collect(found, node.rest)
+                _collect(found, node.rest, counted)
             if depth == end:
                 if node.here is not None:
-                    _collect(found, node.here)
+                    _collect(found, node.here, counted)
                 continue
             if node.exact is not None:
-                _collect(found, node.exact.get(topic[starts[depth] :]))
+                _collect(found, node.exact.get(topic[starts[depth] :]), counted)
             if node.prefixes is not None:
-                _follow(node, topic, starts, depth, found, nodes, depths)
+                _follow(node, topic, starts, depth, found, nodes, depths, counted)
             if node.plus is not None:
                 nodes.append(node.plus)
                 depths.append(depth + 1)
@@ -210,7 +223,14 @@ class SubscriptionTrie:
 
 
 def _follow(
-    node: _Node, topic: str, starts: list[int], matched: int, found: list[object], nodes: list[_Node], depths: list[int]
+    node: _Node,
+    topic: str,
+    starts: list[int],
+    matched: int,
+    found: list[object],
+    nodes: list[_Node],
+    depths: list[int],
+    counted: bool,
 ) -> None:
     """Look up the literal levels after the first ``matched`` ones; append matching leaves and the nodes to visit."""
     prefixes = node.prefixes
@@ -225,7 +245,7 @@ def _follow(
                 continue
             if isinstance(child, _Leaf):
                 if child.suffix == "#" or matches_from(child.suffix, 0, topic, after):
-                    found.append(child.value)
+                    found.append((child.value, 1) if counted else child.value)
             else:
                 nodes.append(child)
                 depths.append(matched + size)

@@ -8,7 +8,7 @@ its next use, and rebuilt only if one of them matches its topic. The cache is bo
 from __future__ import annotations
 
 from itertools import islice
-from typing import Dict, Final, List, Optional, cast
+from typing import cast, Dict, Final, List, Optional, Tuple
 from zlib import crc32
 
 from mqttbroker.codec.properties import text_of
@@ -152,6 +152,7 @@ class Router:
         self.strategy = strategy  # of all shared subscriptions
         self.rules: Optional[Rules] = None  # None if every client may read every topic
         self.groups: Dict[str, Group] = {}
+        self._groups_of: Dict[str, List[Group]] = {}  # by filter
         self.revision = 0  # number of changes of wildcard filters
         self._trie = SubscriptionTrie()
         self._changes = FilterChanges(RECORDED_FILTERS)
@@ -168,6 +169,18 @@ class Router:
     def matching(self, topic: str) -> List[object]:
         """The subscriptions and the groups whose filters match a topic."""
         return self._trie.match(topic)
+
+    def matching_filters(self, topic: str) -> List[Tuple[str, int]]:
+        """The filters that match a topic, each with its number of subscriptions and groups."""
+        found: List[Tuple[str, int]] = []
+        for value, count in self._trie.count_matches(topic):
+            topic_filter = value.topic_filter if isinstance(value, Group) else cast(Subscription, value).topic_filter
+            found.append((topic_filter, count))
+        return found
+
+    def groups_of(self, topic_filter: str) -> List[Group]:
+        """The shared subscriptions with this filter."""
+        return self._groups_of.get(topic_filter, [])
 
     def route(self, topic_bytes: bytes) -> Route:
         """The route of a topic name; MQTTError if the name is not valid or not allowed."""
@@ -209,6 +222,7 @@ class Router:
         if group is None:
             group = Group(name, topic_filter)
             self.groups[key] = group
+            self._groups_of.setdefault(topic_filter, []).append(group)
             self._trie.insert(topic_filter, group, group)
             self._invalidate(topic_filter)
         group.add(Member(subscription))
@@ -224,6 +238,9 @@ class Router:
         group.remove(session)
         if not group.members:
             del self.groups[key]
+            self._groups_of[topic_filter].remove(group)
+            if not self._groups_of[topic_filter]:
+                del self._groups_of[topic_filter]
             self._trie.remove(topic_filter, group)
         if not group.members or self.rules is not None:
             self._invalidate(topic_filter)

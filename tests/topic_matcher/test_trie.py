@@ -51,6 +51,10 @@ class TrieAgainstDictionary(RuleBasedStateMachine):
     def match(self, topic: str) -> None:
         expected = [value for (wanted, _), value in self.plain.items() if matches(wanted, topic)]
         assert sorted(self.trie.match(topic), key=int) == sorted(expected)  # type: ignore[call-overload]
+        filters = [wanted for wanted, _ in self.plain if matches(wanted, topic)]
+        counts = self.trie.count_matches(topic)
+        assert sorted(count for _, count in counts) == sorted(map(filters.count, set(filters)))
+        assert {value for value, _ in counts} <= set(expected)
 
     @invariant()
     def size(self) -> None:

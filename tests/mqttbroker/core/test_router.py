@@ -121,10 +121,13 @@ def test_a_group_exists_while_it_has_members() -> None:
     route = router.route(b"a/1")
     assert sorted((group.name, len(group.members)) for group in route.groups) == [("g", 2), ("h", 1)]
     assert not route.targets and route.matched and router.subscriptions == 2
+    assert router.matching_filters("a/1") == [("a/#", 2)] and router.matching_filters("b") == []
+    assert sorted(group.name for group in router.groups_of("a/#")) == ["g", "h"]
     for member in (one, two, two):
         router.leave("g", "a/#", member)
     router.leave("h", "a/#", two)
     assert not router.route(b"a/1").matched and not router.groups and router.subscriptions == 0
+    assert router.groups_of("a/#") == [] and router.matching_filters("a/1") == []
 
 
 def test_a_stream_is_in_a_route_once() -> None:
