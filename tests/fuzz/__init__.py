@@ -1,1 +1,1 @@
-"""Bad input, made by the thousand: what it is, where it is sent, and what must never follow from it."""
+"""Fuzzing: generators of invalid input, the targets it is sent to, and the checks of their behaviour."""

@@ -1,7 +1,7 @@
-"""The broker core under bad input: real parts, no socket, so that every exception is seen where it is raised.
+"""The broker core under invalid input, without a socket, so that every exception is seen where it is raised.
 
-Rule: after each round all that its clients brought is gone, and two clients who keep the standard have noticed nothing:
-every message of theirs has arrived, once and in order, and every ping was answered.
+After each round the state of its clients is gone, and two valid clients (the bystanders) were not affected: all their
+messages arrived once and in order, and all their pings were answered.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mqttbroker.codec.packets import Pingreq, Pingresp, Puback, Pubcomp, Publish
 from mqttbroker.codec.properties import Properties
 from mqttbroker.core.connection import CLOSED
 
-CLIENTS = 10  # at a time
-BEAT = 12  # pieces between two messages of the bystanders
+CLIENTS = 10  # concurrent connections
+BEAT = 12  # chunks between two messages of the bystanders
 SESSION_EXPIRY = 2.0
 LIMITS: dict[str, Any] = {
     "max_session_expiry": SESSION_EXPIRY,
@@ -33,13 +33,13 @@ LIMITS: dict[str, Any] = {
     "max_outbox_bytes": 100_000,
     "route_cache_size": 100,
 }
-SLACK = 150  # objects of a type that bounded caches may still add after the first rounds
+SLACK = 150  # objects of a type that bounded caches may still add after the warm-up
 WARM_UP = 3  # rounds
 OURS = ("mqttbroker.", "sessions.", "topic_matcher.", "bridge_spark.")
 
 
 class Offender:
-    """One connection with its conversation."""
+    """A connection and the conversation it sends."""
 
     def __init__(self, core: Core, conversation: Conversation) -> None:
         self.client = core.client()
@@ -65,7 +65,7 @@ class Offender:
 
 
 class Bystanders:
-    """A publisher and a subscriber who do everything right."""
+    """A publisher and a subscriber that follow the standard."""
 
     def __init__(self, core: Core) -> None:
         expiry = Properties()
@@ -77,7 +77,7 @@ class Bystanders:
         self.sent = 0
 
     def beat(self) -> None:
-        """One message, at each QoS in turn, and a ping of each."""
+        """Send one message, at each QoS in turn, and a ping from each client."""
         self.sent += 1
         qos = self.sent % 3
         payload = str(self.sent).encode()
@@ -128,7 +128,7 @@ class CoreTarget:
         self.core.close()
 
     def round(self, seed: str) -> None:
-        """Finding, or whatever exception escaped, if the broker is not up to it."""
+        """Raises Finding, or the exception that escaped, if the broker fails."""
         generator = Generator(seed)
         offenders = [Offender(self.core, generator.conversation()) for _ in range(CLIENTS)]
         self.core.eager = False
@@ -167,7 +167,7 @@ class CoreTarget:
                 talking.remove(offender)
 
     def _feed(self, offender: Offender) -> None:
-        """One piece; it may close its own connection, and an older one of the same client, but no other."""
+        """Send one chunk; it may close its own connection and an older one of the same client, but no other."""
         clients = self.core.broker.clients
         if offender.connection.blocked:
             self.core.settle()
@@ -178,7 +178,7 @@ class CoreTarget:
         for connection in before:
             if connection.state == CLOSED and connection is not offender.connection:
                 if connection.client_id != offender.connection.client_id:
-                    raise Finding(f"{offender.connection.client_id} ended the connection of {connection.client_id}")
+                    raise Finding(f"{offender.connection.client_id} closed the connection of {connection.client_id}")
 
     def _end(self, offender: Offender) -> None:
         outbox = offender.connection.outbox
@@ -200,20 +200,20 @@ class CoreTarget:
         self.bytes += len(sent)
 
     def _flushed(self) -> None:
-        """Forget who had output, as the end of a turn of the event loop does."""
+        """Clear the list of connections with output, as a flush does."""
         for connection in self.core.broker.outbound.flush_queue:
             connection.flush_requested = False
         self.core.broker.outbound.flush_queue = []
 
     def _count(self) -> None:
-        """Nothing but the bystanders is left."""
+        """Check that only the bystanders are left."""
         broker = self.core.broker
         left = [connection.client_id for connection in broker.clients.connections if not _stays(connection.client_id)]
         left += [client_id for client_id in broker.registry.sessions if not _stays(client_id)]
         if left or broker.clients.pending or broker.clients.connected != 2:
             raise Finding(f"left behind: {left} {list(broker.clients.pending)}, {broker.clients.connected} connected")
         if broker.journal.size or broker.journal.has_pending or not broker.journal.writer_idle:
-            raise Finding(f"the journal still has {broker.journal.size} bytes to write")
+            raise Finding(f"the journal has {broker.journal.size} unwritten bytes")
         now = live_objects()
         if self.rounds <= WARM_UP:
             self._before = now
@@ -227,7 +227,7 @@ def _stays(client_id: str) -> bool:
 
 
 def live_objects() -> Counter[str]:
-    """How many objects of the broker's classes there are, by class."""
+    """The number of objects of each of the broker's classes."""
     gc.collect()
     kinds = Counter(map(type, gc.get_objects()))
     return Counter({

@@ -1,6 +1,6 @@
-"""Conversations of clients that err: packets of the standard, packets with something wrong, and noise.
+"""Conversations of faulty clients: valid packets, damaged packets and random bytes.
 
-Rule: a generator is its seed. The same seed gives the same conversations, cut into the same pieces, on every machine.
+The same seed gives the same conversations in the same chunks on every machine.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ BAD_FILTERS = ["", "fuzz/#/a", "fuzz/a+", "a#", "$share//x", "$share/g", "$share
 BAD_TEXT = [b"\xed\xa0\x80", b"\x00", b"a\x00b", b"\xc0\x80", b"\xff\xfe", b"\xf4\x90\x80\x80", b"\xe2\x82"]
 METHODS = [b"SCRAM-SHA-256", b"M", b""]
 PAYLOADS = [b"", b"1", b"\x00\xff", b"text", b"x" * 127, b"x" * 128, b"x" * 20_000]
-BOUNDARIES = (127, 128, 16_383, 16_384)  # of a Remaining Length that takes a byte more
+BOUNDARIES = (127, 128, 16_383, 16_384)  # where a Remaining Length takes one byte more
 NUMBERS = {
     BYTE: (1, 0, 1, 2, 255),
     TWO_BYTES: (1, 2, 10, 0, 11, 65_535),
     FOUR_BYTES: (60, 200, 10_000, 0xFFFFFFFF, 1, 0),
-}  # the usual ones first
+}  # ordinary values first
 KINDS = {row.identifier: row.kind for row in PROPERTIES}
 SUBSCRIPTION_IDS = (1, 127, 128, 16_384, 268_435_455, 0)
-AUTHENTICATION = (0x15, 0x16)  # the properties that turn most CONNECTs into a refusal
+AUTHENTICATION = (0x15, 0x16)  # the properties because of which most CONNECTs are refused
 
 
 class Conversation:
-    """What one connection sends: ``pieces`` in order, which together are ``data``."""
+    """The bytes that one connection sends, ``data``, and the chunks in which it sends them, ``pieces``."""
 
     def __init__(self, data: bytes, pieces: list[bytes]) -> None:
         self.data = data
@@ -72,7 +72,7 @@ class Conversation:
 
 
 class Generator:
-    """Conversations from ``seed``; `wildness` is how likely a packet is to be damaged."""
+    """Generates conversations; ``wildness`` is the probability that a packet is damaged."""
 
     def __init__(self, seed: str) -> None:
         self.random = Random(seed)
@@ -97,7 +97,7 @@ class Generator:
         return Conversation(data, self.pieces(data))
 
     def pieces(self, data: bytes) -> list[bytes]:
-        """``data`` as a network might bring it."""
+        """``data`` in random chunks."""
         largest = self.random.choice((1, 5, 50, 2000, 1 << 20))
         if largest < 50 and len(data) > 4000:
             largest = 500
@@ -194,7 +194,7 @@ class Generator:
             options = random.randrange(3)
             if version >= 5:
                 options |= random.choice((0, 0, 8)) | random.randrange(3) << 4
-            if self._astray():
+            if self._faulty():
                 options = random.randrange(256)
             body += self.topic_filter() + bytes((options,))
         return encode_frame(SUBSCRIBE, body)
@@ -208,7 +208,7 @@ class Generator:
         return encode_frame(kind, body)
 
     def server_packet(self, version: int) -> bytes:
-        """What only a server may send."""
+        """A packet that only a server may send."""
         kind = self.random.choice((CONNACK, SUBACK, UNSUBACK, PINGRESP))
         if kind == PINGRESP:
             return encode_frame(kind, b"")
@@ -218,26 +218,26 @@ class Generator:
 
     # --- their parts ----------------------------------------------------------------------------------------------
 
-    def _astray(self) -> bool:
-        """Whether this part shall be one that the standard forbids, or nearly."""
+    def _faulty(self) -> bool:
+        """Whether to make this part invalid or a limit value."""
         return self.random.random() < self.wildness / 10
 
     def packet_id(self) -> bytes:
-        """Small ones, so that they meet those the broker gives out."""
-        number = 0 if self._astray() else self.random.choice((1, 1, 2, 2, 3, 4, 5, 6, 7, 65_535))
+        """A small one, so that it may equal one that the broker assigns."""
+        number = 0 if self._faulty() else self.random.choice((1, 1, 2, 2, 3, 4, 5, 6, 7, 65_535))
         return number.to_bytes(2, "big")
 
     def text(self, usual: str) -> bytes:
-        return encode_binary(self.random.choice(BAD_TEXT)) if self._astray() else encode_utf8(usual)
+        return encode_binary(self.random.choice(BAD_TEXT)) if self._faulty() else encode_utf8(usual)
 
     def topic(self) -> bytes:
-        return self.text(self.random.choice(BAD_TOPICS if self._astray() else TOPICS))
+        return self.text(self.random.choice(BAD_TOPICS if self._faulty() else TOPICS))
 
     def topic_filter(self) -> bytes:
         return self.text(self.random.choice(BAD_FILTERS if self.random.random() < 0.03 else FILTERS))
 
     def properties(self, packet_type: int, version: int) -> bytes:
-        """A block of properties, with its length; nothing below version 5."""
+        """Encoded properties with their length; empty below version 5."""
         if version < 5:
             return b""
         random = self.random
@@ -247,14 +247,14 @@ class Generator:
             if packet_type == CONNECT and random.random() < 0.9:
                 legal = [identifier for identifier in legal if identifier not in AUTHENTICATION]
             if packet_type == PUBLISH and random.random() < 0.95:
-                legal.remove(0x0B)  # subscription identifiers are for the server to send
+                legal.remove(0x0B)  # only servers send subscription identifiers
             wanted = random.sample(legal, random.randint(1, min(3, len(legal))))
-        if packet_type == AUTH and not self._astray():
+        if packet_type == AUTH and not self._faulty():
             wanted = list(AUTHENTICATION)
-        if self._astray():
+        if self._faulty():
             wanted.append(random.choice(wanted or list(KINDS)))
         block = b"".join(bytes((identifier,)) + self.value(identifier) for identifier in wanted)
-        if self._astray():
+        if self._faulty():
             return random.choice((encode_varint(len(block) + 1), b"\xff\xff\xff\xff\x7f", b"")) + block
         return encode_varint(len(block)) + block
 
@@ -265,11 +265,11 @@ class Generator:
             return encode_binary(random.choice(METHODS))
         if kind in NUMBERS:
             numbers = NUMBERS[kind]
-            if not self._astray():
+            if not self._faulty():
                 numbers = numbers[: 2 if kind == BYTE else 3]
             return random.choice(numbers).to_bytes(kind, "big")
         if kind == VARINT:
-            return encode_varint(random.choice(SUBSCRIPTION_IDS if self._astray() else SUBSCRIPTION_IDS[:-1]))
+            return encode_varint(random.choice(SUBSCRIPTION_IDS if self._faulty() else SUBSCRIPTION_IDS[:-1]))
         if kind == BINARY:
             return encode_binary(random.choice(PAYLOADS))
         if kind == STRING_PAIR:
@@ -279,7 +279,7 @@ class Generator:
     # --- damage ---------------------------------------------------------------------------------------------------
 
     def mutated(self, packet: bytes) -> bytes:
-        """The packet with something wrong; half the time with a Remaining Length that fits what came of it."""
+        """The packet, damaged; half of the time with a matching Remaining Length."""
         random = self.random
         start = 1
         while start < len(packet) and packet[start] & 128:
@@ -307,7 +307,7 @@ class Generator:
         elif how == 2:
             body[at:at] = body[at : at + 20]
         elif how == 3 and len(body) > 1:
-            # Most packets begin with a string, whose length now reaches just short of its end, or beyond.
+            # Most bodies begin with a string: let its length end a little before or beyond it.
             body[1] = (body[1] + random.choice((-2, -1, 1, 2, 3, len(body) - 3 - body[1], len(body) - body[1]))) % 256
         elif at < len(body):
             body[at] = random.choice((0, 1, 127, 128, 255, body[at] ^ 1 << random.randrange(8), random.randrange(256)))

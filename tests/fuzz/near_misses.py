@@ -1,6 +1,6 @@
-"""Packets that are wrong by little: a length that is off by a few, a byte too few or too many, a bit.
+"""Packets with one small fault: a wrong length, a missing or additional byte, or a changed bit.
 
-Rule: most keep a Remaining Length that fits their bytes, so that the damage is inside a packet that has come whole.
+Most have a Remaining Length that matches, so that the fault is inside a complete packet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LONGER_FORMS = (b"\x80\x00", b"\x80\x80\x00", b"\x80\x80\x80\x80\x00", b"\xff\xf
 
 
 def near_miss(generator: Generator, packet: bytes, version: int) -> bytes:
-    """``packet``, which may be any bytes, with one thing changed."""
+    """``packet``, which may be any bytes, with one change."""
     random = generator.random
     found = None
     try:
@@ -55,7 +55,7 @@ def _lengths(first: int, body: bytes, version: int) -> list[tuple[int, int]]:
 
 
 def _lengthen(random: Random, first: int, body: bytearray, version: int) -> None:
-    """Let a field end a little before or after its end, or at or behind that of the packet."""
+    """Change a field's length: by a little, or to the end of the packet, or beyond it."""
     lengths = _lengths(first, bytes(body), version)
     if not lengths:
         return
@@ -72,14 +72,14 @@ def _lengthen(random: Random, first: int, body: bytearray, version: int) -> None
 
 
 def _overlong(number: int) -> bytes:
-    """A variable byte integer that takes a byte more than it needs."""
+    """A variable byte integer in one byte more than needed."""
     shortest = bytearray(encode_varint(number))
     shortest[-1] |= 128
     return bytes(shortest) + b"\x00"
 
 
 def _insert_property(generator: Generator, first: int, body: bytearray) -> None:
-    """Put any property, legal there or not, first among those of the packet."""
+    """Insert any property, legal or not, as the packet's first."""
     lengths = _lengths(first, bytes(body), 5)
     sections = [at for at, width in lengths if width == 1 and body[at] < 60 and at + 1 + body[at] <= len(body)]
     if not sections:

@@ -1,7 +1,7 @@
-"""A real broker under bad input, over TCP and over WebSocket.
+"""A broker process under invalid input, over TCP and WebSocket.
 
-Rule: as in `core_target`, seen from outside: no line of the log tells of a defect, the process is no larger for what it
-was sent, every answer is one that the standard allows, and two clients who keep the standard notice nothing.
+Nothing in the log reports a defect, the process does not grow, the standard allows every answer, and two valid clients
+(the bystanders) are not affected.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fuzz.generator import Conversation, Generator
 from fuzz.verdict import Finding, judge, offence, shown
 from mqttbroker.codec.packets import Publish
 
-CLIENTS = 48  # at a time
-CLOSE_SECONDS = 20.0  # a broker may take to end a connection
+CLIENTS = 48  # concurrent connections
+CLOSE_SECONDS = 20.0  # for the broker to close a connection
 CONFIG = """
 allow_anonymous = true
 sys_interval = "1s"
@@ -48,14 +48,14 @@ REQUEST = (
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
     "Sec-WebSocket-Protocol: mqtt\r\n\r\n"
 ).encode()
-# The garbage collector first comes by after some 1500 connections; until then what is in a circle waits for it.
+# The garbage collector first runs after about 1500 connections; until then it frees no reference cycles.
 WARM_UP = 2000  # connections
-GROWTH = 8 << 20  # bytes of resident memory that caches and the allocator may still take after that
+GROWTH = 8 << 20  # bytes by which caches and the allocator may still grow after the warm-up
 DEFECT = re.compile(r"event=defect|Traceback|Fatal error|never retrieved| (error|critical) ")
 
 
 class Bystanders(threading.Thread):
-    """A publisher over TCP and a subscriber over WebSocket who do everything right, until `stop`."""
+    """A publisher over TCP and a subscriber over WebSocket that follow the standard, until `stop`."""
 
     def __init__(self, port: int, websocket_port: int) -> None:
         super().__init__(daemon=True)
@@ -79,7 +79,7 @@ class Bystanders(threading.Thread):
         self.messages += 1
         payload, qos = str(self.messages).encode(), self.messages % 3
         if self.publisher.publish("bystander/beat", payload, qos):
-            raise Finding(f"message {self.messages} of the bystander was not taken")
+            raise Finding(f"message {self.messages} of the bystander was not acknowledged")
         message = self.subscriber.take(CLOSE_SECONDS)
         if (message.payload, message.qos) != (payload, qos):
             raise Finding(f"the bystander got {message.payload!r} for message {self.messages}")
@@ -94,7 +94,7 @@ class Bystanders(threading.Thread):
 
 
 class Offender:
-    """One connection with its conversation; ``websocket`` puts that into frames of any kind."""
+    """A connection and the conversation it sends; ``websocket`` puts it into frames of any kind."""
 
     def __init__(self, conversation: Conversation, random: Random, websocket: bool) -> None:
         self.conversation = conversation
@@ -103,7 +103,7 @@ class Offender:
         self.sent = b""
         self.received = bytearray()
         self.closed = False
-        self.reset = False  # by the peer, so that what it sent last may be lost
+        self.reset = False  # by the peer: its last packets may be lost
         self.framed_well = True
 
     async def talk(self, port: int) -> None:
@@ -155,13 +155,13 @@ class Offender:
         return _masked(Opcode.BINARY, piece)
 
     def judge(self) -> None:
-        """Finding unless the broker may answer as it did."""
+        """Raises Finding unless the standard allows the broker's answers."""
         received = _unframed(bytes(self.received))[0] if self.websocket else bytes(self.received)
         whole = self.closed and not self.reset
         sent = self.sent if self.framed_well else b""
         try:
             if self.framed_well and not self.closed and offence(sent) is not None:
-                raise Finding(f"no end of the connection {CLOSE_SECONDS} s after a packet that the standard forbids")
+                raise Finding(f"the connection is open {CLOSE_SECONDS} s after a packet that the standard forbids")
             judge(sent, received, self.closed or not whole, whole)
         except Finding as finding:
             raise Finding(f"{finding}\n  sent {shown(self.sent)}\n  got {shown(received)}") from None
@@ -172,10 +172,10 @@ def _masked(opcode: Opcode, data: bytes, fin: bool = True) -> bytes:
 
 
 def _unframed(data: bytes) -> tuple[bytes, bool]:
-    """The binary payloads of what a server sent after the response to the handshake, and whether it said goodbye."""
+    """The binary payloads that a server sent after the handshake, and whether it sent a Close frame."""
     head, _, rest = data.partition(b"\r\n\r\n")
     if head and not head.startswith(b"HTTP/1.1 101 "):
-        raise Finding(f"answered a good handshake with {head[:80]!r}")
+        raise Finding(f"answered a valid handshake with {head[:80]!r}")
     payload = b""
     while len(rest) >= 2:
         opcode, size, start = rest[0] & 15, rest[1], 2
@@ -205,8 +205,8 @@ class NetworkTarget:
         self.bystanders.start()
         self.rounds = 0
         self.connections = 0
-        self.sizes: list[int] = []  # of resident memory after each round, in bytes
-        self._settled = 0  # the largest of them while warming up
+        self.sizes: list[int] = []  # resident memory after each round, in bytes
+        self._settled = 0  # the largest during the warm-up
         self._lines = 0
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class NetworkTarget:
         self._exits.close()
 
     def round(self, seed: str) -> None:
-        """Finding if anything is wrong during or after it."""
+        """Raises Finding if the broker fails during the round or after it."""
         generator = Generator(seed)
         offenders = [
             Offender(generator.conversation(), Random(f"{seed}/{number}"), number % 2 == 1)
@@ -232,19 +232,19 @@ class NetworkTarget:
         await asyncio.gather(*(offender.talk(ports[offender.websocket]) for offender in offenders))
 
     def _look(self) -> None:
-        """All offenders are gone, the bystanders are well, the log is clean and memory is where it was."""
+        """Check offenders, bystanders, log and memory."""
         if not self.process.running:
             raise Finding("the broker has ended")
         new, self._lines = self.process.lines[self._lines :], len(self.process.lines)
         defects = [line for line in new if DEFECT.search(line)]
         if defects:
-            raise Finding("the log tells of a defect:\n" + "\n".join(new))
+            raise Finding("the log reports a defect:\n" + "\n".join(new))
         try:
             wait_until(lambda: self.metric("clients_connected") == 2)
         except AssertionError:
             raise Finding(f"{self.metric('clients_connected')} clients are connected") from None
         if self.bystanders.error is not None:
-            raise Finding(f"a bystander was disturbed: {self.bystanders.error!r}") from self.bystanders.error
+            raise Finding(f"a bystander failed: {self.bystanders.error!r}") from self.bystanders.error
         self.sizes.append(resident(self.process.pid))
         if self.connections <= WARM_UP:
             self._settled = max(self.sizes)
@@ -252,7 +252,7 @@ class NetworkTarget:
             raise Finding(f"resident memory has grown: {[size >> 20 for size in self.sizes]} MiB")
 
     def expect_no_sessions(self) -> None:
-        """What the offenders left for later must end as well."""
+        """Check that the sessions of the offenders end."""
         try:
             wait_until(lambda: self.metric("sessions") == 2)
         except AssertionError:
@@ -264,7 +264,7 @@ class NetworkTarget:
 
 
 def resident(pid: int) -> int:
-    """Bytes of resident memory of a process; 0 where the system does not say."""
+    """A process's resident memory in bytes; 0 where the system does not report it."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
             if line.startswith("VmRSS:"):

@@ -1,7 +1,7 @@
-"""Single packets, most of them wrong by little: what the codec and a broker core make of them, beside the reference.
+"""Single packets, most of them with a small fault: the codec and a broker core against the reference decoder.
 
-Rule: both refuse what the reference refuses and nothing else; what they take says the same to both, and what a
-publisher sent is what subscribers get. Most packets are followed at once by a good one, which must not be touched.
+Both refuse exactly the packets that the reference refuses, decode the others to the same fields, and subscribers receive
+exactly the published messages. Most packets are followed by a valid one, which must not be affected.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.connection import CLOSED
 
-SAMPLES = 400  # packets a round, for the codec and for the core each
+SAMPLES = 400  # packets of a round, for codec and core each
 MAX_PACKET = 80_000
 MAX_ALIAS = 10
 MAX_LEVELS = 128
 EXPIRY = 0x02
 FORMAT = 0x01
 SUBSCRIPTION_ID = 0x0B
-LAST = 60_000  # packet id of the good PUBLISH behind each packet
+LAST = 60_000  # packet id of the valid PUBLISH after each packet
 VERSIONS = (3, 4, 4, 5, 5, 5, 5)
 
 
 class Sampler:
-    """Packets of one seed."""
+    """Generates the packets of one seed."""
 
     def __init__(self, seed: str) -> None:
         self.generator = Generator(seed)
@@ -74,7 +74,7 @@ class Sampler:
 
 
 class CodecTarget:
-    """`packets.decode`, and `encode` of what it gave."""
+    """`packets.decode`, and `encode` of its result."""
 
     def __init__(self) -> None:
         self.packets = 0
@@ -101,7 +101,7 @@ class CodecTarget:
                 raise Finding(f"refused as {error}, but the standard allows it: {what}") from None
             return
         if why:
-            raise Finding(f"taken, but {why}: {what}")
+            raise Finding(f"accepted, but {why}: {what}")
         if after != end or (decoded is None) is not (expected is None):
             raise Finding(f"ended at {after - start} instead of {end - start}: {what}")
         if decoded is None or expected is None:
@@ -115,7 +115,7 @@ class CodecTarget:
 
 
 def _read(data: bytes, start: int, version: int) -> tuple[Optional[Parsed], int, str]:
-    """What the reference says: packet, position after it, and what is wrong with it."""
+    """The result of the reference: packet, position after it, and the fault."""
     try:
         found = split(data, start)
         if found is None:
@@ -127,7 +127,7 @@ def _read(data: bytes, start: int, version: int) -> tuple[Optional[Parsed], int,
 
 
 def described(packet: Packet) -> Parsed:
-    """A packet of the codec in the words of the reference."""
+    """A packet of the codec in the form of the reference."""
     given: Any = packet
     kind = type(packet).__name__.lower()
     fields: dict[str, Any] = {}
@@ -182,10 +182,10 @@ def _listed(properties: Properties) -> list[tuple[int, Value]]:
 
 
 class Expectation:
-    """What must follow from the bytes of a connected client of that version.
+    """The expected effects of the bytes that a connected client sends.
 
-    ``answers`` are the kinds and packet ids of what it is sent, but for PUBLISHes; ``messages`` what
-    subscribers to everything get.
+    ``answers`` are types and packet ids of the packets sent to it, without PUBLISH; ``messages`` are those that subscribers
+    of all topics receive.
     """
 
     def __init__(self, data: bytes, version: int) -> None:
@@ -199,11 +199,11 @@ class Expectation:
             try:
                 found = split(data, position)
                 if found is None:
-                    self.closed = _hopeless(data, position)
+                    self.closed = _refused_early(data, position)
                     return
                 first, body, after = found
                 if after - position > MAX_PACKET:
-                    raise Bad("larger than the broker takes")
+                    raise Bad("larger than the broker's maximum")
                 self._packet(parse(sent_again(first, version), body, version))
             except Bad:
                 self.closed = True
@@ -254,8 +254,8 @@ class Expectation:
             self.messages.append(Parsed("publish", {**fields, "topic": topic}, kept))
 
 
-def _hopeless(data: bytes, position: int) -> bool:
-    """Whether a packet that has not come whole is one that will not be waited for."""
+def _refused_early(data: bytes, position: int) -> bool:
+    """Whether an incomplete packet is refused already."""
     if len(data) - position > 1 and NAMES[data[position] // 16] not in CLIENT_SENDS - {"connect"}:
         return True
     length = 0
@@ -268,7 +268,7 @@ def _hopeless(data: bytes, position: int) -> bool:
 
 
 class Witness:
-    """A subscriber to everything who keeps what it gets; ``qos`` 0 or 1."""
+    """A subscriber of all topics that records its messages; ``qos`` is 0 or 1."""
 
     def __init__(self, core: Core, version: int, qos: int) -> None:
         self.version = version
@@ -294,7 +294,7 @@ class Witness:
         expected: list[tuple[object, ...]] = []
         for message in messages:
             seen = self._seen(message)
-            # What expires at once may come or not.
+            # Messages that expire at once may be delivered or not.
             if dict(message.properties).get(EXPIRY) != 0 or got[len(expected) : len(expected) + 1] == [seen]:
                 expected.append(seen)
         if got != expected:
@@ -313,7 +313,7 @@ def _told(message: Parsed) -> tuple[object, ...]:
 
 
 class ExchangeTarget:
-    """A broker core; each packet comes on a connection of its own."""
+    """A broker core; each packet is sent on a connection of its own."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -357,7 +357,7 @@ class ExchangeTarget:
     def _check(self, client: CoreClient, expected: Expectation) -> None:
         closed = client.connection.state == CLOSED
         if closed is not expected.closed:
-            raise Finding("closed the connection for nothing" if closed else "did not close the connection")
+            raise Finding("closed the connection after a valid packet" if closed else "did not close the connection")
         welcome = b"\x20\x03\x00\x00\x00" if expected.version == 5 else b"\x20\x02\x00\x00"
         replies = Replies(welcome + client.connection.outbox.drain())
         got = [(packet.kind, packet.fields.get("packet_id", 0)) for packet in replies.packets[1:]]
@@ -367,7 +367,7 @@ class ExchangeTarget:
 
 
 def _pieces(random: Random, data: bytes) -> list[bytes]:
-    """Mostly whole, since that is how the core sees what is behind a packet; else in two."""
+    """Mostly one chunk, so that the core sees the bytes after a packet; else two."""
     if random.random() < 0.8:
         return [data]
     at = random.randrange(len(data))

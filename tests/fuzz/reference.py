@@ -1,7 +1,6 @@
-"""A second reading of the standard: which bytes are packets, and what they say. Slow, plain, and for tests alone.
+"""A second, independent decoder of MQTT packets, slow and simple, for tests.
 
-Rule: nothing of the broker is imported here and no table of it is copied, so that the two agree only where both are
-right. A packet is read field by field from its own bytes, which end where its Remaining Length says.
+It imports nothing of the broker and copies none of its tables, so that the two agree only where both are right.
 
 ``version`` is the protocol level 3, 4 or 5. Sections are those of MQTT 5.0 unless another version is named.
 """
@@ -70,14 +69,14 @@ MAY_NOT_BE_ZERO = (0x0B, 0x21, 0x23, 0x27)
 
 
 class Bad(Exception):
-    """What the standard forbids."""
+    """The standard forbids this packet."""
 
 
 @dataclass
 class Parsed:
-    """One packet. Properties are sorted by identifier and otherwise in their order on the wire.
+    """One packet. Properties are sorted by identifier, and otherwise in the packet's order.
 
-    ``lengths`` says where in the body lengths of fields stand, as (offset, bytes).
+    ``lengths`` has the positions of field lengths in the body, as (offset, bytes).
     """
 
     kind: str
@@ -87,14 +86,14 @@ class Parsed:
     lengths: list[tuple[int, int]] = field(default_factory=list)
 
     def same(self, other: Parsed) -> bool:
-        """Whether both say the same."""
+        """Whether two packets are equal."""
         return (self.kind, self.fields, self.properties, self.will_properties) == (
             other.kind, other.fields, other.properties, other.will_properties
         )  # fmt: skip
 
 
 def split(data: bytes, position: int) -> Optional[tuple[int, bytes, int]]:
-    """First byte, body, and position after the packet at ``position``; None while it is incomplete."""
+    """First byte, body and end of the packet at ``position``; None if it is incomplete."""
     if position >= len(data):
         return None
     length, digits = 0, 0
@@ -117,12 +116,12 @@ def split(data: bytes, position: int) -> Optional[tuple[int, bytes, int]]:
 
 
 def sent_again(first: int, version: int) -> int:
-    """The first byte of a packet that a client sends, without the mark of a repeat that 3.1 allows on any packet."""
+    """The first byte of a client's packet without the DUP flag that MQTT 3.1 allows on any packet."""
     return first - 8 if version == 3 and NAMES[first // 16] != "publish" and first % 16 >= 8 else first
 
 
 def end_of(data: bytes, position: int) -> int:
-    """Where a packet that is `Bad` ends by its own account, or where its length goes wrong."""
+    """The end of a `Bad` packet by its Remaining Length, or the position where that is invalid."""
     length = 0
     for digits in range(4):
         digit = data[position + 1 + digits]
@@ -133,7 +132,7 @@ def end_of(data: bytes, position: int) -> int:
 
 
 class Reader:
-    """Takes fields from the front of a body."""
+    """Reads the fields of a body in order."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -199,7 +198,7 @@ class Reader:
             raise Bad(f"{self.left} bytes left over")
 
     def properties(self, kind: str, version: int) -> list[tuple[int, Value]]:
-        """Section 2.2.2; nothing below version 5."""
+        """Section 2.2.2; none below version 5."""
         if version < 5:
             return []
         length = self.varint()
@@ -228,7 +227,7 @@ class Reader:
         if form == "text":
             text = self.text()
             if identifier == 0x08 and (not text or re.search("[+#]", text)):
-                raise Bad("no topic name in Response Topic [MQTT-3.3.2-14] [MQTT-4.7.3-1]")
+                raise Bad("invalid Response Topic [MQTT-3.3.2-14] [MQTT-4.7.3-1]")
             return text
         if form == "binary":
             return self.binary()
@@ -241,9 +240,9 @@ class Reader:
 
 
 def parse(first: int, body: bytes, version: int) -> Parsed:
-    """The packet of that first byte and body; Bad if the standard forbids it.
+    """The packet with this first byte and body; Bad if the standard forbids it.
 
-    Whether a topic filter is one is left to `is_filter`. CONNECT brings its own version.
+    Topic filters are left to `is_filter`. CONNECT has its own version.
     """
     kind, flags = NAMES[first // 16], first % 16
     if kind == "reserved" or (kind == "auth" and version < 5):
@@ -275,7 +274,7 @@ def _connect(reader: Reader, parsed: Parsed) -> None:
     """Section 3.1."""
     protocol, level = reader.text(), reader.number(1)
     if (protocol, level) not in (("MQIsdp", 3), ("MQTT", 4), ("MQTT", 5)):
-        raise Bad("no such protocol [MQTT-3.1.2-1] [MQTT-3.1.2-2]")
+        raise Bad("unknown protocol [MQTT-3.1.2-1] [MQTT-3.1.2-2]")
     flags = f"{reader.number(1):08b}"
     has_name, has_password, will_retain = (flag == "1" for flag in flags[:3])
     will_qos, has_will, clean = int(flags[3:5], 2), flags[5] == "1", flags[6] == "1"
@@ -356,7 +355,7 @@ def _codes(reader: Reader, parsed: Parsed, version: int) -> None:
 
 
 def _reason(reader: Reader, parsed: Parsed, version: int) -> None:
-    """The end of PUBACK, PUBREC, PUBREL, PUBCOMP, DISCONNECT and AUTH: code and properties may be left out."""
+    """The optional reason code and properties of PUBACK, PUBREC, PUBREL, PUBCOMP, DISCONNECT and AUTH."""
     parsed.fields["code"] = 0
     whole = reader.left == 0
     if version == 5 and reader.left:

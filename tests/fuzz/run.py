@@ -1,7 +1,7 @@
-"""``make fuzz``: rounds of bad input against codec, broker core and a broker process, for so many seconds.
+"""``make fuzz``: rounds of invalid input against the codec, the broker core and a broker process, for some seconds.
 
-Rule: every round has a number, and the seed and the number are all it depends on, so a round that found something is
-sent again by ``--seed S --first N --rounds 1``. Exit status 1 if anything was found.
+A round depends only on the seed and its number: ``--seed S --first N --rounds 1`` repeats it. The exit status is 1 if there
+are findings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fuzz.packet_target import CodecTarget, ExchangeTarget
 
 
 class Run:
-    """The targets, taking turns; ``rounds`` None goes on until ``seconds`` are over."""
+    """Runs the targets in turn: ``rounds`` rounds, or, if None, for ``seconds``."""
 
     def __init__(self, seed: str, first: int, rounds: Optional[int], seconds: float, directory: Path) -> None:
         self.seed = seed
@@ -33,7 +33,7 @@ class Run:
         self.done = 0
 
     def go(self) -> None:
-        """An exception is a finding, whatever its kind."""
+        """Any exception is a finding."""
         end = time.monotonic() + self.seconds
         try:
             while time.monotonic() < end if self.rounds is None else self.done < self.rounds:
@@ -48,7 +48,7 @@ class Run:
                     core.close()
 
     def _round(self, seed: str) -> None:
-        """Conversations are the same for cores and process."""
+        """The cores and the process get the same conversations."""
         self.codec.round(seed)
         self.exchange.round(seed)
         for core in self.cores:
@@ -84,7 +84,7 @@ def _made(directory: Path) -> Path:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make fuzz", description="Send bad input to the broker.")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rounds", type=int, help="so many instead of a time")
+    parser.add_argument("--rounds", type=int, help="number of rounds, instead of a time")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first round")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A few rounds of `make fuzz`, always the same ones; and what its judge holds to be a finding."""
+"""A few fixed rounds of `make fuzz`, and tests of its judge."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHY = Disconnect(0x81).encode(5)
 
 
 @pytest.mark.parametrize("kind", ["good", "malformed"])
-def test_the_reference_knows_the_vectors(kind: str) -> None:
+def test_the_reference_agrees_with_the_vectors(kind: str) -> None:
     for vector in json.loads((VECTORS / f"packets_{kind}.json").read_text(encoding="utf-8"))["vectors"]:
         data, good = bytes.fromhex(vector["hex"]), True
         try:
@@ -69,7 +69,7 @@ def test_a_broker_survives() -> None:
         target.close()
 
 
-def test_a_seed_gives_the_same_conversations() -> None:
+def test_the_same_seed_gives_the_same_conversations() -> None:
     first, second = (Generator("seed") for _ in range(2))
     for _ in range(50):
         assert first.conversation().pieces == second.conversation().pieces
@@ -87,11 +87,11 @@ def test_a_seed_gives_the_same_conversations() -> None:
         (HELLO + Disconnect().encode(5) + b"\xff", None),
     ],
 )
-def test_where_the_first_offence_is(sent: bytes, end: object) -> None:
+def test_the_first_forbidden_packet(sent: bytes, end: object) -> None:
     assert offence(sent) == end
 
 
-def test_answers_that_are_allowed() -> None:
+def test_allowed_answers() -> None:
     judge(HELLO + Pingreq().encode(5), WELCOME + PONG, closed=False)
     judge(ILLEGAL, WELCOME + WHY, closed=True)
     judge(b"\x00", b"", closed=True)
@@ -100,20 +100,20 @@ def test_answers_that_are_allowed() -> None:
 @pytest.mark.parametrize(
     ("sent", "received", "closed"),
     [
-        (ILLEGAL, WELCOME, False),  # nothing happened
-        (ILLEGAL, WELCOME, True),  # no reason given
-        (ILLEGAL, WELCOME + WHY + PONG, True),  # something after the last word
-        (ILLEGAL, WELCOME + WHY, False),  # not closed after it
-        (HELLO, PONG + WELCOME, False),  # something before CONNACK
+        (ILLEGAL, WELCOME, False),  # no answer
+        (ILLEGAL, WELCOME, True),  # no reason code
+        (ILLEGAL, WELCOME + WHY + PONG, True),  # a packet after DISCONNECT
+        (ILLEGAL, WELCOME + WHY, False),  # not closed after DISCONNECT
+        (HELLO, PONG + WELCOME, False),  # a packet before CONNACK
         (HELLO, WELCOME + WELCOME, False),
-        (HELLO, WELCOME + b"\xe0\x02\x86\x00", True),  # a code that no DISCONNECT may carry
-        (HELLO, WELCOME + Disconnect(0x04).encode(5), True),  # a code for clients
-        (HELLO, WELCOME + Puback(1, 0x10).encode(5)[:-1], True),  # half a packet
+        (HELLO, WELCOME + b"\xe0\x02\x86\x00", True),  # a reason code that is not legal in DISCONNECT
+        (HELLO, WELCOME + Disconnect(0x04).encode(5), True),  # a reason code of clients
+        (HELLO, WELCOME + Puback(1, 0x10).encode(5)[:-1], True),  # an incomplete packet
         (HELLO, Connack(False, 0).encode(4) + WHY, True),  # DISCONNECT to a 3.1.1 client
-        (HELLO, WELCOME + HELLO, False),  # what only clients send
+        (HELLO, WELCOME + HELLO, False),  # a packet that only clients send
         (HELLO, WELCOME + b"\x30\x06\x00\x00\x03\x23\x00\x01", False),  # an alias before its topic
     ],
 )
-def test_answers_that_are_findings(sent: bytes, received: bytes, closed: bool) -> None:
+def test_findings(sent: bytes, received: bytes, closed: bool) -> None:
     with pytest.raises(Finding):
         judge(sent, received, closed)

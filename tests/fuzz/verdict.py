@@ -1,7 +1,7 @@
-"""What a connection's two streams of bytes say about the broker: judged after the fact, by the reference alone.
+"""Judges the bytes that were sent and received on a connection, with the reference decoder.
 
-Rule: whatever came in, what went out is a sequence of packets that the standard lets a server send to a client of
-that version, and it ends where the standard says so; the first packet that the standard forbids ended the connection.
+After any input, the broker's output is a sequence of packets that the standard lets a server send to a client of that
+version, and the first packet that the standard forbids closes the connection.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from typing import Optional
 
 from fuzz.reference import CLIENT_SENDS, SERVER_SENDS, Bad, Parsed, end_of, parse, sent_again, split
 
-CONNACK_AND_TWO = b"\x20\x02"  # a CONNACK without properties: 3.1.1
+CONNACK_AND_TWO = b"\x20\x02"  # a CONNACK without properties, of 3.1.1
 TOPIC_ALIAS = 0x23
 
 
 class Finding(AssertionError):
-    """The broker did what it must never do."""
+    """The broker violated the standard, or failed."""
 
 
 def offence(data: bytes) -> Optional[int]:
-    """Where the first packet ends that no server may let pass; None if there is none before the client's goodbye."""
+    """The end of the first packet that a server must refuse; None if there is none before DISCONNECT."""
     version = 0
     position = 0
     while True:
@@ -43,7 +43,7 @@ def offence(data: bytes) -> Optional[int]:
 
 
 class Replies:
-    """The packets that a broker sent on one connection; Finding if they are not what the standard allows."""
+    """The packets that a broker sent on one connection; Finding if the standard does not allow them."""
 
     def __init__(self, data: bytes, whole: bool = True) -> None:
         self.packets: list[Parsed] = []
@@ -58,7 +58,7 @@ class Replies:
                 first, body, after = found
                 packet = parse(first, body, self.version)
             except Bad as error:
-                raise Finding(f"sent {data[position : position + 40].hex()}, which is no packet: {error}") from None
+                raise Finding(f"sent {data[position : position + 40].hex()}, which is not a packet: {error}") from None
             self._next(packet)
             position = after
         if whole and position != len(data):
@@ -94,8 +94,8 @@ class Replies:
         return any(packet.kind == "connack" and not packet.fields["code"] for packet in self.packets)
 
     @property
-    def said_why(self) -> bool:
-        """Whether the last word was a DISCONNECT or a refusal."""
+    def gave_reason(self) -> bool:
+        """Whether the last packet was DISCONNECT or a refusing CONNACK."""
         last = self.packets[-1] if self.packets else None
         return last is not None and (
             last.kind == "disconnect" or (last.kind == "connack" and last.fields["code"] != 0)
@@ -103,18 +103,18 @@ class Replies:
 
 
 def judge(sent: bytes, received: bytes, closed: bool, whole: bool = True) -> Replies:
-    """Finding unless a server may answer ``sent`` with ``received``; ``closed`` tells whether it closed then."""
+    """Raises Finding unless a server may answer ``sent`` with ``received``; ``closed``: it then closed."""
     replies = Replies(received, whole)
     if offence(sent) is not None and not closed:
-        raise Finding("a packet that the standard forbids did not end the connection")
-    if replies.said_why and not closed:
-        raise Finding("did not close after its last word")
+        raise Finding("a packet that the standard forbids did not close the connection")
+    if replies.gave_reason and not closed:
+        raise Finding("did not close after DISCONNECT")
     if closed and whole and replies.connected and replies.version == 5 and offence(sent) is not None:
-        if not replies.said_why:
-            raise Finding("a 5.0 client was not told why its connection ends")
+        if not replies.gave_reason:
+            raise Finding("a 5.0 client got no reason for the end of its connection")
     return replies
 
 
 def shown(data: bytes) -> str:
-    """The end of a stream, where most findings are, as hex."""
+    """The last bytes of a stream, where most findings are, as hex."""
     return ("... " if len(data) > 1000 else "") + data[-1000:].hex()
