@@ -15,13 +15,7 @@ from mypy_extensions import mypyc_attr
 
 from sessions.counters import Counters
 from sessions.message import Message
-from sessions.rows import (
-    EntryKey,
-    ReceivedKey,
-    SessionRow,
-    SubscriptionKey,
-    SubscriptionRow,
-)
+from sessions.rows import EntryKey, ReceivedKey, SessionRow, SubscriptionKey, SubscriptionRow
 from sessions.write_set import EntryQuery, PageRequest, WriteSet
 
 # Where an entry is.

@@ -18,15 +18,7 @@ from typing import Optional
 from support.broker_process import BrokerProcess
 from support.raw_client import RawClient, describe
 
-from mqttbroker.codec.packets import (
-    Disconnect,
-    Packet,
-    Puback,
-    Pubcomp,
-    Publish,
-    Pubrec,
-    Pubrel,
-)
+from mqttbroker.codec.packets import Disconnect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from mqttbroker.codec.properties import Properties
 
 NEVER = 1 << 63

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.journal import (
-    GONE,
-    MESSAGE_OVERHEAD,
-    PENDING,
-    STORED,
-    Entry,
-    Gate,
-    Journal,
-)
+from sessions.journal import GONE, MESSAGE_OVERHEAD, PENDING, STORED, Entry, Gate, Journal
 from sessions.message import Message
 from sessions.rows import SessionRow, SubscriptionRow
 from sessions.write_set import PageRequest

@@ -7,15 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.full_store import (
-    CHANGES,
-    PAGE,
-    TABLES,
-    fill,
-    overwrite,
-    page_kinds,
-    rows_of,
-)
+from support.full_store import CHANGES, PAGE, TABLES, fill, overwrite, page_kinds, rows_of
 
 from sessions.store.pages import PageFile, Record
 from sessions.store.schema import prepare

@@ -9,16 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.full_store import (
-    CHANGES,
-    PAGE,
-    TABLES,
-    Rows,
-    fill,
-    overwrite,
-    page_kinds,
-    rows_of,
-)
+from support.full_store import CHANGES, PAGE, TABLES, Rows, fill, overwrite, page_kinds, rows_of
 from support.store_cases import queued
 from support.store_writer import Writer
 

@@ -12,15 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import store_writer
-from support.store_cases import (  # noqa: F401 - fixtures
-    Opened,
-    log,
-    opened,
-    path,
-    query,
-    queued,
-    session_row,
-)
+from support.store_cases import Opened, log, opened, path, query, queued, session_row  # noqa: F401 - fixtures
 from support.store_writer import Writer, message, retained, retained_rows
 
 from sessions.rows import MESSAGE_COLUMNS, SessionRow, SubscriptionRow

@@ -16,24 +16,8 @@ from typing import Any, Callable, List, Optional, Tuple
 
 import pytest
 from support import store_writer
-from support.store_cases import (  # noqa: F401 - fixtures
-    Opened,
-    log,
-    opened,
-    path,
-    query,
-    queued,
-    session_row,
-)
-from support.store_writer import (
-    ENTRIES,
-    KEPT,
-    FileLog,
-    Writer,
-    commit_number,
-    retained,
-    retained_rows,
-)
+from support.store_cases import Opened, log, opened, path, query, queued, session_row  # noqa: F401 - fixtures
+from support.store_writer import ENTRIES, KEPT, FileLog, Writer, commit_number, retained, retained_rows
 
 from sessions.message import Message
 from sessions.store import database, schema
