@@ -1,9 +1,7 @@
-"""Backup of a data directory, of a running broker too, and its restoring.
+"""Backs up a data directory, also of a running broker, and restores it.
 
-The rule kept here: a backup is of one moment, the database's, and the streams
-are copied up to exactly the ends that this database names; so whatever was
-acknowledged before it began is in it, and sessions and log agree.  A backup
-is whole, checked and on disk under its name, or is not there.
+A backup is of one commit of the database, with the streams up to exactly the ends that this commit has; so it contains
+everything that was acknowledged before it began. It gets its name when it is complete, checked and on disk.
 """
 
 from __future__ import annotations
@@ -39,10 +37,10 @@ class BackupError(Exception):
 
 
 def back_up(data_dir: Path, target: Path) -> str:
-    """Copy the data directory to the directory `target`; what it holds, in one line.
+    """Copy the data directory to the directory `target`; returns one line about its contents.
 
-    Raises `BackupError` if `target` is there and not empty, or if what would be
-    copied is damaged; `OSError` or `sqlite3.Error` if it cannot be read or written.
+    Raises `BackupError` if `target` exists and is not empty, or if the data is damaged; `OSError` or `sqlite3.Error` if
+    something cannot be read or written.
     """
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -68,8 +66,8 @@ def back_up(data_dir: Path, target: Path) -> str:
 def _copy(data_dir: Path, target: Path) -> str:
     streams = data_dir / STREAMS
     found = partitions(streams) if streams.is_dir() else []
-    # A partition that the database does not know ends where readers were shown, at
-    # this moment and not after commits that the database's copy does not have.
+    # A partition that the database does not know ends at its high watermark, read before the database is copied: a
+    # later one would include commits that the copy does not have.
     ends = {key: published_end(streams / key[0] / str(key[1])) for key in found}
     try:
         copy_database(data_dir / DATABASE, target / DATABASE)
@@ -129,10 +127,10 @@ def _sync_tree(directory: Path) -> None:
 
 
 def restore(backup: Path, data_dir: Path) -> str:
-    """Put a backup into an empty data directory; what it holds, in one line.
+    """Copy a backup into an empty data directory; returns one line about its contents.
 
-    Raises `BackupError` if the backup is not what its manifest says or the
-    directory is not empty, `StoreError` if a broker uses it, `OSError`.
+    Raises `BackupError` if the backup differs from its manifest or the directory is not empty, `StoreError` if a broker
+    uses the directory, `OSError` if something cannot be read or written.
     """
     manifest = _read_manifest(backup)
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -161,21 +159,21 @@ def restore(backup: Path, data_dir: Path) -> str:
 
 
 def _read_manifest(backup: Path) -> dict[str, Any]:
-    """The manifest of a backup all of whose files are as they were written."""
+    """The manifest of a backup, whose files are checked against it."""
     try:
         manifest: dict[str, Any] = json.loads((backup / MANIFEST).read_bytes())
-        made, files, _ = manifest["format"], manifest["files"], _summary(manifest)
+        version, files, _ = manifest["format"], manifest["files"], _summary(manifest)
     except FileNotFoundError:
         raise BackupError(f"{backup}: no backup, it has no {MANIFEST}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BackupError(f"{backup / MANIFEST}: damaged: {error!r}") from None
-    if made != FORMAT:
-        raise BackupError(f"{backup / MANIFEST}: format {made}; this program's is {FORMAT}")
-    there = _files(backup)
+    if version != FORMAT:
+        raise BackupError(f"{backup / MANIFEST}: format {version}; this program's is {FORMAT}")
+    found = _files(backup)
     for name, expected in files.items():
-        if there.get(name) != expected:
-            what = "is damaged" if name in there else "is missing"
-            raise BackupError(f"{backup / name}: {what}")
+        if found.get(name) != expected:
+            fault = "is damaged" if name in found else "is missing"
+            raise BackupError(f"{backup / name}: {fault}")
     if DATABASE not in files:
         raise BackupError(f"{backup / MANIFEST}: names no database")
     return manifest

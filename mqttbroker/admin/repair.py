@@ -1,8 +1,7 @@
-"""Checking and repairing a whole data directory: the database and the streams together.
+"""Checks and repairs a whole data directory: the database and the streams together.
 
-The rule kept here: whatever is damaged is put aside under a name of its own and
-never deleted, whatever can be read is kept, and afterwards the database and the
-log agree on where each partition ends.
+A repair renames damaged files and never deletes them, keeps everything readable, and leaves database and stream log
+with the same end of each partition.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from bridge_spark.log.stream_log import StreamLogDamage
 from sessions.store.check import TABLES, DatabaseState, check_database, is_emptied
 from sessions.store.database import lock_directory
 from sessions.store.interface import CorruptStore, Recovered, Store
-from sessions.store.salvage import asides, salvage, set_stream_ends, settle
+from sessions.store.salvage import damaged_copies, finish_salvage, salvage, set_stream_ends
 
 DATABASE = "mqttbroker.db"
 STREAMS = "streams"
@@ -33,7 +32,7 @@ log = logging.getLogger("mqttbroker")
 
 
 class Findings:
-    """What a check has to say: `lines` about what there is, `problems` about what is wrong."""
+    """The result of a check: ``lines`` describe the contents, ``problems`` the faults."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -41,10 +40,7 @@ class Findings:
 
 
 def check(data_dir: Path) -> Findings:
-    """Look at everything in a data directory, which a broker may be using.
-
-    Raises `OSError` if it cannot be read.
-    """
+    """Check a data directory, which a broker may be using. Raises `OSError` if it cannot be read."""
     findings = Findings()
     live = _in_use(data_dir)
     database = data_dir / DATABASE
@@ -63,7 +59,7 @@ def check(data_dir: Path) -> Findings:
 
 
 def _in_use(data_dir: Path) -> bool:
-    """Whether a broker has the data directory."""
+    """Whether a broker holds the lock of the data directory."""
     try:
         lock = os.open(data_dir / "lock", os.O_RDONLY)
     except FileNotFoundError:
@@ -104,17 +100,16 @@ def _check_streams(directory: Path, ends: Optional[Ends], live: bool, findings: 
 
 
 def set_aside(data_dir: Path) -> list[Path]:
-    """The damaged files that repairs have kept."""
+    """The damaged files that repairs renamed."""
     segments = (data_dir / STREAMS).glob("*/*/*.damaged-*")
-    return [*asides(data_dir / DATABASE), *sorted(segments)]
+    return [*damaged_copies(data_dir / DATABASE), *sorted(segments)]
 
 
 def repair(data_dir: Path, reason: str = "") -> list[str]:
-    """Make a data directory good that no broker uses; one line for each thing that was done.
+    """Repair a data directory that no broker uses; returns one line per change.
 
-    ``reason`` tells that the database is damaged; without it the database is
-    checked.  Raises `StoreError` if the directory is in use, `OSError` and
-    `sqlite3.Error` if something cannot be written.
+    ``reason`` says what is damaged in the database; without it the database is checked first. Raises `StoreError` if
+    the directory is in use, `OSError` or `sqlite3.Error` if something cannot be written.
     """
     lock = lock_directory(data_dir)
     try:
@@ -124,13 +119,13 @@ def repair(data_dir: Path, reason: str = "") -> list[str]:
 
 
 def stamp(now: float) -> str:
-    """A moment as it stands in file names."""
+    """A time (Unix seconds) for use in file names."""
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
 
 
 def _repair(data_dir: Path, reason: str, now: str) -> list[str]:
     database = data_dir / DATABASE
-    settle(database)
+    finish_salvage(database)
     lines: list[str] = []
     ends: Ends = {}
     if is_emptied(database):
@@ -150,10 +145,8 @@ def _repair(data_dir: Path, reason: str, now: str) -> list[str]:
     return lines
 
 
-def _repair_streams(
-    directory: Path, ends: Ends, trusted: bool, now: str, lines: list[str]
-) -> Ends:
-    """The ends that are not as the database has them; ``trusted`` if it was not damaged."""
+def _repair_streams(directory: Path, ends: Ends, trusted: bool, now: str, lines: list[str]) -> Ends:
+    """Repair the partitions; returns the ends that differ from the database's, which is ``trusted`` if undamaged."""
     found = partitions(directory) if directory.is_dir() else []
     for stream in sorted({stream for stream, _ in found}):
         path = directory / stream / "stream.json"
@@ -165,18 +158,18 @@ def _repair_streams(
     for stream, number in sorted({*found, *ends}):
         path = directory / stream / str(number)
         end = ends.get((stream, number), published_end(path) if trusted else 0)
-        done = repair_partition(path, end if trusted else None, end, now)
-        lines += [f"{STREAMS}/{stream}/{number}/{line}" for line in done.lines]
-        if done.end != end:
-            changed[stream, number] = done.end
-            lines.append(f"{STREAMS}/{stream}/{number}: ends at offset {done.end}, not {end}")
+        result = repair_partition(path, end if trusted else None, end, now)
+        lines += [f"{STREAMS}/{stream}/{number}/{line}" for line in result.lines]
+        if result.end != end:
+            changed[stream, number] = result.end
+            lines.append(f"{STREAMS}/{stream}/{number}: ends at offset {result.end}, not {end}")
     return changed
 
 
 def recover(store: Store, data_dir: Path, on_corrupt_store: str) -> Recovered:
-    """Open the store; a damaged one is repaired first, or refused, as the operator wants it.
+    """Open the store; if it is damaged, repair it first, or refuse it if ``on_corrupt_store`` is ``refuse``.
 
-    Raises what `Store.recover` and `repair` raise.
+    Raises the errors of `Store.recover` and `repair`.
     """
     try:
         return store.recover()

@@ -1,7 +1,6 @@
-"""What must hold in a database of the store, beyond what SQLite checks.
+"""Checks a database of the store for what SQLite does not check: references between rows, and sizes.
 
-The rule kept here: a check reads and never writes, neither the database nor its
-write-ahead log; it takes one moment of a database that a broker may be using.
+A check writes neither to the database nor to its write-ahead log, and sees one commit of a database in use.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from urllib.parse import quote
 
 from sessions.store.schema import APPLICATION_ID, MIGRATIONS
 
-# The tables in the order in which people are told of them.
+# The tables in the order of reports, and what their rows are called there.
 TABLES = {
     "sessions": "sessions",
     "subscriptions": "subscriptions",
@@ -29,35 +28,35 @@ BUSY_TIMEOUT = 5.0  # seconds
 
 
 class Rule(NamedTuple):
-    """Rows of `table` for which `condition` holds should not be there as they are."""
+    """Rows of `table` for which `condition` holds are an error.
 
-    what: str
+    A repair applies ``change`` to them, or deletes them if there is none; ``fault`` describes them in reports.
+    """
+
+    fault: str
     table: str
     condition: str
     change: str = ""
 
     @property
-    def loses(self) -> bool:
+    def deletes(self) -> bool:
         return not self.change
 
     @property
-    def find(self) -> str:
+    def count_sql(self) -> str:
         return f"SELECT count(*) FROM {self.table} WHERE {self.condition}"
 
     @property
-    def mend(self) -> str:
-        what = f"UPDATE {self.table} SET {self.change}" if self.change else f"DELETE FROM {self.table}"
-        return f"{what} WHERE {self.condition}"
+    def repair_sql(self) -> str:
+        action = f"UPDATE {self.table} SET {self.change}" if self.change else f"DELETE FROM {self.table}"
+        return f"{action} WHERE {self.condition}"
 
-    def text(self, count: int) -> str:
-        return f"{count} {TABLES[self.table]} {self.what}"
+    def describe(self, count: int) -> str:
+        return f"{count} {TABLES[self.table]} {self.fault}"
 
 
 _NO_SESSION = "session_id NOT IN (SELECT session_id FROM sessions)"
-_SIZE = (
-    "(SELECT length(topic) + length(payload) + length(properties) FROM messages"
-    " WHERE messages.id = message_id)"
-)
+_SIZE = "(SELECT length(topic) + length(payload) + length(properties) FROM messages WHERE messages.id = message_id)"
 RULES = (
     Rule("without a session", "subscriptions", _NO_SESSION),
     Rule("without a session", "received", _NO_SESSION),
@@ -72,13 +71,13 @@ RULES = (
     ),
     Rule("with a wrong size", "queue", f"size <> {_SIZE}", f"size = {_SIZE}"),
 )
-# The queue of a session that ended goes bit by bit, so only in a salvaged database
-# is an entry without a session the trace of a loss.
+# The entries of a deleted session are deleted in steps, so only in a salvaged database does an entry without a session
+# mean a loss.
 SALVAGE_RULES = (Rule("without a session", "queue", _NO_SESSION),)
 
 
 class DatabaseState(NamedTuple):
-    """What a check found; ``ends`` is None if they cannot be read."""
+    """The result of a check; ``ends`` (of the streams) is None if they cannot be read."""
 
     counts: dict[str, int]
     ends: dict[tuple[str, int], int] | None
@@ -86,7 +85,7 @@ class DatabaseState(NamedTuple):
 
 
 def is_emptied(path: Path) -> bool:
-    """Whether a database is gone whose write-ahead log is still there; SQLite would delete that."""
+    """Whether the database is missing or empty while its write-ahead log is not; SQLite would delete that log."""
     size = path.stat().st_size if path.exists() else 0
     wal = Path(f"{path}-wal")
     return size == 0 and wal.exists() and wal.stat().st_size > 0
@@ -95,22 +94,17 @@ def is_emptied(path: Path) -> bool:
 def open_to_read(path: Path) -> sqlite3.Connection:
     """A connection that cannot write; the database may be in use.
 
-    A database without a write-ahead log and its index is nobody's at the moment and
-    is opened as an immutable file, since SQLite would make both otherwise.
+    A database without a write-ahead log and its index is not in use. It is opened as an immutable file, because SQLite
+    would create both otherwise.
     """
     wal = Path(f"{path}-wal")
-    alone = not os.path.exists(f"{path}-shm") and not (wal.exists() and os.path.getsize(wal))
-    how = "immutable=1" if alone else "mode=ro"
-    return sqlite3.connect(
-        f"file:{quote(str(path))}?{how}", uri=True, isolation_level=None, timeout=BUSY_TIMEOUT
-    )
+    unused = not os.path.exists(f"{path}-shm") and not (wal.exists() and os.path.getsize(wal))
+    mode = "immutable=1" if unused else "mode=ro"
+    return sqlite3.connect(f"file:{quote(str(path))}?{mode}", uri=True, isolation_level=None, timeout=BUSY_TIMEOUT)
 
 
 def check_database(path: Path) -> DatabaseState:
-    """Everything that can be told about the database at `path` without changing it.
-
-    Raises `OSError` if there is no such file.
-    """
+    """Check the database at `path` without changing it. Raises `OSError` if there is no such file."""
     os.stat(path)
     if is_emptied(path):
         return DatabaseState({}, None, ["is empty, though its write-ahead log is not"])
@@ -141,9 +135,9 @@ def _check(connection: sqlite3.Connection) -> DatabaseState:
         for table in TABLES:
             counts[table] = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
         for rule in RULES:
-            found = connection.execute(rule.find).fetchone()[0]
+            found = connection.execute(rule.count_sql).fetchone()[0]
             if found:
-                problems.append(rule.text(found))
+                problems.append(rule.describe(found))
     except sqlite3.Error as error:
         problems.append(str(error))
     try:

@@ -14,7 +14,7 @@ from sessions.store.check import is_emptied, open_to_read
 from sessions.store.damage import DamageMarker, is_corrupt
 from sessions.store.disk import make_directory, prove_room
 from sessions.store.interface import CorruptStore, StoreError
-from sessions.store.salvage import settle
+from sessions.store.salvage import finish_salvage
 from sessions.store.schema import OLDEST_SQLITE, prepare
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Database:
         make_directory(self.path.parent)
         self._lock = lock_directory(self.path.parent)
         if self.durable:
-            settle(self.path)
+            finish_salvage(self.path)
             if is_emptied(self.path):
                 raise CorruptStore(f"{self.path}: is empty, though its write-ahead log is not")
         connection = sqlite3.connect(

@@ -1,9 +1,7 @@
-"""A copy of the database while a broker uses it.
+"""Copies the database while a broker uses it.
 
-The rule kept here: the copy is of one moment, and the broker's writer never
-waits for it.  The copying connection holds one read transaction from the first
-page to the last, so that no commit makes SQLite begin again; until it ends the
-write-ahead log grows by what is committed meanwhile.
+The copy is of one commit, and the broker's writer does not wait for it: one read transaction covers all pages, so that
+SQLite does not start again after a commit. Until it ends, the write-ahead log keeps growing.
 """
 
 from __future__ import annotations
@@ -18,10 +16,7 @@ STEP_PAGES = 1024
 
 
 def copy_database(source: Path, target: Path) -> None:
-    """Copy the database at `source` to the new file `target`, which is on disk then.
-
-    Raises `sqlite3.Error` or `OSError`.
-    """
+    """Copy the database at `source` to the new file `target`, and sync it. Raises `sqlite3.Error` or `OSError`."""
     reader = open_to_read(source)
     try:
         copy = sqlite3.connect(target, isolation_level=None)

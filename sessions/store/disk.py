@@ -1,7 +1,4 @@
-"""Files beside the database that outlive a power loss, and disks that are full.
-
-The rule kept here: a name counts from the sync of its directory on.
-"""
+"""Syncing files and directories, and recognising a full disk. A new name is durable once its directory is synced."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Optional
 
 
 def sync_file(path: Path) -> None:
-    """Return when a file is on disk.  Raises `OSError`."""
+    """Return when a file is on disk. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -22,12 +19,12 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Return when the directory's names are on disk.  Raises `OSError`."""
+    """Return when the directory's names are on disk. Raises `OSError`."""
     sync_file(path)
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it that are missing, to stay.  Raises `OSError`."""
+    """Make a directory and its missing parents, durably. Raises `OSError`."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for directory in missing:
@@ -35,7 +32,7 @@ def make_directory(path: Path) -> None:
 
 
 def prove_room(directory: Path, size: int) -> None:
-    """Raise `OSError` unless `size` more bytes can be put on the disk there."""
+    """Raise `OSError` unless `size` more bytes can be written and synced there."""
     path = directory / "room"
     try:
         with open(path, "wb") as file:
@@ -47,7 +44,7 @@ def prove_room(directory: Path, size: int) -> None:
 
 
 def is_full(error: Optional[Exception]) -> bool:
-    """Whether something failed for want of room on the disk."""
+    """Whether an error means that the disk is full or a quota is used up."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,14 +1,11 @@
-"""A SQLite file read page by page, without SQLite: what salvage sees of a damaged database.
+"""Reads a damaged SQLite file page by page, without SQLite.
 
-The rule kept here: nothing is written and no damage is an error.  Whatever can
-be read leaves as records, whatever cannot is named in `PageFile.damage`, and a
-page that SQLite had given up is not read, so nothing deleted comes back.
+Nothing is written, and damage is no error: readable rows are returned as records, unreadable places are listed in
+`PageFile.damage`. Free pages are not read, so that deleted rows do not return.
 
-Pages lie in the database file, newer ones in the write-ahead log beside it
-(sqlite.org/fileformat2.html).  A frame of the log counts if its checksum
-continues the one before it, so frames behind a damaged one still count; frames
-behind the last commit do not.  SQLite keeps no checksum of a page: a byte that
-changed inside a value cannot be told.
+Pages are in the database file, newer ones in the write-ahead log beside it (sqlite.org/fileformat2.html). A frame of
+the log is valid if its checksum continues the one before it, so frames behind a damaged one are still valid; frames
+behind the last commit are ignored. SQLite has no checksum per page: a byte changed inside a value is not detected.
 """
 
 from __future__ import annotations
@@ -20,16 +17,16 @@ from typing import Iterator, Optional
 
 MAGIC = b"SQLite format 3\0"
 DEFAULT_PAGE_BYTES = 4096
-SHOWN_DAMAGE = 100  # pages named one by one; the rest is counted
+SHOWN_DAMAGE = 100  # places listed one by one; the rest is counted
 
 _PENDING_BYTE = 0x40000000
 _WAL_HEADER = Struct(">8I")
 _FRAME_HEADER = Struct(">6I")
 _WAL_MAGIC = 0x377F0682  # + 1: checksums in big-endian words
 
-# What the pointer map says of a page.
+# Page types in the pointer map.
 _ROOT, _FREE, _OVERFLOW_FIRST, _OVERFLOW, _TREE = 1, 2, 3, 4, 5
-# Kinds of b-tree pages; an interior page of a table holds no rows.
+# Types of b-tree pages; an interior page of a table has no rows.
 _INTERIOR_INDEX, _INTERIOR_TABLE, _LEAF_INDEX, _LEAF_TABLE = 2, 5, 10, 13
 _KINDS = (_INTERIOR_INDEX, _INTERIOR_TABLE, _LEAF_INDEX, _LEAF_TABLE)
 
@@ -39,14 +36,13 @@ Record = tuple[object, ...]
 
 
 class _Unreadable(Exception):
-    """What stands here is not what SQLite writes."""
+    """These bytes are not what SQLite writes."""
 
 
 class PageFile:
     """The pages of the database at `path` as of its last commit.
 
-    Raises `OSError` if the file cannot be opened; a sector that cannot be read is
-    damage like any other.
+    Raises `OSError` if the file cannot be opened; an unreadable sector is damage.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,25 +71,25 @@ class PageFile:
 
     @property
     def application_id(self) -> Optional[int]:
-        """Whose database it is, None if the header cannot be read."""
+        """The application id, None if the header cannot be read."""
         return unpack(">I", self.header[68:72])[0] if self.header else None
 
     def _count_pages(self) -> int:
-        """How many pages the file holds, of those that the header counts."""
-        there = os.fstat(self._file).st_size // self.page_bytes
+        """The number of pages in the file, at most as many as the header says."""
+        in_file = os.fstat(self._file).st_size // self.page_bytes
         header = self.header
         if header is None or header[24:28] != header[92:96]:
-            return there
-        named: int = unpack(">I", header[28:32])[0]
-        if named > there:
-            self._note(f"the file ends after page {there}: {named - there} pages are missing")
-        return min(named, there)
+            return in_file
+        in_header: int = unpack(">I", header[28:32])[0]
+        if in_header > in_file:
+            self._note(f"the file ends after page {in_file}: {in_header - in_file} pages are missing")
+        return min(in_header, in_file)
 
     def close(self) -> None:
         os.close(self._file)
 
     def notes(self) -> list[str]:
-        """What could not be read, one line each."""
+        """One line for each place that could not be read."""
         if not self._unnamed:
             return self.damage
         return [*self.damage, f"{self._unnamed} more places cannot be read"]
@@ -107,7 +103,7 @@ class PageFile:
     # -- pages ----------------------------------------------------------------
 
     def page(self, number: int) -> Optional[bytes]:
-        """The newest committed version of a page, None if it is not there in full."""
+        """The newest committed version of a page, None if it is missing or incomplete."""
         newer = self._newer.get(number)
         if newer is not None:
             return newer
@@ -131,7 +127,7 @@ class PageFile:
         return size
 
     def _read_wal(self) -> None:
-        """Lay the committed frames of the write-ahead log over the file."""
+        """Read the committed frames of the write-ahead log."""
         wal = memoryview(self._wal())
         if len(wal) < 32 + 24:
             return
@@ -167,13 +163,13 @@ class PageFile:
                 bad.clear()
 
     def _map_page(self, number: int) -> int:
-        """The page of the pointer map that tells what page `number` is."""
+        """The page of the pointer map with the type of page `number`."""
         each = self._usable // 5 + 1
         found = (number - 2) // each * each + 2
         return found + 1 if found == self._pending else found
 
     def _map(self, map_page: int) -> Optional[bytes]:
-        """A page of the pointer map, None if what stands there is no such thing."""
+        """A page of the pointer map, None if it is damaged."""
         data = self.page(map_page)
         if data is None:
             return None
@@ -185,7 +181,7 @@ class PageFile:
         return data if not types.translate(None, b"\1\2\3\4\5") else None
 
     def _freelist(self) -> set[int]:
-        """The pages that SQLite had given up, as far as their list can be followed."""
+        """The free pages, as far as their list can be read."""
         free: set[int] = set()
         trunk = unpack(">I", self.header[32:36])[0] if self.header else 0
         while 1 < trunk <= self.page_count and trunk not in free:
@@ -203,8 +199,8 @@ class PageFile:
     def records(self) -> Iterator[tuple[Optional[int], Record]]:
         """Every row of every table and index as (rowid or None, values), in no order.
 
-        A row of a table WITHOUT ROWID is like an entry of an index: its rowid is
-        None.  NULL stands where a rowid table keeps its INTEGER PRIMARY KEY.
+        The rowid is None for a row of a table WITHOUT ROWID and an entry of an index. An INTEGER PRIMARY KEY is NULL in
+        the values, as it is the rowid.
         """
         mapped = self.header is None or unpack(">I", self.header[52:56])[0] != 0
         map_page, kinds = 0, None
@@ -225,12 +221,12 @@ class PageFile:
             if kind or number not in self._free:
                 yield from self._rows(number, kind in (_ROOT, _TREE))
 
-    def _rows(self, number: int, sure: bool) -> Iterator[tuple[Optional[int], Record]]:
-        """The rows of a page; unless `sure`, it may as well be none of a tree."""
+    def _rows(self, number: int, is_tree_page: bool) -> Iterator[tuple[Optional[int], Record]]:
+        """The rows of a page; unless `is_tree_page`, its type is not known and it may have none."""
         data = self.page(number)
         start = 100 if number == 1 else 0
         if data is None or data[start] not in _KINDS:
-            if sure or data is None:
+            if is_tree_page or data is None:
                 self._note(f"page {number} cannot be read")
             return
         kind = data[start]
@@ -249,7 +245,7 @@ class PageFile:
                 yield self._cell(data, cell, kind)
             except (_Unreadable, IndexError, ValueError, error):
                 lost += 1
-        if lost and sure:
+        if lost and is_tree_page:
             self._note(f"page {number}: {lost} of {max(count, lost)} rows cannot be read")
 
     def _cell(self, data: bytes, at: int, kind: int) -> tuple[Optional[int], Record]:
@@ -293,7 +289,7 @@ class PageFile:
 
 
 def _page_bytes(header: bytes) -> int:
-    """The page size that the header of a database names; 0 if it is none."""
+    """The page size in the header of a database; 0 if it is not a valid header."""
     if len(header) < 100 or not header.startswith(MAGIC):
         return 0
     size: int = unpack(">H", header[16:18])[0]

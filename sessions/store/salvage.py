@@ -1,12 +1,11 @@
-"""Saving what can be read of a damaged database into a new one.
+"""Copies the readable rows of a damaged database into a new one.
 
-The rule kept here: the damaged files are never written to and never deleted.
-The new database is complete and on disk before they are renamed, to
-``<name>.corrupt-<stamp>`` with their ``-wal``, and it gets the name last; a
-crash in between is finished, or undone, by `settle`.
+The damaged files are never written to and never deleted. Once the new database is complete and on disk, they are
+renamed to ``<name>.corrupt-<stamp>`` with their ``-wal``, and the new one gets the name last; `finish_salvage` finishes
+or undoes this after a crash.
 
-Rows are told apart by their shape, since the page that says where each table
-begins may be the damaged one; so no two tables may have the same column types.
+The page that says where each table begins may be the damaged one, so rows are assigned to tables by their column types;
+no two tables may have the same.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class Salvaged(NamedTuple):
-    """How it went: where the damaged file is now, rows kept per table, lines for the operator."""
+    """The result: the new path of the damaged file, rows kept per table, lines for the operator."""
 
     aside: Path
     kept: dict[str, int]
@@ -42,7 +41,7 @@ class Salvaged(NamedTuple):
 
 
 class _Shape:
-    """What a row of one table looks like on its page."""
+    """The form of one table's rows on a page."""
 
     def __init__(self, connection: sqlite3.Connection, table: str) -> None:
         (definition,) = connection.execute(
@@ -51,7 +50,7 @@ class _Shape:
         self.has_rowid = not definition.rstrip().upper().endswith("WITHOUT ROWID")
         columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
         keys = [index for index, column in enumerate(columns) if column[5]]
-        # An INTEGER PRIMARY KEY is the rowid and stands as NULL in the record.
+        # An INTEGER PRIMARY KEY is the rowid, and NULL in the record.
         self.alias = keys[0] if self.has_rowid and len(keys) == 1 else -1
         self.types = [_TYPES[column[2]] for column in columns]
         self.nullable = [not column[3] and not column[5] for column in columns]
@@ -60,9 +59,9 @@ class _Shape:
         self.insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"
 
     def row(self, rowid: Optional[int], record: Record) -> Optional[Record]:
-        """The row to insert, None if the record is not of this table.
+        """The row to insert, or None if the record is of another table.
 
-        A record may lack columns that were added after it was written.
+        A record lacks columns that were added after it was written.
         """
         missing = len(self.types) - len(record)
         if (rowid is not None) != self.has_rowid or missing < 0:
@@ -84,33 +83,33 @@ class _Shape:
 
 
 def set_aside(path: Path, stamp: str) -> Path:
-    """Rename a database and what belongs to it; the new name of the database."""
+    """Rename a database and its side files; returns its new path."""
     aside = path.with_name(f"{path.name}.corrupt-{stamp}")
     number = 2
     while aside.exists():
         aside = path.with_name(f"{path.name}.corrupt-{stamp}-{number}")
         number += 1
     os.rename(path, aside)
-    _follow(path, aside)
+    _rename_side_files(path, aside)
     return aside
 
 
-def _follow(path: Path, aside: Path) -> None:
-    """Rename what belongs to a database after the database itself."""
+def _rename_side_files(path: Path, aside: Path) -> None:
+    """Rename the side files of a database that was renamed, and sync the directory."""
     for suffix in SIDE_FILES:
         if os.path.exists(f"{path}{suffix}"):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
     sync_directory(path.parent)
 
 
-def asides(path: Path) -> list[Path]:
-    """The damaged databases that lie beside `path`, oldest first."""
+def damaged_copies(path: Path) -> list[Path]:
+    """The damaged databases that were set aside from `path`, oldest first."""
     found = path.parent.glob(f"{path.name}.corrupt-*")
     return sorted(other for other in found if not other.name.endswith((*SIDE_FILES, ".txt")))
 
 
-def settle(path: Path) -> None:
-    """Finish a salvage that a crash cut short; without effect otherwise."""
+def finish_salvage(path: Path) -> None:
+    """Finish or undo a salvage that a crash interrupted; without effect otherwise."""
     path.with_name(f"{path.name}.salvaged.part").unlink(missing_ok=True)
     finished = path.with_name(f"{path.name}.salvaged")
     if not finished.exists():
@@ -118,21 +117,18 @@ def settle(path: Path) -> None:
     if path.exists():
         finished.unlink()
         return
-    for aside in asides(path)[-1:]:
-        _follow(path, aside)
+    for aside in damaged_copies(path)[-1:]:
+        _rename_side_files(path, aside)
     os.rename(finished, path)
     sync_directory(path.parent)
 
 
-def salvage(
-    path: Path, stamp: str, reason: str, migrations: Sequence[Migration] = MIGRATIONS
-) -> Salvaged:
-    """Put a damaged database aside and a new one with all its readable rows in its place.
+def salvage(path: Path, stamp: str, reason: str, migrations: Sequence[Migration] = MIGRATIONS) -> Salvaged:
+    """Set a damaged database aside and replace it by a new one with all its readable rows.
 
-    The caller holds the lock of the data directory.  ``reason`` and the report
-    are kept in ``<aside>.txt``.  Raises `StoreError` if the database is of a newer
-    program, `OSError` or `sqlite3.Error` if the new one cannot be written; the
-    damaged one is where it was then.
+    The caller holds the lock of the data directory. ``<new path of the damaged file>.txt`` has ``reason`` and the
+    report. Raises `StoreError` if the database is of a newer program, `OSError` or `sqlite3.Error` if the new one
+    cannot be written; the damaged one keeps its name then.
     """
     unfinished = path.with_name(f"{path.name}.salvaged.part")
     unfinished.unlink(missing_ok=True)
@@ -161,8 +157,8 @@ def salvage(
     sync_directory(path.parent)
     aside = set_aside(path, stamp)
     os.rename(finished, path)
-    what = ", ".join(f"{count} {TABLES.get(table, table)}" for table, count in kept.items())
-    lines = [f"put aside as {aside.name}: {reason}", *notes, f"kept {what}"]
+    counts = ", ".join(f"{count} {TABLES.get(table, table)}" for table, count in kept.items())
+    lines = [f"put aside as {aside.name}: {reason}", *notes, f"kept {counts}"]
     report = "".join(f"{line}\n" for line in lines)
     aside.with_name(f"{aside.name}.txt").write_text(report, encoding="utf-8")
     sync_directory(path.parent)
@@ -172,14 +168,14 @@ def salvage(
 def _copy(
     pages: PageFile, connection: sqlite3.Connection, migrations: Sequence[Migration]
 ) -> tuple[dict[str, int], list[str]]:
-    """Fill a new database; the rows kept per table, and what had to be left out."""
+    """Fill a new database; returns the rows kept per table, and notes about those left out."""
     for pragma in ("auto_vacuum = INCREMENTAL", "synchronous = OFF", "journal_mode = OFF"):
         connection.execute(f"PRAGMA {pragma}").fetchall()
     prepare(connection, "the new database", migrations)
-    there = connection.execute(
+    names = connection.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE '%sqlite_%'"
     ).fetchall()
-    tables = sorted((name for (name,) in there), key=[*TABLES].index)
+    tables = sorted((name for (name,) in names), key=[*TABLES].index)
     shapes = {table: _Shape(connection, table) for table in tables}
     batches: dict[str, list[Record]] = {table: [] for table in shapes}
     connection.execute("BEGIN")
@@ -196,19 +192,16 @@ def _copy(
         connection.executemany(shape.insert, batches[table])
     notes = []
     for rule in (*SALVAGE_RULES, *RULES):
-        count = connection.execute(rule.mend).rowcount
-        if count > 0 and rule.loses:
-            notes.append(f"left out: {rule.text(count)}")
+        count = connection.execute(rule.repair_sql).rowcount
+        if count > 0 and rule.deletes:
+            notes.append(f"left out: {rule.describe(count)}")
     connection.execute("COMMIT")
-    kept = {
-        table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-        for table in shapes
-    }
+    kept = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in shapes}
     return kept, notes
 
 
 def set_stream_ends(path: Path, ends: dict[tuple[str, int], int]) -> None:
-    """Write the ends of these partitions into a database that nobody uses."""
+    """Write the ends of these partitions into a database that is not in use."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("BEGIN IMMEDIATE")

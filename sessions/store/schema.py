@@ -1,13 +1,11 @@
-"""The tables of the durable store, and the way an older database becomes today's.
+"""The tables of the durable store, and their migrations.
 
-The rule kept here: a database is migrated whole or not at all.  One transaction
-takes it from any older version to the newest, a backup of what it was stands
-beside it first, and one that is newer, foreign or damaged is refused untouched.
+One transaction takes a database from any older version to the newest, after a backup of the older one is beside it. A
+database that is newer, foreign or damaged is refused and not changed.
 
-`PRAGMA user_version` counts the migrations a database has had; sqlite-utils
-records each by name in ``_sqlite_migrations``.  A table whose rows are found by
-a compound key has no rowid, so that a row is stored once.  The payload stands
-last: a reader of the small columns never follows its overflow pages.
+`PRAGMA user_version` counts the migrations of a database; sqlite-utils records each by name in ``_sqlite_migrations``.
+A table with a compound key has no rowid, so that a row is stored once. The payload is the last column, so that reading
+the small columns follows no overflow pages.
 """
 
 from __future__ import annotations
@@ -27,10 +25,10 @@ from sessions.store.interface import StoreError
 if TYPE_CHECKING:
     from sqlite_utils import Database
 
-# "MQTB": tells the broker's database from any other SQLite file.
+# "MQTB": identifies the broker's database among SQLite files.
 APPLICATION_ID = 0x4D515442
 MIGRATION_SET = "sessions"
-# UPDATE ... FROM came with 3.33, JSON for every build with 3.38.
+# The first version with UPDATE ... FROM.
 OLDEST_SQLITE = (3, 33, 0)
 
 Migration = Callable[["Database"], None]
@@ -39,10 +37,8 @@ logger = logging.getLogger(__name__)
 
 
 def _table(db: Database, name: str, columns: dict[str, type], pk: str = "", null: str = "") -> None:
-    """A table whose columns are NOT NULL but for those named in ``null``."""
-    db.table(name).create(
-        columns, pk=pk or None, not_null=set(columns) - {pk} - set(null.split())
-    )
+    """Create a table whose columns are NOT NULL except those named in ``null``."""
+    db.table(name).create(columns, pk=pk or None, not_null=set(columns) - {pk} - set(null.split()))
 
 
 def create_tables(db: Database) -> None:
@@ -66,7 +62,7 @@ def create_tables(db: Database) -> None:
         " state INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY (session_id, seq))"
         " WITHOUT ROWID"
     )
-    # Only entries of shared messages are ever looked up by message.
+    # Only entries of shared messages are looked up by message.
     db.execute("CREATE INDEX queue_shared ON queue (message_id) WHERE shared = 1")
     db.execute(
         "CREATE TABLE received (session_id INTEGER NOT NULL, packet_id INTEGER NOT NULL,"
@@ -81,17 +77,17 @@ def create_tables(db: Database) -> None:
 
 
 def add_username(db: Database) -> None:
-    """Version 2: who the session belongs to, NULL where nobody asked."""
+    """Version 2: the username of a session's client, NULL if it is anonymous."""
     db.execute("ALTER TABLE sessions ADD COLUMN username TEXT")
 
 
 def add_rules(db: Database) -> None:
-    """Version 3: whose rules the session is under, NULL for those that hold for all."""
+    """Version 3: the name of the access rules of a session, NULL for the global rules."""
     db.execute("ALTER TABLE sessions ADD COLUMN rules TEXT")
 
 
 def add_expiry(db: Database) -> None:
-    """Version 4: when a queued message expires, to be found by it; 0 or NULL for never."""
+    """Version 4: the expiry of a queued message, with an index; 0 or NULL for never."""
     db.execute("ALTER TABLE queue ADD COLUMN expires_at INTEGER")
     db.execute(
         "UPDATE queue SET expires_at = m.expires_at FROM messages AS m"
@@ -103,15 +99,12 @@ def add_expiry(db: Database) -> None:
 MIGRATIONS: tuple[Migration, ...] = (create_tables, add_username, add_rules, add_expiry)
 
 
-def prepare(
-    connection: sqlite3.Connection, path: str, migrations: Sequence[Migration] = MIGRATIONS
-) -> None:
-    """Bring the database to today's schema; `connection` is in autocommit mode.
+def prepare(connection: sqlite3.Connection, path: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+    """Migrate the database to the newest schema; `connection` is in autocommit mode.
 
-    ``path`` names the database in errors and is where the backup goes:
-    ``<path>.v<version>.backup``, of the version it was.  Raises `StoreError` if
-    the database is newer than this program or no database of the broker, and
-    `sqlite3.Error` if it cannot be read or written; either leaves it as it was.
+    ``path`` names the database in errors; the backup is ``<path>.v<older version>.backup``. Raises `StoreError` if the
+    database is newer than this program or not the broker's, and `sqlite3.Error` if it cannot be read or written; it is
+    unchanged then.
     """
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     application = int(connection.execute("PRAGMA application_id").fetchone()[0])
@@ -142,8 +135,7 @@ def prepare(
 
 
 def _import_sqlite_utils() -> ModuleType:
-    """sqlite-utils, which takes pandas and numpy along where they are installed: a second and
-    90 MB for a broker that has no use for them."""
+    """Import sqlite-utils without the pandas and numpy that it would load: they take a second and 90 MB."""
     hidden = [name for name in ("numpy", "pandas") if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]
@@ -155,7 +147,7 @@ def _import_sqlite_utils() -> ModuleType:
 
 
 def _back_up(connection: sqlite3.Connection, target: str) -> None:
-    """A copy of the database at `target`, complete and on disk, or none at all."""
+    """Copy the database to `target`, which appears when it is complete and on disk."""
     unfinished = Path(f"{target}.part")
     unfinished.unlink(missing_ok=True)
     copy = sqlite3.connect(unfinished)

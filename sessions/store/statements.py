@@ -91,9 +91,11 @@ class Statement:
             rows_of_values = rows
         parameters = list(rows if width == 1 else chain.from_iterable(rows_of_values))
         for column in self._blobs:
-            parameters[column::width] = [bytearray(blob) if blob else _EMPTY for blob in parameters[column::width]]
+            blobs = parameters[column::width]
+            parameters[column::width] = list(map(bytearray, blobs)) if any(blobs) else [_EMPTY] * len(blobs)
         for column in self._flags:
-            parameters[column::width] = map(int, parameters[column::width])
+            flags = parameters[column::width]
+            parameters[column::width] = list(map(int, flags)) if any(flags) else [0] * len(flags)
         parameters += [self._filler] * (width * (size - len(rows)))
         return self.by_size[size], parameters
 
@@ -286,7 +288,8 @@ def read_page(connection: sqlite3.Connection, request: PageRequest) -> Page:
 def _page_rows(connection: sqlite3.Connection, found: tuple[Any, ...], limit_bytes: int) -> list[PageRow]:
     if found[_PAYLOAD] is None:  # group_concat of no rows
         return []
-    rows = list(map(PageRow._make, sorted(zip(*_page_columns(found)))))
+    rows = list(map(PageRow._make, zip(*_page_columns(found))))
+    rows.sort(key=attrgetter("seq"))
     sizes = [row.size for row in rows]
     if limit_bytes:
         count = max(1, bisect_right(list(accumulate(sizes)), limit_bytes))
@@ -301,7 +304,15 @@ def _page_rows(connection: sqlite3.Connection, found: tuple[Any, ...], limit_byt
 
 def _page_columns(found: tuple[Any, ...]) -> Iterator[Sequence[Any]]:
     for name, text in zip(PageRow._fields, found):
-        yield list(map(bytes.fromhex, text.split(","))) if name in _PAGE_BLOBS else json.loads(text)
+        yield _blobs(text) if name in _PAGE_BLOBS else json.loads(text)
+
+
+def _blobs(text: str) -> list[bytes]:
+    """The blobs whose hexadecimal texts are joined by commas in `text`."""
+    commas = text.count(",")
+    if commas == len(text):
+        return [b""] * (commas + 1)  # a common case, and converting would take as long as for other short blobs
+    return list(map(bytes.fromhex, text.split(",")))
 
 
 def run_query(connection: sqlite3.Connection, query: EntryQuery) -> None:

@@ -17,7 +17,7 @@ from sessions.store import salvage as salvage_module
 from sessions.store.check import check_database
 from sessions.store.interface import CorruptStore, StoreError
 from sessions.store.pages import PageFile
-from sessions.store.salvage import asides, salvage, set_stream_ends, settle
+from sessions.store.salvage import damaged_copies, salvage, set_stream_ends, finish_salvage
 from sessions.store.schema import MIGRATIONS
 from sessions.store.writer import SqliteStore
 
@@ -194,12 +194,12 @@ def test_what_is_not_ours_is_not_touched(path: Path, pragma: str, reason: str) -
     before = path.read_bytes()
     with pytest.raises(StoreError, match=reason):
         salvage(path, STAMP, "test")
-    assert path.read_bytes() == before and asides(path) == []
+    assert path.read_bytes() == before and damaged_copies(path) == []
 
 
 def test_a_second_one_gets_a_name_of_its_own(path: Path) -> None:
     first, second = (salvage(path, STAMP, "test").aside for _ in range(2))
-    assert [first, second] == asides(path)
+    assert [first, second] == damaged_copies(path)
     assert second.name == f"{first.name}-2"
 
 
@@ -228,10 +228,10 @@ def test_a_salvage_cut_short_is_finished_or_undone(
     except KeyboardInterrupt:
         pass
     monkeypatch.undo()
-    settle(path)
+    finish_salvage(path)
     assert rows_of(path) == rows
     assert not list(path.parent.glob("*.salvaged*"))
-    for aside in asides(path):
+    for aside in damaged_copies(path):
         assert rows_of(aside) == rows
         assert not path.with_name("broker.db.suspect").exists()
 
