@@ -1,4 +1,4 @@
-"""The allocator keeps what buffers free."""
+"""The allocator keeps the memory of freed buffers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
-def test_buffers_are_made_of_what_earlier_ones_left() -> None:
+def test_freed_buffers_are_reused() -> None:
     def faults(keep: bool) -> int:
         code = BUFFERS.format(keep=keep)
         return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)

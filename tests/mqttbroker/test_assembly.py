@@ -14,12 +14,12 @@ from mqttbroker.config.settings import Limits, Listener, Redirect, Settings
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms
 from sessions.context import DROP_OLDEST, SessionLimits
 
-# Where the core reads a setting in another form.
+# Settings that the core has in another form.
 CONVERTED = {"queue_full": DROP_OLDEST, "max_keep_alive": 61, "max_session_expiry": 62}
 
 
 def unusual_limits() -> Limits:
-    """Limits of which each has a value of its own, and none its default."""
+    """Limits with distinct values, none of them the default."""
     values: dict[str, Any] = {}
     for number, field in enumerate(dataclasses.fields(Limits)):
         values[field.name] = type(field.default)(200 + number) if isinstance(field.default, (int, float)) else None

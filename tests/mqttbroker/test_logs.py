@@ -1,4 +1,4 @@
-"""Log lines: text and JSON, quoting, repeats, and a stderr that nobody reads."""
+"""Log lines: text and JSON, quoting, repeats, and a stderr that is not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""mqttbroker.auth.acl: rules decide as Mosquitto 2 does, and what they decide holds for every way a message can take."""
+"""Access rules: the same decisions as Mosquitto 2, on every path of a message."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ DECISIONS: list[tuple[str, Optional[str], str, bool, bool]] = [
     ("c", "carol", "news/1", False, False),
     ("c", "carol", "plain/1", False, True),
     ("c", "eve", "users/eve/in", False, False),
-    # Names that would be filters, levels or reserved topics
+    # Names with wildcards, several levels or a leading $
     ("#", None, "clients/x/1", False, False),
     ("+", None, "clients/x/1", False, False),
     ("#", None, "plain/1", False, False),
@@ -106,7 +106,7 @@ def test_decisions(client_id: str, username: Optional[str], topic: str, reads: b
     assert acl.may_publish(client_id, username, topic) is writes
 
 
-def test_no_rules_allow_nothing() -> None:
+def test_without_rules_everything_is_denied() -> None:
     assert not parse_acl("", "acl").may_read("c", None, "a")
     assert not Acl().may_publish("c", "u", "a")
 
@@ -117,7 +117,7 @@ def test_the_order_of_rules_does_not_matter() -> None:
         assert acl.may_read("c", None, "a/c") and not acl.may_read("c", None, "a/b")
 
 
-def test_a_user_may_stand_there_twice() -> None:
+def test_the_rules_of_a_user_may_be_in_two_places() -> None:
     acl = parse_acl("user a\ntopic x\nuser b\ntopic y\nuser a\ntopic z", "acl")
     assert acl.may_read("c", "a", "x") and acl.may_read("c", "a", "z") and not acl.may_read("c", "a", "y")
 
@@ -136,7 +136,7 @@ def test_a_user_may_stand_there_twice() -> None:
         ("pattern a/%u%c", "whole level"),
     ],
 )
-def test_a_wrong_line_is_named(line: str, reason: str) -> None:
+def test_an_invalid_line_is_named(line: str, reason: str) -> None:
     with pytest.raises(AclError) as caught:
         parse_acl(f"# rules\r\nuser bob\r\n\r\n{line}\r\ntopic a", "rules.acl")
     assert str(caught.value).startswith("rules.acl:4: ") and reason in str(caught.value)
@@ -179,15 +179,15 @@ def test_covers(wide: str, narrow: str, expected: bool) -> None:
 # --- in a broker --------------------------------------------------------------------------------------------------
 
 
-class Believer:
-    """Stands for an `Authenticator`: every password is right."""
+class AcceptAll:
+    """An authenticator that accepts every password."""
 
     def submit(self, request: AuthenticationRequest) -> None:
         request.accept()
 
 
-class Ruled(Core):
-    """A core with an ACL file, in which every password is right."""
+class AclCore(Core):
+    """A core with an ACL file that accepts every password."""
 
     def __init__(self, directory: Path, rules: str, **others: Any) -> None:
         (directory / "rules.acl").write_text(rules)
@@ -196,7 +196,7 @@ class Ruled(Core):
     def _start(self) -> None:
         super()._start()
         policy: Any = self.broker.policy
-        policy.policy = PasswordPolicy(AnonymousPolicy(True), Believer())
+        policy.policy = PasswordPolicy(AnonymousPolicy(True), AcceptAll())
 
     def as_user(self, user: Optional[str], client_id: str, version: int = 5, **fields: Any) -> CoreClient:
         if user is not None:
@@ -226,14 +226,14 @@ topic read b
 
 
 @pytest.fixture
-def core(tmp_path: Path) -> Iterator[Ruled]:
-    with Ruled(tmp_path, BASIC) as core:
+def core(tmp_path: Path) -> Iterator[AclCore]:
+    with AclCore(tmp_path, BASIC) as core:
         yield core
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("version", [4, 5])
-def test_publishing_is_judged_and_told(core: Ruled, version: int, qos: int) -> None:
+def test_a_denied_publish_is_answered_with_its_reason(core: AclCore, version: int, qos: int) -> None:
     core.as_user("alice", "reader").subscribe("#")
     bob = core.as_user("bob", "writer", version)
     for _ in range(3):
@@ -244,15 +244,15 @@ def test_publishing_is_judged_and_told(core: Ruled, version: int, qos: int) -> N
     assert [message.payload for message in core.clients[0].arrived()] == [b"yes"]
 
 
-def test_denials_need_not_say_why(tmp_path: Path) -> None:
-    with Ruled(tmp_path, BASIC, reveal_denials=False) as core:
+def test_denials_without_their_reason(tmp_path: Path) -> None:
+    with AclCore(tmp_path, BASIC, reveal_denials=False) as core:
         alice = core.as_user("alice", "c")
         assert alice.subscribe("a/1", "a/secret").reason_codes == [2, UNSPECIFIED_ERROR]
         assert [alice.publish("a/1", b"", qos) for qos in (1, 2)] == [UNSPECIFIED_ERROR] * 2
         assert core.as_user("alice", "old", 4).subscribe("a/secret").reason_codes == [0x80]
 
 
-def test_what_one_may_publish_nobody_else_may_for_that(core: Ruled) -> None:
+def test_cached_decisions_belong_to_one_client(core: AclCore) -> None:
     bob, alice = core.as_user("bob", "writer"), core.as_user("alice", "other")
     for _ in range(2):
         assert bob.publish("a/1", b"", 1) == NO_MATCHING_SUBSCRIBERS
@@ -260,7 +260,7 @@ def test_what_one_may_publish_nobody_else_may_for_that(core: Ruled) -> None:
     assert not core.as_user("bob", "new").connection.may_publish
 
 
-def test_decisions_are_remembered_within_bounds(core: Ruled) -> None:
+def test_cached_decisions_are_bounded(core: AclCore) -> None:
     bob = core.as_user("bob", "writer")
     for number in range(2500):
         bob.send(Publish(f"a/{number}", b""))
@@ -268,7 +268,7 @@ def test_decisions_are_remembered_within_bounds(core: Ruled) -> None:
     assert len(bob.connection.may_publish) > 0
 
 
-def test_reading_is_judged_by_topic(core: Ruled) -> None:
+def test_reading_is_decided_by_topic(core: AclCore) -> None:
     alice = core.as_user("alice", "reader")
     assert alice.subscribe("#", "b", "a/secret", "a/+").reason_codes == [2, 2, NOT_AUTHORIZED, 2]
     assert core.as_user("alice", "old", 4).subscribe("a/secret").reason_codes == [0x80]
@@ -281,7 +281,7 @@ def test_reading_is_judged_by_topic(core: Ruled) -> None:
     assert bob.arrived() == []
 
 
-def test_retained_messages_are_judged(core: Ruled) -> None:
+def test_retained_messages_follow_the_rules(core: AclCore) -> None:
     bob = core.as_user("bob", "writer")
     for topic in ("a/1", "a/secret"):
         bob.publish(topic, b"kept", 1, True)
@@ -290,7 +290,7 @@ def test_retained_messages_are_judged(core: Ruled) -> None:
     assert [message.topic for message in alice.arrived()] == ["a/1"]
 
 
-def test_shared_subscriptions_go_to_those_who_may(core: Ruled) -> None:
+def test_shared_messages_go_to_members_that_may_read_them(core: AclCore) -> None:
     alice, bob, carol = (core.as_user(user, user) for user in ("alice", "bob", "carol"))
     for client in (alice, bob, carol):
         client.subscribe("$share/g/a/#")
@@ -309,7 +309,7 @@ def test_shared_subscriptions_go_to_those_who_may(core: Ruled) -> None:
     assert len(second.arrived()) == 1
 
 
-def test_what_a_leaving_member_had_goes_to_one_who_may(core: Ruled) -> None:
+def test_messages_of_a_leaving_member_go_to_one_that_may_read_them(core: AclCore) -> None:
     alice, bob, second = (core.as_user(user, name) for user, name in (("alice", "a1"), ("bob", "b"), ("alice", "a2")))
     for client in (alice, bob, second):
         client.subscribe("$share/g/a/#", options=1)
@@ -322,7 +322,7 @@ def test_what_a_leaving_member_had_goes_to_one_who_may(core: Ruled) -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 5])
-def test_wills_are_judged(core: Ruled, delay: int) -> None:
+def test_wills_follow_the_rules(core: AclCore, delay: int) -> None:
     alice = core.as_user("alice", "reader")
     alice.subscribe("#")
     for user, topic in (("bob", "a/will"), ("alice", "a/no"), (None, "a/anonymous")):
@@ -334,7 +334,7 @@ def test_wills_are_judged(core: Ruled, delay: int) -> None:
     assert [message.topic for message in alice.arrived()] == ["a/will"]
 
 
-def test_a_session_that_is_away_keeps_its_user_through_a_restart(core: Ruled) -> None:
+def test_a_disconnected_session_keeps_its_user_through_a_restart(core: AclCore) -> None:
     alice = core.as_user("alice", "sleeper", properties=durable())
     alice.subscribe("#")
     core.kill()
@@ -347,7 +347,7 @@ def test_a_session_that_is_away_keeps_its_user_through_a_restart(core: Ruled) ->
     assert [message.topic for message in alice.arrived()] == ["a/1"]
 
 
-def test_nobody_takes_over_what_another_user_was_sent(core: Ruled) -> None:
+def test_another_user_does_not_resume_the_session(core: AclCore) -> None:
     core.as_user("alice", "sleeper", properties=durable()).subscribe("a/#")
     core.clients[-1].close()
     bob = core.as_user("bob", "writer")
@@ -357,7 +357,7 @@ def test_nobody_takes_over_what_another_user_was_sent(core: Ruled) -> None:
         assert not thief.connack.session_present and thief.arrived() == []
 
 
-def test_a_session_without_a_user_gets_one_and_its_rights(core: Ruled) -> None:
+def test_an_anonymous_session_becomes_that_of_its_next_user(core: AclCore) -> None:
     nobody = core.as_user(None, "device", properties=durable())
     nobody.subscribe("a/#")
     bob = core.as_user("bob", "writer")
@@ -368,7 +368,7 @@ def test_a_session_without_a_user_gets_one_and_its_rights(core: Ruled) -> None:
     assert [message.payload for message in alice.arrived()] == [b"after"]
 
 
-def test_new_rules_count_at_once(core: Ruled) -> None:
+def test_new_rules_apply_at_once(core: AclCore) -> None:
     alice, bob = core.as_user("alice", "reader"), core.as_user("bob", "writer")
     alice.subscribe("#")
     assert bob.publish("a/1", b"1", 1) == 0 and bob.publish("c", b"", 1) == NOT_AUTHORIZED
@@ -381,8 +381,8 @@ def test_new_rules_count_at_once(core: Ruled) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("seen", [False, True])
-def test_what_waits_is_judged_again_when_its_client_comes(core: Ruled, qos: int, seen: bool) -> None:
-    """Mosquitto does the same (db__check_acl_of_all_messages), whether or not it was sent before."""
+def test_queued_messages_follow_the_rules_at_reconnect(core: AclCore, qos: int, seen: bool) -> None:
+    """Whether or not a message was sent before; as Mosquitto does (db__check_acl_of_all_messages)."""
     sleeper = core.as_user("alice", "sleeper", properties=durable())
     sleeper.subscribe("a/#", options=qos)
     if not seen:
@@ -404,7 +404,7 @@ def test_what_waits_is_judged_again_when_its_client_comes(core: Ruled, qos: int,
     assert session is not None and session.queued_messages == 2
 
 
-def test_a_message_that_is_denied_twice_over_is_answered_in_order(core: Ruled) -> None:
+def test_denied_messages_are_answered_in_order(core: AclCore) -> None:
     bob = core.as_user("bob", "writer")
     bob.send(
         Publish("a/1", b"", 1, False, False, 1), Publish("b", b"", 1, False, False, 2), Publish("b", b"", 2, False, False, 3)
@@ -415,18 +415,18 @@ def test_a_message_that_is_denied_twice_over_is_answered_in_order(core: Ruled) -
     assert [answer.reason_code for answer in answers] == [0x10, NOT_AUTHORIZED, NOT_AUTHORIZED]
 
 
-def test_without_rules_nothing_is_judged(tmp_path: Path) -> None:
+def test_without_an_acl_file_no_decision_is_made(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         assert core.broker.router.rules is None
         assert not core.connect("c").protocol.publish_handler().restricted
 
 
-# --- beside Mosquitto ---------------------------------------------------------------------------------------------
+# --- compared with Mosquitto --------------------------------------------------------------------------------------
 
 
 @contextmanager
 def mosquitto(directory: Path) -> Iterator[int]:
-    """A Mosquitto with the same rules, for which names need no password; its port."""
+    """The port of a Mosquitto with the same rules that does not check passwords."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -460,7 +460,7 @@ def test_mosquitto_decides_the_same(tmp_path: Path) -> None:
     with mosquitto(tmp_path) as port, ExitStack() as stack:
         for client_id, username, topic, _, _ in DECISIONS:
             if "/" in client_id or "/" in (username or "") or username == "" or topic.startswith("$SYS"):
-                continue  # 2.0 lets a name be several levels, and all but itself write to $SYS not at all
+                continue  # in 2.0 a name may be several levels, and no client may publish to $SYS
             client = stack.enter_context(RawClient(port))
             credentials = {} if username is None else {"username": username}
             assert client.connect(client_id, **credentials).reason_code == 0

@@ -1,4 +1,4 @@
-"""Who is let in: passwords beside the event loop, and whole brokers with their files, from start to SIGHUP."""
+"""Authentication with passwords: the authenticator alone, and a broker with its files from start to SIGHUP."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ CHANGED = "c3"
 # --- the authenticator alone --------------------------------------------------------------------------------------
 
 
-class Asked:
-    """A challenge by shape that notes its answer: True, or the reason code of the refusal."""
+class FakeRequest:
+    """An authentication request that records its answer: True, or the reason code of the refusal."""
 
     def __init__(self, username: str, password: bytes, host: str = "10.0.0.1") -> None:
         self.client_id = f"client-of-{username}"
@@ -56,8 +56,8 @@ class Asked:
         self.answer.set_result(reason_code)
 
 
-class Slow:
-    """Stands for a hash: each check waits for a permit; the password is the one given."""
+class SlowHash:
+    """A stored password whose check waits for a permit."""
 
     def __init__(self, password: bytes) -> None:
         self.password = password
@@ -77,7 +77,7 @@ def users(**hashes: Hash) -> Passwords:
 
 @pytest.fixture
 async def start() -> AsyncIterator[Callable[..., Authenticator]]:
-    """Start authenticators: the arguments are those of `Authenticator`."""
+    """``start(...)`` starts an authenticator; the arguments are those of `Authenticator`."""
     started: list[Authenticator] = []
 
     def begin(passwords: Passwords, timeout: float = 30.0, **fields: Any) -> Authenticator:
@@ -90,70 +90,70 @@ async def start() -> AsyncIterator[Callable[..., Authenticator]]:
     for authenticator in started:
         authenticator.stop()
         for stored in authenticator.passwords.hashes.values():
-            if isinstance(stored, Slow):
+            if isinstance(stored, SlowHash):
                 stored.permits.release(1000)
 
 
-async def test_answers(start: Callable[..., Authenticator]) -> None:
+async def test_passwords_are_accepted_or_rejected(start: Callable[..., Authenticator]) -> None:
     authenticator = start(users(alice=parse_hash(ALICE.split(":")[1].strip())))
     cases = [("alice", b"secret", True), ("alice", b"no", BAD_USER_NAME_OR_PASSWORD)]
     cases += [("eve", b"secret", BAD_USER_NAME_OR_PASSWORD), ("", b"", BAD_USER_NAME_OR_PASSWORD)]
     for username, password, expected in cases:
-        asked = Asked(username, password)
+        asked = FakeRequest(username, password)
         authenticator.submit(asked)
         assert await asked.answer == expected
 
 
-async def test_what_was_right_is_right_at_once_until_the_file_says_otherwise(
+async def test_a_known_password_is_accepted_at_once_until_the_file_changes(
     start: Callable[..., Authenticator],
 ) -> None:
-    slow = Slow(b"right")
+    slow = SlowHash(b"right")
     slow.permits.release(2)
     authenticator = start(users(alice=slow))
     for password, expected, checks in ((b"right", True, 1), (b"right", True, 1), (b"wrong", 0x86, 2), (b"right", True, 2)):
-        asked = Asked("alice", password)
+        asked = FakeRequest("alice", password)
         authenticator.submit(asked)
         assert await asked.answer == expected
         assert len(slow.checked) == checks
-    new = Slow(b"new")
+    new = SlowHash(b"new")
     new.permits.release(1)
     assert authenticator.replace(users(alice=new)) == {"alice"}
-    asked = Asked("alice", b"right")
+    asked = FakeRequest("alice", b"right")
     authenticator.submit(asked)
     assert await asked.answer == BAD_USER_NAME_OR_PASSWORD
 
 
-class Niceness(Slow):
-    """Is right about the password that says how nice the thread is that asks."""
+class NicenessHash(SlowHash):
+    """A stored password that is the niceness of the checking thread."""
 
     def verify(self, password: bytes) -> bool:
         return password == b"%d" % os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
-async def test_the_loop_goes_before_the_threads_that_compute(start: Callable[..., Authenticator]) -> None:
+async def test_worker_threads_have_a_lower_priority_than_the_loop(start: Callable[..., Authenticator]) -> None:
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-    asked = Asked("alice", b"%d" % min(19, max(mine, NICENESS)))
-    start(users(alice=Niceness(b""))).submit(asked)
+    asked = FakeRequest("alice", b"%d" % min(19, max(mine, NICENESS)))
+    start(users(alice=NicenessHash(b""))).submit(asked)
     assert await asked.answer is True
     assert os.getpriority(os.PRIO_PROCESS, 0) == mine
 
 
-async def test_a_password_that_was_changed_while_it_was_checked_is_wrong(start: Callable[..., Authenticator]) -> None:
-    slow = Slow(b"right")
+async def test_a_password_changed_during_its_check_is_rejected(start: Callable[..., Authenticator]) -> None:
+    slow = SlowHash(b"right")
     authenticator = start(users(alice=slow))
-    asked = Asked("alice", b"right")
+    asked = FakeRequest("alice", b"right")
     authenticator.submit(asked)
-    authenticator.replace(users(alice=Slow(b"new")))
+    authenticator.replace(users(alice=SlowHash(b"new")))
     slow.permits.release(1)
     assert await asked.answer == BAD_USER_NAME_OR_PASSWORD
 
 
-async def test_addresses_take_turns(start: Callable[..., Authenticator]) -> None:
-    slow = Slow(b"right")
+async def test_addresses_are_served_round_robin(start: Callable[..., Authenticator]) -> None:
+    slow = SlowHash(b"right")
     authenticator = start(users(alice=slow), workers=1)
-    guesses = [Asked("alice", b"guess %d" % number) for number in range(20)]
-    honest = [Asked("alice", b"honest %d" % number, f"10.0.0.{number + 2}") for number in range(2)]
+    guesses = [FakeRequest("alice", b"guess %d" % number) for number in range(20)]
+    honest = [FakeRequest("alice", b"honest %d" % number, f"10.0.0.{number + 2}") for number in range(2)]
     for asked in guesses + honest:
         authenticator.submit(asked)
     slow.permits.release(22)
@@ -161,13 +161,13 @@ async def test_addresses_take_turns(start: Callable[..., Authenticator]) -> None
     assert slow.checked[:4] == [b"guess 0", b"guess 1", b"honest 0", b"honest 1"]
 
 
-async def test_the_queue_is_bounded_and_turns_away_who_has_most_in_it(start: Callable[..., Authenticator]) -> None:
-    slow = Slow(b"right")
+async def test_a_full_queue_refuses_the_address_with_the_most_logins(start: Callable[..., Authenticator]) -> None:
+    slow = SlowHash(b"right")
     authenticator = start(users(alice=slow), workers=1, capacity=3)
-    guesses = [Asked("alice", b"guess") for _ in range(5)]
+    guesses = [FakeRequest("alice", b"guess") for _ in range(5)]
     for asked in guesses:
         authenticator.submit(asked)
-    honest = Asked("alice", b"right", "10.0.0.2")
+    honest = FakeRequest("alice", b"right", "10.0.0.2")
     authenticator.submit(honest)
     assert authenticator.waiting == 3
     busy = [asked for asked in guesses if asked.answer.done()]
@@ -177,9 +177,9 @@ async def test_the_queue_is_bounded_and_turns_away_who_has_most_in_it(start: Cal
 
 
 async def test_hung_checks_are_answered_in_time(start: Callable[..., Authenticator]) -> None:
-    slow = Slow(b"right")
+    slow = SlowHash(b"right")
     authenticator = start(users(alice=slow), timeout=0.05, workers=1)
-    running, queued = Asked("alice", b"right"), Asked("alice", b"right")
+    running, queued = FakeRequest("alice", b"right"), FakeRequest("alice", b"right")
     authenticator.submit(running)
     authenticator.submit(queued)
     assert await running.answer == await queued.answer == SERVER_BUSY
@@ -187,10 +187,10 @@ async def test_hung_checks_are_answered_in_time(start: Callable[..., Authenticat
     slow.permits.release(2)
 
 
-async def test_nothing_is_computed_for_who_is_gone(start: Callable[..., Authenticator]) -> None:
-    slow = Slow(b"right")
+async def test_logins_of_disconnected_clients_are_skipped(start: Callable[..., Authenticator]) -> None:
+    slow = SlowHash(b"right")
     authenticator = start(users(alice=slow), workers=1)
-    first, gone, last = (Asked("alice", word) for word in (b"first", b"gone", b"last"))
+    first, gone, last = (FakeRequest("alice", word) for word in (b"first", b"gone", b"last"))
     for asked in (first, gone, last):
         authenticator.submit(asked)
     gone.gone = True
@@ -202,7 +202,7 @@ async def test_nothing_is_computed_for_who_is_gone(start: Callable[..., Authenti
 # --- brokers ------------------------------------------------------------------------------------------------------
 
 
-class Guarded:
+class PasswordBroker:
     """A broker with a password file and an ACL file in ``directory``."""
 
     def __init__(self, directory: Path, config: str = "") -> None:
@@ -223,15 +223,15 @@ class Guarded:
         return client
 
     def reload(self) -> None:
-        """SIGHUP, and wait until it is done."""
+        """Send SIGHUP and wait until the files are reloaded."""
         after = len(self.process.lines)
         os.kill(self.process.pid, signal.SIGHUP)
         self.process.wait_for_log("event=(acl_reloaded|reload_failed reason=.*/rules)", after=after)
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    guarded = Guarded(tmp_path_factory.mktemp("guarded"))
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PasswordBroker]:
+    guarded = PasswordBroker(tmp_path_factory.mktemp("guarded"))
     with guarded.process:
         yield guarded
 
@@ -250,7 +250,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         (None, None, 0, 0),
     ],
 )
-def test_connects(guarded: Guarded, username: Optional[str], password: Optional[bytes], v5: int, v4: int) -> None:
+def test_connect_with_user_name_and_password(guarded: PasswordBroker, username: Optional[str], password: Optional[bytes], v5: int, v4: int) -> None:
     for version, expected in ((5, v5), (4, v4)):
         if expected is None:
             continue
@@ -260,7 +260,7 @@ def test_connects(guarded: Guarded, username: Optional[str], password: Optional[
                 client.expect_closed()
 
 
-def test_what_comes_with_the_connect_is_handled_after_it(guarded: Guarded) -> None:
+def test_packets_sent_with_the_connect_are_handled_after_it(guarded: PasswordBroker) -> None:
     from mqttbroker.codec.packets import Connack, Connect, Pingreq, Pingresp
 
     with guarded.open() as client:
@@ -269,15 +269,15 @@ def test_what_comes_with_the_connect_is_handled_after_it(guarded: Guarded) -> No
         client.expect(Pingresp)
 
 
-def test_no_secret_is_logged(guarded: Guarded) -> None:
+def test_no_secret_is_logged(guarded: PasswordBroker) -> None:
     with guarded.open() as client:
         client.connect("leaky", username="alice", password=b"hunter2hunter2")
     guarded.process.wait_for_log("event=refused client=leaky")
     assert "hunter2" not in guarded.process.log and "$7$" not in guarded.process.log
 
 
-def test_anonymous_clients_have_their_own_rule(tmp_path: Path) -> None:
-    guarded = Guarded(tmp_path, "allow_anonymous = false\n")
+def test_anonymous_clients_beside_a_password_file(tmp_path: Path) -> None:
+    guarded = PasswordBroker(tmp_path, "allow_anonymous = false\n")
     with guarded.process:
         with guarded.open() as client:
             assert client.connect("nobody").reason_code == NOT_AUTHORIZED
@@ -286,9 +286,9 @@ def test_anonymous_clients_have_their_own_rule(tmp_path: Path) -> None:
         guarded.connect("alice", b"secret").close()
 
 
-def test_a_listener_has_its_own_anonymous_rule(tmp_path: Path) -> None:
+def test_a_listener_overrides_allow_anonymous(tmp_path: Path) -> None:
     more = "[[listeners]]\n[[listeners]]\nport = 0\nallow_anonymous = false\n"
-    guarded = Guarded(tmp_path, more)
+    guarded = PasswordBroker(tmp_path, more)
     with guarded.process as process:
         process.wait_for_log("event=started")
         port = [int(line.rpartition("port=")[2]) for line in process.lines if "event=listening type=tcp" in line][1]
@@ -297,7 +297,7 @@ def test_a_listener_has_its_own_anonymous_rule(tmp_path: Path) -> None:
                 assert client.connect("second", username=username, password=password).reason_code == expected
 
 
-def test_without_a_password_file_every_name_is_anonymous(tmp_path: Path) -> None:
+def test_without_a_password_file_every_client_is_anonymous(tmp_path: Path) -> None:
     rules = tmp_path / "rules"
     rules.write_text("topic write open\nuser alice\ntopic #\n")
     with BrokerProcess(config={"acl_file": str(rules)}) as process:
@@ -308,7 +308,7 @@ def test_without_a_password_file_every_name_is_anonymous(tmp_path: Path) -> None
             assert client.publish("other", b"", 1) == NOT_AUTHORIZED
 
 
-def test_paho_is_told_why(guarded: Guarded) -> None:
+def test_paho_gets_the_reason_of_a_refusal(guarded: PasswordBroker) -> None:
     for version, expected in ((paho.MQTTv5, "Bad user name or password"), (paho.MQTTv311, "Not authorized")):
         answers: list[str] = []
         client = paho.Client(paho.CallbackAPIVersion.VERSION2, "paho", protocol=version)
@@ -321,7 +321,7 @@ def test_paho_is_told_why(guarded: Guarded) -> None:
 
 
 @pytest.mark.parametrize("command", ["mosquitto_sub", "mosquitto_pub"])
-def test_mosquitto_clients_come_in(guarded: Guarded, command: str) -> None:
+def test_mosquitto_clients_connect(guarded: PasswordBroker, command: str) -> None:
     tail = ["-C", "1", "-W", "5"] if command == "mosquitto_sub" else ["-m", "hello", "-q", "1"]
     with guarded.connect("alice", b"secret") as alice:
         alice.publish("public/motd", b"hello", 1, True)
@@ -333,7 +333,7 @@ def test_mosquitto_clients_come_in(guarded: Guarded, command: str) -> None:
             assert (done.returncode == 0) is (status == 0)
 
 
-def test_connected_clients_go_on_while_passwords_are_guessed(guarded: Guarded) -> None:
+def test_guessed_passwords_do_not_slow_connected_clients(guarded: PasswordBroker) -> None:
     with ExitStack() as stack:
         alice = stack.enter_context(guarded.connect("alice", b"secret"))
         guessers = [stack.enter_context(guarded.open()) for _ in range(50)]
@@ -349,13 +349,13 @@ def test_connected_clients_go_on_while_passwords_are_guessed(guarded: Guarded) -
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Guarded]:
-    guarded = Guarded(tmp_path)
+def own(tmp_path: Path) -> Iterator[PasswordBroker]:
+    guarded = PasswordBroker(tmp_path)
     with guarded.process:
         yield guarded
 
 
-def test_sighup_changes_what_clients_may(own: Guarded) -> None:
+def test_sighup_reloads_the_rules(own: PasswordBroker) -> None:
     alice, bob = own.connect("alice", b"secret"), own.connect("bob", b"pass word")
     bob.subscribe("#")
     assert alice.publish("a", b"1", 1) == 0 and bob.publish("a", b"", 1) == NOT_AUTHORIZED
@@ -366,7 +366,7 @@ def test_sighup_changes_what_clients_may(own: Guarded) -> None:
     assert [bob.take().payload for _ in range(3)] == [b"1", b"3", b"4"]
 
 
-def test_sighup_sends_away_whose_password_changed(own: Guarded) -> None:
+def test_sighup_disconnects_users_with_a_changed_password(own: PasswordBroker) -> None:
     alice, bob = own.connect("alice", b"secret"), own.connect("bob", b"pass word")
     own.password_file.write_text(ALICE_CHANGED + BOB)
     own.reload()
@@ -381,7 +381,7 @@ def test_sighup_sends_away_whose_password_changed(own: Guarded) -> None:
     assert bob.expect(Disconnect).reason_code == NOT_AUTHORIZED
 
 
-def test_sighup_with_bad_files_changes_nothing(own: Guarded) -> None:
+def test_sighup_with_invalid_files_changes_nothing(own: PasswordBroker) -> None:
     alice = own.connect("alice", b"secret")
     own.password_file.write_text("alice:secret\n")
     own.acl_file.write_text("user alice\ntopic rw a\n")
@@ -397,7 +397,7 @@ def test_sighup_with_bad_files_changes_nothing(own: Guarded) -> None:
     assert alice.publish("a", b"", 1) == 0x10
 
 
-def test_sighup_sets_the_log_level(own: Guarded) -> None:
+def test_sighup_sets_the_log_level(own: PasswordBroker) -> None:
     text = own.process.config.read_text()
     own.process.config.write_text(text + '\nlog.level = "nonsense"\n')
     own.reload()
@@ -410,13 +410,13 @@ def test_sighup_sets_the_log_level(own: Guarded) -> None:
     assert "client=c-alice" not in "".join(line for line in own.process.lines if "disconnected" in line)
 
 
-def _reloaded(own: Guarded, client: RawClient) -> bool:
-    """Whether the rules that allow nothing are in force, and with them all that was read before them."""
+def _reloaded(own: PasswordBroker, client: RawClient) -> bool:
+    """Whether the rules that deny everything apply; all other files were reloaded before them."""
     os.kill(own.process.pid, signal.SIGHUP)
     return client.publish("a", b"", 1) == NOT_AUTHORIZED
 
 
-# --- files that are no good ---------------------------------------------------------------------------------------
+# --- invalid files ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def _reloaded(own: Guarded, client: RawClient) -> bool:
     ],
 )
 @pytest.mark.parametrize("command", [["serve", "--config"], ["check-config"]])
-def test_bad_files_are_one_line_and_status_2(
+def test_invalid_files_are_one_line_and_status_2(
     tmp_path: Path, command: list[str], key: str, content: Optional[bytes], reason: str
 ) -> None:
     if content is not None:

@@ -1,4 +1,4 @@
-"""mqttbroker.auth.passwords: what Mosquitto wrote is read, what is wrong is named, and a file is replaced whole."""
+"""The password file: hashes of Mosquitto, errors in lines, and writing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_samples_verify(name: str) -> None:
+def test_hashes_of_other_programs_verify(name: str) -> None:
     password, encoded = SAMPLES[name]
     stored = parse_hash(encoded)
     assert stored.verify(password)
@@ -81,7 +81,7 @@ WRONG_LINES = [
 
 
 @pytest.mark.parametrize("line, reason", WRONG_LINES)
-def test_a_wrong_line_is_named_and_its_hash_is_not(line: str, reason: str) -> None:
+def test_an_invalid_line_is_named_without_its_hash(line: str, reason: str) -> None:
     text = f"# users\n\nalice:$6${SALT}${KEY}\n{line}\n"
     with pytest.raises(PasswordFileError) as caught:
         parse_passwords(text, "users.txt")
@@ -97,7 +97,7 @@ def test_comments_blanks_and_line_ends_do_not_matter() -> None:
 
 
 class Recorder:
-    """Stands for a hash and counts how often it was computed."""
+    """A stored password that counts its checks."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -107,7 +107,7 @@ class Recorder:
         return True
 
 
-def test_an_unknown_user_costs_what_a_known_one_costs_and_is_never_right() -> None:
+def test_an_unknown_user_takes_as_long_as_a_known_one() -> None:
     hashes = {"a": Recorder(), "b": Recorder()}
     users = Passwords(hashes, {"a": "1", "b": "2"})
     for number in range(20):
@@ -115,18 +115,18 @@ def test_an_unknown_user_costs_what_a_known_one_costs_and_is_never_right() -> No
         assert not users.verify(f"stranger-{number}", b"x")
         first = [recorder.count - was for recorder, was in zip(hashes.values(), before)]
         assert sorted(first) == [0, 1]
-        assert not users.verify(f"stranger-{number}", b"y")  # the same one again
+        assert not users.verify(f"stranger-{number}", b"y")  # the same decoy for the same name
         assert [recorder.count - was for recorder, was in zip(hashes.values(), before)] == [2 * n for n in first]
     assert all(recorder.count for recorder in hashes.values())
 
 
-def test_an_empty_file_lets_nobody_in() -> None:
+def test_an_empty_file_accepts_no_user() -> None:
     assert not parse_passwords("", "f").verify("anybody", b"")
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.binary(max_size=100), st.binary(max_size=100))
-def test_only_the_password_that_was_hashed_verifies(password: bytes, other: bytes) -> None:
+def test_only_the_hashed_password_verifies(password: bytes, other: bytes) -> None:
     encoded = hash_password(password)
     assert re.fullmatch(r"\$argon2id\$v=19\$m=47104,t=1,p=1\$[^$]+\$[^$]+", encoded)
     assert Argon2id(encoded).verify(password)
@@ -135,7 +135,7 @@ def test_only_the_password_that_was_hashed_verifies(password: bytes, other: byte
 
 @pytest.mark.skipif(shutil.which("mosquitto_passwd") is None, reason="needs mosquitto_passwd")
 @pytest.mark.parametrize("kind", ["sha512", "sha512-pbkdf2"])
-def test_what_mosquitto_passwd_writes_today(tmp_path: Path, kind: str) -> None:
+def test_the_output_of_mosquitto_passwd_verifies(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "users"
     command = ["mosquitto_passwd", "-H", kind, "-b"]
     subprocess.run([*command, "-c", str(path), "alice", "s3cret"], check=True, capture_output=True)
@@ -150,7 +150,7 @@ def test_what_mosquitto_passwd_writes_today(tmp_path: Path, kind: str) -> None:
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_made_and_other_lines_stay(tmp_path: Path) -> None:
+def test_the_file_is_created_and_other_lines_stay(tmp_path: Path) -> None:
     path = tmp_path / "users"
     assert set_password(path, "bob", "$6$a") is False
     path.write_text("# mine\nbob:$6$a\n\n alice :$6$b")
@@ -172,13 +172,13 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     assert link.is_symlink() and target.read_text() == "bob:$6$a\n"
 
 
-def test_deleting_from_no_file_makes_none(tmp_path: Path) -> None:
+def test_deleting_from_a_missing_file_does_not_create_it(tmp_path: Path) -> None:
     assert set_password(tmp_path / "users", "bob", None) is False
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", ["", " bob", "bob ", "#bob", "bo:b", "bo\nb", "b\0", "x" * 65536])
-def test_names_that_no_line_can_have(tmp_path: Path, name: str) -> None:
+def test_invalid_user_names(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError):
         set_password(tmp_path / "users", name, "$6$a")
     assert os.listdir(tmp_path) == []
@@ -222,7 +222,7 @@ def test_the_command_sets_replaces_and_deletes(tmp_path: Path) -> None:
         (["missing/users", "bob"], "x\n", 1, "No such file or directory"),
     ],
 )
-def test_what_the_command_cannot_do_is_one_line(
+def test_errors_of_the_command_are_one_line(
     tmp_path: Path, arguments: list[str], typed: str, status: int, reason: str
 ) -> None:
     done = passwd(str(tmp_path / arguments[0]), *arguments[1:], typed=typed)

@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256: the RFC's example, what is no proof, and enhanced authentication in a broker (section 4.12)."""
+"""SCRAM-SHA-256: the example of the RFC, invalid messages, and enhanced authentication in a broker (section 4.12)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_example_of_the_rfc() -> None:
     [b"", b"n,,", b"n,,n=,r=x", b"n,,r=x,n=user", b"n,,n=user,r=", b"n,,m=x,n=user,r=x", b"p=tls-unique,,n=user,r=x",
      b"n,a=other,n=user,r=x", b"n,,n=us=er,r=x", b"n,,n=us=2c,r=x", b"n,,n=user,r=a b", b"x,,n=user,r=x", b"\xff", b"n,,n=u,r=x\n"],
 )  # fmt: skip
-def test_first_messages_that_are_none(first: bytes) -> None:
+def test_invalid_first_messages(first: bytes) -> None:
     server = exchange()
     with pytest.raises(ScramError):
         server.step(first)
@@ -74,14 +74,14 @@ def test_first_messages_that_are_none(first: bytes) -> None:
     "first, username",
     [(b"y,,n=user,r=x", "user"), (b"n,a=user,n=user,r=x", "user"), (b"n,,n=a=2Cb=3D,r=x", "a,b="), (b"n,,n=u,r=x,z=1", "u")],
 )
-def test_first_messages_in_other_words(first: bytes, username: str) -> None:
+def test_first_messages_with_optional_parts(first: bytes, username: str) -> None:
     server = exchange()
     server.step(first)
     assert server.username == username
 
 
 @given(st.integers(0, len(CLIENT_FINAL) - 1), st.integers(1, 255))
-def test_no_other_final_message_will_do(position: int, change: int) -> None:
+def test_a_changed_final_message_is_refused(position: int, change: int) -> None:
     server = exchange()
     server.step(CLIENT_FIRST)
     wrong = bytearray(CLIENT_FINAL)
@@ -92,7 +92,7 @@ def test_no_other_final_message_will_do(position: int, change: int) -> None:
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60))
-def test_nothing_but_scram_errors_comes_of_nonsense(first: bytes, second: bytes) -> None:
+def test_any_input_ends_in_a_scram_error(first: bytes, second: bytes) -> None:
     for messages in ((first,), (CLIENT_FIRST, second)):
         server = exchange()
         with pytest.raises(ScramError):
@@ -102,12 +102,12 @@ def test_nothing_but_scram_errors_comes_of_nonsense(first: bytes, second: bytes)
 
 @settings(max_examples=10, deadline=None)
 @given(st.binary(min_size=1, max_size=50))
-def test_stored_credentials_serve_passwords_too(password: bytes) -> None:
+def test_scram_credentials_verify_passwords(password: bytes) -> None:
     stored = parse_hash(scram_password(password))
     assert stored.verify(password) and not stored.verify(password + b"!")
 
 
-def test_a_stranger_gets_the_same_salt_each_time_and_no_one_elses_keys() -> None:
+def test_an_unknown_user_always_gets_the_same_salt_and_random_keys() -> None:
     users = parse_passwords(f"user:{scram_password(b'pencil')}\n", "f")
     own, one, two = (users.scram(name) for name in ("user", "eve", "eve"))
     assert (one.salt, one.iterations) == (two.salt, own.iterations) and len(one.salt) == len(own.salt)
@@ -118,7 +118,7 @@ def test_a_stranger_gets_the_same_salt_each_time_and_no_one_elses_keys() -> None
 
 
 class ScramClient:
-    """The client's side of one exchange."""
+    """The client side of one exchange."""
 
     def __init__(self, username: str, password: bytes) -> None:
         self.password = password
@@ -186,13 +186,13 @@ def again(client: RawClient, scram: ScramClient) -> None:
 
 
 @pytest.mark.normative("5", "MQTT-4.12.0-2", "MQTT-4.12.0-5")
-def test_a_client_comes_in(client: RawClient) -> None:
+def test_a_client_authenticates(client: RawClient) -> None:
     log_in(client)
     assert client.ping() == []
 
 
 @pytest.mark.parametrize("username, password", [("user", b"wrong"), ("nobody", b"pencil")])
-def test_wrong_proofs_are_refused_alike(client: RawClient, username: str, password: bytes) -> None:
+def test_wrong_proofs_and_unknown_users_are_refused_alike(client: RawClient, username: str, password: bytes) -> None:
     scram = ScramClient(username, password)
     answer = begin(client, scram)
     client.send(Auth(0x18, method(scram.final(answer.properties.authentication_data or b""))))
@@ -215,14 +215,14 @@ def test_wrong_proofs_are_refused_alike(client: RawClient, username: str, passwo
         (Auth(0x18, method(None)), NOT_AUTHORIZED),
     ],
 )
-def test_nothing_but_the_next_step_goes_before_the_connack(client: RawClient, packet: Any, code: int) -> None:
+def test_only_auth_is_accepted_before_the_connack(client: RawClient, packet: Any, code: int) -> None:
     begin(client, ScramClient("user", b"pencil"))
     client.send(packet)
     assert client.expect(Connack).reason_code == code
     client.expect_closed()
 
 
-def test_a_client_may_give_up(client: RawClient) -> None:
+def test_a_client_may_disconnect_during_authentication(client: RawClient) -> None:
     begin(client, ScramClient("user", b"pencil"))
     client.send(Disconnect())
     assert client.expect_closed() == []
@@ -232,7 +232,7 @@ def test_unknown_methods_are_refused(client: RawClient) -> None:
     assert client.connect("c", properties=method(b"x", "PLAIN")).reason_code == BAD_AUTHENTICATION_METHOD
 
 
-def test_passwords_still_do_and_get_no_method(client: RawClient) -> None:
+def test_a_connect_with_a_password_gets_no_method(client: RawClient) -> None:
     connack = client.connect("plain", username="user", password=b"pencil")
     assert connack.reason_code == 0 and connack.properties.authentication_method is None
     client.send(Auth(0x19, method(b"x")))
@@ -245,7 +245,7 @@ def test_without_a_password_file_there_is_no_method() -> None:
 
 
 @pytest.mark.normative("5", "MQTT-4.12.0-5", "MQTT-4.12.1-1")
-def test_authenticating_again(client: RawClient) -> None:
+def test_re_authentication(client: RawClient) -> None:
     log_in(client)
     for _ in range(2):
         scram = ScramClient("user", b"pencil")
@@ -259,7 +259,7 @@ def test_authenticating_again(client: RawClient) -> None:
 
 @pytest.mark.normative("5", "MQTT-4.12.1-2")
 @pytest.mark.parametrize("username, password", [("user", b"wrong"), ("other", b"pen")])
-def test_who_fails_to_authenticate_again_is_sent_away(client: RawClient, username: str, password: bytes) -> None:
+def test_a_failed_re_authentication_disconnects_the_client(client: RawClient, username: str, password: bytes) -> None:
     log_in(client)
     again(client, ScramClient(username, password))
     assert client.expect(Disconnect).reason_code == NOT_AUTHORIZED
@@ -267,13 +267,13 @@ def test_who_fails_to_authenticate_again_is_sent_away(client: RawClient, usernam
 
 
 @pytest.mark.parametrize("packet", [Auth(0x18, method(b"")), Auth(0x00, method(b"")), Auth(0x19, method(b"", "PLAIN"))])
-def test_auth_out_of_turn_ends_the_connection(client: RawClient, packet: Auth) -> None:
+def test_an_unexpected_auth_closes_the_connection(client: RawClient, packet: Auth) -> None:
     log_in(client)
     client.send(packet)
     assert client.expect(Disconnect).reason_code == PROTOCOL_ERROR
 
 
-def test_an_exchange_that_is_not_finished_in_time_ends(tmp_path: Path) -> None:
+def test_an_unfinished_exchange_times_out(tmp_path: Path) -> None:
     path = tmp_path / "users"
     set_password(path, "user", scram_password(b"pencil"))
     with BrokerProcess(config={"password_file": str(path), "limits": {"connect_timeout": "300ms"}}) as process:
@@ -284,7 +284,7 @@ def test_an_exchange_that_is_not_finished_in_time_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.normative("5", "MQTT-3.1.2-24")
-def test_a_challenge_that_is_too_large_for_the_client_is_not_sent(client: RawClient) -> None:
+def test_a_challenge_larger_than_the_maximum_packet_size_is_not_sent(client: RawClient) -> None:
     properties = method(ScramClient("user", b"pencil").first())
     properties.maximum_packet_size = 40
     client.send(Connect("small", 5, True, 60, properties=properties))

@@ -1,4 +1,4 @@
-"""Settings: defaults, file, environment and flags, and one clear line for everything that can be wrong."""
+"""Settings: defaults, file, environment and flags, and one line for each problem."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ CONF = ROOT / "conf" / "mqttbroker.toml"
 
 
 def documented() -> str:
-    """conf/mqttbroker.toml with its example stream switched on."""
+    """conf/mqttbroker.toml with its example stream uncommented."""
     return re.sub(r"^#(?=\[streams|[a-z_]+ = )", "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
-def test_the_file_says_the_defaults() -> None:
+def test_the_documented_file_has_the_defaults() -> None:
     assert load_settings(CONF) == Settings()
 
 
-def test_the_file_lists_every_key() -> None:
+def test_the_documented_file_has_every_key() -> None:
     tables = tomllib.loads(documented())
     expected = {
         "": Settings,
@@ -58,7 +58,7 @@ def test_the_file_lists_every_key() -> None:
         assert set(table) == keys, f"[{name}]"
 
 
-def test_the_example_stream_says_the_defaults(tmp_path: Path) -> None:
+def test_the_example_stream_has_the_defaults(tmp_path: Path) -> None:
     settings = load_settings(write(tmp_path, documented()))
     assert settings.streams == (Stream(name="sensors", filters=("sensors/#",)),)
 
@@ -66,7 +66,7 @@ def test_the_example_stream_says_the_defaults(tmp_path: Path) -> None:
 # --- precedence ---------------------------------------------------------------------------------------------------
 
 
-def test_nothing_given_is_the_defaults() -> None:
+def test_without_sources_settings_have_their_defaults() -> None:
     settings = load_settings(None, {}, {})
     assert settings == Settings()
     assert (settings.listeners[0].host, settings.listeners[0].port) == ("127.0.0.1", 1883)
@@ -108,7 +108,7 @@ def test_environment_adds_listeners_and_changes_streams(tmp_path: Path) -> None:
     assert settings.limits.retain_available is False
 
 
-def test_what_kubernetes_and_the_build_put_into_the_environment_is_no_setting() -> None:
+def test_variables_of_kubernetes_and_of_the_build_are_not_settings() -> None:
     environ = {
         "MQTTBROKER_SERVICE_HOST": "10.0.0.1",
         "MQTTBROKER_SERVICE_PORT": "1883",
@@ -139,7 +139,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("text", "path", "value"), GOOD)
-def test_good_values(tmp_path: Path, text: str, path: str, value: object) -> None:
+def test_valid_values(tmp_path: Path, text: str, path: str, value: object) -> None:
     found: Any = load_settings(write(tmp_path, text))
     for name in path.split("."):
         found = getattr(found, name)
@@ -188,12 +188,12 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "problem"), BAD)
-def test_bad_values_are_one_line(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_values_are_reported_in_one_line(tmp_path: Path, text: str, problem: str) -> None:
     path = write(tmp_path, text)
     assert problems(path) == [f"{path}: {problem}"]
 
 
-def test_all_problems_are_said_and_each_names_who_said_it(tmp_path: Path) -> None:
+def test_all_problems_are_reported_with_their_source(tmp_path: Path) -> None:
     path = write(tmp_path, 'durability = "x"\n[limits]\nmax_inflight = 0\n')
     found = problems(path, {"MQTTBROKER_LISTENERS__0__PORT": "70000"}, {"--log-level": "loud"})
     assert sorted(line.split(": ")[0] for line in found) == sorted(
@@ -211,7 +211,7 @@ def test_all_problems_are_said_and_each_names_who_said_it(tmp_path: Path) -> Non
         ("MQTTBROKER_PORT", "1884", "port: unknown key, did you mean listeners.0.port?"),
     ],
 )
-def test_bad_variables_are_named(name: str, text: str, problem: str) -> None:
+def test_invalid_variables_are_named(name: str, text: str, problem: str) -> None:
     assert problems(None, {name: text}) == [f"{name}: {problem}"]
 
 
@@ -230,13 +230,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert problems(broken) == [f"{broken}: not UTF-8 at byte 5"]
 
 
-def test_odd_keys_stay_on_their_line(tmp_path: Path) -> None:
+def test_keys_with_line_breaks_stay_on_one_line(tmp_path: Path) -> None:
     path = write(tmp_path, '"a\\nb" = 1')
     assert problems(path) == [f'{path}: "a\\nb": unknown key']
 
 
 @given(st.dictionaries(st.text(st.sampled_from("ABCLOGHTPSREAMI_0"), max_size=12), st.text(max_size=8), max_size=4))
-def test_any_environment_is_settings_or_problems(variables: dict[str, str]) -> None:
+def test_any_environment_gives_settings_or_problems(variables: dict[str, str]) -> None:
     try:
         load_settings(None, {f"MQTTBROKER_{name}": text for name, text in variables.items()})
     except ConfigError as error:

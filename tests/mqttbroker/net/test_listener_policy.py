@@ -1,4 +1,4 @@
-"""Entrances: whose word counts for whom."""
+"""The policy of a listener, and common names of certificates."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from mqttbroker.core.policy import AuthenticationPolicy
 from mqttbroker.net.listener_policy import PolicyByListener, common_name
 
 
-def test_the_doorkeeper_leaves_no_question_to_the_default() -> None:
-    # A policy that learns a new question must not have it answered by `Policy`, which allows everything.
+def test_policy_by_listener_implements_every_method_of_a_policy() -> None:
+    # A new method of a policy must apply by listener, too.
     questions = {name for name, _ in inspect.getmembers(AuthenticationPolicy, callable) if not name.startswith("_")}
     assert questions and questions <= set(vars(PolicyByListener))
 

@@ -1,4 +1,4 @@
-"""Listeners: every address that a host means, Unix sockets and their files, and each listener's own limits."""
+"""Listeners: the addresses of a host, Unix sockets and their files, and the limits of a listener."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def port_of(broker: BrokerProcess, kind: str) -> int:
 
 
 def refused(tmp_path: Path, config: str) -> str:
-    """The one line with which a broker that cannot listen ends."""
+    """The error line of a broker that cannot listen."""
     path = tmp_path / "refused.toml"
     path.write_text(f'http.port = "off"\ndata_dir = "{tmp_path / "refused"}"\n' + config, encoding="utf-8")
     command = [sys.executable, "-P", "-m", "mqttbroker", "serve", "--config", str(path), "--log-level", "error"]
@@ -72,7 +72,7 @@ def test_the_addresses_of_a_host(start_broker: Start, host: str, addresses: list
             for _ in range(5):
                 with suppress(ConnectionRefusedError):
                     tcp_socket(broker.port, address).close()
-                    # Another test's broker may have this port there, but hardly the next one, too.
+                    # The broker of another test may use one port on that address, but hardly the next one, too.
                     broker = start_broker(config={"listeners": [{"host": host}]})
                     continue
                 break
@@ -90,7 +90,7 @@ def test_all_addresses_of_localhost_have_the_same_port(start_broker: Start) -> N
     assert all(f"port={broker.port}" in line for line in listening)
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert refused(tmp_path, f"[[listeners]]\nport = {port}") == (
@@ -98,7 +98,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
         )
 
 
-def test_an_unknown_host_is_one_line(tmp_path: Path) -> None:
+def test_an_unknown_host_is_reported_in_one_line(tmp_path: Path) -> None:
     line = refused(tmp_path, '[[listeners]]\nhost = "nowhere.invalid"')
     assert line.startswith("mqttbroker: cannot listen on nowhere.invalid:1883: ")
     assert "Errno" not in line
@@ -127,7 +127,7 @@ def test_a_unix_socket(start_broker: Start, tmp_path: Path, mode: str, permissio
     assert not path.exists()
 
 
-def test_the_file_of_a_dead_broker_makes_way(start_broker: Start, tmp_path: Path) -> None:
+def test_the_socket_file_of_a_dead_broker_is_replaced(start_broker: Start, tmp_path: Path) -> None:
     path = tmp_path / "mqtt.sock"
     broker = start_broker(config=unix_config(path))
     broker.wait_for_log("event=started")
@@ -140,7 +140,7 @@ def test_the_file_of_a_dead_broker_makes_way(start_broker: Start, tmp_path: Path
         assert client.connect("local").reason_code == 0
 
 
-def test_the_socket_of_a_live_broker_is_left_alone(start_broker: Start, tmp_path: Path) -> None:
+def test_the_socket_of_a_live_broker_is_not_replaced(start_broker: Start, tmp_path: Path) -> None:
     path = tmp_path / "mqtt.sock"
     broker = start_broker(config=unix_config(path))
     broker.wait_for_log("event=started")
@@ -161,7 +161,7 @@ def test_the_socket_of_another_broker_is_not_removed(start_broker: Start, tmp_pa
         assert path.exists()
 
 
-def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_no_socket_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("precious")
     line = refused(tmp_path, f'[[listeners]]\ntype = "unix"\npath = "{path}"')
@@ -170,7 +170,7 @@ def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing/mqtt.sock", "x" * 200])
-def test_a_path_that_cannot_be_is_one_line(tmp_path: Path, name: str) -> None:
+def test_an_invalid_socket_path_is_reported_in_one_line(tmp_path: Path, name: str) -> None:
     line = refused(tmp_path, f'[[listeners]]\ntype = "unix"\npath = "{tmp_path / name}"')
     assert line.startswith(f"mqttbroker: cannot listen on {tmp_path / name}: ")
 
@@ -218,7 +218,7 @@ def test_a_listener_has_its_own_packet_size(start_broker: Start) -> None:
             assert client.expect(Disconnect).reason_code == PACKET_TOO_LARGE
 
 
-def test_a_listener_decides_about_anonymous_clients(start_broker: Start, tmp_path: Path) -> None:
+def test_a_listener_may_refuse_anonymous_clients(start_broker: Start, tmp_path: Path) -> None:
     path = tmp_path / "mqtt.sock"
     broker = start_broker(config=unix_config(path, allow_anonymous=False))
     broker.wait_for_log("event=started")
@@ -227,7 +227,7 @@ def test_a_listener_decides_about_anonymous_clients(start_broker: Start, tmp_pat
         assert remote.connect("remote").reason_code == 0
 
 
-def test_a_listener_may_let_in_those_the_others_refuse(start_broker: Start) -> None:
+def test_a_listener_may_accept_anonymous_clients(start_broker: Start) -> None:
     broker = start_broker(config="allow_anonymous = false\n" + OWN_LIMITS)
     with websocket(broker) as welcome, RawClient(broker.port) as refused_client:
         assert welcome.connect("welcome").reason_code == 0

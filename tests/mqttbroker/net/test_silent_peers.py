@@ -1,4 +1,4 @@
-"""Peers that are gone without a word, and peers that do not read: they cost nobody but themselves."""
+"""Clients that vanish, and clients that do not read: the others are not affected."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def sample(broker: BrokerProcess, name: str) -> float:
     return float(next(line.split()[-1] for line in lines if line.startswith(name)))
 
 
-def deaf(broker: BrokerProcess, version: int) -> RawClient:
-    """A client whose system takes in hardly anything that it does not read itself."""
+def stalled_client(broker: BrokerProcess, version: int) -> RawClient:
+    """A client that does not read, with a small receive buffer."""
     client = RawClient(broker.port, version)
     client.socket.close()
     client.socket = socket.socket()
@@ -36,15 +36,15 @@ def deaf(broker: BrokerProcess, version: int) -> RawClient:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_peer_that_is_gone_without_a_word(start_broker: StartBroker, version: int) -> None:
-    """No FIN comes, and nothing can be sent any more: keep alive ends it, its will follows, its session stays."""
+def test_a_client_that_vanishes_without_closing_its_connection(start_broker: StartBroker, version: int) -> None:
+    """Its socket sends no FIN: keep alive closes the connection, the will is published, the session stays."""
     broker = start_broker(config=CONFIG)
     watching, publisher = RawClient(broker.port), RawClient(broker.port)
     watching.connect("watching")
     watching.subscribe("will/#")
     publisher.connect("publisher")
     before = len(os.listdir(f"/proc/{broker.pid}/fd"))
-    gone = deaf(broker, version)
+    gone = stalled_client(broker, version)
     properties = Properties()
     if version == 5:
         properties.session_expiry_interval = 3600
@@ -65,9 +65,9 @@ def test_a_peer_that_is_gone_without_a_word(start_broker: StartBroker, version: 
     gone.close()
 
 
-def test_a_peer_that_does_not_read_keeps_nobody_waiting(start_broker: StartBroker) -> None:
+def test_a_stalled_subscriber_does_not_slow_others(start_broker: StartBroker) -> None:
     broker = start_broker(config=CONFIG)
-    slow, fast, publisher = deaf(broker, 5), RawClient(broker.port), RawClient(broker.port)
+    slow, fast, publisher = stalled_client(broker, 5), RawClient(broker.port), RawClient(broker.port)
     for client_id, client in (("slow", slow), ("fast", fast), ("publisher", publisher)):
         client.connect(client_id)
     for client in (slow, fast):

@@ -1,4 +1,4 @@
-"""TLS and mutual TLS, under MQTT and under WebSocket: who gets in, as whom, and what a reload changes."""
+"""TLS and client certificates, for MQTT and WebSocket: handshakes, user names and reload."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_versions(start_broker: Start, files: CertificateFiles, oldest: str, new
             secure_socket(port_of(broker, "tls"), context)
 
 
-def test_what_is_older_than_1_2_is_not_spoken(files: CertificateFiles) -> None:
+def test_tls_before_1_2_is_refused(files: CertificateFiles) -> None:
     context = server_context(Listener(type="tls", certfile=files.certfile, keyfile=files.keyfile))
     assert context is not None and context.minimum_version == ssl.TLSVersion.TLSv1_2
 
@@ -93,7 +93,7 @@ def test_protocol_names(start_broker: Start, files: CertificateFiles) -> None:
         assert secure_socket(port_of(broker, "tls"), context).selected_alpn_protocol() == chosen
 
 
-def test_plain_mqtt_disturbs_nobody(start_broker: Start, files: CertificateFiles) -> None:
+def test_plain_mqtt_on_a_tls_port_does_not_affect_others(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=files.config())
     with open_client(broker, files.client()) as client, tcp_socket(port_of(broker, "tls")) as plain:
         client.connect("bystander")
@@ -103,7 +103,7 @@ def test_plain_mqtt_disturbs_nobody(start_broker: Start, files: CertificateFiles
         client.ping()
 
 
-def test_a_handshake_that_fails_is_one_line_and_counted(start_broker: Start, files: CertificateFiles) -> None:
+def test_a_failed_handshake_is_logged_once_and_counted(start_broker: Start, files: CertificateFiles) -> None:
     config = files.config(client_certificate="optional", tls_version="1.3")
     broker = start_broker(config={**config, "limits": {"connect_timeout": "700ms"}})
     untrusting, old = ssl.create_default_context(), files.client()
@@ -134,8 +134,8 @@ def test_a_handshake_that_fails_is_one_line_and_counted(start_broker: Start, fil
 # --- client certificates ------------------------------------------------------------------------------------------
 
 
-def shut_out(broker: BrokerProcess, context: ssl.SSLContext) -> None:
-    """With TLS 1.3 a client learns only after its own handshake that its certificate was not taken."""
+def assert_refused(broker: BrokerProcess, context: ssl.SSLContext) -> None:
+    """Assert that the certificate is refused.  In TLS 1.3 the client learns this only after its handshake."""
     with pytest.raises((ssl.SSLError, ConnectionError)):
         with open_client(broker, context) as client:
             client.connect("stranger")
@@ -145,8 +145,8 @@ def test_a_required_certificate(start_broker: Start, files: CertificateFiles) ->
     broker = start_broker(config=files.config(client_certificate="required"))
     with open_client(broker, files.client("pump")) as client:
         assert client.connect("pump").reason_code == 0
-    shut_out(broker, files.client())
-    shut_out(broker, files.client("pump", trustme.CA()))
+    assert_refused(broker, files.client())
+    assert_refused(broker, files.client("pump", trustme.CA()))
 
 
 def test_an_optional_certificate(start_broker: Start, files: CertificateFiles) -> None:
@@ -154,11 +154,11 @@ def test_an_optional_certificate(start_broker: Start, files: CertificateFiles) -
     for context in (files.client("pump"), files.client()):
         with open_client(broker, context) as client:
             assert client.connect("pump").reason_code == 0
-    shut_out(broker, files.client("pump", trustme.CA()))
+    assert_refused(broker, files.client("pump", trustme.CA()))
 
 
 def revoke(files: CertificateFiles, serial: int) -> Path:
-    """The authority's list of what it revoked, as a file."""
+    """The file of a revocation list with this certificate."""
     authority = x509.load_pem_x509_certificate(files.authority.cert_pem.bytes())
     key: Any = serialization.load_pem_private_key(files.authority.private_key_pem.bytes(), None)
     now = datetime.now(timezone.utc)
@@ -177,7 +177,7 @@ def test_a_revoked_certificate(start_broker: Start, files: CertificateFiles) -> 
     broker = start_broker(config=files.config(client_certificate="required", crlfile=crlfile))
     context = files.client()
     stolen.configure_cert(context)
-    shut_out(broker, context)
+    assert_refused(broker, context)
     with open_client(broker, files.client("pump")) as client:
         assert client.connect("pump").reason_code == 0
 
@@ -210,7 +210,7 @@ def serial_of(sock: Any) -> Any:
     return certificate["serialNumber"]
 
 
-def test_sighup_reads_the_files_again(start_broker: Start, files: CertificateFiles) -> None:
+def test_sighup_reloads_the_certificates(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=files.config(client_certificate="required"))
     trusted = files.client("pump")
     with open_client(broker, trusted) as old:
@@ -224,11 +224,11 @@ def test_sighup_reads_the_files_again(start_broker: Start, files: CertificateFil
         with open_client(broker, files.client("pump", stranger)) as new:
             assert new.connect("new").reason_code == 0
             assert serial_of(new.socket) != before
-        shut_out(broker, trusted)  # its authority is no longer among them
+        assert_refused(broker, trusted)  # its authority is no longer among them
         old.ping()
 
 
-def test_a_reload_of_broken_files_changes_nothing(start_broker: Start, files: CertificateFiles) -> None:
+def test_a_reload_of_invalid_files_changes_nothing(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=files.config())
     broker.wait_for_log("event=started")
     files.certfile.write_text("nonsense")
@@ -239,7 +239,7 @@ def test_a_reload_of_broken_files_changes_nothing(start_broker: Start, files: Ce
         assert client.connect("still").reason_code == 0
 
 
-# --- files and settings that cannot be ----------------------------------------------------------------------------
+# --- invalid files and settings -----------------------------------------------------------------------------------
 
 
 def encrypt(files: CertificateFiles) -> None:
@@ -267,7 +267,7 @@ BROKEN: list[tuple[str, Callable[[CertificateFiles], Any], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "message"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
-def test_broken_files_are_one_line(files: CertificateFiles, damage: Callable[[CertificateFiles], Any], message: str) -> None:
+def test_invalid_files_are_reported_in_one_line(files: CertificateFiles, damage: Callable[[CertificateFiles], Any], message: str) -> None:
     listener = Listener(
         type="tls", certfile=files.certfile, keyfile=files.keyfile, cafile=files.cafile, client_certificate="required"
     )
@@ -297,7 +297,7 @@ WRONG: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(("text", "problem"), WRONG, ids=[problem for _, problem in WRONG])
-def test_settings_that_do_not_go_together(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_combinations_of_settings(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "broker.toml"
     path.write_text(f"[[listeners]]\n{text}\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
@@ -305,7 +305,7 @@ def test_settings_that_do_not_go_together(tmp_path: Path, text: str, problem: st
     assert caught.value.problems == [f"{path}: listeners.0.{problem}"]
 
 
-# --- clients of other hands ---------------------------------------------------------------------------------------
+# --- third-party clients ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("kind", "transport"), [("tls", "tcp"), ("wss", "websockets")])

@@ -1,4 +1,4 @@
-"""MQTT over WebSocket (section 6 of both standards): any framing, nothing but binary, no one without `mqtt`."""
+"""MQTT over WebSocket (section 6 of both standards): handshake, framing, invalid frames and the end."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def broker() -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="module")
 def ports(broker: BrokerProcess) -> list[int]:
-    """Of the WebSocket listeners."""
+    """The ports of the WebSocket listeners."""
     broker.wait_for_log("event=started")
     return [int(line.rpartition("port=")[2].split()[0]) for line in broker.lines if "type=ws " in line]
 
@@ -76,7 +76,7 @@ def stream(client: StreamClient) -> WebSocketStream:
 
 
 def http(port: int, *pieces: bytes) -> tuple[bytes, bytes]:
-    """Send those pieces; status line and headers of the answer, and what followed until the broker closed."""
+    """Send the pieces; returns the head of the response, and the bytes after it until the broker closed."""
     with tcp_socket(port) as sock:
         for piece in pieces:
             sock.sendall(piece)
@@ -107,18 +107,18 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("request_text", "status"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_handshakes_that_are_refused(ports: list[int], request_text: str, status: bytes) -> None:
+def test_invalid_handshakes_are_refused(ports: list[int], request_text: str, status: bytes) -> None:
     head, _ = http(ports[0], request_text.encode())
     assert head.split()[1] == status
     assert b"websocket-accept" not in head.lower()
 
 
-def test_what_is_not_http_is_closed(ports: list[int]) -> None:
+def test_a_request_that_is_not_http_is_closed(ports: list[int]) -> None:
     assert http(ports[0], Connect("x", 5).encode(5) + b"\r\n\r\n") == (b"", b"")
 
 
 @pytest.mark.parametrize("request_text", [REFUSED[0][1], "GET /mqtt HTTP/1.1\r\nUpgr", ""], ids=["whole", "half", "none"])
-def test_a_handshake_that_fails_is_one_line_and_counted(
+def test_a_failed_handshake_is_logged_once_and_counted(
     broker: BrokerProcess, ports: list[int], request_text: str
 ) -> None:
     def failed() -> float:
@@ -138,7 +138,7 @@ def test_a_handshake_that_fails_is_one_line_and_counted(
 
 
 @pytest.mark.parametrize("step", [1, 7, 10_000])
-def test_a_handshake_in_pieces_with_packets_right_behind_it(ports: list[int], step: int) -> None:
+def test_a_handshake_in_pieces_followed_by_packets(ports: list[int], step: int) -> None:
     frames = [Connect("eager", 5).encode(5), Pingreq().encode(5)]
     data = WITH_MQTT + b"".join(Frame(Opcode.BINARY, packet).serialize(mask=True) for packet in frames)
     with tcp_socket(ports[0]) as sock:
@@ -151,7 +151,7 @@ def test_a_handshake_in_pieces_with_packets_right_behind_it(ports: list[int], st
     assert b"\r\n\r\n\x82" in answer
 
 
-def test_only_pages_of_ours(ports: list[int]) -> None:
+def test_only_pages_of_the_configured_origins_connect(ports: list[int]) -> None:
     for origin in ("https://ours.example", None):
         WebSocketStream(tcp_socket(ports[1]), origin).close()
     with pytest.raises(InvalidStatus) as refused:
@@ -177,7 +177,7 @@ def test_messages_to_and_from_tcp(broker: BrokerProcess, websocket: Open, versio
             assert (message.topic, message.payload, message.qos) == (name, b"payload", qos)
 
 
-def test_frames_of_one_byte(websocket: Open) -> None:
+def test_packets_in_frames_of_one_byte(websocket: Open) -> None:
     client = websocket()
     for byte in Connect("one-byte", 5).encode(5) + Pingreq().encode(5):
         stream(client).sendall(bytes((byte,)))
@@ -194,7 +194,7 @@ def test_a_packet_in_three_frames_and_two_packets_in_one(websocket: Open) -> Non
     assert [client.take().payload for _ in range(3)] == [b"abcdef"] * 3
 
 
-def test_a_message_of_fragments_with_a_ping_among_them(websocket: Open) -> None:
+def test_a_fragmented_message_with_a_ping_between_its_fragments(websocket: Open) -> None:
     client = websocket("fragments")
     client.subscribe("ws/fragments", options=0)
     packet = Publish("ws/fragments", b"x" * 300).encode(5)
@@ -209,7 +209,7 @@ def test_a_message_of_fragments_with_a_ping_among_them(websocket: Open) -> None:
 
 
 @pytest.mark.parametrize("size", [110, 70_000, MAX_PACKET - 100])
-def test_long_frames_both_ways(websocket: Open, size: int) -> None:
+def test_long_frames_in_both_directions(websocket: Open, size: int) -> None:
     client = websocket(f"long-{size}")
     client.subscribe("ws/long", options=1)
     payload = bytes(range(256)) * (size // 256 + 1)
@@ -217,17 +217,17 @@ def test_long_frames_both_ways(websocket: Open, size: int) -> None:
     assert client.take().payload == payload[:size]
 
 
-def test_many_packets_in_a_frame_larger_than_any_of_them(websocket: Open) -> None:
+def test_many_packets_in_one_frame(websocket: Open) -> None:
     client = websocket("many")
     client.subscribe("ws/many", options=0)
     client.send(*[Publish("ws/many", str(number).encode()) for number in range(3000)])
     assert [client.take().payload for _ in range(3000)] == [str(number).encode() for number in range(3000)]
 
 
-# --- what WebSocket forbids ---------------------------------------------------------------------------------------
+# --- invalid frames -----------------------------------------------------------------------------------------------
 
 
-def test_text_ends_the_connection(websocket: Open) -> None:
+def test_a_text_frame_closes_the_connection(websocket: Open) -> None:
     client = websocket("text")
     client.subscribe("ws/text", options=0)
     packet = Publish("ws/text", b"before").encode(5)
@@ -238,7 +238,7 @@ def test_text_ends_the_connection(websocket: Open) -> None:
     stream(client).expect_close(1003)  # [MQTT-6.0.0-1]
 
 
-def test_text_before_connect(websocket: Open) -> None:
+def test_a_text_frame_before_connect(websocket: Open) -> None:
     client = websocket()
     stream(client).send_frame(Opcode.TEXT, Connect("x", 5).encode(5))
     stream(client).expect_close(1003)
@@ -257,7 +257,7 @@ WRONG_FRAMES = [
 
 
 @pytest.mark.parametrize(("frame", "code"), [row[1:] for row in WRONG_FRAMES], ids=[row[0] for row in WRONG_FRAMES])
-def test_wrong_frames(websocket: Open, frame: bytes, code: int) -> None:
+def test_invalid_frames_close_the_connection(websocket: Open, frame: bytes, code: int) -> None:
     client = websocket("wrong")
     stream(client).socket.sendall(frame)
     stream(client).expect_close(code)
@@ -266,7 +266,7 @@ def test_wrong_frames(websocket: Open, frame: bytes, code: int) -> None:
 # --- the end ------------------------------------------------------------------------------------------------------
 
 
-def test_a_close_is_answered_and_the_will_published(broker: BrokerProcess, websocket: Open) -> None:
+def test_a_close_frame_is_answered_and_the_will_published(broker: BrokerProcess, websocket: Open) -> None:
     with RawClient(broker.port) as watcher:
         watcher.connect("ws-watcher")
         watcher.subscribe("ws/will")
@@ -276,20 +276,20 @@ def test_a_close_is_answered_and_the_will_published(broker: BrokerProcess, webso
         assert watcher.take().payload == b"gone"
 
 
-def test_disconnect_is_answered_with_a_close(websocket: Open) -> None:
+def test_disconnect_is_answered_with_a_close_frame(websocket: Open) -> None:
     client = websocket("leaving")
     client.send(Disconnect())
     stream(client).expect_close(1000)
 
 
-def test_a_protocol_error_is_told_before_the_close(websocket: Open) -> None:
+def test_disconnect_with_the_error_goes_before_the_close_frame(websocket: Open) -> None:
     client = websocket("malformed")
     client.send(b"\x30\xff\xff\xff\x7f")
     assert client.expect(Disconnect).reason_code == PACKET_TOO_LARGE
     stream(client).expect_close(1000)
 
 
-def test_a_socket_that_breaks_off_publishes_the_will(broker: BrokerProcess, websocket: Open) -> None:
+def test_a_lost_connection_publishes_the_will(broker: BrokerProcess, websocket: Open) -> None:
     with RawClient(broker.port) as watcher:
         watcher.connect("ws-watcher-2")
         watcher.subscribe("ws/broken")
@@ -299,7 +299,7 @@ def test_a_socket_that_breaks_off_publishes_the_will(broker: BrokerProcess, webs
         assert watcher.take().payload == b"gone"
 
 
-def test_a_client_that_never_says_goodbye_is_closed_anyway(websocket: Open) -> None:
+def test_a_client_that_does_not_answer_the_close_frame_is_disconnected(websocket: Open) -> None:
     client = websocket("silent")
     ws = stream(client)
     client.send(Disconnect())
@@ -310,7 +310,7 @@ def test_a_client_that_never_says_goodbye_is_closed_anyway(websocket: Open) -> N
 
 
 class _Transport:
-    """A socket that keeps what is written to it."""
+    """A socket that records the bytes written to it."""
 
     def __init__(self) -> None:
         self.written = b""
@@ -328,7 +328,7 @@ class _Transport:
         pass
 
 
-def test_pings_of_a_client_that_does_not_read_are_answered_once() -> None:
+def test_pings_of_a_stalled_client_are_answered_once() -> None:
     # With an answer to each, such a client would fill the broker's memory.
     wire: Any = MagicMock()
     wire.listener_policy.terms.max_packet_size = wire.broker.terms.max_connect_size = 1000
@@ -366,7 +366,7 @@ def test_frames_without_content_are_read_in_parts(websocket: Open, kind: str) ->
 
 
 def test_a_long_frame_before_connect_is_refused(ports: list[int]) -> None:
-    # Sizes above that of a CONNECT are for clients that were accepted.
+    # Larger frames are accepted only after CONNECT.
     head = b"\x82\xff" + (1024 * 1024).to_bytes(8, "big") + b"\0\0\0\0"
     with tcp_socket(ports[0]) as sock:
         sock.sendall(WITH_MQTT)
@@ -380,7 +380,7 @@ def test_a_long_frame_before_connect_is_refused(ports: list[int]) -> None:
         assert frame[0] == 0x88 and int.from_bytes(frame[2:4], "big") == 1009
 
 
-# --- third-party clients ---------------------------------------------------------------------------------------
+# --- third-party clients ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [paho.MQTTv311, paho.MQTTv5])

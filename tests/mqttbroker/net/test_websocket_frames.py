@@ -31,7 +31,7 @@ def reader_for(short: int, largest: int = LARGEST) -> FrameReader:
 
 
 def read(reader: FrameReader, pieces: list[bytes], limit: int = 1000) -> list[tuple[bytes, bytes, bytes]]:
-    """The frames for the library, each with the payload and the last ping before it; at last those after them."""
+    """The frames for the library, each with the payload and the last ping before it; then the rest."""
     found: list[tuple[bytes, bytes, bytes]] = []
     payload = ping = b""
     for piece in pieces:
@@ -50,7 +50,7 @@ def read(reader: FrameReader, pieces: list[bytes], limit: int = 1000) -> list[tu
 
 
 def expected(frames: list[Frame], sent: list[bytes]) -> list[tuple[bytes, bytes, bytes]]:
-    """The same by the frames as they were made."""
+    """The result of `read`, from the frames themselves."""
     found: list[tuple[bytes, bytes, bytes]] = []
     payload = ping = b""
     fragmented = False
@@ -115,7 +115,7 @@ def test_only_a_close_is_read_while_discarding() -> None:
 
 
 @pytest.mark.parametrize("start", [b"\x82\x01", b"\x82\xfe\x11\x71", b"\x82\xff" + b"\xff" * 8], ids=("unmasked", "16", "64"))
-def test_frames_to_be_refused_are_not_waited_for(start: bytes) -> None:
+def test_an_invalid_frame_is_returned_before_it_is_complete(start: bytes) -> None:
     reader = reader_for(256, 0x1170)
     data = start + bytes(20)
     reader.feed(data)
