@@ -1,8 +1,6 @@
-"""The ingest job: streams to Parquet tables, exactly once for every reader.
+"""The ingest job: writes streams to Parquet or Delta tables, exactly once for every reader.
 
-The rule kept here: one table that fails ends the whole job, after the others
-were stopped between two batches; whatever ends it, the next run continues
-where the checkpoints stand.
+If one table fails the job stops the others between two batches and ends.  The next run continues from the checkpoints.
 """
 
 from __future__ import annotations
@@ -19,18 +17,17 @@ from typing import TYPE_CHECKING, Optional
 from bridge_spark.source.open_storage import open_storage
 from bridge_spark.source.options import parse_options
 from bridge_spark.source.storage import StreamError
-from bridge_spark.tables.aggregate_job import AggregateJob
-from bridge_spark.tables.backfill import Edge, backfill, check_range, edge
 from bridge_spark.tables.config_section import ConfigError
-from bridge_spark.tables.ingest_config import PATIENCE, IngestConfig, load_config
+from bridge_spark.tables.ingest_config import RETRY_OPTION, IngestConfig, load_config
 from bridge_spark.tables.ingest_metrics import IngestMetrics
 from bridge_spark.tables.ingest_progress import Report, TableProgress, Terminal
 from bridge_spark.tables.ingest_session import IngestError, make_session, require_spark
-from bridge_spark.tables.query_job import QueryJob
-from bridge_spark.tables.table_job import TableJob
+from bridge_spark.tables.jobs.backfill_range import BackfillRange, Bound, parse_bound
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from bridge_spark.tables.jobs.query_job import QueryJob
 
 POLL_S = 0.5
 _TRIGGER = re.compile(r"(\d+)\s*(ms|s|m|h)")
@@ -46,25 +43,28 @@ def run(
     report: Optional[Report] = None,
     session: Optional[SparkSession] = None,
 ) -> list[TableProgress]:
-    """Ingest until everything there is was read (``once``) or ``stop`` is set.
+    """Ingest until ``stop`` is set, or with ``once`` until everything available is read.
 
-    ``report`` is called about twice a second and once at the end.  Raises
-    `IngestError`; the other tables are stopped in good order then.
+    ``report`` is called about twice a second and once at the end.  Raises `IngestError` after stopping all tables.
     """
     stop = stop or threading.Event()
     if session is None:
         require_spark()
-    _look(config)
+    _check_sources(config)
     spark = session or make_session(config)
+    # Imported here, after the check that PySpark is installed.
+    from bridge_spark.tables.jobs.aggregate_pipeline import aggregate_job
+    from bridge_spark.tables.jobs.table_pipeline import table_job
+
     jobs: list[QueryJob] = []
     try:
         for table in config.tables:
-            jobs.append(TableJob(table, spark, config.where))
+            jobs.append(table_job(table, spark, config.where))
             for aggregate in table.sink.aggregates:
-                jobs.append(AggregateJob(table, aggregate, spark, config.where))
+                jobs.append(aggregate_job(table, aggregate, spark, config.where))
         for job in jobs:
             job.start(None if once else interval(trigger))
-            job.wait_until_it_reads()
+            job.wait_until_reading()
         while any([job.is_active() for job in jobs]) and not stop.wait(POLL_S):
             _report(jobs, report)
         for job in jobs:
@@ -80,15 +80,18 @@ def run(
 
 
 def run_backfill(
-    config: IngestConfig, begin: Edge, end: Edge, *, session: Optional[SparkSession] = None
+    config: IngestConfig, begin: Bound, end: Bound, *, session: Optional[SparkSession] = None
 ) -> list[TableProgress]:
-    """Read a range of each table's stream into its `backfill` directory; raises `IngestError`."""
+    """Read a range of each table's stream into its `backfill` directory.  Raises `IngestError`."""
     if session is None:
         require_spark()
-    _look(config)
+    _check_sources(config)
     spark = session or make_session(config)
+    # Imported here, after the check that PySpark is installed.
+    from bridge_spark.tables.jobs.backfill import backfill
+
     try:
-        return [backfill(table, spark, config.where, begin, end) for table in config.tables]
+        return [backfill(table, spark, config.where, BackfillRange(begin, end)) for table in config.tables]
     finally:
         if session is None:
             spark.stop()
@@ -97,9 +100,8 @@ def run_backfill(
 def main(argv: Sequence[str]) -> int:
     """`mqttbroker ingest CONFIG [--once | --backfill FROM TO] [--trigger 1s] [--metrics-port N]`.
 
-    Exit code 0 when all was read or the job was asked to stop, 1 when it
-    failed, 2 for arguments and settings that cannot be used.  A signal ends a
-    backfill at once: repeating it replaces what it left.
+    Exit code 0 if everything was read or the job was asked to stop, 1 if it failed, 2 for invalid arguments or settings.
+    A signal ends a backfill at once; repeating the backfill replaces what it wrote.
     """
     arguments = _arguments(argv)
     stop = threading.Event()
@@ -116,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             metrics = _metrics(config, arguments.metrics_port)
             tables = run(config, once=arguments.once, trigger=arguments.trigger, stop=stop,
-                         report=terminal if metrics is None else _both(terminal, metrics))
+                         report=terminal if metrics is None else _report_to(terminal, metrics))
     except ConfigError as error:
         print(f"mqttbroker ingest: {error}", file=sys.stderr)
         return 2
@@ -133,10 +135,10 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _look(config: IngestConfig) -> None:
-    """Find out what is wrong with a source before Spark starts, and without the patience of a running query."""
+def _check_sources(config: IngestConfig) -> None:
+    """Check that the sources can be read, before Spark starts and without the retries of a running query."""
     for table in config.tables:
-        storage = open_storage(parse_options({key: value for key, value in table.source.items() if key != PATIENCE}))
+        storage = open_storage(parse_options({key: value for key, value in table.source.items() if key != RETRY_OPTION}))
         try:
             storage.manifest()
         except StreamError as error:
@@ -148,21 +150,21 @@ def _look(config: IngestConfig) -> None:
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mqttbroker ingest", description="Write streams to Parquet or Delta tables.")
     parser.add_argument("config", type=Path, help="TOML file of tables, see conf/ingest.toml")
-    parser.add_argument("--once", action="store_true", help="read what is there and end")
+    parser.add_argument("--once", action="store_true", help="read everything available and end")
     parser.add_argument("--backfill", nargs=2, metavar=("FROM", "TO"),
                         help="read a range into directories of its own and end: times of receipt like "
-                             "2026-01-31T12:00:00Z, or offsets of partitions like '{\"0\": 123}'; TO is not part of it")
+                             "2026-01-31T12:00:00Z, or offsets of partitions like '{\"0\": 123}'; TO is exclusive")
     parser.add_argument("--trigger", default="1s", metavar="TIME",
                         help="start a batch every TIME, like 500ms, 1s, 5m (default 1s)")
     parser.add_argument("--metrics-port", type=int, metavar="PORT",
-                        help="serve Prometheus metrics there; 0 takes a free port and says which")
+                        help="serve Prometheus metrics on this port; 0 takes a free port and prints it")
     return parser.parse_args(argv)
 
 
-def _range(first: str, last: str) -> tuple[Edge, Edge]:
+def _range(first: str, last: str) -> tuple[Bound, Bound]:
     try:
-        begin, end = edge(first), edge(last)
-        check_range(begin, end)
+        begin, end = parse_bound(first), parse_bound(last)
+        BackfillRange(begin, end).check()
     except ValueError as error:
         raise ConfigError("ingest", "backfill", str(error)) from None
     return begin, end
@@ -180,9 +182,9 @@ def _metrics(config: IngestConfig, port: Optional[int]) -> Optional[IngestMetric
     return metrics
 
 
-def _both(terminal: Terminal, metrics: IngestMetrics) -> Report:
+def _report_to(terminal: Terminal, metrics: IngestMetrics) -> Report:
     def report(tables: list[TableProgress]) -> None:
-        metrics.watch(tables)
+        metrics.update(tables)
         terminal(tables)
 
     return report
@@ -196,6 +198,7 @@ def _report(jobs: list[QueryJob], report: Optional[Report]) -> None:
 
 
 def interval(trigger: str) -> str:
+    """A trigger like "500ms" as an interval of Spark.  Raises `ConfigError`."""
     match = _TRIGGER.fullmatch(trigger.strip())
     if match is None:
         raise ConfigError("ingest", "trigger", f"{trigger!r} is not a time like 500ms, 1s or 5m")

@@ -1,1 +1,1 @@
-"""What the ingest job is made of: its configuration, its queries, and the tables they write."""
+"""The ingest job: configuration, checkpoints, queries and tables."""

@@ -1,8 +1,7 @@
-"""The checkpoint of a query: what Spark keeps in the directory, and what the ingest job adds.
+"""The checkpoint directory of a query: Spark's files, and those that the ingest job adds.
 
-The rule kept here: what a batch is made of is on disk before the batch is in a
-table, so that after a power loss Spark repeats that batch and no other.  Spark
-syncs none of its files, and notes where a query began only once a batch is done.
+The offsets of a batch are synced before the batch is published, so that after a power loss Spark repeats exactly that
+batch.  Spark itself syncs none of its files, and records the start of a query only after the first batch.
 """
 
 from __future__ import annotations
@@ -14,20 +13,22 @@ from pathlib import Path
 from typing import IO, Optional
 
 from bridge_spark.log.files import replace_file, sync
+from bridge_spark.source import offsets, read_range
+from bridge_spark.source.open_storage import open_storage
+from bridge_spark.source.options import parse_options
 from bridge_spark.tables.ingest_session import IngestError, one_line
 
-_COMMITTED = b'v1\n{"nextBatchWatermarkMs":0}'
-"""What Spark writes when a batch of a query without a watermark is done."""
+_COMMITTED = b'v1\n{"nextBatchWatermarkMs":0}'  # Spark's commit file of a query without a watermark
 
 
 class Checkpoint:
-    """The checkpoint in the directory ``path``, which `lock` makes where there is none."""
+    """The checkpoint in the directory ``path``, which `lock` creates."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def lock(self, where: str) -> IO[bytes]:
-        """Keep other runs off it while the returned file is open; raises `IngestError`, whose line begins with ``where``."""
+        """Lock the checkpoint until the returned file is closed.  Raises `IngestError`, prefixed with ``where``."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open(self.path / "ingest.lock", "ab")
@@ -41,23 +42,18 @@ class Checkpoint:
         return lock
 
     def is_new(self) -> bool:
-        """Whether no query has used it."""
+        """Whether no query has used it yet."""
         return not (self.path / "metadata").exists()
 
     def id(self) -> str:
-        """What tells it from all others, once a query has used it."""
+        """Its unique id.  A query must have used it."""
         return str(json.loads((self.path / "metadata").read_text())["id"])
 
-    def beginning(self, options: Mapping[str, str]) -> str:
-        """Where its query begins, as `startingOffsets`.
+    def starting_offsets(self, options: Mapping[str, str]) -> str:
+        """The `startingOffsets` of its query, given the ``options`` of the source.
 
-        ``options`` are the source's.  What they say of a stream that grows means
-        another offset at each start, so the first start's is kept.
+        An option such as "latest" means another offset at each start, so the offsets of the first start are stored.
         """
-        from bridge_spark.source import offsets, read_range
-        from bridge_spark.source.open_storage import open_storage
-        from bridge_spark.source.options import parse_options
-
         if options["startingOffsets"] == "earliest":
             return "earliest"
         path = self.path / "beginning.json"
@@ -73,22 +69,22 @@ class Checkpoint:
         return path.read_text()
 
     def offsets_and_watermark(self, batch: int) -> tuple[dict[str, int], int]:
-        """Up to which offsets a batch read, and its watermark in milliseconds."""
+        """The end offsets of a batch by partition, and its watermark in milliseconds."""
         _, metadata, source = (self.path / "offsets" / str(batch)).read_text().splitlines()[:3]
         return json.loads(source), int(json.loads(metadata)["batchWatermarkMs"])
 
     def sync_offsets(self, batch: int) -> None:
-        """Put on disk what the batch reads."""
+        """Sync the offsets of the batch."""
         directory = self.path / "offsets"
         sync([self.path / "metadata", directory / str(batch), directory, self.path])
 
     def open_batch(self) -> Optional[int]:
-        """The batch that was begun and that Spark would repeat, if there is one."""
-        begun = self._last("offsets")
-        return begun if begun > self._last("commits") else None
+        """The batch that was started and not committed, which Spark would repeat; None if there is none."""
+        started = self._last("offsets")
+        return started if started > self._last("commits") else None
 
     def commit(self, batch: int) -> None:
-        """Let Spark, which is not running, hold a batch of a query without state to be done."""
+        """Commit a batch of a query without state.  The query must not be running."""
         (self.path / "commits").mkdir(exist_ok=True)
         replace_file(self.path / "commits" / str(batch), _COMMITTED)
 

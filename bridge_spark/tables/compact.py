@@ -1,7 +1,4 @@
-"""`mqttbroker compact`: the small files of the ingest job's tables, merged.
-
-The rule kept here: the job is not running meanwhile; it merges by itself.
-"""
+"""`mqttbroker compact`: merges the small files of the ingest job's tables while the job is not running."""
 
 from __future__ import annotations
 
@@ -10,33 +7,36 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bridge_spark.tables.batch_table import BatchTable
 from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.config_section import ConfigError
-from bridge_spark.tables.delta_table import DeltaMissing
 from bridge_spark.tables.ingest_config import IngestConfig, load_config
 from bridge_spark.tables.ingest_session import IngestError
-from bridge_spark.tables.query_job import batch_table
+from bridge_spark.tables.output.batch_table import BatchTable
+from bridge_spark.tables.output.delta_table import DeltaMissing
+from bridge_spark.tables.output.parquet_table import ParquetBatchTable
+from bridge_spark.tables.output.table_format import open_table
 
 
 def compact(config: IngestConfig) -> dict[Path, int]:
-    """How many small files of each table went into others; raises `IngestError`."""
+    """Merge the small files of all tables; return how many of each were merged.  Raises `IngestError`."""
     merged: dict[Path, int] = {}
     for table in config.tables:
         where = f"{config.where}: tables.{table.name}"
         with Checkpoint(table.checkpoint).lock(where):
-            _compact(batch_table(table.sink, table.output), where, merged)
-            _compact(BatchTable(table.dead_letters), where, merged)
+            _compact(open_table(table.sink, table.output), where, merged)
+            _compact(ParquetBatchTable(table.dead_letters), where, merged)
         for aggregate in table.sink.aggregates:
-            own = f"{where}.aggregates.{aggregate.name}"
-            with Checkpoint(aggregate.checkpoint).lock(own):
-                _compact(batch_table(table.sink, aggregate.output), own, merged)
+            aggregate_where = f"{where}.aggregates.{aggregate.name}"
+            with Checkpoint(aggregate.checkpoint).lock(aggregate_where):
+                _compact(open_table(table.sink, aggregate.output), aggregate_where, merged)
     return merged
 
 
 def main(argv: Sequence[str]) -> int:
-    """`mqttbroker compact CONFIG`: 0 when all is merged, 1 when a table could
-    not be, 2 for settings that cannot be used."""
+    """`mqttbroker compact CONFIG`.
+
+    Exit code 0 on success, 1 if a table cannot be merged, 2 for invalid settings.
+    """
     parser = argparse.ArgumentParser(
         prog="mqttbroker compact", description="Merge the small files of the ingest job's tables, while it is not running.")
     parser.add_argument("config", type=Path, help="TOML file of tables, see conf/ingest.toml")

@@ -1,7 +1,6 @@
-"""One section of a configuration file, read key by key.
+"""Reads one section of a configuration file key by key.
 
-The rule kept here: a value that cannot be used, or a key that nobody asked
-for, is refused by one line that names the file, the key and the reason.
+An invalid value or an unknown key raises `ConfigError`, whose text names the file, the key and the reason in one line.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from typing import Any, Optional
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be used: ``where`` is the file, ``key`` the dotted key."""
+    """An invalid setting: ``where`` is the file, ``key`` the dotted key."""
 
     def __init__(self, where: str, key: str, reason: str) -> None:
         super().__init__(f"{where}: {key}: {reason}")
 
 
 class Section:
-    """One table of the file, read key by key."""
+    """One table of the file.  Each method removes the key that it reads; `finish` refuses the keys that are left."""
 
     def __init__(self, where: str, name: str, values: Any) -> None:
         self.where = where
@@ -40,9 +39,9 @@ class Section:
     def text(self, key: str, default: Optional[str] = None) -> str:
         value = self.values.pop(key, default)
         if value is None:
-            near = difflib.get_close_matches(key, self.values, 1)
-            slip = f", and {near[0]!r} is unknown: did you mean {key}?" if near else ""
-            raise self.error(key, f"is missing{slip}")
+            similar = difflib.get_close_matches(key, self.values, 1)
+            hint = f", and {similar[0]!r} is unknown: did you mean {key}?" if similar else ""
+            raise self.error(key, f"is missing{hint}")
         if not isinstance(value, str):
             raise self.error(key, f"{value!r} is not a text")
         return value
@@ -66,6 +65,7 @@ class Section:
         return value
 
     def texts(self) -> dict[str, str]:
+        """All values as text, for options of Spark."""
         return {key: str(value).lower() if isinstance(value, bool) else str(value)
                 for key, value in self.values.items()}
 

@@ -1,32 +1,142 @@
-"""What `mqttbroker ingest` is told: a TOML file of tables.
+"""The configuration of `mqttbroker ingest`: a TOML file of tables, as in `conf/ingest.toml`.
 
-The rule kept here: every key is checked before anything starts, and a refusal
-is one line that names the file, the key and the reason.  Relative directories
-are relative to the working directory, as everywhere in the broker.
+Everything that can be checked without Spark is checked before the job starts.  Errors name the file, the key and the
+reason in one line.  Relative directories are relative to the working directory.
 """
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
+from bridge_spark.source.options import OptionError, parse_options
+from bridge_spark.source.payload_options import PayloadOptionError, payload_options
+from bridge_spark.source.topic_levels import PatternError, parse_pattern
 from bridge_spark.tables.config_section import ConfigError, Section
-from bridge_spark.tables.table_config import TableConfig, check_directories, table_config
 
-PATIENCE = "fetch.numRetries"
-RETRIES = 9
-"""How often a running query asks a broker that is away: with waits that double from 0.1 s, about 50 s."""
-_SOURCE_OPTIONS = {"path": "path", "url": "url", "token": "token", "ca_file": "caFile"}
+FORMATS = ("json", "csv", "number", "sparkplug", "raw")
+EXTRA_FIELDS = ("ignore", "map", "add")
+TABLE_FORMATS = ("parquet", "delta")
+MESSAGE_COLUMNS = (
+    "topic", "payload", "qos", "retain", "partition", "offset", "timestamp", "client_id", "content_type",
+    "response_topic", "correlation_data", "user_properties", "stream",
+)
+DEFAULT_COLUMNS = ["topic", "partition", "offset", "timestamp as received"]
+MERGE_FILES = 200  # default of `compact_after`
+RETRY_OPTION = "fetch.numRetries"
+RETRIES = 9  # default of `source.retries`: the waits double from 0.1 s, about 50 s in all
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_DURATION = re.compile(r"(\d+) (second|minute|hour|day)s?")
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+_DEFAULT_SCHEMA = {
+    "number": "value double not null",
+    "sparkplug": "name string, alias long, timestamp timestamp, datatype string, long long, double double, "
+                 "boolean boolean, string string, seq long",
+    "raw": "",
+}
+_SPARK_PARSES = ("json", "csv")
+_COLUMN = re.compile(r"([a-z_]+)(?:\s+as\s+(\w+))?", re.IGNORECASE)
+_FIELD = re.compile(r"(.+?)(?:\s+as\s+(\w+))?", re.IGNORECASE)
+_SOURCE_KEYS = {"path": "path", "url": "url", "token": "token", "ca_file": "caFile"}
+_PAYLOAD_KEYS = {
+    "timestamps": "payloadTimestamps",
+    "explode": "payloadExplode",
+    "delimiter": "payloadDelimiter",
+    "quote": "payloadQuote",
+    "header": "payloadHeader",
+}
+
+
+@dataclass(frozen=True)
+class PayloadConfig:
+    """How the payloads of a table are parsed, and which columns the table has.
+
+    ``columns`` are message columns, as (column, name in the table); ``levels`` are topic levels; ``fields`` are paths
+    into the payload with their names, None for all fields of the schema.  ``schema`` is DDL; a NOT NULL field is
+    required.  The Spark source parses payloads, with the options ``source_options``.  If ``options`` are given, Spark's
+    own parser does, with those.
+    """
+
+    format: str
+    schema: str
+    options: dict[str, str]
+    columns: tuple[tuple[str, str], ...]
+    levels: tuple[str, ...]
+    fields: Optional[tuple[tuple[tuple[str, ...], str], ...]]
+    extra_fields: str
+    source_options: dict[str, str]
+
+    @property
+    def parsed_by_source(self) -> bool:
+        return self.format != "raw" and not self.options
+
+    @property
+    def several(self) -> bool:
+        """Whether a message may have several rows; the column `item` then numbers them."""
+        return self.format == "sparkplug" or self.source_options.get("payloadExplode") == "true"
+
+
+@dataclass(frozen=True)
+class AggregateConfig:
+    """One aggregate table: a row for each ``window`` (seconds) and group."""
+
+    name: str
+    window: int
+    group_by: tuple[str, ...]
+    values: tuple[str, ...]
+    output: Path
+    checkpoint: Path
+
+
+@dataclass(frozen=True)
+class SinkConfig:
+    """How a table is written.
+
+    ``event_time`` is a column of the table, None for the time of receipt; ``watermark`` is in seconds; ``merge_files``
+    is the number of small files that are merged, None for never.
+    """
+
+    table_format: str
+    merge_files: Optional[int]
+    event_time: Optional[str]
+    watermark: Optional[int]
+    deduplicate_by: tuple[str, ...]
+    aggregates: tuple[AggregateConfig, ...]
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """One table; ``source`` are the options of the Spark source."""
+
+    name: str
+    source: dict[str, str]
+    payload: PayloadConfig
+    sink: SinkConfig
+    output: Path
+    dead_letters: Path
+    checkpoint: Path
+    backfill: Path
+
+    def directories(self) -> Iterator[tuple[str, Path]]:
+        """All directories of the table, each with its key."""
+        for key in ("output", "dead_letters", "checkpoint", "backfill"):
+            yield key, getattr(self, key)
+        for aggregate in self.sink.aggregates:
+            yield f"aggregates.{aggregate.name}.output", aggregate.output
+            yield f"aggregates.{aggregate.name}.checkpoint", aggregate.checkpoint
 
 
 @dataclass(frozen=True)
 class IngestConfig:
-    """All tables of a run and the Spark session they share; ``master`` None
-    means all local cores, each task tried four times.  ``metrics_port`` None
-    serves no metrics."""
+    """All tables of a run, and the Spark session they share.
+
+    ``master`` None is all local cores, with four attempts per task; ``metrics_port`` None serves no metrics.
+    """
 
     tables: tuple[TableConfig, ...]
     where: str = "ingest"
@@ -37,7 +147,7 @@ class IngestConfig:
 
 
 def load_config(path: Path) -> IngestConfig:
-    """Read and check a configuration file; raises `ConfigError`."""
+    """Read and check a configuration file.  Raises `ConfigError`."""
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)
@@ -49,13 +159,13 @@ def load_config(path: Path) -> IngestConfig:
 
 
 def parse_config(document: Mapping[str, Any], where: str = "ingest") -> IngestConfig:
-    """Check a configuration, laid out as in the file; raises `ConfigError`."""
+    """Check a configuration with the structure of the file.  Raises `ConfigError`."""
     top = Section(where, "", document)
     source = Section(where, "source", top.table("source"))
-    given = {option: source.text(key) for key, option in _SOURCE_OPTIONS.items() if key in source.values}
+    given = {option: source.text(key) for key, option in _SOURCE_KEYS.items() if key in source.values}
     retries = source.number("retries")
     if "url" in given:
-        given[PATIENCE] = str(retries or RETRIES)
+        given[RETRY_OPTION] = str(retries or RETRIES)
     elif retries is not None:
         raise source.error("retries", "is for 'url' only")
     source.finish()
@@ -70,6 +180,209 @@ def parse_config(document: Mapping[str, Any], where: str = "ingest") -> IngestCo
     top.finish()
     if not tables:
         raise ConfigError(where, "tables", "there is none: give at least one [tables.NAME]")
-    parsed = tuple(table_config(where, name, values, given) for name, values in tables.items())
-    check_directories(where, parsed)
+    parsed = tuple(_table(where, name, values, given) for name, values in tables.items())
+    _check_directories(where, parsed)
     return IngestConfig(parsed, where, master, conf, host, port)
+
+
+# -- a table ------------------------------------------------------------------
+
+
+def _table(where: str, name: str, values: Any, source: dict[str, str]) -> TableConfig:
+    """Check `[tables.<name>]`; ``source`` are the options that all tables share."""
+    section = Section(where, f"tables.{name}", values)
+    if not _NAME.fullmatch(name):
+        raise ConfigError(where, f"tables.{name}", "a table's name consists of letters, digits, '_' and '-'")
+    payload = _payload(section)
+    output = Path(section.text("output"))
+    options = _source_options(section, source, f"ingest-{name}")
+    table = TableConfig(
+        name=name,
+        source=options,
+        payload=payload,
+        sink=_sink(section, output),
+        output=output.absolute(),
+        dead_letters=Path(section.text("dead_letters", str(output) + ".rejected")).absolute(),
+        checkpoint=Path(section.text("checkpoint", str(output) + ".checkpoint")).absolute(),
+        backfill=Path(section.text("backfill", str(output) + ".backfill")).absolute(),
+    )
+    section.finish()
+    return table
+
+
+def _check_directories(where: str, tables: Sequence[TableConfig]) -> None:
+    """Refuse a directory that is, contains or lies in another one."""
+    used: dict[Path, str] = {}
+    for table in tables:
+        for key, directory in table.directories():
+            name = f"tables.{table.name}.{key}"
+            for other, owner in used.items():
+                if directory == other or directory in other.parents or other in directory.parents:
+                    raise ConfigError(where, name, f"{directory} overlaps with {owner}: give each its own directory")
+            used[directory] = name
+
+
+def _source_options(section: Section, source: dict[str, str], consumer: str) -> dict[str, str]:
+    options = dict(source, stream=section.text("stream"), startingOffsets=section.text("starting_offsets", "earliest"),
+                   consumer=section.text("consumer", consumer))
+    if "filter" in section.values:
+        options["filter"] = section.text("filter")
+    limit = section.number("max_offsets_per_trigger")
+    if limit is not None:
+        options["maxOffsetsPerTrigger"] = str(limit)
+    if not section.flag("fail_on_data_loss", True):
+        options["failOnDataLoss"] = "false"
+    try:
+        parse_options(options)
+    except OptionError as error:
+        raise ConfigError(section.where, section.name, str(error).removeprefix("mqtt source: ")) from None
+    return options
+
+
+# -- its messages -------------------------------------------------------------
+
+
+def _payload(section: Section) -> PayloadConfig:
+    """Read the keys about messages from a table's section."""
+    kind = section.text("format", "json")
+    if kind not in FORMATS:
+        raise section.error("format", f"{kind!r} is none of {', '.join(FORMATS)}")
+    schema = section.text("schema", _DEFAULT_SCHEMA.get(kind))
+    if kind == "raw" and schema:
+        raise section.error("schema", "has no meaning with format \"raw\"")
+    options = Section(section.where, f"{section.name}.options", section.table("options")).texts()
+    if options and kind not in _SPARK_PARSES:
+        raise section.error("options", f"are those of Spark's parsers for {' and '.join(_SPARK_PARSES)}")
+    extra = section.text("extra_fields", "ignore")
+    if extra not in EXTRA_FIELDS:
+        raise section.error("extra_fields", f"{extra!r} is none of {', '.join(EXTRA_FIELDS)}")
+    if extra != "ignore" and (kind != "json" or options):
+        raise section.error("extra_fields", "is for format \"json\" without [options]")
+    levels, topic = _topic(section)
+    return PayloadConfig(
+        format=kind,
+        schema=schema,
+        options=options,
+        columns=_columns(section, kind),
+        levels=levels,
+        fields=_fields(section),
+        extra_fields=extra,
+        source_options={**topic, **_payload_options(section, kind, bool(options))},
+    )
+
+
+def _topic(section: Section) -> tuple[tuple[str, ...], dict[str, str]]:
+    if "topic" not in section.values:
+        return (), {}
+    if "filter" in section.values:
+        raise section.error("topic", "is a filter itself: leave 'filter' out")
+    text = section.text("topic")
+    try:
+        levels = parse_pattern(text).names
+    except PatternError as error:
+        raise section.error("topic", str(error)) from None
+    return levels, {"topicPattern": text}
+
+
+def _payload_options(section: Section, kind: str, by_spark: bool) -> dict[str, str]:
+    given = {
+        "timestamps": section.text("timestamps") if "timestamps" in section.values else None,
+        "explode": "true" if section.flag("explode", False) else None,
+        "delimiter": section.text("delimiter") if "delimiter" in section.values else None,
+        "quote": section.text("quote") if "quote" in section.values else None,
+        "header": ",".join(section.list_of_texts("header", [])) or None,
+    }
+    options = {_PAYLOAD_KEYS[key]: value for key, value in given.items() if value is not None}
+    if by_spark or kind == "raw":
+        for key, value in given.items():
+            if value is not None:
+                raise section.error(key, "has no meaning with format \"raw\" or with [options] of Spark's parser")
+        return {}
+    options["payloadFormat"] = kind
+    try:
+        payload_options(options)
+    except PayloadOptionError as error:
+        key = next(key for key, name in _PAYLOAD_KEYS.items() if name == error.name)
+        raise section.error(key, error.reason.replace("'payloadFormat'", "format")) from None
+    return options
+
+
+def _columns(section: Section, kind: str) -> tuple[tuple[str, str], ...]:
+    default = ["topic", "payload", *DEFAULT_COLUMNS[1:]] if kind == "raw" else DEFAULT_COLUMNS
+    columns: list[tuple[str, str]] = []
+    for item in section.list_of_texts("columns", default):
+        match = _COLUMN.fullmatch(item.strip())
+        if match is None or match[1] not in MESSAGE_COLUMNS:
+            raise section.error("columns", f"{item!r} is not \"COLUMN\" or \"COLUMN as NAME\" of "
+                                           f"{', '.join(MESSAGE_COLUMNS)}")
+        columns.append((match[1], match[2] or match[1]))
+    if len({alias.lower() for _, alias in columns}) < len(columns):
+        raise section.error("columns", "two columns have the same name")
+    return tuple(columns)
+
+
+def _fields(section: Section) -> Optional[tuple[tuple[tuple[str, ...], str], ...]]:
+    if "fields" not in section.values:
+        return None
+    fields = []
+    for item in section.list_of_texts("fields", []):
+        match = _FIELD.fullmatch(item.strip())
+        path = tuple(match[1].split(".")) if match is not None else ()
+        if match is None or not all(path):
+            raise section.error("fields", f"{item!r} is not \"FIELD\" or \"FIELD.FIELD as NAME\"")
+        fields.append((path, match[2] or path[-1]))
+    if not fields:
+        raise section.error("fields", "is empty: leave it out for all fields of the schema")
+    return tuple(fields)
+
+
+# -- its files ----------------------------------------------------------------
+
+
+def _sink(section: Section, output: Path) -> SinkConfig:
+    """Read the keys about writing from a table's section."""
+    table_format = section.text("table_format", "parquet")
+    if table_format not in TABLE_FORMATS:
+        raise section.error("table_format", f"{table_format!r} is none of {', '.join(TABLE_FORMATS)}")
+    compacts = section.flag("compact", True)
+    watermark = _duration(section, "watermark") if "watermark" in section.values else None
+    keys = tuple(section.list_of_texts("deduplicate_by", []))
+    aggregates = tuple(_aggregate(section, name, values, output)
+                       for name, values in section.table("aggregates").items())
+    for key, given in (("deduplicate_by", keys), ("aggregates", aggregates)):
+        if given and watermark is None:
+            raise section.error(key, "needs a 'watermark': how late a message may come, like \"10 minutes\"")
+    return SinkConfig(
+        table_format=table_format,
+        merge_files=(section.number("compact_after") or MERGE_FILES) if compacts else None,
+        event_time=section.text("event_time") if "event_time" in section.values else None,
+        watermark=watermark,
+        deduplicate_by=keys,
+        aggregates=aggregates,
+    )
+
+
+def _duration(section: Section, key: str) -> int:
+    """A time like "10 minutes", in seconds."""
+    text = section.text(key)
+    match = _DURATION.fullmatch(text)
+    if match is None or int(match[1]) == 0:
+        raise section.error(key, f"{text!r} is not a time like \"30 seconds\", \"10 minutes\", \"1 hour\"")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+def _aggregate(table: Section, name: str, values: Any, output: Path) -> AggregateConfig:
+    section = Section(table.where, f"{table.name}.aggregates.{name}", values)
+    if not _NAME.fullmatch(name):
+        raise table.error(f"aggregates.{name}", "a name consists of letters, digits, '_' and '-'")
+    place = section.text("output", f"{output}.{name}")
+    aggregate = AggregateConfig(
+        name=name,
+        window=_duration(section, "window"),
+        group_by=tuple(section.list_of_texts("group_by", ["topic"])),
+        values=tuple(section.list_of_texts("values", ["value"])),
+        output=Path(place).absolute(),
+        checkpoint=Path(section.text("checkpoint", f"{place}.checkpoint")).absolute(),
+    )
+    section.finish()
+    return aggregate

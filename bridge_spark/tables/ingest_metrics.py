@@ -1,8 +1,4 @@
-"""What the ingest job says to Prometheus.
-
-The rule kept here: the numbers are those of the terminal's line, read when
-somebody asks; counters begin at nought with each run.
-"""
+"""Prometheus metrics of the ingest job: the numbers of `TableProgress`, read at each scrape."""
 
 from __future__ import annotations
 
@@ -17,21 +13,21 @@ from bridge_spark.tables.ingest_progress import TableProgress
 
 _COUNTERS = (
     ("rows", "Rows written to the table"),
-    ("bad", "Messages written to the dead letters for what they are"),
-    ("late", "Messages left out because they came after the watermark"),
-    ("duplicates", "Messages left out as duplicates"),
-    ("batches", "Batches done"),
+    ("bad", "Messages written to the dead letters because they do not parse"),
+    ("late", "Messages dropped because they came after the watermark"),
+    ("duplicates", "Messages dropped as duplicates"),
+    ("batches", "Batches completed"),
 )
 _GAUGES = (
-    ("lag", "lag_offsets", "Offsets between what is done and what the broker has"),
-    ("lag_s", "lag_seconds", "Age of the newest message that is done, 0 when there is no lag"),
+    ("lag", "lag_offsets", "Offsets that the broker has and the table does not"),
+    ("lag_s", "lag_seconds", "Age of the newest message in the table, 0 without lag"),
 )
 
 
 class IngestMetrics(Collector):
     """`mqtt_ingest_*` by table, served on an HTTP port until `close`.
 
-    Raises `OSError` where the port is taken.
+    Raises `OSError` if the port is in use.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -45,7 +41,7 @@ class IngestMetrics(Collector):
     def port(self) -> int:
         return int(self._server.server_port)
 
-    def watch(self, tables: Sequence[TableProgress]) -> None:
+    def update(self, tables: Sequence[TableProgress]) -> None:
         """Serve the numbers of ``tables`` from now on."""
         self._tables = tables
 

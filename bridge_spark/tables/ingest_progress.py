@@ -1,8 +1,4 @@
-"""What the ingest job has done so far, and how it says so on the terminal.
-
-The rule kept here: the numbers are of this run and never count a batch twice;
-a pipe gets whole lines, only a terminal is written over.
-"""
+"""Progress of the ingest job by table, and its display on a terminal or as lines of text."""
 
 from __future__ import annotations
 
@@ -13,13 +9,11 @@ from typing import IO, Any, Optional
 
 
 class TableProgress:
-    """What one table has received in this run.
+    """Counts of one table in this run.
 
-    ``rows`` went to the table, ``bad`` to the dead letters for what they are,
-    ``late`` came after the watermark, ``duplicates`` were left out; ``lag``
-    counts the offsets between what is done and what the broker has, None until
-    known, and ``lag_s`` is the age of the newest message that is done, 0 when
-    there is no lag.
+    ``rows`` were written to the table, ``bad`` to the dead letters because they do not parse, ``late`` came after the
+    watermark, ``duplicates`` were dropped.  ``lag`` is the number of offsets that the broker has and the table does
+    not, None until known; ``lag_s`` is the age of the newest message in the table, 0 without lag.
     """
 
     def __init__(self, name: str) -> None:
@@ -31,7 +25,7 @@ class TableProgress:
         self.batches = 0
         self.lag: Optional[int] = None
         self._newest_us: Optional[int] = None
-        self._noted = -1
+        self._last_batch = -1
 
     @property
     def lag_s(self) -> Optional[float]:
@@ -39,32 +33,31 @@ class TableProgress:
             return 0.0
         return None if self._newest_us is None else max(0.0, time.time() - self._newest_us / 1e6)
 
-    def received(self, newest_us: Optional[int]) -> None:
-        """A batch is done whose newest message the broker received then."""
+    def set_newest(self, newest_us: Optional[int]) -> None:
+        """A batch was written whose newest message was received at that time, in microseconds."""
         if newest_us is not None:
             self._newest_us = max(newest_us, self._newest_us or 0)
 
-    def note(self, batches: Sequence[Mapping[str, Any]]) -> None:
-        """Take in Spark's progress of the last batches; one that was seen before counts once."""
+    def update(self, batches: Sequence[Mapping[str, Any]]) -> None:
+        """Add Spark's progress reports of the last batches; batches that were reported before are not counted again."""
         for batch in batches:
-            if batch["batchId"] > self._noted and "addBatch" in batch["durationMs"]:
-                self._noted = batch["batchId"]
+            if batch["batchId"] > self._last_batch and "addBatch" in batch["durationMs"]:
+                self._last_batch = batch["batchId"]
                 for operator in batch["stateOperators"]:
                     self.late += operator["numRowsDroppedByWatermark"]
                     self.duplicates += operator.get("customMetrics", {}).get("numDroppedDuplicateRows", 0)
         if batches:
             source = batches[-1]["sources"][0]
-            done, there = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
-            if done and there:
-                self.lag = sum(max(0, offset - done.get(partition, 0)) for partition, offset in there.items())
+            end, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
+            if end and latest:
+                self.lag = sum(max(0, offset - end.get(partition, 0)) for partition, offset in latest.items())
 
 
 Report = Callable[[list[TableProgress]], None]
 
 
 class Terminal:
-    """Progress as text: one line that is rewritten on a terminal, else one
-    line per table every few seconds."""
+    """Progress as text: on a terminal one line that is rewritten, else a line every ``every_s`` seconds."""
 
     def __init__(self, out: IO[str], every_s: float = 5.0) -> None:
         self._out = out
@@ -78,7 +71,7 @@ class Terminal:
         now = time.monotonic()
         passed = now - self._last_time
         if passed >= (1.0 if self._tty else self._every):
-            self._note_rates(tables, passed)
+            self._update_rates(tables, passed)
             self._last_time = now
             if not self._tty:
                 self._print(tables, "\n")
@@ -86,14 +79,14 @@ class Terminal:
             self._print(tables, "\r")
 
     def finish(self, tables: list[TableProgress]) -> None:
-        """The last word: totals and the rate of the whole run."""
+        """Write totals and the rate of the whole run."""
         seconds = max(time.monotonic() - self._started, 1e-9)
         for table in tables:
             total = table.rows + table.bad
-            self._write(f"{table.name}: {table.rows:,} rows, {table.bad:,} bad{_left_out(table)}, {table.batches} "
+            self._write(f"{table.name}: {table.rows:,} rows, {table.bad:,} bad{_dropped(table)}, {table.batches} "
                         f"batches in {seconds:.1f} s ({total / seconds:,.0f} rows/s)", "\n")
 
-    def _note_rates(self, tables: list[TableProgress], passed: float) -> None:
+    def _update_rates(self, tables: list[TableProgress], passed: float) -> None:
         for table in tables:
             total = table.rows + table.bad
             self._rates[table.name] = (total - self._last_rows.get(table.name, 0)) / passed
@@ -103,7 +96,7 @@ class Terminal:
         self._write(" | ".join(
             f"{table.name}: {table.rows:,} rows, {self._rates.get(table.name, 0.0):,.0f} rows/s, "
             f"lag {'?' if table.lag is None else format(table.lag, ',')} offsets"
-            f"{'' if table.lag_s is None else f' {table.lag_s:,.0f} s'}, {table.bad:,} bad{_left_out(table)}"
+            f"{'' if table.lag_s is None else f' {table.lag_s:,.0f} s'}, {table.bad:,} bad{_dropped(table)}"
             for table in tables), end)
 
     def _write(self, text: str, end: str) -> None:
@@ -112,7 +105,7 @@ class Terminal:
         self._out.flush()
 
 
-def _left_out(table: TableProgress) -> str:
+def _dropped(table: TableProgress) -> str:
     return "".join(f", {count:,} {name}" for name, count in (("late", table.late), ("duplicates", table.duplicates))
                    if count)
 

@@ -21,45 +21,45 @@ def append() -> None:
     """All batches are written to one directory with Spark's `mode("append")`."""
     from pyspark.sql import DataFrameWriter
 
-    from bridge_spark.tables.batch_table import BatchTable
+    from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 
     whole = DataFrameWriter.parquet
 
     def parquet(writer: DataFrameWriter, path: str) -> None:
         whole(writer, path, mode="append")
 
-    def publish(table: BatchTable, batch: int, staged: Path, mark: dict[str, Any]) -> None:
+    def publish(table: ParquetBatchTable, batch: int, staged: Path, mark: dict[str, Any]) -> None:
         """Nothing to do: the files are in place."""
 
     setattr(DataFrameWriter, "parquet", parquet)
-    setattr(BatchTable, "stage", lambda table, batch: table.directory)
-    setattr(BatchTable, "publish", publish)
+    setattr(ParquetBatchTable, "stage", lambda table, batch: table.directory)
+    setattr(ParquetBatchTable, "publish", publish)
 
 
 def in_place() -> None:
     """A batch is written inside the table instead of the staging directory."""
-    from bridge_spark.tables.batch_table import BatchTable
+    from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 
-    def stage(table: BatchTable, batch: int) -> Path:
+    def stage(table: ParquetBatchTable, batch: int) -> Path:
         return table.directory / f"writing-{batch}-{os.getpid()}"
 
-    setattr(BatchTable, "stage", stage)
+    setattr(ParquetBatchTable, "stage", stage)
 
 
 def unmarked() -> None:
     """A repeated batch is not recognised and gets another directory."""
-    from bridge_spark.tables.batch_table import BatchTable
+    from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 
-    def publish(table: BatchTable, batch: int, staged: Path, mark: dict[str, Any]) -> None:
+    def publish(table: ParquetBatchTable, batch: int, staged: Path, mark: dict[str, Any]) -> None:
         os.rename(staged, table.directory / f"batch={batch}-{os.getpid()}")
 
-    setattr(BatchTable, "done", lambda *_: None)
-    setattr(BatchTable, "publish", publish)
+    setattr(ParquetBatchTable, "committed", lambda *_: None)
+    setattr(ParquetBatchTable, "publish", publish)
 
 
 def committed_first() -> None:
     """The checkpoint commits a batch before its rows are in the table."""
-    from bridge_spark.tables.query_job import QueryJob
+    from bridge_spark.tables.jobs.query_job import QueryJob
 
     whole = QueryJob._write
 
@@ -80,18 +80,20 @@ def stateless() -> None:
 
 def dead_letters_last() -> None:
     """A batch is published before its dead letters are written."""
-    from bridge_spark.tables.table_job import TableJob
+    from bridge_spark.tables.jobs.query_job import Batch
+    from bridge_spark.tables.jobs.table_pipeline import TablePipeline
+    from bridge_spark.tables.rows.payloads import dead_letters
 
-    def fill(job: TableJob, found: Any, batch: int, checkpoint: str) -> dict[str, Any]:
-        staged, counts = job._stage(found, batch)
-        staged_bad = job._bad.stage(batch)
-        mark = {"checkpoint": checkpoint, **counts}
-        job._good.publish(batch, staged, mark)
-        job._rows.dead_letters(found).write.parquet(staged_bad.as_uri())
-        job._bad.publish(batch, staged_bad, mark)
-        return mark
+    def write(pipeline: TablePipeline, found: Any, batch: Batch) -> dict[str, Any]:
+        staged, counts = pipeline._stage_rows(found, batch)
+        staged_bad = pipeline._bad.stage(batch.id)
+        marker = {"checkpoint": batch.checkpoint.id(), **counts}
+        pipeline._good.publish(batch.id, staged, marker)
+        dead_letters(found).write.parquet(staged_bad.as_uri())
+        pipeline._bad.publish(batch.id, staged_bad, marker)
+        return marker
 
-    setattr(TableJob, "_fill", fill)
+    setattr(TablePipeline, "write", write)
 
 
 def forgetful() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bridge_spark.tables.batch_table import BatchTable
+from bridge_spark.tables.output.batch_table import BatchTable
 
 MARK = {"checkpoint": "c"}
 

@@ -1,4 +1,4 @@
-"""bridge_spark.tables.added_fields: a field nobody announced becomes a column, no value is lost, no type changes."""
+"""bridge_spark.tables.rows.added_fields: a field nobody announced becomes a column, no value is lost, no type changes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 from support.spark_session import StreamWriter, message, spark
 
 from bridge_spark.ingest import run, run_backfill
-from bridge_spark.tables.added_fields import MAX_ADDED, new_fields
-from bridge_spark.tables.batch_table import BatchTable
-from bridge_spark.tables.delta_table import DeltaBatchTable
 from bridge_spark.tables.ingest_config import IngestConfig, parse_config
 from bridge_spark.tables.ingest_session import IngestError
+from bridge_spark.tables.output.delta_table import DeltaBatchTable
+from bridge_spark.tables.output.parquet_table import ParquetBatchTable
+from bridge_spark.tables.rows.added_fields import MAX_ADDED, new_fields
 
 pytestmark = pytest.mark.one_build
 
@@ -118,7 +118,7 @@ def test_columns_outlive_kills_and_a_schema_that_takes_them_over(
         raise OSError("killed")
 
     with monkeypatch.context() as patched, pytest.raises(IngestError):
-        for table in (BatchTable, DeltaBatchTable):
+        for table in (ParquetBatchTable, DeltaBatchTable):
             patched.setattr(table, "publish", die)
         run(config(tmp_path), once=True, session=spark)
     assert not [*tmp_path.glob("parquet/**/*.parquet"), *tmp_path.glob("delta/*.parquet")]

@@ -20,13 +20,14 @@ import pytest
 from deltalake import DeltaTable
 from support.table_batches import batches, parquet_numbers, publish, stage
 
-from bridge_spark.tables import batch_table, merge
-from bridge_spark.tables.batch_table import BatchTable, ForeignBatch
-from bridge_spark.tables.delta_table import DeltaBatchTable, DeltaMissing
+from bridge_spark.tables.output import parquet_table
+from bridge_spark.tables.output.batch_table import BatchTable, ForeignBatch
+from bridge_spark.tables.output.delta_table import DeltaBatchTable, DeltaMissing
+from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 
 pytestmark = pytest.mark.one_build
 
-KINDS = [BatchTable, DeltaBatchTable]
+KINDS = [ParquetBatchTable, DeltaBatchTable]
 
 
 def by_duckdb(directory: Path) -> list[int]:
@@ -49,14 +50,14 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> BatchTable:
 
 
 def test_batches_come_and_are_known_again(table: BatchTable) -> None:
-    assert not table.has_batches() and table.done(0, "c") is None
+    assert not table.has_batches() and table.committed(0, "c") is None
     for batch in (0, 1, 5):
-        assert table.done(batch, "c") is None
+        assert table.committed(batch, "c") is None
         publish(table, batch)
     assert table.has_batches() and read(table) == batches(0, 1, 5)
-    assert [table.done(batch, "c") is not None for batch in (0, 4, 5, 6)] == [True, True, True, False]
+    assert [table.committed(batch, "c") is not None for batch in (0, 4, 5, 6)] == [True, True, True, False]
     with pytest.raises(ForeignBatch):
-        table.done(5, "another")
+        table.committed(5, "another")
 
 
 def test_small_files_are_merged_as_batches_come(table: BatchTable) -> None:
@@ -66,7 +67,7 @@ def test_small_files_are_merged_as_batches_come(table: BatchTable) -> None:
     files = DeltaTable(table.directory).file_uris() if isinstance(table, DeltaBatchTable) \
         else list(table.directory.rglob("*.parquet"))
     assert len(files) < 12
-    assert table.done(22, "c") is not None and table.done(23, "c") is None
+    assert table.committed(22, "c") is not None and table.committed(23, "c") is None
     assert table.compact() > 0 and read(table) == batches(*range(23))
     again = type(table)(table.directory, merge_files=6)
     again.prepare()
@@ -91,23 +92,23 @@ def test_new_columns_are_null_in_older_rows(table: BatchTable) -> None:
         table.compact()
 
 
-def test_a_repeated_batch_of_dead_letters_is_replaced_or_withdrawn(tmp_path: Path) -> None:
-    table = BatchTable(tmp_path / "t", merge_files=6)
+def test_a_repeated_batch_of_dead_letters_is_replaced_or_removed(tmp_path: Path) -> None:
+    table = ParquetBatchTable(tmp_path / "t", merge_files=6)
     table.prepare()
     for batch in range(4):
         publish(table, batch)
     table.compact()
     publish(table, 3, rows=1, files=4)
-    assert read(table) == batches(0, 1, 2, 3) and table.done(3, "c") is not None
-    table.withdraw(3)
+    assert read(table) == batches(0, 1, 2, 3) and table.committed(3, "c") is not None
+    table.publish_empty(3)
     assert read(table) == batches(0, 1, 2)
     publish(table, 4)
     assert read(table) == batches(0, 1, 2, 4)
 
 
 def test_a_full_directory_begins_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_table, "DIRECTORY_BYTES", 2000)
-    table = BatchTable(tmp_path / "t")
+    monkeypatch.setattr(parquet_table, "DIRECTORY_BYTES", 2000)
+    table = ParquetBatchTable(tmp_path / "t")
     table.prepare()
     for batch in range(9):
         publish(table, batch)
@@ -119,7 +120,7 @@ def test_where_directories_cannot_be_swapped_each_batch_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
-    table = BatchTable(tmp_path / "t", merge_files=2)
+    table = ParquetBatchTable(tmp_path / "t", merge_files=2)
     table.prepare()
     for batch in (0, 1, 2, 2):
         publish(table, batch)
@@ -130,8 +131,8 @@ def test_where_directories_cannot_be_swapped_each_batch_has_its_own(
 
 
 def test_what_is_left_behind_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_table, "LISTING_S", 0.0)
-    table = BatchTable(tmp_path / "t")
+    monkeypatch.setattr(parquet_table, "LISTING_S", 0.0)
+    table = ParquetBatchTable(tmp_path / "t")
     table.prepare()
     stage(table, 0)
     table.prepare()
@@ -169,7 +170,7 @@ def test_a_batch_in_delta_and_what_was_merged_are_on_disk(tmp_path: Path, monkey
 # --- kills and readers at every step --------------------------------------------------------------------------------
 
 STEPS: list[tuple[Any, str]] = [
-    (os, "rename"), (os, "link"), (os, "fsync"), (batch_table, "exchange"), (merge, "merge"), (shutil, "rmtree"),
+    (os, "rename"), (os, "link"), (os, "fsync"), (parquet_table, "swap"), (parquet_table, "merge"), (shutil, "rmtree"),
 ]
 
 
@@ -188,19 +189,19 @@ def before_and_after_each_step(monkeypatch: pytest.MonkeyPatch, hook: Callable[[
         monkeypatch.setattr(owner, name, step)
 
 
-def write(kind: type[BatchTable], place: Path, last: int) -> None:
+def write(kind: type[ParquetBatchTable | DeltaBatchTable], place: Path, last: int) -> None:
     """A run of the job: what is done is left alone, the rest is written."""
     table = kind(place, merge_files=4)
     table.prepare()
     for batch in range(last):
-        if table.done(batch, "c") is None:
+        if table.committed(batch, "c") is None:
             publish(table, batch)
     table.compact()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kill_at_any_step_neither_loses_nor_doubles(
-    kind: type[BatchTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deadly = steps = 0
 
@@ -231,7 +232,7 @@ def test_a_kill_at_any_step_neither_loses_nor_doubles(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_readers_at_any_step_see_whole_batches(
-    kind: type[BatchTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
 
@@ -248,7 +249,7 @@ def test_readers_at_any_step_see_whole_batches(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_reader_at_the_same_time_is_right_or_told(kind: type[BatchTable], tmp_path: Path) -> None:
+def test_a_reader_at_the_same_time_is_right_or_told(kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path) -> None:
     """Told: between its listing and its opening of a file, this was merged into another."""
     table = kind(tmp_path / "t", merge_files=5)
     table.prepare()

@@ -69,7 +69,7 @@ def test_a_query_begins_where_its_first_start_did(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "checkpoint")
     checkpoint.path.mkdir()
     options = {"path": str(tmp_path / "data"), "stream": "sensors", "startingOffsets": "latest"}
-    assert json.loads(checkpoint.beginning(options))["0"] == 5
+    assert json.loads(checkpoint.starting_offsets(options))["0"] == 5
     writer.append(0, [message(number) for number in range(5, 9)])
-    assert json.loads(checkpoint.beginning(options))["0"] == 5
-    assert checkpoint.beginning({**options, "startingOffsets": "earliest"}) == "earliest"
+    assert json.loads(checkpoint.starting_offsets(options))["0"] == 5
+    assert checkpoint.starting_offsets({**options, "startingOffsets": "earliest"}) == "earliest"

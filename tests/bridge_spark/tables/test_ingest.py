@@ -25,7 +25,7 @@ from bridge_spark.tables.config_section import ConfigError, Section
 from bridge_spark.tables.ingest_config import load_config, parse_config
 from bridge_spark.tables.ingest_progress import TableProgress, Terminal
 from bridge_spark.tables.ingest_session import IngestError, one_line
-from bridge_spark.tables.table_job import TableJob
+from bridge_spark.tables.jobs.table_pipeline import table_job
 
 pytestmark = pytest.mark.one_build
 
@@ -63,7 +63,7 @@ REFUSED = [
     *(({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", **keys}}}, f"tables.t.{reason}") for keys, reason in (
         ({"topic": "a/+"}, "topic: 'a/+' names no level"), ({"topic": "a/{b}", "filter": "a/+"}, "topic: is a filter itself"),
         ({"timestamps": "h"}, "timestamps: 'h' is none of iso, s, ms, us"), ({"delimiter": ";"}, "delimiter: is for format csv only"),
-        ({"explode": True, "options": {"a": "b"}}, "explode: has no meaning"), ({"fields": []}, "fields: names none"),
+        ({"explode": True, "options": {"a": "b"}}, "explode: has no meaning"), ({"fields": []}, "fields: is empty"),
         ({"fields": ["a..b"]}, "fields: 'a..b' is not"), ({"extra_fields": "keep"}, "extra_fields: 'keep' is none of ignore, map, add"),
         ({"extra_fields": "map", "format": "csv"}, "extra_fields: is for format"),
         ({"format": "number", "options": {"a": "b"}, "schema": "a int"}, "options: are those of Spark's parsers"),
@@ -239,7 +239,7 @@ class StopFirst(threading.Event):
 def test_a_batch_that_begins_while_its_query_is_stopped_is_left_for_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(n) for n in range(5)])
     settings = parse_config(document(tmp_path))
-    job = TableJob(settings.tables[0], spark, "here")
+    job = table_job(settings.tables[0], spark, "here")
     gate = StopFirst()
     monkeypatched: Any = job
     monkeypatched._started = monkeypatched._in_batch = gate
@@ -258,7 +258,8 @@ def test_a_batch_that_begins_while_its_query_is_stopped_is_left_for_the_next_run
 KILLED_DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
-from bridge_spark.tables import batch_table, delta_table
+from bridge_spark.tables.output.delta_table import DeltaBatchTable
+from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 from bridge_spark import ingest
 from bridge_spark.tables.ingest_config import parse_config
 
@@ -270,12 +271,12 @@ def die():
     os.kill(jvm, signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
-for kind in (batch_table.BatchTable, delta_table.DeltaBatchTable):
-    def publish_or_die(table, batch, staged, mark, publish=kind.publish):
+for kind in (ParquetBatchTable, DeltaBatchTable):
+    def publish_or_die(table, batch, staged, marker, publish=kind.publish):
         rejected = table.directory.name.endswith(".rejected")
         if where == "written" and not rejected:
             die()
-        publish(table, batch, staged, mark)
+        publish(table, batch, staged, marker)
         if where == "published" and not rejected:
             die()
 
@@ -471,7 +472,7 @@ def test_the_line_of_an_error_is_its_cause(error: Exception, line: str) -> None:
 def test_an_output_and_its_checkpoint_belong_together(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0)])
     run(parse_config(document(tmp_path)), once=True, session=spark)
-    with pytest.raises(IngestError, match="holds batches but .* is new"):
+    with pytest.raises(IngestError, match="has batches but .* is new"):
         run(parse_config(document(tmp_path, checkpoint=str(tmp_path / "other"))), once=True, session=spark)
 
 

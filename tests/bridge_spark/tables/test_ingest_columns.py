@@ -14,8 +14,7 @@ from support.spark_session import StreamWriter, message, spark
 
 from bridge_spark.ingest import run
 from bridge_spark.source.payload_options import PAYLOAD_FORMATS
-from bridge_spark.tables.ingest_config import parse_config
-from bridge_spark.tables.payload_config import FORMATS
+from bridge_spark.tables.ingest_config import FORMATS, parse_config
 
 pytestmark = pytest.mark.one_build
 
@@ -69,16 +68,16 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
 
 def test_each_format_of_the_job_but_raw_is_one_of_the_source(spark: SparkSession) -> None:
     assert {*FORMATS} == {*PAYLOAD_FORMATS, "raw"}
-    from bridge_spark.tables.payloads import SchemaError, source_schema, table_schema
+    from bridge_spark.tables.rows.payloads import SchemaError, payload_schema, source_schema
 
     def config(**keys: Any) -> Any:
         return parse_config({"source": {"path": "d"}, "tables": {"t": {"stream": "s", "output": "o", **keys}}}).tables[0].payload
 
-    schema = table_schema(config(format="number"))
+    schema = payload_schema(config(format="number"))
     assert schema == StructType().add("value", "double", False)
     assert source_schema(config(format="number"), schema).fieldNames()[-3:] == ["value", "reason", "rejected"]
     for keys, reason in (({"schema": "a int", "fields": ["b"]}, "no field 'b'"), ({"schema": "a int", "fields": ["a.b"]}, "no field 'a.b'"),
                          ({"schema": "plant int", "topic": "s/{plant}"}, "two columns are named 'plant'"),
                          ({"schema": "a string", "format": "number"}, "number type")):
         with pytest.raises(SchemaError, match=reason):
-            table_schema(config(**keys))
+            payload_schema(config(**keys))

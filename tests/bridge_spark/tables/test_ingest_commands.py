@@ -11,33 +11,33 @@ from support.paths import ROOT
 from support.table_batches import batches, parquet_numbers, publish
 
 from bridge_spark.ingest import main as ingest
-from bridge_spark.tables.backfill import check_range, edge
-from bridge_spark.tables.batch_table import BatchTable
 from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.compact import main as compact
 from bridge_spark.tables.ingest_metrics import IngestMetrics
 from bridge_spark.tables.ingest_progress import TableProgress
+from bridge_spark.tables.jobs.backfill_range import BackfillRange, parse_bound
+from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 
 pytestmark = pytest.mark.one_build
 
 
 @pytest.mark.parametrize(("begin", "end", "reason"), [
-    ("2026-01-01T00:00:00Z", "2026-01-01", "not after it begins"),
+    ("2026-01-01T00:00:00Z", "2026-01-01", "not after its beginning"),
     ("2026-01-01", "2999-01-01", "is in the future"),
     ("2026-01-01", '{"0": 5}', "from a time to a time"),
-    ('{"0": 5}', '{"0": 4}', "end where they begin or later"),
+    ('{"0": 5}', '{"0": 4}', "no end may be before its beginning"),
     ('{"0": 5}', '{"1": 9}', "must name the same partitions"),
     ("yesterday", "2026-01-01", "neither a time like"),
     ('{"0": "x"}', '{"0": 1}', "is not offsets like"),
 ])
-def test_a_range_that_is_none_is_refused(begin: str, end: str, reason: str) -> None:
+def test_an_invalid_range_is_refused(begin: str, end: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        check_range(edge(begin), edge(end))
+        BackfillRange(parse_bound(begin), parse_bound(end)).check()
 
 
 def test_ranges() -> None:
-    check_range(edge("2026-01-01T01:00:00+02:00"), edge("2026-01-01"))
-    check_range(edge('{"0": 5, "1": 0}'), edge('{"0": 5, "1": 7}'))
+    BackfillRange(parse_bound("2026-01-01T01:00:00+02:00"), parse_bound("2026-01-01")).check()
+    BackfillRange(parse_bound('{"0": 5, "1": 0}'), parse_bound('{"0": 5, "1": 7}')).check()
 
 
 def test_metrics_are_those_of_the_tables() -> None:
@@ -45,7 +45,7 @@ def test_metrics_are_those_of_the_tables() -> None:
     table.rows, table.bad, table.lag = 12, 3, 4
     metrics = IngestMetrics("127.0.0.1", 0)
     try:
-        metrics.watch([table])
+        metrics.update([table])
         with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
     finally:
@@ -64,7 +64,7 @@ def test_the_command_says_where_it_serves_metrics(monkeypatch: pytest.MonkeyPatc
 def test_the_command_merges_while_the_job_is_not_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "ingest.toml"
     config.write_text(f"[source]\npath = 'd'\n[tables.t]\nstream = 's'\nschema = 'n long'\noutput = '{tmp_path}/t'\n")
-    table = BatchTable(tmp_path / "t")
+    table = ParquetBatchTable(tmp_path / "t")
     table.prepare()
     for batch in range(4):
         publish(table, batch)

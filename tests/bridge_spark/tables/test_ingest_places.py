@@ -22,12 +22,11 @@ from support.sealed_log import seal_segment
 from support.spark_session import START_US, StreamWriter, message, spark
 
 from bridge_spark.ingest import main, run, run_backfill
-from bridge_spark.tables import backfill
-from bridge_spark.tables.batch_table import BatchTable
 from bridge_spark.tables.compact import main as compact
 from bridge_spark.tables.ingest_config import parse_config
 from bridge_spark.tables.ingest_session import IngestError
-from bridge_spark.tables.message_rows import MessageRows
+from bridge_spark.tables.jobs import backfill
+from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 
 pytestmark = pytest.mark.one_build
 
@@ -157,7 +156,7 @@ def test_an_output_or_a_backfill_that_cannot_be_written_is_one_line(
     monkeypatch.setattr(backfill, "sync_directory", lambda _: os.stat(tmp_path / "away"))
     with pytest.raises(IngestError, match=r"tables\.t: .*/away'"):
         run_backfill(config, {0: 0}, {0: 1}, session=spark)
-    monkeypatch.setattr(MessageRows, "dead_letters", lambda *_: os.stat(tmp_path / "gone"))
+    monkeypatch.setattr(backfill, "dead_letters", lambda *_: os.stat(tmp_path / "gone"))
     StreamWriter(tmp_path / "data", "bad").append(0, [message(0, payload=b"bad")])
     config = parse_config(document(tmp_path, stream="bad", deduplicate_by=["n"], watermark="1 minute"))
     with pytest.raises(IngestError, match=r"tables\.t: .*/gone'"):
@@ -177,7 +176,7 @@ def test_what_a_batch_reads_is_on_disk_before_the_batch(
         synced.add(os.fstat(fd).st_ino)
         call(fd)
 
-    def publish(table: BatchTable, batch: int, *given: Any, call: Callable[..., None] = BatchTable.publish) -> None:
+    def publish(table: ParquetBatchTable, batch: int, *given: Any, call: Callable[..., None] = ParquetBatchTable.publish) -> None:
         checkpoint = tmp_path / "out.checkpoint"
         needed = [checkpoint / "metadata", checkpoint / "offsets" / str(batch), checkpoint / "offsets", checkpoint]
         assert {path.stat().st_ino for path in needed} <= synced
@@ -185,7 +184,7 @@ def test_what_a_batch_reads_is_on_disk_before_the_batch(
         call(table, batch, *given)
 
     monkeypatch.setattr(os, "fsync", note)
-    monkeypatch.setattr(BatchTable, "publish", publish)
+    monkeypatch.setattr(ParquetBatchTable, "publish", publish)
     run(parse_config(document(tmp_path, max_offsets_per_trigger=10)), once=True, session=spark)
     assert published == [0, 1]
 

@@ -1,7 +1,6 @@
-"""Two names of a file system, swapped in one step.
+"""Atomic swap of two directories.
 
-The rule kept here: whoever looks up either name finds one or the other, never
-nothing; where the system has no such call, nothing is changed.
+A lookup of either name finds one of the two directories at any moment.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ _RENAME_EXCHANGE = 2
 _RENAME_SWAP = 2
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """Swap what the names stand for (Linux `renameat2`, macOS `renamex_np`);
-    False, and nothing done, where the system or its file system cannot."""
+def swap(one: Path, other: Path) -> bool:
+    """Swap two directories by Linux `renameat2` or macOS `renamex_np`.
+
+    Returns False, without a change, if the system or the file system does not support it.
+    """
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         first, second = os.fsencode(one), os.fsencode(other)
@@ -28,13 +29,13 @@ def exchange(one: Path, other: Path) -> bool:
         return False
 
 
-def can_exchange(directory: Path) -> bool:
+def can_swap(directory: Path) -> bool:
     """Whether directories below ``directory`` can be swapped, by trying it."""
     pair = [directory / f"swap-{side}-{os.getpid()}" for side in (0, 1)]
     try:
         for path in pair:
             path.mkdir(parents=True, exist_ok=True)
-        return exchange(*pair)
+        return swap(*pair)
     finally:
         for path in pair:
             path.rmdir()

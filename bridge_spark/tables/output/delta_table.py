@@ -1,11 +1,9 @@
-"""A table in Delta's format, through the package `deltalake`.
+"""A table in Delta format, through the package `deltalake`.
 
-The rule kept here: a batch's rows and its id become visible in one commit of
-Delta's log (the id as transaction version, the checkpoint's id as application
-id), so a repeated batch is recognised and changes nothing.  Spark's executors
-write the Parquet files, and the driver only commits their names; files that a
-killed run left without a commit are seen by no reader, and compaction deletes
-them once they are seven days old.
+The rows of a batch and its id become visible in one commit of the Delta log, with the batch id as transaction version
+and the checkpoint's id as application id.  So a repeated batch is recognised and changes nothing.  Spark's executors
+write the Parquet files; the driver commits their names.  Files that a killed run left uncommitted are invisible to
+readers, and `compact` deletes them after seven days.
 """
 
 from __future__ import annotations
@@ -19,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from bridge_spark.log.files import sync, sync_directory
-from bridge_spark.tables.batch_table import BatchTable, ForeignBatch
+from bridge_spark.tables.ingest_config import MERGE_FILES
+from bridge_spark.tables.output.batch_table import ForeignBatch, Marker, StagingArea
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -28,20 +27,35 @@ _PREFIX = "ingest-"
 
 
 class DeltaMissing(Exception):
-    """The package is not installed."""
+    """The package `deltalake` is not installed."""
 
 
-class DeltaBatchTable(BatchTable):
-    """The batches in the Delta table ``directory``; one writer at a time.
-    Everything raises `DeltaMissing` where the package is not installed.
+class DeltaBatchTable:
+    """The batches in the Delta table ``directory``.
 
-    Its marks tell the checkpoint and the batch only.
+    Its markers have the checkpoint and the batch only.  Methods that open the table raise `DeltaMissing` if the package
+    is not installed.
     """
+
+    def __init__(self, directory: Path, merge_files: Optional[int] = MERGE_FILES) -> None:
+        self.directory = directory
+        self._merge_files = merge_files
+        self._staging = StagingArea(directory)
+
+    def prepare(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._staging.reset()
+
+    def clean(self) -> None:
+        self._staging.remove()
 
     def has_batches(self) -> bool:
         return self._open() is not None
 
-    def done(self, batch: int, checkpoint: str) -> Optional[dict[str, Any]]:
+    def stage(self, batch: int) -> Path:
+        return self._staging.new(batch)
+
+    def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
         table = self._open()
         if table is None:
             return None
@@ -52,7 +66,7 @@ class DeltaBatchTable(BatchTable):
             raise ForeignBatch(f"the rows in {self.directory} were made by another checkpoint")
         return None
 
-    def publish(self, batch: int, staged: Path, mark: dict[str, Any]) -> None:
+    def publish(self, batch: int, staged: Path, marker: Marker) -> None:
         import pyarrow.parquet as pq  # type: ignore[import-untyped]
         from deltalake import CommitProperties, Transaction
         from deltalake.transaction import AddAction, RemoveAction
@@ -72,19 +86,21 @@ class DeltaBatchTable(BatchTable):
         table = self._with_columns(schema)
         table.create_write_transaction(
             actions, "append", table.schema(),
-            commit_properties=CommitProperties(app_transactions=[Transaction(mark["checkpoint"], batch)]))
+            commit_properties=CommitProperties(app_transactions=[Transaction(marker["checkpoint"], batch)]))
         self._sync_log(table.version() - 1)
         shutil.rmtree(staged, ignore_errors=True)
         if self._merge_files is not None and batch % self._merge_files == self._merge_files - 1:
             self.compact()
 
-    def withdraw(self, batch: int, staged: Optional[Path] = None) -> None:
+    def publish_empty(self, batch: int, staged: Optional[Path] = None) -> None:
         if staged is not None:
             shutil.rmtree(staged, ignore_errors=True)
 
     def compact(self) -> int:
-        """Merge small files by Delta's own means; files that no version of the
-        last seven days needs are deleted."""
+        """Run Delta's `optimize` and `vacuum`; return how many files were merged.
+
+        Files that no version of the last seven days needs are deleted.
+        """
         table = self._open()
         if table is None:
             return 0
@@ -95,7 +111,7 @@ class DeltaBatchTable(BatchTable):
         return merged
 
     def _sync_log(self, since: int) -> None:
-        """Put on disk the commits from the version ``since`` on: the package does not."""
+        """Sync the commits from the version ``since`` on, as the package does not."""
         log = self.directory / "_delta_log"
         commits = (log / f"{version:020d}.json" for version in count(max(since, 0)))
         sync([*takewhile(Path.exists, commits), log, self.directory])
@@ -105,11 +121,11 @@ class DeltaBatchTable(BatchTable):
             from deltalake import DeltaTable
         except ImportError:
             raise DeltaMissing("table_format \"delta\" needs a package: pip install 'mqttbroker[delta]'") from None
-        place = str(self.directory)
-        return DeltaTable(place) if DeltaTable.is_deltatable(place) else None
+        path = str(self.directory)
+        return DeltaTable(path) if DeltaTable.is_deltatable(path) else None
 
     def _with_columns(self, schema: Any) -> DeltaTable:
-        """The table, with every column of ``schema``."""
+        """The table, created if needed, with every column of ``schema`` added."""
         from deltalake import DeltaTable, Schema
 
         table = self._open()

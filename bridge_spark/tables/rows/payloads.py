@@ -1,9 +1,7 @@
-"""Messages to the typed columns of a table, in Spark.
+"""Parses the payloads of messages to the typed columns of a table, in Spark.
 
-The rule kept here: a message becomes rows of the table or a dead letter with
-the reason, never both, never neither, and never a row of silent NULLs for
-something that did not parse.  Who parses, the source or Spark, `PayloadConfig`
-says; what comes of it has the same columns either way.
+Every message becomes either rows of the table or a dead letter with the reason.  The source parses, or Spark's own
+parser (see `PayloadConfig`); the resulting columns are the same.
 """
 
 from __future__ import annotations
@@ -26,31 +24,28 @@ from pyspark.sql.types import (
 )
 
 from bridge_spark.log.columns import SCHEMA_DDL
-from bridge_spark.tables.payload_config import PayloadConfig
-from bridge_spark.tables.table_columns import DIRECTORY_NAMES
+from bridge_spark.tables.ingest_config import PayloadConfig
+from bridge_spark.tables.recorded_columns import RESERVED_COLUMNS
 
 PARSED = "value"
 REASON = "reason"
-EXTRA = "_extra"
-"""The table's column of fields that the schema does not have."""
-ITEM = "item"
-"""The column that tells the rows of one message apart."""
+EXTRA = "_extra"  # the table's column of fields that are not in the schema
+ITEM = "item"  # the column that numbers the rows of one message
 DEAD_LETTER_COLUMNS = ("topic", "payload", "qos", "retain", "partition", "offset", "timestamp", "client_id", "stream")
 _REJECTED = "rejected"
 _CORRUPT = "_corrupt_record"
 
 
 class SchemaError(ValueError):
-    """A table's schema that cannot be used, said in one line."""
+    """An invalid schema of a table; the text is one line."""
 
 
-def table_schema(config: PayloadConfig) -> StructType:
-    """The fields that are read of a payload; needs a Spark session; raises
-    `SchemaError`."""
+def payload_schema(config: PayloadConfig) -> StructType:
+    """The fields of a payload.  Needs a Spark session.  Raises `SchemaError`."""
     schema = StructType([]) if config.format == "raw" else _from_ddl(config.schema)
     names = [name.lower() for name, _ in table_columns(config, schema)]
     for name in names:
-        if name in DIRECTORY_NAMES:
+        if name in RESERVED_COLUMNS:
             raise SchemaError(f"no column can be named {name!r}, as directories of tables are: rename a field in "
                               f"'fields' with \"{name} as NAME\"")
         if names.count(name) > 1:
@@ -62,8 +57,7 @@ def table_schema(config: PayloadConfig) -> StructType:
 
 
 def table_columns(config: PayloadConfig, schema: StructType) -> list[tuple[str, Column]]:
-    """The table's columns in order, each as an expression on what `parsed`
-    returns; raises `SchemaError`."""
+    """The table's columns in order, each as an expression on the result of `parse`.  Raises `SchemaError`."""
     columns = [(alias, F.col(column)) for column, alias in config.columns]
     columns += [(name, F.col(name)) for name in config.levels]
     if config.several:
@@ -80,8 +74,10 @@ def table_columns(config: PayloadConfig, schema: StructType) -> list[tuple[str, 
 
 
 def source_schema(config: PayloadConfig, schema: StructType, payload: bool = False) -> StructType:
-    """What the source shall give: all that `parsed`, the table and its dead
-    letters need, and the receipt; ``payload``: that of good rows as well."""
+    """The columns to request from the source: those that `parse`, the table and its dead letters need.
+
+    ``payload``: also the payloads of messages that parse.
+    """
     wanted = {column for column, _ in config.columns} | {"topic", "timestamp"}
     if config.format != "raw" or payload:
         wanted |= {*DEAD_LETTER_COLUMNS} - ({"payload"} if config.parsed_by_source else set())
@@ -100,9 +96,8 @@ def source_schema(config: PayloadConfig, schema: StructType, payload: bool = Fal
     return StructType(fields)
 
 
-def parsed(messages: DataFrame, config: PayloadConfig, schema: StructType) -> DataFrame:
-    """``messages`` of the source, with a struct `PARSED` and a text `REASON`,
-    which is NULL where the payload fits the schema."""
+def parse(messages: DataFrame, config: PayloadConfig, schema: StructType) -> DataFrame:
+    """``messages`` of the source with a struct `PARSED`, and a text `REASON` that is NULL if the payload parses."""
     if config.parsed_by_source:
         return messages
     if config.format == "raw":
@@ -132,14 +127,14 @@ def parsed(messages: DataFrame, config: PayloadConfig, schema: StructType) -> Da
     return found.withColumn(REASON, reason)
 
 
-def good_rows(found: DataFrame, config: PayloadConfig, schema: StructType) -> DataFrame:
-    """The table's rows."""
+def table_rows(found: DataFrame, config: PayloadConfig, schema: StructType) -> DataFrame:
+    """The table's rows, of the messages that parse."""
     return found.where(F.col(REASON).isNull()).select(
         *(column.alias(name) for name, column in table_columns(config, schema)))
 
 
 def dead_letters(found: DataFrame) -> DataFrame:
-    """What did not parse: the message as it came, and ``reason``."""
+    """The messages that do not parse, as received, with ``reason``."""
     payload = F.col("payload" if "payload" in found.columns else _REJECTED).alias("payload")
     return found.where(F.col(REASON).isNotNull()).select(
         *(payload if name == "payload" else F.col(name) for name in DEAD_LETTER_COLUMNS), F.col(REASON).alias("reason"))

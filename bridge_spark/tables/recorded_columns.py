@@ -1,7 +1,6 @@
-"""What a table's columns are, over all its batches and changes of its settings.
+"""The columns of a table over all its batches, recorded in the checkpoint.
 
-The rule kept here: columns may come and go, and their type stays; a plain
-reader of the files could not bring two types of one column together.
+Columns may be added and dropped, but never change their type: readers of the files could not merge two types.
 """
 
 from __future__ import annotations
@@ -16,21 +15,19 @@ from bridge_spark.log.files import replace_file
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-COLUMNS_FILE = "ingest.json"
-"""In the checkpoint of the table's query."""
-
-DIRECTORY_NAMES = ("batches", "range")
-"""What directories of tables are called, as in `batches=0/`: readers make columns of them that hide those of the files."""
+COLUMNS_FILE = "ingest.json"  # in the checkpoint of the table's query
+RESERVED_COLUMNS = ("batches", "range")  # readers make columns of directory names such as `batches=0`
 
 
 class ColumnChange(Exception):
-    """Settings that do not fit the table that is there, in one line."""
+    """The settings do not fit the existing table; the text is one line."""
 
 
-class TableColumns:
-    """The columns and the state's settings of a table, remembered in ``path``.
+class RecordedColumns:
+    """The columns of a table, and the settings that the state of its query depends on; stored in the file ``path``.
 
-    Raises `ColumnChange` if the state of the query was made with other settings.
+    ``types`` has the Spark type of every column that the table ever had.  ``added`` has those of them that were added
+    for fields without a column in the schema.  Raises `ColumnChange` if ``state`` differs from the stored one.
     """
 
     def __init__(self, path: Path, state: dict[str, Any]) -> None:
@@ -38,10 +35,8 @@ class TableColumns:
         self._state: dict[str, Any] = json.loads(json.dumps(state))
         known = json.loads(path.read_bytes()) if path.exists() else {"columns": {}, "state": self._state}
         self.types: dict[str, str] = known["columns"]
-        """Of every column that the table ever had, in Spark's words."""
         self.added: dict[str, str] = known.get("added", {})
-        """The columns of `types` that came of fields without a place in the schema."""
-        self._known = path.exists()
+        self._stored = path.exists()
         for key in {*self._state, *known["state"]}:
             given, before = self._state.get(key), known["state"].get(key)
             if given != before:
@@ -49,7 +44,7 @@ class TableColumns:
                                    f"give another output and checkpoint")
 
     def check(self, schema: StructType) -> dict[str, str]:
-        """The columns of a batch by name; raises `ColumnChange` for one whose type is not the table's."""
+        """The types of a batch's columns by name.  Raises `ColumnChange` if a type differs from the table's."""
         found = {field.name: field.dataType.simpleString() for field in schema.fields}
         by_lower = {name.lower(): name for name in self.types}
         for name, kind in found.items():
@@ -59,17 +54,17 @@ class TableColumns:
                                    f"{kind}: give another name, or another output and checkpoint")
         return found
 
-    def note(self, schema: StructType, added: Mapping[str, str] = {}) -> None:
-        """Take in the columns of a batch, durably, of which some were ``added`` now; raises `ColumnChange` as `check`."""
+    def record(self, schema: StructType, added: Mapping[str, str] = {}) -> None:
+        """Store the columns of a batch durably; ``added`` are new for the table.  Raises `ColumnChange` as `check`."""
         found = self.check(schema)
-        if added or not self._known or not found.keys() <= self.types.keys():
+        if added or not self._stored or not found.keys() <= self.types.keys():
             self.types = {**self.types, **found}
             self.added = {**self.added, **added}
             document = {"columns": self.types, "state": self._state, **({"added": self.added} if self.added else {})}
             replace_file(self._path, json.dumps(document, indent=1).encode())
-            self._known = True
+            self._stored = True
 
 
 def added_columns(path: Path) -> dict[str, str]:
-    """What `TableColumns.added` is, without opening the table."""
+    """`RecordedColumns.added` of the file ``path``."""
     return dict(json.loads(path.read_bytes()).get("added", {})) if path.exists() else {}

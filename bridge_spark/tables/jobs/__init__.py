@@ -1,0 +1,1 @@
+"""The ingest job's streaming queries and the backfill.  These modules need PySpark."""

@@ -1,0 +1,1 @@
+"""The ingest job's tables on disk, as Parquet directories or in Delta format."""
