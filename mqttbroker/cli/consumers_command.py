@@ -1,7 +1,6 @@
-"""``mqttbroker consumers``: who reads the streams of a running broker, and how far.
+"""``mqttbroker consumers``: the progress of the consumers of a running broker's streams, over HTTP.
 
-Rule: it asks the broker over HTTP and knows nothing of its own; the exit status is 0 if no reader is at risk, 1 if one
-is or the broker cannot be asked, 2 if it was called wrongly.
+Exit status: 0 if no consumer is at risk, 1 if one is or the request failed, 2 if the call was wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from urllib.parse import quote, urlsplit
 from mqttbroker.config.load import load_settings
 
 COLUMNS = ("STREAM", "CONSUMER", "PARTITION", "OFFSET", "LAG", "BEHIND", "REPORTED", "RETENTION")
-_EVERYWHERE = ("", "*", "::", "0.0.0.0")
+_ANY_ADDRESS = ("", "*", "::", "0.0.0.0")
 
 
 def add_parser(commands: Any) -> None:
@@ -38,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     http = load_settings(options.config, os.environ).http
     url = options.url
     if url is None:
-        host = "localhost" if http.host in _EVERYWHERE else http.host
+        host = "localhost" if http.host in _ANY_ADDRESS else http.host
         url = f"{'http' if http.certfile is None else 'https'}://{f'[{host}]' if ':' in host else host}:{http.port}"
     if urlsplit(url).scheme not in ("http", "https") or (options.url is None and not http.port):
         return _fail("--url must be the broker's HTTP address, like http://localhost:18083", 2)
@@ -76,7 +75,7 @@ def _rows(client: Any, stream: str) -> list[tuple[str, ...]]:
 
 
 def _retention(place: dict[str, Any]) -> str:
-    """What retention has done or will soon do to a reader; nothing as long as there is no risk."""
+    """What a consumer has lost to retention or is about to lose; "" if it is not at risk."""
     if place["lost"]:
         return f"{place['lost']} lost"
     if not place["at_risk"]:
@@ -88,7 +87,7 @@ def _retention(place: dict[str, Any]) -> str:
 
 
 def _seconds(seconds: Optional[float]) -> str:
-    """Like the durations of the configuration: "0s", "90s", "12m", "30h", "9d"."""
+    """A duration in the form of the configuration: "0s", "90s", "12m", "30h", "9d"."""
     value = float(seconds or 0)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if value >= 2 * size:

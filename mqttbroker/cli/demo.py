@@ -1,8 +1,8 @@
-"""``make demo``: sensors publish over MQTT, the broker keeps what they say in a stream, Spark makes a table of it.
+"""``make demo``: sensors publish over MQTT, the broker stores the readings in a stream, Spark writes them to a table.
 
-Rule: nothing is pretended. Broker and clients are processes and connections of their own, the ingest is the one that
-``mqttbroker ingest`` runs, and what the table says is compared with what was published, message by message; a QoS 1
-reading that is missing or a QoS 2 reading that is not there exactly once makes the exit status 1.
+The broker is a process, each sensor an MQTT client, and the ingest job the one of ``mqttbroker ingest``. The table is
+compared with the published readings: the exit status is 1 if a QoS 1 reading is missing, or if a QoS 2 reading is missing
+or doubled.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from bridge_spark.tables.ingest_session import IngestError, make_session
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
-WINDOW = 100  # messages of one sensor on the way at once
+WINDOW = 100  # messages of one sensor in flight
 START_SECONDS = 30.0
 STALLED_SECONDS = 30.0
 BROKER_CONFIG = """
@@ -61,11 +61,11 @@ UNITS = ["°C", "bar", "mm/s", "l/min", "kW", "rpm"]
 
 
 class DemoError(Exception):
-    """Why the demo cannot go on, in one line."""
+    """The demo cannot continue; the message is one line."""
 
 
 class Sensor:
-    """A name and readings: ISO time and value; the QoS of a reading is its number modulo 3."""
+    """A sensor with its readings, (ISO time, value); reading n is published at QoS n % 3."""
 
     def __init__(self, name: str, unit: str, readings: list[tuple[str, float]]) -> None:
         self.name = name
@@ -84,7 +84,7 @@ class Sensor:
 
 
 def read_sensors(directory: Path) -> list[Sensor]:
-    """One sensor for each CSV file with the columns ``timestamp,value``; DemoError names what is wrong."""
+    """One sensor per CSV file with the columns ``timestamp,value``; raises DemoError."""
     sensors = []
     for path in sorted(directory.glob("*.csv")):
         readings = []
@@ -105,7 +105,7 @@ def read_sensors(directory: Path) -> list[Sensor]:
 
 
 def simulate(count: int = 12, readings: int = 2000, seed: int = 1883) -> list[Sensor]:
-    """A small plant: each sensor has a daily rhythm, drifts and shakes; the same seed gives the same readings."""
+    """A small plant: each sensor has a daily cycle, a drift and noise; a seed always gives the same readings."""
     sensors = []
     for index in range(count):
         chance = random.Random(f"{seed}/{index}")
@@ -178,10 +178,10 @@ def _wait_for_port(process: subprocess.Popen[bytes], log: Path, kind: str) -> in
 
 
 async def replay(sensor: Sensor, port: int, advance: Callable[[int], None]) -> None:
-    """One client: what the sensor is, retained, then every reading, in order and WINDOW at a time."""
+    """Publish a sensor's metadata, retained, and then its readings in order."""
     meta = json.dumps({"sensor": sensor.name, "unit": sensor.unit, "readings": len(sensor.readings)})
     quiet = logging.getLogger("demo.clients")
-    quiet.setLevel(logging.ERROR)  # aiomqtt warns of more than ten messages on the way, which is meant here
+    quiet.setLevel(logging.ERROR)  # aiomqtt warns if more than ten messages are in flight
     async with Client("127.0.0.1", port, identifier=f"sensor-{sensor.name}", protocol=ProtocolVersion.V5,
                       max_inflight_messages=WINDOW, logger=quiet) as client:
         await client.publish(f"sensors/{sensor.name}/meta", meta, qos=1, retain=True)
@@ -196,7 +196,7 @@ async def replay(sensor: Sensor, port: int, advance: Callable[[int], None]) -> N
 
 
 async def replay_all(sensors: list[Sensor], port: int, advance: Callable[[int], None]) -> set[str]:
-    """Replay all at once; the topics whose retained message a new subscriber then gets."""
+    """Replay all sensors concurrently; returns the topics whose retained messages a new subscriber then receives."""
     try:
         async with asyncio.TaskGroup() as group:
             for sensor in sensors:
@@ -219,7 +219,7 @@ async def replay_all(sensors: list[Sensor], port: int, advance: Callable[[int], 
 
 
 class Ingest:
-    """The ingest job on a thread of its own, from the broker's HTTP address into a table of Parquet files."""
+    """The ingest job in a thread: it reads from the broker's HTTP address and writes a table of Parquet files."""
 
     def __init__(self, spark: SparkSession, http_port: int, table: Path, moved: Callable[[int], None]) -> None:
         columns = ["topic", "qos", "partition", "offset", "timestamp as received", "client_id"]
@@ -239,7 +239,7 @@ class Ingest:
         self.thread = threading.Thread(target=self._run, name="ingest")
 
     def wait_for(self, rows: int) -> None:
-        """Until so many messages have arrived, or nothing moves any more."""
+        """Wait until ``rows`` messages have arrived, or none has for `STALLED_SECONDS`."""
         seen, since = -1, time.monotonic()
         while self.thread.is_alive() and self.rows + self.bad < rows and time.monotonic() - since < STALLED_SECONDS:
             if self.rows + self.bad != seen:
@@ -247,7 +247,7 @@ class Ingest:
             self.stop.wait(0.1)
 
     def finish(self) -> None:
-        """End the job between two batches; raises what made it fail."""
+        """Stop the job after its current batch; raises the error that ended it, if one did."""
         self.stop.set()
         self.thread.join()
         if self.failure is not None:
@@ -272,7 +272,7 @@ def summary(spark: SparkSession, table: Path) -> list[Row]:
 
 
 def arrived(spark: SparkSession, table: Path) -> dict[tuple[str, int], tuple[int, int]]:
-    """Rows and different readings in the table, by sensor and the QoS they were published with (seq modulo 3)."""
+    """(rows, distinct readings) in the table, by sensor and QoS (seq % 3)."""
     rows = spark.sql(f"""
         SELECT split(topic, '/')[1] AS sensor, int(seq % 3) AS qos, count(*) AS rows, count(DISTINCT seq) AS readings
         FROM parquet.`{table.as_uri()}` GROUP BY ALL""").collect()
@@ -292,7 +292,7 @@ def show(console: Console, rows: list[Row]) -> None:
 
 
 def compare(console: Console, sensors: list[Sensor], found: dict[tuple[str, int], tuple[int, int]], bad: int) -> bool:
-    """Print published against arrived, by QoS; whether every promise was kept."""
+    """Print published and arrived readings by QoS; returns whether each QoS kept its guarantee."""
     kept = bad == 0
     promises = ("at most once", "none missing", "each exactly once")
     for qos in range(3):
@@ -309,11 +309,11 @@ def compare(console: Console, sensors: list[Sensor], found: dict[tuple[str, int]
     return kept
 
 
-# --- all of it ----------------------------------------------------------------------------------------------------
+# --- the demo -----------------------------------------------------------------------------------------------------
 
 
 def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
-    """Run everything; whether every promise was kept. Raises DemoError or IngestError."""
+    """Run the demo; returns whether nothing is missing or doubled. Raises DemoError and IngestError."""
     total = sum(len(sensor.readings) for sensor in sensors)
     table = directory / "tables" / "readings"
     bars = Progress(TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),

@@ -1,7 +1,7 @@
 """The ``mqttbroker`` command.
 
-Rule: whatever is wrong with how it was called is one line on stderr and exit status 2; what goes wrong while running
-is exit status 1. Nothing heavy is imported before it is known that it will be used.
+A wrong call or configuration is one line per problem on stderr and exit status 2; a failure of the command is exit
+status 1. Modules are imported by the commands that need them, so that the others start fast.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the command; returns its exit status: 0 fine, 1 failed while running, 2 called or configured wrongly."""
+    """Run the command; returns its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["ingest"]:
         from bridge_spark.ingest import main as ingest
@@ -89,32 +89,40 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return _passwd(options.file, options.user, options.delete, options.scram)
     try:
         if options.command == "check-config":
-            from mqttbroker.auth.security import Security
-
-            settings = load_settings(options.file, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
-            try:
-                Security(settings)
-            except ConfigError as error:
-                raise ConfigError([f"{options.file}: {problem}" for problem in error.problems]) from None
-            print(f"{options.file}: fine")
-            return 0
+            return _check_config(options.file)
         if options.command in COMMANDS:
             return run(options)
         if options.command == "consumers":
             return consumers_command.run(options)
-        flags = {flag: value for flag in FLAGS if (value := getattr(options, flag)) is not None}
-
-        def read() -> Settings:
-            return load_settings(options.config, os.environ, flags)
-
-        warnings: list[str] = []
-        settings = load_settings(options.config, os.environ, flags, warnings.append)
+        return _serve(options)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def _check_config(file: Path) -> int:
+    from mqttbroker.auth.security import Security
+
+    settings = load_settings(file, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
+    try:
+        Security(settings)  # reads the files that the settings name
+    except ConfigError as error:
+        raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
+    print(f"{file}: fine")
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    flags = {flag: value for flag in FLAGS if (value := getattr(options, flag)) is not None}
+
+    def reread() -> Settings:
+        return load_settings(options.config, os.environ, flags)
+
+    warnings: list[str] = []
+    settings = load_settings(options.config, os.environ, flags, warnings.append)
     from mqttbroker.server import serve
 
-    return serve(settings, read, warnings)
+    return serve(settings, reread, warnings)
 
 
 def _passwd(file: Path, user: str, delete: bool, scram: bool) -> int:
@@ -142,7 +150,7 @@ def _passwd(file: Path, user: str, delete: bool, scram: bool) -> int:
 
 
 def _ask(user: str) -> bytes:
-    """A new password, typed twice; or the first line of what is piped in."""
+    """A new password: typed twice on a terminal, else the first line of standard input."""
     if sys.stdin.isatty():
         password = getpass.getpass(f"Password for {user}: ").encode()
         if getpass.getpass("Again: ").encode() != password:

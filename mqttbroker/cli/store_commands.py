@@ -1,7 +1,7 @@
-"""The commands that look after a data directory: check-store, repair-store, backup, restore.
+"""The commands on a data directory: check-store, repair-store, backup, restore.
 
-Rule: what a command found or did is lines on stdout, what kept it from its work is one line on stderr; the exit
-status is 0 if all is well, 1 if something was found or failed, 2 if it was called wrongly.
+Results go to stdout, an error is one line on stderr. Exit status: 0 if there was no problem, 1 if problems were found or
+the command failed, 2 if the call was wrong.
 """
 
 from __future__ import annotations

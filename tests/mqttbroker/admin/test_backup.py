@@ -1,4 +1,4 @@
-"""mqttbroker.admin.backup: a backup of a running broker is of one moment, and restoring it gives that moment back."""
+"""Backups of running and stopped brokers: each is the state of one moment, and is restored as it was."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def forever() -> Properties:
 
 
 class Load:
-    """Publishes the numbers from 1 on at QoS 1; `acknowledged` is the last that is sure."""
+    """Publishes the numbers 1, 2, ... at QoS 1; `acknowledged` is the last one with a PUBACK."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         away = RawClient(broker.port)
@@ -55,7 +55,7 @@ class Load:
         packet_id = self._sent % 60_000 + 1
         self.client.send(Publish("s/1", payload, 1, True, False, packet_id))
 
-    def one(self) -> None:
+    def _acknowledge(self) -> None:
         assert self.client.expect(Puback).reason_code == 0
         self.acknowledged += 1
 
@@ -63,10 +63,10 @@ class Load:
         for _ in range(WINDOW):
             self._send()
         while not self._stopping.is_set():
-            self.one()
+            self._acknowledge()
             self._send()
         for _ in range(WINDOW):
-            self.one()
+            self._acknowledge()
 
     def __enter__(self) -> Load:
         self._thread.start()
@@ -94,21 +94,21 @@ def retained(database: Path) -> int:
     return int(payload.split()[0])
 
 
-def test_a_backup_under_load_is_of_one_moment(tmp_path: Path, start_broker: Start) -> None:
+def test_a_backup_under_load_is_consistent(tmp_path: Path, start_broker: Start) -> None:
     broker = start_broker(data_dir=tmp_path / "data", config=STREAM)
     with Load(broker) as load:
         for number in range(4):
             while load.acknowledged < 1000 * number + 200:
                 pass
-            sure = load.acknowledged
+            acknowledged = load.acknowledged
             summary = back_up(tmp_path / "data", tmp_path / f"backup-{number}")
             assert summary.startswith(f"{tmp_path}/backup-{number}: 1 sessions, 1 subscriptions, ")
             target = tmp_path / f"restored-{number}"
             restore(tmp_path / f"backup-{number}", target)
             assert check(target).problems == []
             kept = queued(target / DATABASE)
-            # Whatever was acknowledged before is there, and nothing came apart.
-            assert len(kept) >= sure
+            # Database and log agree, and have what was acknowledged before.
+            assert len(kept) >= acknowledged
             assert kept == list(range(1, len(kept) + 1)) and retained(target / DATABASE) == len(kept)
             found = records(target / "streams" / "s" / "0")
             assert [int(payload.split()[0]) for payload in found.values()] == kept
@@ -123,7 +123,7 @@ def test_a_backup_under_load_is_of_one_moment(tmp_path: Path, start_broker: Star
     assert manifest["partitions"][0]["high_watermark"] == len(kept)
 
 
-def test_retention_beside_a_backup(tmp_path: Path, start_broker: Start) -> None:
+def test_retention_during_a_backup(tmp_path: Path, start_broker: Start) -> None:
     config = {"streams": {"s": {**STREAM["streams"]["s"], "retention_bytes": "200KiB"}}}
     broker = start_broker(data_dir=tmp_path / "data", config=config)
     with Load(broker) as load:
@@ -162,7 +162,7 @@ def files(directory: Path) -> dict[str, bytes]:
     }
 
 
-def test_a_stopped_broker_comes_back_as_it_was(data_dir: Path, tmp_path: Path) -> None:
+def test_the_backup_of_a_stopped_broker(data_dir: Path, tmp_path: Path) -> None:
     before = files(data_dir)
     back_up(data_dir, tmp_path / "backup")
     assert files(data_dir) == before
@@ -177,7 +177,7 @@ def test_a_stopped_broker_comes_back_as_it_was(data_dir: Path, tmp_path: Path) -
     assert sorted(os.listdir(tmp_path)) == ["again", "backup", "data"]
 
 
-def test_an_empty_directory_will_do(data_dir: Path, tmp_path: Path) -> None:
+def test_targets_may_be_empty_directories(data_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "backup").mkdir()
     back_up(data_dir, tmp_path / "backup")
     (tmp_path / "again").mkdir()
@@ -185,7 +185,7 @@ def test_an_empty_directory_will_do(data_dir: Path, tmp_path: Path) -> None:
     assert check(tmp_path / "again").problems == []
 
 
-def test_where_a_backup_does_not_go(data_dir: Path, tmp_path: Path) -> None:
+def test_targets_and_sources_that_are_refused(data_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     for target in (tmp_path / "full", tmp_path / "full" / "file"):
@@ -207,7 +207,7 @@ def test_damage_is_not_backed_up(data_dir: Path, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["data"]
 
 
-def test_a_backup_cut_short_is_not_there(
+def test_a_failed_backup_leaves_nothing(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -219,7 +219,7 @@ def test_a_backup_cut_short_is_not_there(
     assert sorted(os.listdir(tmp_path)) == ["data"]
 
 
-def test_where_a_backup_is_not_restored(data_dir: Path, tmp_path: Path, start_broker: Start) -> None:
+def test_a_backup_is_restored_into_an_empty_directory_only(data_dir: Path, tmp_path: Path, start_broker: Start) -> None:
     back_up(data_dir, tmp_path / "backup")
     with pytest.raises(BackupError, match="is not empty"):
         restore(tmp_path / "backup", data_dir)
@@ -241,7 +241,7 @@ def test_a_damaged_backup_is_not_restored(data_dir: Path, tmp_path: Path, name: 
         restore(backup, tmp_path / "again")
 
 
-def test_what_is_no_backup(data_dir: Path, tmp_path: Path) -> None:
+def test_directories_that_are_no_backups(data_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(BackupError, match="no backup, it has no backup.json"):
         restore(data_dir, tmp_path / "again")
     back_up(data_dir, tmp_path / "backup")

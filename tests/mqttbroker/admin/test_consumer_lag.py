@@ -1,4 +1,4 @@
-"""Consumer lag: what the broker shows of its readers, and whom it warns of retention."""
+"""Consumer lag: the progress of consumers as the broker shows it, and its warnings about retention."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bridge_spark.source.consumers import ReportError, encode_report, write_repo
 from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.http_storage import HttpStorage
 from bridge_spark.source.storage import Storage
-from mqttbroker.admin.consumer_lag import ConsumerLag, Place, TooManyConsumers
+from mqttbroker.admin.consumer_lag import ConsumerLag, PartitionLag, TooManyConsumers
 from mqttbroker.cli.main import main
 from mqttbroker.config.settings import Consumers
 from sessions.message import Message
@@ -32,19 +32,19 @@ pytestmark = pytest.mark.one_build
 START = 1_700_000_000.0
 
 
-class World:
-    """A stream of two partitions with small segments, and consumers, under one clock."""
+class Consumed:
+    """A stream of two partitions with small segments, and its consumers, under one clock."""
 
-    def __init__(self, directory: Path, wanted: Consumers, age: Optional[float], size: Optional[int]) -> None:
+    def __init__(self, directory: Path, settings: Consumers, age: Optional[float], size: Optional[int]) -> None:
         self.now = START
         config = StreamConfig("s", ["#"], 2, retention_age=age, retention_bytes=size, segment_bytes=1000)
         self.logs = StreamLogs(directory / "streams", [config], lambda: self.now)
         self.logs.recover({})
         self.directory = directory / "streams" / "s" / "consumers"
-        self.lag = ConsumerLag(self.logs, [config], wanted, lambda: self.now)
+        self.lag = ConsumerLag(self.logs, [config], settings, lambda: self.now)
 
     def append(self, count: int, partition: int = 0) -> None:
-        """One record a second; a few fill a segment."""
+        """Append one record per second; a few fill a segment."""
         for _ in range(count):
             self.now += 1
             record = Message("t", bytes(30), 1, False, b"", "c", int(self.now * 1e6), 0)
@@ -55,166 +55,166 @@ class World:
         self.lag.report("s", name, encode_report(offsets))
         os.utime(self.directory / f"{name}.json", (self.now, self.now))
 
-    def place(self, name: str = "job", partition: int = 0) -> Place:
-        consumer, = (consumer for consumer in self.lag.table("s") if consumer.name == name)
-        return next(place for place in consumer.places if place.partition == partition)
+    def progress(self, name: str = "job", partition: int = 0) -> PartitionLag:
+        consumer, = (consumer for consumer in self.lag.consumers("s") if consumer.name == name)
+        return next(found for found in consumer.partitions if found.partition == partition)
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
-    made: list[World] = []
+def make(tmp_path: Path) -> Iterator[Callable[..., Consumed]]:
+    made: list[Consumed] = []
 
-    def world(age: Optional[float] = None, size: Optional[int] = None, **wanted: Any) -> World:
-        made.append(World(tmp_path / str(len(made)), Consumers(**wanted), age, size))
+    def consumed(age: Optional[float] = None, size: Optional[int] = None, **settings: Any) -> Consumed:
+        made.append(Consumed(tmp_path / str(len(made)), Consumers(**settings), age, size))
         return made[-1]
 
-    yield world
+    yield consumed
     for each in made:
         each.logs.close()
 
 
-def test_lag_in_offsets_and_seconds(make: Callable[..., World]) -> None:
-    world = make()
-    world.append(50)
+def test_lag_in_offsets_and_seconds(make: Callable[..., Consumed]) -> None:
+    stream = make()
+    stream.append(50)
     for offset, lag, seconds in ((0, 50, 49.0), (7, 43, 42.0), (29, 21, 20.0), (49, 1, 0.0), (50, 0, 0.0), (60, 0, 0.0)):
-        world.report("job", {0: offset, 1: 0})
-        assert world.place()[1:5] == (offset, lag, seconds, 0)
-    world.now += 5
-    world.report("job", {0: 49})
-    assert world.place().lag_seconds == 5.0
-    assert world.lag.table("s")[0].reported_at == world.now
+        stream.report("job", {0: offset, 1: 0})
+        assert stream.progress()[1:5] == (offset, lag, seconds, 0)
+    stream.now += 5
+    stream.report("job", {0: 49})
+    assert stream.progress().lag_seconds == 5.0
+    assert stream.lag.consumers("s")[0].reported_at == stream.now
 
 
-def test_lag_without_an_index_is_estimated(make: Callable[..., World]) -> None:
-    world = make()
-    world.append(30)
-    for path in (world.directory.parent / "0").glob("*.idx"):
+def test_lag_without_an_index_is_interpolated(make: Callable[..., Consumed]) -> None:
+    stream = make()
+    stream.append(30)
+    for path in (stream.directory.parent / "0").glob("*.idx"):
         path.unlink()
-    world.report("job", {0: 15})
-    assert world.place().lag_seconds == pytest.approx(14, abs=1.5)
+    stream.report("job", {0: 15})
+    assert stream.progress().lag_seconds == pytest.approx(14, abs=1.5)
 
 
-def test_retention_by_age(make: Callable[..., World]) -> None:
-    world = make(age=100.0, retention_warning=20.0)
-    world.append(20)
-    world.report("job", {0: 3})
-    first = world.logs.manifest("s")["partitions"][0]["segments"][0]
-    left = first["last_timestamp_us"] / 1e6 + 100 - world.now
-    assert world.place().seconds_left == pytest.approx(left) and not world.place().at_risk
-    world.now += left - 19
-    assert world.place().at_risk and world.place().seconds_left == pytest.approx(19)
-    world.report("job", {0: first["end_offset"]})
-    assert not world.place().at_risk
-    world.report("job", {0: 20})
-    assert world.place()[5:] == (None, None, False)
+def test_retention_by_age(make: Callable[..., Consumed]) -> None:
+    stream = make(age=100.0, retention_warning=20.0)
+    stream.append(20)
+    stream.report("job", {0: 3})
+    first = stream.logs.manifest("s")["partitions"][0]["segments"][0]
+    left = first["last_timestamp_us"] / 1e6 + 100 - stream.now
+    assert stream.progress().seconds_left == pytest.approx(left) and not stream.progress().at_risk
+    stream.now += left - 19
+    assert stream.progress().at_risk and stream.progress().seconds_left == pytest.approx(19)
+    stream.report("job", {0: first["end_offset"]})
+    assert not stream.progress().at_risk
+    stream.report("job", {0: 20})
+    assert stream.progress()[5:] == (None, None, False)
 
 
-def test_a_warning_time_longer_than_retention_is_half_of_it(make: Callable[..., World]) -> None:
-    world = make(age=100.0, retention_warning=3600.0)
-    world.append(5)
-    world.report("job", {0: 0})
-    assert not world.place().at_risk
-    world.now += 51
-    assert world.place().at_risk
+def test_warnings_begin_at_half_of_a_short_retention(make: Callable[..., Consumed]) -> None:
+    stream = make(age=100.0, retention_warning=3600.0)
+    stream.append(5)
+    stream.report("job", {0: 0})
+    assert not stream.progress().at_risk
+    stream.now += 51
+    assert stream.progress().at_risk
 
 
-def test_retention_by_size_takes_what_is_left_and_not_before(make: Callable[..., World]) -> None:
-    world = make(size=8000, retention_warning_percent=25)
+def test_retention_by_size_removes_records_after_bytes_left(make: Callable[..., Consumed]) -> None:
+    stream = make(size=8000, retention_warning_percent=25)
     for partition in (0, 1):
-        world.append(30, partition)
-    world.report("job", {0: 15, 1: 15})
-    segment = world.logs.manifest("s")["partitions"][0]["segments"][0]
+        stream.append(30, partition)
+    stream.report("job", {0: 15, 1: 15})
+    segment = stream.logs.manifest("s")["partitions"][0]["segments"][0]
     record = segment["bytes"] // segment["end_offset"]
     for partition in (0, 1):
-        place = world.place(partition=partition)
-        left, appended = place.bytes_left, 0
+        progress = stream.progress(partition=partition)
+        left, appended = progress.bytes_left, 0
         assert left is not None and left > 0
-        while not place.lost:
-            assert place.bytes_left is not None and place.at_risk == (place.bytes_left < 2000)
-            world.append(1)
+        while not progress.lost:
+            assert progress.bytes_left is not None and progress.at_risk == (progress.bytes_left < 2000)
+            stream.append(1)
             appended += record
-            place = world.place(partition=partition)
-        assert place.at_risk and left < appended <= left + 2 * record
+            progress = stream.progress(partition=partition)
+        assert progress.at_risk and left < appended <= left + 2 * record
 
 
 def test_warnings_are_repeated_at_a_bounded_rate(
-    make: Callable[..., World], caplog: pytest.LogCaptureFixture
+    make: Callable[..., Consumed], caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = make(age=100.0, retention_warning=20.0, warning_interval=600.0, forget_after=1e6)
-    world.append(20)
-    world.report("slow", {0: 3, 1: 0})
-    world.report("fine", {0: 20, 1: 0})
+    stream = make(age=100.0, retention_warning=20.0, warning_interval=600.0, forget_after=1e6)
+    stream.append(20)
+    stream.report("slow", {0: 3, 1: 0})
+    stream.report("fine", {0: 20, 1: 0})
 
     def warned() -> list[str]:
         caplog.clear()
-        world.lag.look()
+        stream.lag.update()
         return [record.getMessage() for record in caplog.records]
 
     with caplog.at_level(logging.WARNING):
         assert warned() == []
-        world.now += 75
+        stream.now += 75
         line, = warned()
         assert line.startswith("event=consumer_at_risk stream=s consumer=slow partition=0 offset=3 lag=17 seconds_left=")
         assert line.endswith("bytes_left=any partitions_at_risk=1")
         assert warned() == []
-        world.now += 601
-        world.append(1)
-        world.report("fine", {0: 21})
+        stream.now += 601
+        stream.append(1)
+        stream.report("fine", {0: 21})
         line, = warned()
         assert line.startswith("event=consumer_overtaken stream=s consumer=slow partition=0 offset=3 lost=11")
         assert warned() == []
-        world.now += 601
+        stream.now += 601
         assert len(warned()) == 1
-        world.report("slow", {0: 21})
-        assert warned() == [] and not any(consumer.at_risk for consumer in world.lag.latest)
+        stream.report("slow", {0: 21})
+        assert warned() == [] and not any(consumer.at_risk for consumer in stream.lag.latest)
 
 
-def test_how_many_consumers_there_may_be(make: Callable[..., World], caplog: pytest.LogCaptureFixture) -> None:
-    world = make(max_consumers=2, max_name_length=3)
+def test_the_number_of_consumers_is_limited(make: Callable[..., Consumed], caplog: pytest.LogCaptureFixture) -> None:
+    stream = make(max_consumers=2, max_name_length=3)
     for name in ("a", "b", "a"):
-        world.report(name, {0: 0})
+        stream.report(name, {0: 0})
     with pytest.raises(TooManyConsumers, match="stream 's' has 2 consumers already"):
-        world.report("c", {0: 0})
+        stream.report("c", {0: 0})
     with pytest.raises(ReportError, match="at most 3 characters"):
-        world.report("four", {0: 0})
-    assert world.lag.forget("s", "a") and not world.lag.forget("s", "a") and not world.lag.forget("s", "../../x")
-    world.report("c", {0: 0})
-    write_report(world.directory, "d", encode_report({0: 0}))
-    os.utime(world.directory / "d.json", (world.now + 1, world.now + 1))
+        stream.report("four", {0: 0})
+    assert stream.lag.forget("s", "a") and not stream.lag.forget("s", "a") and not stream.lag.forget("s", "../../x")
+    stream.report("c", {0: 0})
+    write_report(stream.directory, "d", encode_report({0: 0}))
+    os.utime(stream.directory / "d.json", (stream.now + 1, stream.now + 1))
     with caplog.at_level(logging.WARNING):
-        assert "d" in [consumer.name for consumer in world.lag.table("s")] and len(world.lag.table("s")) == 2
+        assert "d" in [consumer.name for consumer in stream.lag.consumers("s")] and len(stream.lag.consumers("s")) == 2
     assert [record.getMessage() for record in caplog.records] == ["event=consumers_too_many stream=s consumers=3 shown=2"]
     with pytest.raises(KeyError):
-        world.lag.report("x", "a", encode_report({0: 0}))
+        stream.lag.report("x", "a", encode_report({0: 0}))
 
 
-def test_who_is_silent_for_long_is_forgotten(make: Callable[..., World]) -> None:
-    world = make(forget_after=3600.0)
-    world.append(1)
-    world.report("old", {0: 0})
-    (world.directory / ".half").write_text("x")
-    os.utime(world.directory / ".half", (world.now, world.now))
-    world.now += 3000
-    world.report("new", {0: 0})
-    world.now += 601
-    world.lag.look()
-    assert [consumer.name for consumer in world.lag.latest] == ["new"]
-    assert os.listdir(world.directory) == ["new.json"]
+def test_old_reports_are_deleted(make: Callable[..., Consumed]) -> None:
+    stream = make(forget_after=3600.0)
+    stream.append(1)
+    stream.report("old", {0: 0})
+    (stream.directory / ".half").write_text("x")
+    os.utime(stream.directory / ".half", (stream.now, stream.now))
+    stream.now += 3000
+    stream.report("new", {0: 0})
+    stream.now += 601
+    stream.lag.update()
+    assert [consumer.name for consumer in stream.lag.latest] == ["new"]
+    assert os.listdir(stream.directory) == ["new.json"]
 
 
-def test_whatever_lies_in_the_directory(make: Callable[..., World], caplog: pytest.LogCaptureFixture) -> None:
-    world = make()
-    world.report("good", {0: 0})
-    (world.directory / "bad.json").write_text("{")
-    (world.directory / "far.json").write_bytes(encode_report({7: 0}))
-    (world.directory / "a b.json").write_bytes(encode_report({0: 0}))
-    (world.directory / "directory.json").mkdir()
-    (world.directory / "link.json").symlink_to("/etc/passwd")
-    os.mkfifo(world.directory / "pipe.json")
-    (world.directory / "notes.txt").write_text("x")
+def test_files_that_are_no_reports_are_skipped(make: Callable[..., Consumed], caplog: pytest.LogCaptureFixture) -> None:
+    stream = make()
+    stream.report("good", {0: 0})
+    (stream.directory / "bad.json").write_text("{")
+    (stream.directory / "far.json").write_bytes(encode_report({7: 0}))
+    (stream.directory / "a b.json").write_bytes(encode_report({0: 0}))
+    (stream.directory / "directory.json").mkdir()
+    (stream.directory / "link.json").symlink_to("/etc/passwd")
+    os.mkfifo(stream.directory / "pipe.json")
+    (stream.directory / "notes.txt").write_text("x")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert [consumer.name for consumer in world.lag.table("s")] == ["good"]
+            assert [consumer.name for consumer in stream.lag.consumers("s")] == ["good"]
     assert len(caplog.records) == 6
 
 
@@ -243,14 +243,14 @@ def request(broker: BrokerProcess, method: str, path: str, body: Optional[bytes]
 
 
 def until(broker: BrokerProcess, check: Callable[[dict[str, float]], bool]) -> None:
-    """Wait for what the metrics of a look say."""
+    """Wait until the metrics satisfy a condition."""
     deadline = time.monotonic() + 10
     while not check(found := samples(broker.get("/metrics", {"Authorization": "Bearer t"}))):
         assert time.monotonic() < deadline, found
         time.sleep(0.02)
 
 
-def test_readers_of_a_broker(
+def test_consumers_of_a_broker(
     start_broker: Callable[..., BrokerProcess], capsys: pytest.CaptureFixture[str]
 ) -> None:
     broker = start_broker(config={
@@ -310,7 +310,7 @@ def test_readers_of_a_broker(
     assert shown(broker).keys() == {"files"}
 
 
-def test_reports_that_cannot_be_kept(start_broker: Callable[..., BrokerProcess]) -> None:
+def test_reports_that_cannot_be_stored(start_broker: Callable[..., BrokerProcess]) -> None:
     broker = start_broker(config={"streams": {"s": {"filters": ["r/#"]}}})
     (broker.data_dir / "streams" / "s" / "consumers").write_text("in the way")
     assert request(broker, "PUT", "/streams/s/consumers/a", b'{"offsets": {}}') == 503

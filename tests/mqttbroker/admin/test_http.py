@@ -1,4 +1,4 @@
-"""The HTTP server through a real client: ranges, what is committed, errors, health."""
+"""The HTTP server: stream files by range up to what is committed, errors, health, and readers that stall."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def logs(tmp_path: Path) -> Iterator[StreamLogs]:
 
 
 class Service:
-    """A server with what it reports, and a client for it."""
+    """A server whose readiness a test sets, and a client for it."""
 
     def __init__(self, logs: Optional[StreamLogs], token: Optional[str] = None) -> None:
         self.reasons: List[str] = []
@@ -164,11 +164,11 @@ def test_nothing_uncommitted_is_served(service: Service, logs: StreamLogs) -> No
         "/nowhere",
     ],
 )
-def test_what_is_not_there(service: Service, path: str) -> None:
+def test_unknown_paths_are_404(service: Service, path: str) -> None:
     assert set(service.json(path, 404)) == {"error"}
 
 
-def test_a_file_that_retention_took_meanwhile(service: Service, logs: StreamLogs) -> None:
+def test_a_file_that_retention_has_removed_is_404(service: Service, logs: StreamLogs) -> None:
     logs.committed_file("s", 0, FILE)[0].unlink()
     assert "no file" in service.json(f"/streams/s/0/{FILE}", 404)["error"]
 
@@ -189,7 +189,7 @@ def test_offsets_by_time(service: Service) -> None:
         assert "microseconds" in service.json(f"/streams/s/offsets{query}", 400)["error"]
 
 
-def test_a_damaged_segment_is_an_error_in_the_search(service: Service, logs: StreamLogs) -> None:
+def test_a_damaged_segment_is_an_error_of_the_request(service: Service, logs: StreamLogs) -> None:
     path, _ = logs.committed_file("s", 0, FILE)
     path.write_bytes(b"\xff" * path.stat().st_size)
     assert "damaged segment" in service.json("/streams/s/offsets?timestamp=12000", 500)["error"]
@@ -231,7 +231,7 @@ def test_the_token(logs: StreamLogs) -> None:
         service.server.stop()
 
 
-def test_a_port_in_use_is_an_error_of_start(service: Service) -> None:
+def test_start_raises_if_the_port_is_in_use(service: Service) -> None:
     second = HttpServer("127.0.0.1", service.server.port, None, service.metrics, service.readiness)
     with pytest.raises(OSError):
         second.start()
@@ -247,8 +247,8 @@ def test_the_port_is_free_after_stop(logs: StreamLogs) -> None:
     again.stop()
 
 
-def test_resuming_while_the_broker_appends(service: Service, logs: StreamLogs) -> None:
-    """A reader that fetches what is new, in pieces that end anywhere, gets every byte once."""
+def test_ranges_follow_a_growing_file(service: Service, logs: StreamLogs) -> None:
+    """A reader that fetches ranges that end anywhere gets every byte once."""
     finished = threading.Event()
 
     def append() -> None:
@@ -284,7 +284,7 @@ def large(logs: StreamLogs) -> int:
 
 
 def stalled(service: Service) -> socket.socket:
-    """A client that asks for a large file and reads its first bytes only."""
+    """A client that requests a large file and reads only its first bytes."""
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.settimeout(20)
@@ -294,7 +294,7 @@ def stalled(service: Service) -> socket.socket:
     return client
 
 
-def test_stalled_readers_hold_up_nobody(service: Service, logs: StreamLogs) -> None:
+def test_stalled_readers_do_not_slow_others(service: Service, logs: StreamLogs) -> None:
     size = large(logs)
     clients = [stalled(service) for _ in range(5)]
     assert len(service.get(f"/streams/s/1/{FILE}")[2]) == size
@@ -304,7 +304,7 @@ def test_stalled_readers_hold_up_nobody(service: Service, logs: StreamLogs) -> N
     assert len(service.get(f"/streams/s/1/{FILE}")[2]) == size
 
 
-def test_a_stalled_reader_is_cut_off(
+def test_a_stalled_reader_is_disconnected(
     service: Service, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "SLICE_TIMEOUT", 0.05)
@@ -323,7 +323,7 @@ def test_a_stalled_reader_is_cut_off(
     assert received < size
 
 
-def test_too_many_downloads_are_told_to_come_again(
+def test_too_many_downloads_are_503(
     service: Service, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_DOWNLOADS", 1)

@@ -1,4 +1,4 @@
-"""The HTTP server with TLS: the same bytes, new certificates after SIGHUP, and one line for who cannot come in."""
+"""The HTTP server with TLS: stream files, new certificates after SIGHUP, and failed handshakes."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def secure(files: CertificateFiles, **more: Any) -> dict[str, Any]:
     return {"http": {"certfile": str(files.certfile), "keyfile": str(files.keyfile), **more}, "streams": STREAM}
 
 
-def get(broker: BrokerProcess, context: ssl.SSLContext, path: str, wanted: str = "") -> tuple[int, bytes]:
+def get(broker: BrokerProcess, context: ssl.SSLContext, path: str, byte_range: str = "") -> tuple[int, bytes]:
     connection = http.client.HTTPSConnection("localhost", broker.http_port, timeout=20, context=context)
-    connection.request("GET", path, headers={"Range": f"bytes={wanted}"} if wanted else {})
+    connection.request("GET", path, headers={"Range": f"bytes={byte_range}"} if byte_range else {})
     response = connection.getresponse()
     try:
         return response.status, response.read()
@@ -81,7 +81,7 @@ def test_new_certificates_after_sighup(start_broker: Start, files: CertificateFi
     kept.close()
 
 
-def test_what_is_no_tls_is_one_line_and_counted(start_broker: Start, files: CertificateFiles) -> None:
+def test_a_failed_handshake_is_logged_and_counted(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=secure(files))
     with tcp_socket(broker.http_port) as plain:
         plain.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
@@ -93,7 +93,7 @@ def test_what_is_no_tls_is_one_line_and_counted(start_broker: Start, files: Cert
     assert found["mqttbroker_handshakes_failed_total/tls"] == 0
 
 
-def test_files_that_are_no_good(tmp_path: Path, files: CertificateFiles) -> None:
+def test_missing_certificate_files(tmp_path: Path, files: CertificateFiles) -> None:
     for key, other in (("certfile", "keyfile"), ("keyfile", "certfile")):
         path = write(tmp_path, f'[http]\n{key} = "x.pem"')
         assert problems(path) == [f"{path}: http.{other}: is required with {key}"]

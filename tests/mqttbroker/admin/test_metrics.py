@@ -1,4 +1,4 @@
-"""``/metrics``, ``/livez`` and ``/readyz`` of a broker, and every cause of a drop."""
+"""``/metrics``, ``/livez`` and ``/readyz`` of a broker, and each cause of a dropped message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mqttbroker.codec.packets import Publish
 from mqttbroker.codec.properties import Properties
 
 
-def test_a_broker_tells_its_numbers_over_http(start_broker: Callable[..., BrokerProcess]) -> None:
+def test_metrics_over_http(start_broker: Callable[..., BrokerProcess]) -> None:
     broker = start_broker(config={"sys_interval": "0s", "streams": {"log": {"filters": ["a/#"], "partitions": 1}}})
     with RawClient(broker.port) as client:
         client.connect("c")
@@ -43,7 +43,7 @@ def test_a_broker_tells_its_numbers_over_http(start_broker: Callable[..., Broker
         assert error.code == 404
 
 
-def test_every_drop_has_its_cause(tmp_path: Path) -> None:
+def test_each_drop_is_counted_by_its_cause(tmp_path: Path) -> None:
     with Core(tmp_path, max_queued_messages=1, max_retained_messages=1) as core:
         publisher = core.connect("p")
         away = core.connect("away", 4, clean_start=False)

@@ -1,4 +1,4 @@
-"""mqttbroker.admin.repair: a damaged data directory is told, mended, and the broker goes on with what can be read."""
+"""Damaged data directories: check reports the damage, repair keeps what can be read, and the broker starts with that."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def forever(receive_maximum: int = 500) -> Properties:
 
 
 def fill(broker: BrokerProcess) -> None:
-    """A client that is away with a queue of `COUNT`, retained messages, and a stream of `COUNT`."""
+    """Make a queue of `COUNT` messages of a disconnected client, a retained message, and a stream of `COUNT` records."""
     away = RawClient(broker.port)
     away.connect("away", clean_start=False, properties=forever())
     away.subscribe("s/#", options=1)
@@ -47,7 +47,7 @@ def fill(broker: BrokerProcess) -> None:
     for number in range(COUNT):
         payload = b"%d " % number + b"x" * (number % 300)
         publisher.send(Publish(f"s/{number % 7}", payload, qos=1, packet_id=number + 1))
-        if number % 20 == 19:  # so that the stream has batches
+        if number % 20 == 19:  # the stream gets several batches
             for _ in range(20):
                 assert publisher.expect(Puback).reason_code == 0
     publisher.send(Publish("kept", b"value", qos=1, retain=True, packet_id=1))
@@ -56,7 +56,7 @@ def fill(broker: BrokerProcess) -> None:
 
 
 def queued(broker: BrokerProcess) -> list[int]:
-    """What the client that was away is sent, as numbers."""
+    """The numbers in the queue of the client ``away``."""
     last = RawClient(broker.port)
     last.connect("last")
     assert last.publish("s/last", b"-1", 1) == 0
@@ -90,7 +90,7 @@ STREAM_ENDS = (str, int, int)
 
 
 def page_of(data_dir: Path, kind: str, row: tuple[type, ...]) -> int:
-    """A page of a kind that holds rows like that."""
+    """The number of a page of this kind whose rows have these types."""
     database = data_dir / DATABASE
     for page in page_kinds(database)[kind]:
         pages = PageFile(database)
@@ -108,7 +108,7 @@ def damage_batch(data_dir: Path, number: int) -> tuple[int, int]:
     return batch.first_offset, batch.end_offset
 
 
-def test_a_sound_directory(data_dir: Path) -> None:
+def test_an_undamaged_directory(data_dir: Path) -> None:
     findings = check(data_dir)
     assert findings.problems == []
     assert findings.lines[0].startswith("mqttbroker.db: 1 sessions, 1 subscriptions, 400 messages, 400 queue")
@@ -116,7 +116,7 @@ def test_a_sound_directory(data_dir: Path) -> None:
     assert repair(data_dir) == [] and set_aside(data_dir) == []
 
 
-def test_a_running_broker_is_checked_and_not_repaired(data_dir: Path, start_broker: Start) -> None:
+def test_the_directory_of_a_running_broker_is_checked_and_not_repaired(data_dir: Path, start_broker: Start) -> None:
     broker = start_broker(data_dir=data_dir, config=STREAM)
     client = RawClient(broker.port)
     client.connect("c")
@@ -128,7 +128,7 @@ def test_a_running_broker_is_checked_and_not_repaired(data_dir: Path, start_brok
     client.close()
 
 
-def test_both_are_repaired_and_agree(data_dir: Path) -> None:
+def test_database_and_log_agree_after_a_repair(data_dir: Path) -> None:
     page = page_of(data_dir, "leaf index", QUEUE)
     overwrite(data_dir / DATABASE, page, CHANGES["zeros"])
     lost = damage_batch(data_dir, 2)
@@ -145,14 +145,14 @@ def test_both_are_repaired_and_agree(data_dir: Path) -> None:
     assert repair(data_dir) == []
 
 
-def test_the_ends_of_a_lost_database_come_from_the_log(data_dir: Path) -> None:
+def test_lost_stream_ends_are_taken_from_the_log(data_dir: Path) -> None:
     overwrite(data_dir / DATABASE, page_of(data_dir, "leaf index", STREAM_ENDS), CHANGES["zeros"])
     lines = repair(data_dir)
     assert "streams/s/0: ends at offset 400, not 0" in lines
     assert check(data_dir).problems == []
 
 
-def test_a_stream_that_is_gone(data_dir: Path, start_broker: Start) -> None:
+def test_a_missing_stream(data_dir: Path, start_broker: Start) -> None:
     shutil.rmtree(data_dir / "streams")
     assert check(data_dir).problems == ["streams/s/0: is missing; the database ends at offset 400"]
     repair(data_dir)
@@ -163,7 +163,7 @@ def test_a_stream_that_is_gone(data_dir: Path, start_broker: Start) -> None:
     assert check(data_dir).problems == []
 
 
-def test_a_database_restored_from_before_gets_the_longer_log(data_dir: Path, start_broker: Start) -> None:
+def test_an_older_database_with_a_longer_log(data_dir: Path, start_broker: Start) -> None:
     connection = sqlite3.connect(data_dir / DATABASE)
     connection.execute("UPDATE stream_ends SET end_offset = 100")
     connection.commit()
@@ -227,7 +227,7 @@ def test_a_broker_starts_with_what_can_be_read(
         reader.subscribe("kept")
         assert reader.wait_for(Publish).payload == b"value"
         reader.close()
-    # It goes on, and once more without any damage.
+    # It serves, and finds no damage at the next start.
     client = RawClient(broker.port)
     client.connect("c")
     client.send(Publish("s/1", b"9999", qos=1, packet_id=1))
@@ -239,7 +239,7 @@ def test_a_broker_starts_with_what_can_be_read(
     assert check(data_dir).problems == []
 
 
-def test_a_broker_may_be_told_to_refuse(data_dir: Path) -> None:
+def test_on_corrupt_store_refuse(data_dir: Path) -> None:
     overwrite(data_dir / DATABASE, 1, CHANGES["zeros"])
     before = (data_dir / DATABASE).read_bytes()
     broker = BrokerProcess(data_dir, {"on_corrupt_store": "refuse", **STREAM})
@@ -252,7 +252,7 @@ def test_a_broker_may_be_told_to_refuse(data_dir: Path) -> None:
 
 
 def meet_damage(broker: BrokerProcess) -> str:
-    """What /readyz says once a client has met the damage in its queue; the start reads no messages."""
+    """Read the damaged queue, which the start does not, and return the reason in /readyz."""
     assert broker.get("/readyz")
     away = RawClient(broker.port)
     answer = away.connect("away", clean_start=False, properties=forever())
@@ -272,7 +272,7 @@ def damaged_queue(data_dir: Path) -> Path:
     return data_dir
 
 
-def test_damage_met_at_work_is_told_and_repaired_by_a_restart(damaged_queue: Path, start_broker: Start) -> None:
+def test_damage_found_while_running_is_repaired_by_a_restart(damaged_queue: Path, start_broker: Start) -> None:
     broker = start_broker(data_dir=damaged_queue, config=STREAM)
     assert "a restart repairs it" in meet_damage(broker)
     broker.restart()
@@ -282,6 +282,6 @@ def test_damage_met_at_work_is_told_and_repaired_by_a_restart(damaged_queue: Pat
     assert 0 < len(found) < COUNT and found == sorted(found)
 
 
-def test_no_restart_is_promised_where_it_would_refuse(damaged_queue: Path, start_broker: Start) -> None:
+def test_readyz_names_repair_store_if_a_restart_does_not_repair(damaged_queue: Path, start_broker: Start) -> None:
     broker = start_broker(data_dir=damaged_queue, config={"on_corrupt_store": "refuse", **STREAM})
     assert "repair-store" in meet_damage(broker)

@@ -36,7 +36,7 @@ def read(client: RawClient) -> dict[str, bytes]:
     return found
 
 
-def test_the_names_that_monitoring_knows(start_broker: Callable[..., BrokerProcess]) -> None:
+def test_topics_have_mosquittos_names_and_formats(start_broker: Callable[..., BrokerProcess]) -> None:
     broker = start_broker(config={"sys_interval": "100ms"})
     with RawClient(broker.port) as client:
         client.connect("watch")
@@ -63,7 +63,7 @@ def core(tmp_path: Path) -> Core:
     return Core(tmp_path)
 
 
-def test_values_are_what_was_counted(core: Core) -> None:
+def test_values_are_the_counters(core: Core) -> None:
     with core:
         topics = SysTopics(core.control, Metrics(None), 10)
         kept = Properties()

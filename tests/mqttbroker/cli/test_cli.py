@@ -1,4 +1,4 @@
-"""The ``mqttbroker`` command: its exit statuses, its one-line errors, and which build is under test."""
+"""The ``mqttbroker`` command: exit statuses, one-line errors, and the build under test."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ EXPECTED = os.environ.get("EXPECT_BUILD")
 # --- the build ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(EXPECTED is None, reason="make test says which build it means to test")
-def test_the_build_under_test_is_the_one_meant(tmp_path: Path) -> None:
+@pytest.mark.skipif(EXPECTED is None, reason="EXPECT_BUILD is not set; make test sets it")
+def test_the_build_under_test_is_the_expected_one(tmp_path: Path) -> None:
     assert mqttbroker.build_kind() == EXPECTED
     for path in compiled_paths():
         name = path.removesuffix(".py").replace("/", ".")
@@ -76,8 +76,8 @@ def test_check_config(tmp_path: Path) -> None:
     ]
 
 
-def test_ingest_without_spark_says_what_to_install(tmp_path: Path) -> None:
-    # A module that is found first and cannot be imported stands for an installation without the extra.
+def test_ingest_without_spark_names_the_extra(tmp_path: Path) -> None:
+    # A module that fails to import and comes first on the path simulates an installation without the extra.
     (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError(\"No module named 'pyspark'\", name='pyspark')\n")
     path = os.pathsep.join(part for part in (str(tmp_path), os.environ.get("PYTHONPATH", "")) if part)
     (tmp_path / "tables.toml").write_text(

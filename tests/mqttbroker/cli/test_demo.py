@@ -1,4 +1,4 @@
-"""The demo's own judgement: what it reads, what it simulates, and that it notices what is missing or doubled."""
+"""The demo: its input, its simulated plant, and its report of missing and doubled readings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_compare(change: dict[tuple[str, int], tuple[int, int]], bad: int, kept:
     assert ("NO" in out.getvalue()) is (not kept and not bad)
 
 
-def test_the_simulated_plant_is_the_same_every_time() -> None:
+def test_the_simulation_is_deterministic() -> None:
     first, second = simulate(3, 50), simulate(3, 50)
     assert [sensor.readings for sensor in first] == [sensor.readings for sensor in second]
     assert len({sensor.name for sensor in first}) == 3 and first[0].readings != first[1].readings
@@ -57,7 +57,7 @@ def test_sensors_are_read_from_csv_files(tmp_path: Path) -> None:
         ("timestamp,value\n1\n", "x.csv: line 2: must be timestamp,value, got ['1']"),
     ],
 )
-def test_wrong_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, problem: str) -> None:
+def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, problem: str) -> None:
     if text is not None:
         (tmp_path / "x.csv").write_text(text)
     with pytest.raises(DemoError) as caught:

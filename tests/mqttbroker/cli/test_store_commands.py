@@ -1,4 +1,4 @@
-"""mqttbroker.cli.store_commands: exit status, lines on stdout, one line on stderr, and which directory is meant."""
+"""The commands on a data directory: exit statuses, output, and the choice of the directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def data_dir(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_the_whole_way(data_dir: Path, tmp_path: Path) -> None:
+def test_check_repair_backup_and_restore(data_dir: Path, tmp_path: Path) -> None:
     done = run("check-store", "data", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -47,7 +47,7 @@ def test_the_whole_way(data_dir: Path, tmp_path: Path) -> None:
     assert run("check-store", "data", cwd=tmp_path).returncode == 0
 
 
-def test_the_directory_is_the_brokers(data_dir: Path, tmp_path: Path) -> None:
+def test_the_default_directory_is_that_of_the_configuration(data_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "broker.toml").write_text('data_dir = "data"\n')
     for arguments in (["--config", "broker.toml"], ["--data-dir", "data"], ["data"]):
         assert "1 retained" in run("check-store", *arguments, cwd=tmp_path).stdout
@@ -79,7 +79,7 @@ def test_failures_are_one_line(tmp_path: Path, arguments: list[str], status: int
     assert one_line(done.stderr).startswith(text)
 
 
-def test_a_broker_at_work_is_not_repaired(tmp_path: Path) -> None:
+def test_the_directory_of_a_running_broker_is_not_repaired(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data"):
         done = run("repair-store", "data", cwd=tmp_path)
         assert done.returncode == 1 and "in use by another process" in one_line(done.stderr)
