@@ -41,6 +41,7 @@ COMPILED = [
     "sessions/registry.py",
     "sessions/expiry.py",
     "mqttbroker/codec/reason_codes.py",
+    "mqttbroker/codec/data_types.py",
     "mqttbroker/codec/properties.py",
     "mqttbroker/codec/frames.py",
     "mqttbroker/codec/packets.py",

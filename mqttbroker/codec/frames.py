@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final, List
 
 from mqttbroker.codec import reason_codes as rc
-from mqttbroker.codec.properties import encode_varint
+from mqttbroker.codec.data_types import encode_varint
 
 # The flags of the first byte by packet type; those of PUBLISH vary.
 FLAGS: Final = bytes((0, 0, 0, 0, 0, 0, 2, 0, 2, 0, 2, 0, 0, 0, 0, 0))

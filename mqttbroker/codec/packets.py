@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import ClassVar, Optional
 
 from mqttbroker.codec import reason_codes as rc
+from mqttbroker.codec.data_types import decode_binary, decode_utf8, encode_binary, encode_utf8
 from mqttbroker.codec.frames import FLAGS, encode_frame
 from mqttbroker.codec.frames import encode_ack as encode_ack
 from mqttbroker.codec.frames import encode_fixed_header as encode_fixed_header
@@ -19,12 +20,8 @@ from mqttbroker.codec.frames import encode_publish as encode_publish
 from mqttbroker.codec.properties import (
     WILL,
     Properties,
-    decode_binary,
     decode_properties,
-    decode_utf8,
-    encode_binary,
     encode_properties,
-    encode_utf8,
     forwarded_will_properties,
 )
 from mqttbroker.codec.reason_codes import MQTTError, is_legal

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Final, List, Optional, cast
 
+from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.frames import SHORT_ACKS, TWO_BYTES, publish_header
 from mqttbroker.codec.packets import Disconnect
-from mqttbroker.codec.properties import Properties, encode_varint
+from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import PACKET_TOO_LARGE, PUBREL, name
 from mqttbroker.core.acknowledgements import AckQueue
 from mqttbroker.core.outbox import Outbound, Outbox

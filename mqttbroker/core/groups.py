@@ -11,7 +11,7 @@ from zlib import crc32
 
 from mypy_extensions import i64
 
-from mqttbroker.codec.properties import encode_varint
+from mqttbroker.codec.data_types import encode_varint
 from sessions.session import RETAIN_AS_PUBLISHED, Session, Subscription
 
 _MASK: Final = 0xFFFFFFFF

@@ -10,8 +10,8 @@ from typing import Final, List
 
 from mypy_extensions import mypyc_attr
 
+from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.frames import TWO_BYTES, encode_fixed_header, encode_publish
-from mqttbroker.codec.properties import encode_varint
 from sessions.message import Message
 
 _FIRST_BYTES: Final[List[bytes]] = [b"\x30", b"\x32", b"\x34"]  # PUBLISH by QoS, no DUP, no RETAIN

@@ -111,7 +111,7 @@ class PublishHandler:
                 payload = rest + 1
             else:
                 properties = self._decode_properties(data, rest, end, more)
-                payload = properties.next
+                payload = properties.end
                 alias = properties.topic_alias
             if alias or not topic:
                 topic = self._resolve_alias(alias, topic)
@@ -120,7 +120,7 @@ class PublishHandler:
         counters.publish_received += 1
         counters.publish_bytes_received += end - start
         if alias and properties is not None:
-            encoded = properties.named()
+            encoded = properties.without_alias()
             available = data[payload:end]
             size: int = end - payload
             data = publish_with_topic_name(
@@ -411,14 +411,14 @@ class PublishHandler:
         properties = self._properties
         after: int = start + len(self._encoded_properties)
         if properties is not None and after <= end and data[start:after] == self._encoded_properties:
-            properties.next = after
+            properties.end = after
         else:
             properties = decode_publish_properties(data, start, end)
-            if properties.next - start <= _MAX_CACHED_PROPERTIES:
-                self._encoded_properties = data[start : properties.next]
+            if properties.end - start <= _MAX_CACHED_PROPERTIES:
+                self._encoded_properties = data[start : properties.end]
                 self._properties = properties
         if properties.payload_format == 1:
-            _check_utf8(data[properties.next : end], more)
+            _check_utf8(data[properties.end : end], more)
         return properties
 
     def _resolve_alias(self, alias: int, topic: bytes) -> bytes:

@@ -10,7 +10,7 @@ from typing import Dict, Final, List, Optional
 
 from mypy_extensions import mypyc_attr
 
-from mqttbroker.codec.properties import encode_varint
+from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.core.connection import Connection
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.policy import Rules

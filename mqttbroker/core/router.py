@@ -8,10 +8,10 @@ its next use, and rebuilt only if one of them matches its topic. The cache is bo
 from __future__ import annotations
 
 from itertools import islice
-from typing import cast, Dict, Final, List, Optional, Tuple
+from typing import Dict, Final, List, Optional, Tuple, cast
 from zlib import crc32
 
-from mqttbroker.codec.properties import text_of
+from mqttbroker.codec.data_types import text_of
 from mqttbroker.codec.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, MQTTError
 from mqttbroker.core.groups import Group, Member, Strategy, Target
 from mqttbroker.core.policy import Rules

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Dict, Final, List
 
+from mqttbroker.codec.data_types import MAX_VARINT
 from mqttbroker.codec.frames import TWO_BYTES, publish_header
-from mqttbroker.codec.properties import MAX_VARINT, TOPIC_ALIAS
+from mqttbroker.codec.properties import TOPIC_ALIAS
 from mqttbroker.codec.reason_codes import PACKET_TOO_LARGE, MQTTError
 
 EMPTY_TOPIC: Final = b"\0\0"  # the encoded topic name of a packet that has only an alias

@@ -5,8 +5,9 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import List, Optional, Tuple
 
+from mqttbroker.codec.data_types import decode_varint
 from mqttbroker.codec.packets import Publish, decode, encode_publish
-from mqttbroker.codec.properties import decode_publish_properties, decode_varint
+from mqttbroker.codec.properties import decode_publish_properties
 from mqttbroker.core.publisher import Publisher
 from sessions.context import Clock
 from sessions.message import Message

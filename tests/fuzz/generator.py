@@ -10,21 +10,10 @@ from random import Random
 
 from support.paths import VECTORS
 
+from mqttbroker.codec.data_types import encode_binary, encode_utf8, encode_varint
 from mqttbroker.codec.frames import FLAGS, encode_frame
 from mqttbroker.codec.packets import encode_fixed_header
-from mqttbroker.codec.properties import (
-    BINARY,
-    BYTE,
-    FOUR_BYTES,
-    PROPERTIES,
-    STRING_PAIR,
-    TWO_BYTES,
-    VARINT,
-    WILL,
-    encode_binary,
-    encode_utf8,
-    encode_varint,
-)
+from mqttbroker.codec.properties import BINARY, BYTE, FOUR_BYTES, PROPERTIES, STRING_PAIR, TWO_BYTES, VARINT, WILL
 from mqttbroker.codec.reason_codes import (
     AUTH,
     CODES,

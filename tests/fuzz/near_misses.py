@@ -9,8 +9,8 @@ from random import Random
 
 from fuzz.generator import Generator
 from fuzz.reference import PROPERTIES, Bad, parse, split
+from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.packets import encode_fixed_header
-from mqttbroker.codec.properties import encode_varint
 
 OFF_BY = (-4, -3, -2, -1, 1, 2, 3, 4)
 LONGER_FORMS = (b"\x80\x00", b"\x80\x80\x00", b"\x80\x80\x80\x80\x00", b"\xff\xff\xff\x7f")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.paths import VECTORS
 from support.property_strategies import TEXT, properties_of
 
+from mqttbroker.codec.data_types import decode_varint
 from mqttbroker.codec.packets import (
     Auth,
     Connack,
@@ -36,7 +37,7 @@ from mqttbroker.codec.packets import (
     encode_fixed_header,
     encode_publish,
 )
-from mqttbroker.codec.properties import PROPERTIES, WILL, Properties, decode_varint, encode_properties
+from mqttbroker.codec.properties import PROPERTIES, WILL, Properties, encode_properties
 from mqttbroker.codec.reason_codes import CODES, PUBLISH, MQTTError
 
 
