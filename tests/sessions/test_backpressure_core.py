@@ -157,7 +157,7 @@ def test_a_paused_publisher_is_read_one_slice_at_a_time(plant: Plant) -> None:
         plant.take(subscriber, 1)
         plant.loop.wait(MAX_PAUSE)
     plant.loop.wait(MAX_PAUSE)
-    assert counters.publish_received == 10 * READ_SLICE // packet, "nothing was acknowledged, so the rest is read without a pause"
+    assert counters.publish_received == 10 * READ_SLICE // packet, "nothing was acknowledged: no more pauses"
 
 
 def test_a_subscriber_that_acknowledges_pauses_publishers_again(plant: Plant) -> None:
@@ -320,7 +320,8 @@ def test_a_queue_is_short_only_when_all_of_it_is_in_memory(tmp_path: Path) -> No
         assert session is not None and session.backpressure is not None
         for taken in range(1, 29):
             subscriber.take()
-            assert (session.backpressure is None) == (session.queue.byte_count <= 10_000 or session.queue.stored_seq == 0), taken
+            short = session.queue.byte_count <= 10_000 or session.queue.stored_seq == 0
+            assert (session.backpressure is None) == short, taken
         assert session.backpressure is None
 
 
@@ -339,7 +340,7 @@ def test_a_paused_publisher_that_disconnects_is_forgotten(plant: Plant, how: str
     try:
         left = protocols()
         if how == "polite":
-            # The DISCONNECT of a paused client is not read.
+            # It is handled after the pause.
             publisher.data_received(Disconnect(0).encode(5))
             plant.close(publisher)
         elif how == "lost":
@@ -410,15 +411,16 @@ MORE_EVENTS = ["check", "check", "go p", "go p", "come p", "come p", *["publish 
 
 def check_state(core: Core) -> None:
     """Paused publishers and their subscribers are connected, and the counts are right."""
-    backpressure_monitor = core.broker.context.backpressure_monitor
-    active = [session.backpressure for session in core.broker.registry.sessions.values() if session.backpressure is not None]
-    assert set(backpressure_monitor.active) == {backpressure for backpressure in active if backpressure.publishers}
+    monitor = core.broker.context.backpressure_monitor
+    sessions = core.broker.registry.sessions.values()
+    active = [session.backpressure for session in sessions if session.backpressure is not None]
+    assert set(monitor.active) == {backpressure for backpressure in active if backpressure.publishers}
     paused = [publisher for backpressure in active for publisher in backpressure.publishers]
-    assert len(paused) == backpressure_monitor.paused
+    assert len(paused) == monitor.paused
     connections = list(core.broker.clients.connections)
     assert set(paused) == {connection for connection in connections if connection.paused_by is not None}
     assert all(one.paused_by is not None and one in one.paused_by.publishers for one in paused)
-    for session in core.broker.registry.sessions.values():
+    for session in sessions:
         assert session.connection is not None or session.backpressure is None
 
 
@@ -462,4 +464,5 @@ def test_random_events_leave_no_publisher_paused(tmp_path_factory: pytest.TempPa
             drain(clients[name])
         check_state(core)
         assert not any(connection.blocked for connection in core.broker.clients.connections)
-        assert core.broker.context.backpressure_monitor.active == {} and core.broker.context.backpressure_monitor.paused == 0
+        monitor = core.broker.context.backpressure_monitor
+        assert monitor.active == {} and monitor.paused == 0
