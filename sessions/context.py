@@ -18,7 +18,7 @@ _UNLIMITED: Final = 1 << 60
 class SessionLimits:
     """Limits of one session and of all sessions together; counts are messages, sizes are bytes.
 
-    The totals on disk count a message once per durable session. The total in memory counts every session.
+    The totals on disk count a message once per persistent session. The total in memory counts every session.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ _NO_ENTRIES: Final[Deque[Delivery]] = deque(maxlen=0)  # always empty, and share
 class MessageQueue:
     """Entries of a session in the order in which they were published.
 
-    ``entries`` are those in memory. Of a durable session (``session_id`` is not 0) the entries with a seq above
+    ``entries`` are those in memory. Of a persistent session (``session_id`` is not 0) the entries with a seq above
     ``loaded_seq`` and up to ``stored_seq`` are only on disk. The counts include messages in flight.
     """
 

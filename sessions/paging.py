@@ -1,4 +1,4 @@
-"""Paging: the stored entries of a durable session are read in pages while its client is connected.
+"""Paging: the stored entries of a persistent session are read in pages while its client is connected.
 
 Pages arrive in the order of their requests. Live messages that arrive while a page is read are kept in memory, if
 limits allow, to follow the last page without another read.

@@ -20,7 +20,7 @@ class Registry:
         self.context = context
         self.sessions: Dict[str, Session] = {}
         self.client_ids = SortedIds()  # the keys of `sessions`
-        self.by_id: Dict[int, Session] = {}  # durable sessions by row id
+        self.by_id: Dict[int, Session] = {}  # persistent sessions by row id
         self.next_session_id = next_session_id
         self._ends: List[Tuple[float, str]] = []
 
@@ -30,10 +30,10 @@ class Registry:
     def get(self, client_id: str) -> Optional[Session]:
         return self.sessions.get(client_id)
 
-    def create(self, client_id: str, durable: bool) -> Session:
+    def create(self, client_id: str, persistent: bool) -> Session:
         """Create a session; it replaces the one of the same client id."""
         session_id = 0
-        if durable:
+        if persistent:
             session_id = self.next_session_id
             self.next_session_id += 1
         if client_id not in self.sessions:

@@ -1,7 +1,7 @@
 """The session: the state that a server keeps for one client (section 4.1), and the flow of its deliveries.
 
 Deliveries leave in the order in which they were offered, each under one packet id from its first PUBLISH to its last
-acknowledgement. A durable session (``id`` is not 0) records every change in the journal. While its client is
+acknowledgement. A persistent session (``id`` is not 0) records every change in the journal. While its client is
 disconnected it holds no message in memory; `redeliver` continues after the first page was loaded.
 """
 
@@ -511,7 +511,7 @@ class Session(DeliveryOwner):
         self.send_queued()
 
     def detach(self, now: float) -> None:
-        """The client disconnected at ``now`` (Unix time): a durable session keeps its messages on disk only."""
+        """The client disconnected at ``now`` (Unix time): a persistent session keeps its messages on disk only."""
         self.connection = None
         self.disconnected_at = now
         backpressure = self.backpressure

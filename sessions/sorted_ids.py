@@ -1,7 +1,7 @@
 """Client identifiers in sorted order, for pages of sessions.
 
-The identifiers stand in sorted chunks of bounded length, so that a change costs two binary searches and one short
-move, and a page costs the identifiers it returns, however many sessions there are.
+The identifiers are in sorted chunks of bounded length: a change costs two binary searches and one short move, and a
+page costs no more than the identifiers it returns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class SortedIds:
         self._unsorted: List[str] = []  # loaded and not in a chunk yet
 
     def load(self, client_id: str) -> None:
-        """Add one of many identifiers, none of them twice; `sort` once all are loaded costs less than `add` for each."""
+        """Add one of many different identifiers; `sort` after the last one is cheaper than `add` for each."""
         self._unsorted.append(client_id)
 
     def sort(self) -> None:
