@@ -5,24 +5,26 @@ The event loop increments plain integers; `/metrics` and ``$SYS`` read them.
 
 from __future__ import annotations
 
+from mypy_extensions import i64
+
 
 class Counters:
     """Totals since the broker started."""
 
     def __init__(self) -> None:
-        self.messages_received = 0
-        self.messages_sent = 0
-        self.publish_received = 0
-        self.publish_sent = 0
+        self.messages_received: i64 = 0
+        self.messages_sent: i64 = 0
+        self.publish_received: i64 = 0
+        self.publish_sent: i64 = 0
         self.publish_dropped_slow = 0
         self.publish_dropped_too_large = 0
         self.publish_dropped_denied = 0
         self.publish_dropped_retained = 0
         self.publish_refused = 0  # a queue was full
-        self.publish_bytes_received = 0
-        self.publish_bytes_sent = 0
-        self.bytes_received = 0
-        self.bytes_sent = 0
+        self.publish_bytes_received: i64 = 0
+        self.publish_bytes_sent: i64 = 0
+        self.bytes_received: i64 = 0
+        self.bytes_sent: i64 = 0
         self.connections = 0
         self.protocol_errors = 0
         self.tls_failures = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from mqttbroker.codec.packets import encode_ack
 from mqttbroker.codec.reason_codes import PUBACK, PUBCOMP, PUBREC
@@ -79,8 +79,8 @@ class AckQueue:
     """The acknowledgements of one connection that cannot be sent yet, in order."""
 
     def __init__(self) -> None:
-        self.length = 0
-        self.unfinished = 0  # PUBACKs and PUBCOMPs among them: exchanges that count towards Receive Maximum
+        self.length: i64 = 0
+        self.unfinished: i64 = 0  # PUBACKs and PUBCOMPs among them: exchanges that count towards Receive Maximum
         self._first: Optional[AckGate] = None
         self._last: Optional[AckGate] = None
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Final, List, Optional, cast
 
+from mypy_extensions import i64
+
 from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.frames import SHORT_ACKS, TWO_BYTES, publish_header
 from mqttbroker.codec.packets import Disconnect
@@ -59,7 +61,7 @@ class Connection(ClientConnection):
         self.outbox = Outbox(outbound)
         self.acks = AckQueue()
         self.wire: Any = None  # the owner of the socket
-        self.state = AWAIT_CONNECT
+        self.state: i64 = AWAIT_CONNECT
         self.session: Optional[Session] = None
         self.client_id = ""
         self.username: Optional[str] = None  # as authenticated; None = anonymous
@@ -70,9 +72,9 @@ class Connection(ClientConnection):
         self.keep_alive = 0.0  # seconds; 0 = off
         self.accepted = now
         self.last_received = now
-        self.maximum_packet_size = 0xFFFFFFFF
+        self.maximum_packet_size: i64 = 0xFFFFFFFF
         self.problem_information = True
-        self.zero_copy_version = 0  # protocol version whose PUBLISH packets this client is sent unchanged; 0 = none
+        self.zero_copy_version: i64 = 0  # protocol version whose PUBLISH packets this client is sent unchanged; 0 = none
         self.topic_aliases: Optional[TopicAliases] = None  # None if the client accepts none
         self.flush_requested = False
 
@@ -100,7 +102,7 @@ class Connection(ClientConnection):
         """Queue a packet other than PUBLISH. Nothing follows a DISCONNECT [MQTT-3.14.4-1]."""
         if self.state == CLOSED:
             return
-        size: int = len(packet)
+        size: i64 = len(packet)
         if size > self.maximum_packet_size:  # [MQTT-3.1.2-24]
             self._disconnect_too_large()
             return
@@ -137,14 +139,14 @@ class Connection(ClientConnection):
         self.outbox.parts.append(packet)
         return True
 
-    def send_publish_pieces(self, first: bytes, pieces: List[bytes], size: int) -> None:
+    def send_publish_pieces(self, first: bytes, pieces: List[bytes], size: i64) -> None:
         """Queue or drop a QoS 0 PUBLISH of ``size`` bytes in the pieces in which it was received."""
         if self._admit(size, True):
             parts = self.outbox.parts
             parts.append(first)
             parts += pieces
 
-    def send_publish_parts(self, header: bytes, packet_id: int, rest: bytes, size: int) -> None:
+    def send_publish_parts(self, header: bytes, packet_id: int, rest: bytes, size: i64) -> None:
         """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes; all but the packet id is shared with other subscribers."""
         self._admit(size, False)
         parts = self.outbox.parts
@@ -152,7 +154,7 @@ class Connection(ClientConnection):
         parts.append(TWO_BYTES[packet_id])
         parts.append(rest)
 
-    def can_alias(self, size: int, properties_size: int) -> bool:
+    def can_alias(self, size: i64, properties_size: i64) -> bool:
         """Whether a version 5 PUBLISH that was received in ``size`` bytes may be sent with `send_publish_aliased`."""
         return (
             self.topic_aliases is not None
@@ -160,16 +162,16 @@ class Connection(ClientConnection):
             and size + 4 <= self.maximum_packet_size
         )
 
-    def send_publish_aliased(self, flags: int, topic: bytes, packet_id: int, properties_size: int, rest: bytes) -> None:
+    def send_publish_aliased(self, flags: int, topic: bytes, packet_id: i64, properties_size: i64, rest: bytes) -> None:
         """Queue or drop a received PUBLISH with a topic alias added, if one is free; only if `can_alias`.
 
         ``packet_id`` is 0 at QoS 0. ``properties_size`` is the byte of the packet that holds the length of its
         properties, ``rest`` what follows that byte.
         """
         aliases = cast(TopicAliases, self.topic_aliases)
-        alias: int = aliases.find(topic)
+        alias: i64 = aliases.find(topic)
         topic_field: bytes = EMPTY_TOPIC if alias > 0 else TWO_BYTES[len(topic)] + topic
-        remaining: int = len(topic_field) + (2 if packet_id else 0) + (4 if alias else 1) + len(rest)
+        remaining: i64 = len(topic_field) + (2 if packet_id else 0) + (4 if alias else 1) + len(rest)
         header = publish_header(flags, remaining)
         if not self._admit(len(header) + remaining, packet_id == 0):
             return
@@ -180,14 +182,14 @@ class Connection(ClientConnection):
             parts.append(TWO_BYTES[packet_id])
         if alias:
             parts.append(ALIASED_PROPERTIES[properties_size])
-            parts.append(TWO_BYTES[abs(alias)])
+            parts.append(TWO_BYTES[alias if alias > 0 else -alias])
         else:
             parts.append(encode_varint(properties_size))
         parts.append(rest)
         if alias < 0:
             aliases.assign(topic)
 
-    def _admit(self, size: int, droppable: bool) -> bool:
+    def _admit(self, size: i64, droppable: bool) -> bool:
         """Count a PUBLISH of ``size`` bytes, which the caller queues; false if it is dropped."""
         outbox = self.outbox
         counters = self.outbound.counters
@@ -229,13 +231,13 @@ class Connection(ClientConnection):
         topic = message.topic.encode("utf-8")
         payload = message.payload
         properties: bytes = NO_BYTES
-        remaining: int = 2 + len(topic) + len(payload)
+        remaining: i64 = 2 + len(topic) + len(payload)
         if self.version >= 5:
             properties = message.properties + subscription_ids
             properties = encode_varint(len(properties)) + properties
             remaining += len(properties)
         header: bytes = publish_header(1, remaining)
-        size: int = len(header) + remaining
+        size: i64 = len(header) + remaining
         if size > self.maximum_packet_size:  # [MQTT-3.1.2-25]
             self.outbound.counters.publish_dropped_too_large += 1
         elif self._admit(size, True):
@@ -251,7 +253,7 @@ class Connection(ClientConnection):
         """Send a message at QoS 1 or 2 without an entry in the session; false if the session has to queue it."""
         session = self.session
         message = outgoing.message
-        size: int = len(outgoing.topic) + len(message.payload) + len(message.properties) + len(subscription_ids)
+        size: i64 = len(outgoing.topic) + len(message.payload) + len(message.properties) + len(subscription_ids)
         if (
             session is None
             or self.topic_aliases is not None
@@ -283,7 +285,7 @@ class Connection(ClientConnection):
         packet: bytes = NO_BYTES
         header: bytes = NO_BYTES
         rest: bytes = NO_BYTES
-        size: int
+        size: i64
         if duplicate or retain or subscription_ids:
             packet = outgoing.encode(self.version, qos, retain, duplicate, packet_id, subscription_ids)
             size = len(packet)
@@ -306,11 +308,11 @@ class Connection(ClientConnection):
         """Encode and send a PUBLISH, with a topic alias if one is free; false if it is too large for the client."""
         aliases = cast(TopicAliases, self.topic_aliases)
         topic = outgoing.topic
-        alias: int = aliases.find(topic)
+        alias: i64 = aliases.find(topic)
         packet: bytes = NO_BYTES
         if alias:
             topic_name = NO_BYTES if alias > 0 else topic
-            added = subscription_ids + b"\x23" + TWO_BYTES[abs(alias)]
+            added = subscription_ids + b"\x23" + TWO_BYTES[alias if alias > 0 else -alias]
             packet = outgoing.encode_as(topic_name, 5, qos, retain, duplicate, packet_id, added)
         if alias == 0 or len(packet) > self.maximum_packet_size:
             alias = 0

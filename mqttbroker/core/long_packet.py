@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, List
 
+from mypy_extensions import i64
+
 LONG_PACKET: Final = 262_144  # bytes; packets of this size are kept in pieces
 MIN_PIECE: Final = 131_072  # bytes of each piece but the last; smaller reads are joined
 
@@ -11,7 +13,7 @@ MIN_PIECE: Final = 131_072  # bytes of each piece but the last; smaller reads ar
 class LongPacket:
     """A packet of ``size`` bytes that begins with ``data``."""
 
-    def __init__(self, data: bytes, size: int) -> None:
+    def __init__(self, data: bytes, size: i64) -> None:
         self.size = size
         self.missing = size - len(data)
         self._pieces: List[bytes] = []
@@ -43,32 +45,32 @@ class LongPacket:
         self._small_reads = bytearray()
 
 
-def total_size(pieces: List[bytes]) -> int:
+def total_size(pieces: List[bytes]) -> i64:
     """The bytes of all pieces."""
-    size: int = 0
+    size: i64 = 0
     for piece in pieces:
         size += len(piece)
     return size
 
 
-def payload_start(data: bytes, body: int, qos: int, version: int) -> int:
+def payload_start(data: bytes, body: i64, qos: i64, version: i64) -> i64:
     """The position of the payload of a PUBLISH whose variable header begins at ``body``.
 
     Beyond ``data`` if that does not hold the whole variable header.
     """
-    size: int = len(data)
-    incomplete: int = size + 1
+    size: i64 = len(data)
+    incomplete: i64 = size + 1
     if body + 2 > size:
         return incomplete
-    start: int = body + 2 + ((data[body] << 8) | data[body + 1])
+    start: i64 = body + 2 + ((data[body] << 8) | data[body + 1])
     if qos:
         start += 2
     if version < 5:
         return start
-    length: int = 0
-    shift: int = 0
+    length: i64 = 0
+    shift: i64 = 0
     while start < size and shift <= 21:
-        byte: int = data[start]
+        byte: i64 = data[start]
         start += 1
         length |= (byte & 127) << shift
         if byte < 128:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, List
 
+from mypy_extensions import i64
+
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED
 from sessions.context import Clock
 from sessions.counters import Counters
@@ -28,8 +30,8 @@ class Outbound:
     def __init__(self, clock: Clock, counters: Counters, max_backlog: int, max_acks: int) -> None:
         self.clock = clock
         self.counters = counters
-        self.max_backlog = max_backlog
-        self.max_acks = max_acks
+        self.max_backlog: i64 = max_backlog
+        self.max_acks: i64 = max_acks
         self.flush_queue: List[Connection] = []
         self.on_flush_needed: Any = None  # called when the first connection enters an empty `flush_queue`
         self.store_failure = QUOTA_EXCEEDED  # reason code of the last failed commit
@@ -45,10 +47,10 @@ class Outbox:
     def __init__(self, outbound: Outbound) -> None:
         self.outbound = outbound
         self.parts: List[bytes] = []
-        self.backlog = 0
-        self.control_bytes = 0  # bytes of packets other than PUBLISH, queued while `carried_over`
-        self.largest_overflow = 0  # bytes of the largest PUBLISH that exceeded the high-water mark
-        self.first_part_sent = 0  # bytes of the first part that have left
+        self.backlog: i64 = 0
+        self.control_bytes: i64 = 0  # bytes of packets other than PUBLISH, queued while `carried_over`
+        self.largest_overflow: i64 = 0  # bytes of the largest PUBLISH that exceeded the high-water mark
+        self.first_part_sent: i64 = 0  # bytes of the first part that have left
         self.writing_paused = False  # the socket's buffer is full
         self.carried_over = False  # not everything that was queued before the last flush has left
         self.has_large_part = False
@@ -62,15 +64,15 @@ class Outbox:
         """The socket's buffer has room again."""
         self.writing_paused = False
 
-    def count_control(self, size: int) -> None:
+    def count_control(self, size: i64) -> None:
         """Count a packet other than PUBLISH, which the caller adds to `parts`."""
         if self.carried_over:
             self.control_bytes += size
             self.backlog += size
 
-    def count_publish(self, size: int) -> bool:
+    def count_publish(self, size: i64) -> bool:
         """Count a PUBLISH, which the caller adds to `parts`; true if the backlog is above the high-water mark."""
-        backlog: int = self.backlog + size
+        backlog: i64 = self.backlog + size
         self.backlog = backlog
         if size >= LARGE_PART:
             self.has_large_part = True
@@ -80,12 +82,12 @@ class Outbox:
             self.largest_overflow = size
         return True
 
-    def drops(self, size: int) -> bool:
+    def drops(self, size: i64) -> bool:
         """Whether a QoS 0 PUBLISH of ``size`` bytes is to be dropped because the client does not read."""
         return self.writing_paused and self.backlog + size > self.outbound.max_backlog
 
     @property
-    def excess(self) -> int:
+    def excess(self) -> i64:
         """Bytes to drain now. What may stay is `Outbound.max_backlog` beside the largest PUBLISH that exceeded it."""
         return self.backlog - self.outbound.max_backlog - self.largest_overflow
 
@@ -100,16 +102,16 @@ class Outbox:
         self._reset()
         return data
 
-    def drain_parts(self, limit: int) -> List[Any]:
+    def drain_parts(self, limit: i64) -> List[Any]:
         """Take out about ``limit`` bytes, or everything. Large parts are not copied, shorter ones are joined."""
         parts = self.parts
         drained: List[Any] = []
         short: List[bytes] = []
-        room: int = limit
-        count: int = 0
+        room: i64 = limit
+        count: i64 = 0
         while room > 0 and count < len(parts):
             part = parts[count]
-            unsent: int = len(part) - self.first_part_sent
+            unsent: i64 = len(part) - self.first_part_sent
             if len(part) < LARGE_PART:
                 short.append(part)
             else:
@@ -128,7 +130,7 @@ class Outbox:
         if short:
             drained.append(b"".join(short))
         del parts[:count]
-        size: int = limit - room
+        size: i64 = limit - room
         self.outbound.counters.bytes_sent += size
         if parts:
             self.backlog = max(0, self.backlog - size)

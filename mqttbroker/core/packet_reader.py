@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, Optional
 
+from mypy_extensions import i64
+
 from mqttbroker.codec.reason_codes import MALFORMED_PACKET, PUBLISH, MQTTError
 from mqttbroker.core.connection import CLOSED, CONNECTED, CONNECTING
 from mqttbroker.core.long_packet import LONG_PACKET, LongPacket, payload_start
@@ -28,17 +30,17 @@ class PacketReader:
         self.connection = protocol.connection
         self._incomplete = _NOTHING
         self._long: Optional[LongPacket] = None  # an incomplete long PUBLISH
-        self._needed = 2  # bytes that the incomplete packet must have before it is looked at again
+        self._needed: i64 = 2  # bytes that the incomplete packet must have before it is looked at again
 
-    def receive(self, data: bytes, now: float, start: int = 0, stop: int = -1) -> int:
+    def receive(self, data: bytes, now: float, start: i64 = 0, stop: i64 = -1) -> i64:
         """Handle ``data[start:]``, or only the packets that begin before ``stop``.
 
         ``now`` is monotonic time in seconds. Returns the position after the last byte that was handled or kept.
         """
         connection = self.connection
         connection.last_received = now
-        position: int = start
-        size: int = len(data)
+        position: i64 = start
+        size: i64 = len(data)
         try:
             if self._incomplete:
                 position = self._complete(data, position)
@@ -65,16 +67,16 @@ class PacketReader:
             except MQTTError as error:
                 self.protocol.reject(error)
 
-    def _complete(self, data: bytes, position: int) -> int:
+    def _complete(self, data: bytes, position: i64) -> i64:
         """Add the missing bytes to the incomplete packet, and no more, and handle it; returns the position after them.
 
         While the connection is `CONNECTING`, everything is kept.
         """
         connection = self.connection
-        size: int = len(data)
+        size: i64 = len(data)
         while self._incomplete and position < size:
-            missing: int = self._needed - len(self._incomplete)
-            end: int = position + missing
+            missing: i64 = self._needed - len(self._incomplete)
+            end: i64 = position + missing
             if missing <= 0 or end > size or connection.state == CONNECTING:
                 end = size
             self._incomplete += data if end - position == size else data[position:end]
@@ -88,10 +90,10 @@ class PacketReader:
                 return self._complete_long(self._long, data, position)
         return position
 
-    def _complete_long(self, packet: LongPacket, data: bytes, position: int) -> int:
+    def _complete_long(self, packet: LongPacket, data: bytes, position: i64) -> i64:
         """`_complete` for a long PUBLISH."""
-        size: int = len(data)
-        end: int = min(size, position + packet.missing)
+        size: i64 = len(data)
+        end: i64 = min(size, position + packet.missing)
         packet.append(data if end - position == size else data[position:end])
         if packet.missing > 0:
             return end
@@ -101,7 +103,7 @@ class PacketReader:
             return end
         pieces = packet.finish()
         head = pieces[0]
-        body: int = 1
+        body: i64 = 1
         while head[body] >= 128:
             body += 1
         body += 1
@@ -113,24 +115,24 @@ class PacketReader:
         connection.outbound.counters.messages_received += 1
         return end
 
-    def _read_packets(self, data: bytes, position: int, stop: int) -> int:
+    def _read_packets(self, data: bytes, position: i64, stop: i64) -> i64:
         """Handle the complete packets that begin before ``stop``, keep an incomplete one; returns where that ended."""
         protocol = self.protocol
         connection = self.connection
-        size: int = len(data)
-        count: int = 0
+        size: i64 = len(data)
+        count: i64 = 0
         self._needed = 2
-        maximum_size: int = connection.terms.max_packet_size
+        maximum_size: i64 = connection.terms.max_packet_size
         while position < stop and size - position >= 2:
             if connection.state == CONNECTING or connection.state == CLOSED:
                 break
-            first: int = data[position]
-            remaining: int = data[position + 1]
-            body: int = position + 2
+            first: i64 = data[position]
+            remaining: i64 = data[position + 1]
+            body: i64 = position + 2
             if remaining >= 128:
                 remaining &= 127
-                shift: int = 7
-                byte: int = 128
+                shift: i64 = 7
+                byte: i64 = 128
                 while byte >= 128 and body < size:
                     byte = data[body]
                     body += 1
@@ -144,7 +146,7 @@ class PacketReader:
                     break
                 if byte == 0:
                     raise MQTTError(MALFORMED_PACKET, "overlong Remaining Length")
-            end: int = body + remaining
+            end: i64 = body + remaining
             if end - position > maximum_size:
                 raise protocol.too_large(first, data, body, end - position)
             if end > size:
@@ -153,7 +155,7 @@ class PacketReader:
                 protocol.check_connect_size(first, data, body, self._needed)
                 break
             count += 1
-            packet_type: int = first >> 4
+            packet_type: i64 = first >> 4
             if packet_type == PUBLISH and connection.state == CONNECTED:
                 protocol.publish_handler().handle(data, position, body, end, first)
             elif remaining == 2 and _ACK_FIRST_BYTES[first] and connection.state == CONNECTED:

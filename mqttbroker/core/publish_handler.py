@@ -33,6 +33,8 @@ from __future__ import annotations
 
 from typing import Dict, Final, List, Optional, cast
 
+from mypy_extensions import i64
+
 from mqttbroker.codec.packets import encode_ack
 from mqttbroker.codec.properties import PublishProperties, decode_publish_properties
 from mqttbroker.codec.reason_codes import (
@@ -84,26 +86,26 @@ class PublishHandler:
         self._last_route: Optional[Route] = None
 
     def handle(
-        self, data: bytes, start: int, body: int, end: int, first: int, more: Optional[List[bytes]] = None
+        self, data: bytes, start: i64, body: i64, end: i64, first: i64, more: Optional[List[bytes]] = None
     ) -> None:
         """Handle the packet at ``data[start:end]``, whose variable header begins at ``body``.
 
         Of a long packet, ``data`` is the first piece, which holds the whole variable header, and ``end`` its size.
         """
-        qos: int = (first >> 1) & 3
+        qos: i64 = (first >> 1) & 3
         if end - body < 2 or qos == 3 or (qos == 0 and first & 8):
             # [MQTT-3.3.1-2] [MQTT-3.3.1-4]
             raise MQTTError(MALFORMED_PACKET, "malformed PUBLISH header")
-        topic_end: int = body + 2 + ((data[body] << 8) | data[body + 1])
-        rest: int = topic_end + 2 if qos else topic_end
+        topic_end: i64 = body + 2 + ((data[body] << 8) | data[body + 1])
+        rest: i64 = topic_end + 2 if qos else topic_end
         if rest > end:
             raise MQTTError(MALFORMED_PACKET, "PUBLISH ends inside its topic or packet id")
-        packet_id: int = (data[topic_end] << 8) | data[topic_end + 1] if qos else 0
+        packet_id: i64 = (data[topic_end] << 8) | data[topic_end + 1] if qos else 0
         if qos and packet_id == 0:  # [MQTT-2.2.1-3]
             raise MQTTError(PROTOCOL_ERROR, "PUBLISH with packet id 0")
         topic: bytes = data[body + 2 : topic_end]
-        payload: int = rest
-        alias: int = 0
+        payload: i64 = rest
+        alias: i64 = 0
         properties: Optional[PublishProperties] = None
         connection = self.connection
         if connection.version >= 5:
@@ -122,7 +124,7 @@ class PublishHandler:
         if alias and properties is not None:
             encoded = properties.without_alias()
             available = data[payload:end]
-            size: int = end - payload
+            size: i64 = end - payload
             data = publish_with_topic_name(
                 first, topic, data[topic_end:rest], encoded, available, size - len(available)
             )
@@ -154,16 +156,16 @@ class PublishHandler:
     def _forward_qos0(
         self,
         packet: bytes,
-        properties_start: int,
-        payload: int,
+        properties_start: i64,
+        payload: i64,
         route: Route,
         properties: Optional[PublishProperties],
         more: Optional[List[bytes]],
     ) -> None:
         """``packet`` is the whole packet, in which ``properties_start`` and ``payload`` are positions."""
         publisher = self.connection
-        version: int = publisher.version
-        size: int = len(packet)
+        version: i64 = publisher.version
+        size: i64 = len(packet)
         if more is not None:
             size += total_size(more)
         outgoing: Optional[Outgoing] = None
@@ -182,7 +184,7 @@ class PublishHandler:
                     connection.send_publish_pieces(packet, more, size)
                 continue
             if version >= 5 and target.zero_copy and more is None:
-                properties_size: int = packet[properties_start]
+                properties_size: i64 = packet[properties_start]
                 if connection.can_alias(size, properties_size):
                     if not after_length:
                         after_length = packet[properties_start + 1 :]
@@ -194,7 +196,7 @@ class PublishHandler:
                 outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
             connection.send_at_most_once(outgoing, False, target.subscription_ids)
 
-    def _needs_no_store(self, route: Route, qos: int, packet_id: int) -> bool:
+    def _needs_no_store(self, route: Route, qos: i64, packet_id: i64) -> bool:
         """Whether a QoS 1 or 2 message is for connected clients only and may be acknowledged at once."""
         connection = self.connection
         broker = self.broker
@@ -217,18 +219,18 @@ class PublishHandler:
         self,
         rest: bytes,
         route: Route,
-        first: int,
-        packet_id: int,
-        payload: int,
+        first: i64,
+        packet_id: i64,
+        payload: i64,
         properties: Optional[PublishProperties],
         more: Optional[List[bytes]],
     ) -> None:
         publisher = self.connection
-        version: int = publisher.version
-        size: int = len(route.qos1_header) + 2 + len(rest)
+        version: i64 = publisher.version
+        size: i64 = len(route.qos1_header) + 2 + len(rest)
         if more is not None:
             size += total_size(more)
-        qos: int = first >> 1
+        qos: i64 = first >> 1
         qos &= 3
         session = cast(Session, publisher.session)
         if qos == 2:
@@ -239,7 +241,7 @@ class PublishHandler:
             interface = receiver.connection
             if target.zero_copy and target.qos and interface is not None and interface.ready:
                 connection = cast(Connection, interface)
-                granted: int = target.qos if target.qos < qos else qos
+                granted: i64 = target.qos if target.qos < qos else qos
                 if connection.zero_copy_version == version:
                     own_id = receiver.allocate_unpersisted(granted) if size <= connection.maximum_packet_size else 0
                     if own_id:
@@ -267,12 +269,12 @@ class PublishHandler:
             publisher.send(encode_ack(packet_type, packet_id, NO_MATCHING_SUBSCRIBERS, version))
 
     def _forward_to_groups(
-        self, rest: bytes, route: Route, first: int, payload: int, properties: Optional[PublishProperties]
+        self, rest: bytes, route: Route, first: i64, payload: i64, properties: Optional[PublishProperties]
     ) -> None:
         """`_forward_unpersisted` to one member of each shared subscription."""
         broker = self.broker
-        version: int = self.connection.version
-        size: int = len(route.qos1_header) + 2 + len(rest)
+        version: i64 = self.connection.version
+        size: i64 = len(route.qos1_header) + 2 + len(rest)
         outgoing: Optional[Outgoing] = None
         for group in route.groups:
             member = broker.router.strategy.choose(group, route.topic)
@@ -290,10 +292,10 @@ class PublishHandler:
             broker.publisher.deliver(member, outgoing, None, self.connection.session, group.complete)
 
     def _shared_in_flight(
-        self, route: Route, rest: bytes, payload: int, properties: Optional[PublishProperties], group: object
+        self, route: Route, rest: bytes, payload: i64, properties: Optional[PublishProperties], group: object
     ) -> SharedInFlight:
         client_id = self.connection.client_id
-        now: int = self.connection.outbound.clock.now
+        now: i64 = self.connection.outbound.clock.now
         if properties is None:
             return SharedInFlight(route.topic, rest, payload, NO_BYTES, client_id, now, 0, group)
         expires_at = _expiry(properties, now)
@@ -302,7 +304,7 @@ class PublishHandler:
     # -- publishing messages ----------------------------------------------------
 
     def _publish_qos0(
-        self, rest: bytes, route: Route, first: int, payload: int, properties: Optional[PublishProperties]
+        self, rest: bytes, route: Route, first: i64, payload: i64, properties: Optional[PublishProperties]
     ) -> None:
         message = self._message(route, rest[payload:] if payload else rest, first, properties)
         outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
@@ -312,9 +314,9 @@ class PublishHandler:
         self,
         rest: bytes,
         route: Route,
-        first: int,
-        packet_id: int,
-        payload: int,
+        first: i64,
+        packet_id: i64,
+        payload: i64,
         properties: Optional[PublishProperties],
     ) -> None:
         """Publish, and acknowledge when everything that is to be stored is on disk."""
@@ -371,7 +373,7 @@ class PublishHandler:
         acks.submit(gate)
 
     def _outgoing(
-        self, route: Route, rest: bytes, first: int, payload: int, properties: Optional[PublishProperties]
+        self, route: Route, rest: bytes, first: i64, payload: i64, properties: Optional[PublishProperties]
     ) -> Outgoing:
         """The message of a QoS 1 or 2 packet, with the parts of the packet that may be sent again."""
         message = self._message(route, rest[payload:] if payload else rest, first, properties)
@@ -379,18 +381,18 @@ class PublishHandler:
         outgoing.set_parts(self.connection.version, route.length_and_topic, route.qos1_header, rest)
         return outgoing
 
-    def _message(self, route: Route, payload: bytes, first: int, properties: Optional[PublishProperties]) -> Message:
+    def _message(self, route: Route, payload: bytes, first: i64, properties: Optional[PublishProperties]) -> Message:
         retain: bool = first & 1 == 1
         if retain and not self.broker.terms.retain_available:  # [MQTT-3.2.2-14]
             raise MQTTError(RETAIN_NOT_SUPPORTED, "retained messages are not available")
         connection = self.connection
-        now: int = connection.outbound.clock.now
+        now: i64 = connection.outbound.clock.now
         forward: bytes = NO_BYTES
         expires_at: int = 0
         if properties is not None:
             forward = properties.forward
             expires_at = _expiry(properties, now)
-        qos: int = first >> 1
+        qos: i64 = first >> 1
         return Message(route.topic, payload, qos & 3, retain, forward, connection.client_id, now, expires_at)
 
     # -- topic and properties ---------------------------------------------------
@@ -406,10 +408,10 @@ class PublishHandler:
         return route
 
     def _decode_properties(
-        self, data: bytes, start: int, end: int, more: Optional[List[bytes]]
+        self, data: bytes, start: i64, end: i64, more: Optional[List[bytes]]
     ) -> PublishProperties:
         properties = self._properties
-        after: int = start + len(self._encoded_properties)
+        after: i64 = start + len(self._encoded_properties)
         if properties is not None and after <= end and data[start:after] == self._encoded_properties:
             properties.end = after
         else:
@@ -421,7 +423,7 @@ class PublishHandler:
             _check_utf8(data[properties.end : end], more)
         return properties
 
-    def _resolve_alias(self, alias: int, topic: bytes) -> bytes:
+    def _resolve_alias(self, alias: i64, topic: bytes) -> bytes:
         """The topic name of a packet that sets or uses an alias, or has neither alias nor name."""
         if alias == 0:  # [MQTT-3.3.2-8]
             raise MQTTError(PROTOCOL_ERROR, "empty topic without alias")
@@ -453,10 +455,10 @@ class PublishHandler:
                 decisions[topic] = decision
         return decision
 
-    def _rejects(self, route: Route, first: int, packet_id: int, size: int) -> bool:
+    def _rejects(self, route: Route, first: i64, packet_id: i64, size: i64) -> bool:
         """Answer a PUBLISH that is not permitted, or for which there is no room among the retained messages."""
         counters = self.connection.outbound.counters
-        qos: int = (first >> 1) & 3
+        qos: i64 = (first >> 1) & 3
         if route.reserved or (self.restricted and not self._may_publish(route.topic)):
             counters.publish_dropped_denied += 1
             self._acknowledge_with(qos, packet_id, self.broker.terms.denial_code())
@@ -467,7 +469,7 @@ class PublishHandler:
             return True
         return False
 
-    def _refuse(self, qos: int, packet_id: int) -> None:
+    def _refuse(self, qos: i64, packet_id: i64) -> None:
         """A recipient's queue has no room: the publisher is to keep the message."""
         connection = self.connection
         connection.outbound.counters.publish_refused += 1
@@ -476,7 +478,7 @@ class PublishHandler:
         else:
             connection.disconnect(QUOTA_EXCEEDED, "no room for the message")
 
-    def _acknowledge_with(self, qos: int, packet_id: int, reason_code: int) -> None:
+    def _acknowledge_with(self, qos: i64, packet_id: i64, reason_code: int) -> None:
         """Acknowledge a PUBLISH that is dropped; version 3.1.1 has no reason codes [MQTT-3.3.5-2]."""
         if qos:
             connection = self.connection
@@ -493,6 +495,6 @@ def _check_utf8(payload: bytes, more: Optional[List[bytes]]) -> None:
         raise MQTTError(PAYLOAD_FORMAT_INVALID, "payload is not the UTF-8 it says it is")
 
 
-def _expiry(properties: PublishProperties, now: int) -> int:
+def _expiry(properties: PublishProperties, now: i64) -> int:
     """When a message expires, 0 for never; both in microseconds since the Unix epoch."""
     return now + properties.message_expiry * 1_000_000 if properties.message_expiry >= 0 else 0
