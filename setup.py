@@ -72,6 +72,7 @@ COMPILED = [
     "mqttbroker/core/protocol.py",
     "mqttbroker/core/packet_reader.py",
     "mqttbroker/net/listener_policy.py",
+    "mqttbroker/net/open_sockets.py",
     "mqttbroker/net/wire.py",
     "mqttbroker/net/websocket_frames.py",
 ]

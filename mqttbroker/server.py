@@ -32,9 +32,11 @@ from mqttbroker.assembly import build_broker, listener_terms, restore, stream_co
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Settings
+from mqttbroker.file_limit import client_sockets
 from mqttbroker.logs import close, configure
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
+from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.reload import Reloader
@@ -86,6 +88,9 @@ class Server:
         aside = set_aside(self.settings.data_dir)
         for path in aside:
             log.warning("event=damaged_file_kept file=%s", path)
+        self.sockets = OpenSockets(
+            client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters
+        )
         self.metrics = Metrics(self.streams, len(aside), self.consumers)
 
     async def run(self) -> None:
@@ -177,6 +182,7 @@ class Server:
                 context=context,
                 counters=self.metrics.http_counters,
                 consumers=self.consumers,
+                max_connections=settings.max_connections,
             )
             self.http.start()
         except OSError as error:
@@ -192,7 +198,7 @@ class Server:
             listener.max_connections,
             listener.use_identity_as_username,
         )
-        open_listener = OpenListener(listener, policy, self.scheduler)
+        open_listener = OpenListener(listener, policy, self.scheduler, self.sockets)
         await open_listener.open()
         self.listeners.append(open_listener)
 

@@ -26,6 +26,8 @@ class Counters:
         self.bytes_received: i64 = 0
         self.bytes_sent: i64 = 0
         self.connections = 0
+        self.connections_refused = 0  # no socket was free
+        self.connections_evicted = 0  # closed without a CONNECT, for newer connections
         self.protocol_errors = 0
         self.tls_failures = 0
         self.websocket_failures = 0

@@ -31,17 +31,21 @@ import threading
 from typing import Awaitable, BinaryIO, Callable, Dict, List, Optional, Tuple
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control_runner import BrokerStopping
+from mqttbroker.admin.http_connections import HttpConnections
 from mqttbroker.admin.http_consumers import ConsumerRoutes
-from mqttbroker.net.handshakes import Handshakes
+from mqttbroker.net.acceptor import Acceptor
+from mqttbroker.net.open_sockets import OpenSockets
 from sessions.counters import Counters
 
 BACKLOG = 512
+IDLE_TIMEOUT = 75.0  # seconds without a request after which a connection is closed
 MAX_DOWNLOADS = 512  # stream files served at once; further requests get 503
 SLICE_BYTES = 8 * 1024 * 1024
 PIECE_BYTES = 256 * 1024  # of a slice, encrypted in one call
@@ -53,6 +57,22 @@ OPEN_PATHS = ("/livez", "/readyz")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 logger = logging.getLogger(__name__)
+_requests = logging.getLogger(f"{__name__}.requests")
+
+
+def _log_as_event(record: logging.LogRecord) -> bool:
+    """Log a request that is not HTTP as one line; aiohttp logs it with a stack, as if it were a defect."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
+        record.msg, record.args = "event=defect in=http what=%s", (record.getMessage(),)
+        return True
+    record.msg, record.args = "event=refused client=%s address=%s reason=%s", ("", "http:", " ".join(str(error).split()))
+    record.exc_info = record.exc_text = None
+    record.levelno, record.levelname = logging.INFO, "INFO"
+    return _requests.isEnabledFor(logging.INFO)
+
+
+_requests.addFilter(_log_as_event)
 
 
 def _error(
@@ -123,6 +143,7 @@ class HttpServer:
         context: Optional[ssl.SSLContext] = None,
         counters: Optional[Counters] = None,
         consumers: Optional[ConsumerLag] = None,
+        max_connections: int = 1000,
     ) -> None:
         self.host = host
         self.port = port
@@ -133,7 +154,9 @@ class HttpServer:
         self._context = context
         self._counters = Counters() if counters is None else counters
         self._consumers = ConsumerRoutes(consumers)
-        self._handshakes: Optional[Handshakes] = None
+        self._acceptor: Optional[Acceptor] = None
+        self._max_connections = max_connections
+        self._connections = HttpConnections(max_connections, IDLE_TIMEOUT)
         self._downloads = 0
         self._thread: Optional[threading.Thread] = None
         self._loop: Optional[asyncio.AbstractEventLoop] = None
@@ -164,8 +187,8 @@ class HttpServer:
 
     def renew(self, context: ssl.SSLContext) -> None:
         """Use other certificates for new connections; without effect unless the server speaks HTTPS."""
-        if self._handshakes is not None:
-            self._handshakes.context = context
+        if self._acceptor is not None and self._acceptor.context is not None:
+            self._acceptor.context = context
 
     def stop(self) -> None:
         """Close every connection and end the thread; without effect unless started."""
@@ -184,23 +207,27 @@ class HttpServer:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         runner = web.AppRunner(
-            self._application(), access_log=None, shutdown_timeout=STOP_TIMEOUT
+            self._application(), access_log=None, shutdown_timeout=STOP_TIMEOUT, logger=_requests
         )
         try:
             await runner.setup()
-            if self._context is None or runner.server is None:
-                await web.SockSite(runner, listening, backlog=BACKLOG).start()
-            else:
-                listening.setblocking(False)
-                self._handshakes = Handshakes(
-                    listening, self._context, HANDSHAKE_TIMEOUT, runner.server, self._counters
-                )
+            assert runner.server is not None
+            listening.setblocking(False)
+            self._acceptor = Acceptor(
+                listening,
+                self._context,
+                HANDSHAKE_TIMEOUT,
+                runner.server,
+                self._counters,
+                OpenSockets(self._max_connections, self._max_connections, self._counters),
+                self._connections.opened,
+            )
             started.set()
             await self._stopping.wait()
         finally:
             started.set()
-            if self._handshakes is not None:
-                self._handshakes.close()
+            if self._acceptor is not None:
+                self._acceptor.close()
             await runner.cleanup()
 
     def _application(self) -> web.Application:
@@ -224,6 +251,16 @@ class HttpServer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Check the token, and return every error as JSON."""
+        transport = request.transport
+        if transport is None:
+            return await self._answer(request, handler)
+        self._connections.request_started(transport)
+        try:
+            return await self._answer(request, handler)
+        finally:
+            self._connections.request_ended(transport)
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self._token is not None and request.path not in OPEN_PATHS:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
             known = hmac.compare_digest(given.strip().encode(errors="replace"), self._token)
@@ -235,6 +272,8 @@ class HttpServer:
             allow = error.headers.get("Allow")
             reason = f"{error.reason}: {request.method} {request.path}"
             return _error(error.status, reason, {"Allow": allow} if allow else None)
+        except web.RequestPayloadError as error:
+            return _error(400, f"the body cannot be read: {str(error).split()[-1]}")
         except BrokerStopping as error:
             return _error(503, str(error))
         except SegmentError as error:

@@ -105,6 +105,8 @@ class Totals(NamedTuple):
     bytes_received: int
     bytes_sent: int
     connections: int
+    connections_refused: int
+    connections_evicted: int
     protocol_errors: int
     tls_failures: int
     websocket_failures: int

@@ -24,10 +24,10 @@ from mqttbroker.config.setting_kinds import (
     Host,
     Integer,
     Kind,
+    ListenerPath,
     OptionalPath,
     OptionalText,
     OrNone,
-    ListenerPath,
     PartitionKey,
     Size,
     Text,
@@ -56,6 +56,7 @@ class Limits:
     """Limits of one client, and of all together."""
 
     max_connections: int = _key(Integer(1, 10_000_000), 100_000)
+    max_half_open: int = _key(Integer(1, 10_000_000), 5000)
     max_sessions: int = _key(Integer(1, 100_000_000), 1_000_000)
     max_connect_size: int = _key(Size("128B", "256MiB"), "256KiB")
     connect_timeout: float = _key(Duration("100ms", "1h"), "10s")
@@ -175,6 +176,7 @@ class Http:
     host: str = _key(Text("a host name or address"), "127.0.0.1")
     port: Optional[int] = _key(OrNone(Integer(0, 65535), "off"), 18083)
     token: Optional[str] = _key(OptionalText(), "")
+    max_connections: int = _key(Integer(1, 1_000_000), 1000)
     certfile: Optional[Path] = _key(OptionalPath(), "")
     keyfile: Optional[Path] = _key(OptionalPath(), "")
     tls_version: str = _key(Choice("1.2", "1.3"), "1.2")

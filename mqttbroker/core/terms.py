@@ -40,6 +40,7 @@ class BrokerTerms:
 
     def __init__(self) -> None:
         self.max_connections = 0
+        self.max_half_open = 0
         self.max_sessions = 0
         self.max_connect_size = 0
         self.max_session_expiry = 0

@@ -18,8 +18,9 @@ from typing import Any, List, Optional, Tuple
 from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
 from mqttbroker.config.settings import Listener
 from mqttbroker.core.connection import Connection
-from mqttbroker.net.handshakes import Handshakes
+from mqttbroker.net.acceptor import Acceptor
 from mqttbroker.net.listener_policy import ListenerPolicy
+from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import server_context
 from mqttbroker.net.websocket import WebSocket
 from mqttbroker.net.wire import FlushScheduler, Wire
@@ -46,13 +47,14 @@ def defect(connection: Connection) -> None:
 class OpenListener:
     """The sockets of a listener, from `open` to `close`."""
 
-    def __init__(self, listener: Listener, listener_policy: ListenerPolicy, scheduler: FlushScheduler) -> None:
+    def __init__(self, listener: Listener, listener_policy: ListenerPolicy, scheduler: FlushScheduler, sockets: OpenSockets) -> None:
         self.listener = listener
         self.listener_policy = listener_policy
         self.scheduler = scheduler
+        self.sockets = sockets
         self._sockets: List[socket.socket] = []
         self._servers: List[asyncio.AbstractServer] = []
-        self._handshakes: List[Handshakes] = []
+        self._acceptors: List[Acceptor] = []
         self._inode: Optional[Tuple[int, int]] = None
 
     async def open(self) -> None:
@@ -88,16 +90,16 @@ class OpenListener:
             return
         if context is None:
             return
-        for handshakes in self._handshakes:
-            handshakes.context = context
+        for acceptor in self._acceptors:
+            acceptor.context = context
         log.info("event=certificates_reloaded listener=%s", self.listener.address)
 
     def close(self) -> None:
         """Stop accepting; open connections stay."""
         for server in self._servers:
             server.close()
-        for handshakes in self._handshakes:
-            handshakes.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for sock in self._sockets:
             sock.close()
         if self._inode is not None:
@@ -113,11 +115,11 @@ class OpenListener:
             sock.listen(BACKLOG)
             timeout = self.listener_policy.terms.connect_timeout
             counters = self.scheduler.broker.outbound.counters
-            self._handshakes.append(Handshakes(sock.dup(), context, timeout, self._client, counters))
+            self._acceptors.append(Acceptor(sock.dup(), context, timeout, self._client, counters, self.sockets))
 
     def _client(self) -> Any:
         """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""
-        wire = Wire(self.scheduler, self.listener_policy, new_client_id, defect)
+        wire = Wire(self.scheduler, self.listener_policy, self.sockets, new_client_id, defect)
         if self.listener.type in ("ws", "wss"):
             return WebSocket(wire, self.listener.origins)
         return wire

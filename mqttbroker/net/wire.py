@@ -13,10 +13,11 @@ import time
 from typing import Any, Callable, Final, List, Optional
 
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.connection import CLOSED, Connection
+from mqttbroker.core.connection import AWAIT_CONNECT, CLOSED, Connection
 from mqttbroker.core.packet_reader import PacketReader
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.net.listener_policy import ListenerPolicy
+from mqttbroker.net.open_sockets import OpenSockets
 from sessions.write_set import Page
 
 log = logging.getLogger("mqttbroker")
@@ -143,11 +144,19 @@ class Wire:
     """
 
     def __init__(
-        self, scheduler: FlushScheduler, listener_policy: ListenerPolicy, new_client_id: Callable[[], str], on_error: Any
+        self,
+        scheduler: FlushScheduler,
+        listener_policy: ListenerPolicy,
+        sockets: OpenSockets,
+        new_client_id: Callable[[], str],
+        on_error: Any,
     ) -> None:
         self.scheduler = scheduler
         self.broker = scheduler.broker
         self.listener_policy = listener_policy
+        self.sockets = sockets
+        self.counted_open = False  # in `sockets`
+        self.half_open = False  # until a CONNECT was received
         self.counted = False  # in `ListenerPolicy.clients`
         self.new_client_id = new_client_id
         self.on_error = on_error
@@ -169,6 +178,9 @@ class Wire:
         self.connection.wire = self
         self.protocol = Protocol(broker, self.connection, self.new_client_id)
         self.reader = PacketReader(self.protocol)
+        self.counted_open = self.half_open = self.sockets.add(self)
+        if not self.counted_open:
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.closing:
@@ -201,6 +213,9 @@ class Wire:
         if self._close_timer is not None:
             self._close_timer.cancel()
             self._close_timer = None
+        if self.counted_open:
+            self.counted_open = False
+            self.sockets.remove(self)
         if self.counted:
             self.counted = False
             self.listener_policy.clients -= 1
@@ -241,6 +256,9 @@ class Wire:
         except Exception:
             # A defect of the broker ends the connection that met it, and no other.
             self.on_error(connection)
+        if self.half_open and connection.state != AWAIT_CONNECT:
+            self.half_open = False
+            self.sockets.protect(self)
         if connection.blocked:
             self._pause_reading_if_blocked()
         journal = self.broker.journal
@@ -305,6 +323,11 @@ class Wire:
         self.broker.outbound.counters.protocol_errors += 1
         self.connection.disconnect(reason_code, detail)
 
+    def abort(self) -> None:
+        """Close the socket at once."""
+        self.closing = True
+        self.transport.abort()
+
     def close(self) -> None:
         """Close the sending side after the last bytes, and the other one when the client does, or `CLOSE_TIMEOUT` later.
 
@@ -314,6 +337,8 @@ class Wire:
         if self.closing:
             return
         self.closing = True
+        if self.counted_open:
+            self.sockets.unprotect(self)
         transport = self.transport
         if transport.can_write_eof():
             transport.write_eof()

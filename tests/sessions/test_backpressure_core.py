@@ -22,7 +22,9 @@ from mqttbroker.codec.packets import Connect, Disconnect, Puback, Publish, Subsc
 from mqttbroker.codec.properties import Properties
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.net.listener_policy import ListenerPolicy
+from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import READ_SLICE, FlushScheduler, Wire
+from sessions.counters import Counters
 from sessions.session import Session
 
 WINDOW = 2
@@ -74,7 +76,7 @@ class Plant:
             raise
 
         security = Security(self.core.settings)
-        wire = Wire(self.scheduler, ListenerPolicy(security.policy, self.core.terms, None, False), lambda: name, defect)
+        wire = Wire(self.scheduler, ListenerPolicy(security.policy, self.core.terms, None, False), OpenSockets(1000, 1000, Counters()), lambda: name, defect)
         wire.connection_made(Transport())
         properties = Properties()
         properties.receive_maximum = window

@@ -6,10 +6,12 @@ import http.client
 import json
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
+from support.broker_process import BrokerProcess
 
 from bridge_spark.log.record_batch import iter_batches
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
@@ -347,3 +349,20 @@ def test_stop_does_not_wait_for_a_stalled_reader(
     service.server.stop()
     client.close()
     assert not any(thread.name == "http" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("request_bytes", [
+    b"\x00\x01nonsense\r\n\r\n",
+    b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"PUT /streams/x/consumers/y HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"PUT /streams/x/consumers/y HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Encoding: gzip\r\n\r\nabcde",
+])
+def test_malformed_http_is_refused_without_a_stack_in_the_log(start_broker: Callable[..., BrokerProcess],
+                                                              request_bytes: bytes) -> None:
+    broker = start_broker(config={"log": {"level": "debug"}, "streams": {"x": {"filters": ["#"]}}})
+    with socket.create_connection((broker.host, broker.http_port), timeout=10) as sock:
+        sock.sendall(request_bytes)
+        assert b" 400 " in sock.recv(4096)
+    assert b"ok" in broker.get("/livez")
+    broker.terminate()
+    assert "Traceback" not in broker.log

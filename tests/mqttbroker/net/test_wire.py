@@ -28,7 +28,9 @@ from mqttbroker.codec.packets import (
 from mqttbroker.core.long_packet import MIN_PIECE
 from mqttbroker.core.outbox import LARGE_PART
 from mqttbroker.net.listener_policy import ListenerPolicy
-from mqttbroker.net.wire import LARGE_WRITES, LARGE_WRITE, READ_PAUSE, READ_SLICE, FlushScheduler, Wire
+from mqttbroker.net.open_sockets import OpenSockets
+from mqttbroker.net.wire import LARGE_WRITE, LARGE_WRITES, READ_PAUSE, READ_SLICE, FlushScheduler, Wire
+from sessions.counters import Counters
 
 
 @pytest.fixture
@@ -47,7 +49,7 @@ def join(core: Core, loop: Loop, scheduler: FlushScheduler, name: str) -> Wire:
         raise AssertionError("a defect")
 
     security = Security(core.settings)
-    wire = Wire(scheduler, ListenerPolicy(security.policy, core.terms, None, False), lambda: name, defect)
+    wire = Wire(scheduler, ListenerPolicy(security.policy, core.terms, None, False), OpenSockets(1000, 1000, Counters()), lambda: name, defect)
     wire.connection_made(Transport())
     wire.data_received(Connect(name, 5).encode(5))
     wire.data_received(Subscribe(1, [Subscription("a/+", 0)]).encode(5))

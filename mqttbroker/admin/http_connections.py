@@ -1,0 +1,56 @@
+"""The connections of the HTTP server: a bounded number, of which idle ones are closed for new ones."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Dict
+
+
+class HttpConnections:
+    """At most ``maximum`` open connections; one without a request for ``idle_timeout`` seconds is closed."""
+
+    def __init__(self, maximum: int, idle_timeout: float) -> None:
+        self.maximum = maximum
+        self.idle_timeout = idle_timeout
+        # The timer of each idle connection, the longest idle first; None while it has a request.
+        self._open: Dict[asyncio.Transport, asyncio.TimerHandle | None] = {}
+
+    def opened(self, transport: asyncio.Transport) -> None:
+        """A connection was accepted; it, or another one in its place, is closed if there are too many."""
+        if len(self._open) >= self.maximum:
+            self._forget_closed()
+        if len(self._open) >= self.maximum:
+            idle = next((found for found, timer in self._open.items() if timer is not None), None)
+            (idle or transport).abort()
+            if idle is None:
+                return
+            self._remove(idle)
+        self._idle(transport)
+
+    def request_started(self, transport: asyncio.Transport) -> None:
+        timer = self._open.get(transport)
+        if timer is not None:
+            timer.cancel()
+            self._open[transport] = None
+
+    def request_ended(self, transport: asyncio.Transport) -> None:
+        if transport in self._open:
+            self._remove(transport)
+            if not transport.is_closing():
+                self._idle(transport)
+
+    def _idle(self, transport: asyncio.Transport) -> None:
+        self._open[transport] = asyncio.get_running_loop().call_later(self.idle_timeout, self._time_out, transport)
+
+    def _time_out(self, transport: asyncio.Transport) -> None:
+        self._remove(transport)
+        transport.close()
+
+    def _remove(self, transport: asyncio.Transport) -> None:
+        timer = self._open.pop(transport)
+        if timer is not None:
+            timer.cancel()
+
+    def _forget_closed(self) -> None:
+        for transport in [found for found in self._open if found.is_closing()]:
+            self._remove(transport)
