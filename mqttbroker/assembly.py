@@ -13,13 +13,7 @@ from mqttbroker.auth.security import Security
 from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.groups import (
-    HashTopic,
-    LeastLoaded,
-    RandomMember,
-    RoundRobin,
-    Strategy,
-)
+from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.router import Router, StreamRule
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
@@ -118,9 +112,9 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
 
 
 def restore(broker: Broker, recovered: Recovered, now: float) -> None:
-    """Put back what the store held, and empty the lists that say it.
+    """Restore sessions, queues, subscriptions and retained messages, and empty the lists of their rows.
 
-    A client connected at a crash counts as gone from ``now``.
+    A session that was connected at a crash counts as disconnected at ``now``, in Unix seconds.
     """
     registry = broker.registry
     for row in _consumed(recovered.sessions):
@@ -147,7 +141,7 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
 
 
 def _consumed(rows: List[T]) -> Iterator[T]:
-    """The rows in their order; each is removed from the list first, so that its memory is free for what it becomes."""
+    """The rows in their order; each is removed from the list first, so that its memory is free for the restored object."""
     rows.reverse()
     while rows:
         yield rows.pop()

@@ -53,7 +53,11 @@ def _section(section: type[T]) -> T:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one client, and of all together."""
+    """Limits of one client, and of all together.
+
+    A limit needs a line here, one in conf/mqttbroker.toml, and a field of the same name in `BrokerTerms`,
+    `ListenerTerms` or `SessionLimits`. A limit that listeners may override needs a line in `Listener`, too.
+    """
 
     max_connections: int = _key(Integer(1, 10_000_000), 100_000)
     max_half_open: int = _key(Integer(1, 10_000_000), 5000)

@@ -1,7 +1,6 @@
-"""Terms: the limits and options of the broker and of a listener.
+"""The limits and options of the broker, and those that a listener may override.
 
-Each field is filled from the setting of the same name, see `assembly.fill`; the values here only give the type. What a
-listener cannot have of its own is in `BrokerTerms`.
+Each field is filled from the setting of the same name by `assembly.fill`; its value here only gives the type.
 """
 
 from __future__ import annotations
