@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""How soon a broker with many sessions on disk serves again, and what they cost it in memory.
+"""How soon a broker with many stored sessions serves clients after a start, and the memory that it takes.
 
     restart.py [--sessions N] [--subscriptions N] [--messages N] [--data-dir DIR] [COMMAND ...]
 
-Rule: the data directory is what a broker leaves behind, written with the store's own statements; every figure is of
-a process started anew on it. Prints one line of JSON per start:
+The data directory is written with the store's own statements; each figure is of a process started on it. Prints one
+line of JSON per start:
 
     connack_s        from the start of the process to the first CONNACK
     rss_mib          of the broker after that
     idle_rss_mib     the same on an empty data directory
-    bytes_per_session  the difference, by session with its subscriptions and its queue
+    bytes_per_session  the difference per session, with its subscriptions and its queue
     resume_s         from a returning client's CONNECT to its CONNACK
-    queue_s          from there until it has its whole queue, acknowledged
-    cpu_s            processor time of the broker so far
+    queue_s          from there until it has received and acknowledged its whole queue
+    cpu_s            processor time of the broker until the first CONNACK
 
 COMMAND starts the broker (this Python's `mqttbroker`); arguments of `serve` are added to it.
 """
@@ -39,7 +39,7 @@ from sessions.store.writer import SqliteStore  # noqa: E402
 DATABASE = "mqttbroker.db"
 AT_ONCE = 100_000  # rows of one transaction
 NEVER = 0xFFFFFFFF
-# An exact filter, one level open, all levels below, and two that many sessions share.
+# An exact filter, one with +, one with #, and two that several sessions have.
 FILTERS = ("site/{0}/device/status", "site/{0}/+/alarm", "site/{0}/config/#", "group/{1}/+/state", "all/commands")
 
 
@@ -54,9 +54,9 @@ def client_id(number: int) -> str:
 
 
 def fill(directory: Path, sessions: int, subscriptions: int, messages: int, size: int = 64) -> None:
-    """A data directory of so many sessions whose clients are away; subscriptions and queued messages in equal parts.
+    """Create a data directory of disconnected sessions, with subscriptions and queued messages in equal parts.
 
-    Messages are ``size`` bytes, have one entry each, and came one for each session in turn.
+    Messages have ``size`` bytes and one entry each; consecutive messages are for consecutive sessions.
     """
     store = SqliteStore(directory / DATABASE, "commit", None)
     store.recover()
@@ -94,7 +94,7 @@ def _text(value: str) -> bytes:
 
 
 def connect(port: int, name: str, deadline: float) -> socket.socket:
-    """A 3.1.1 connection under a persistent session, as soon as the broker answers."""
+    """Connect with 3.1.1 and a persistent session as soon as the broker answers."""
     body = _text("MQTT") + b"\x04\x00\x00\x3c" + _text(name)
     while True:
         line = socket.socket()
@@ -112,7 +112,7 @@ def connect(port: int, name: str, deadline: float) -> socket.socket:
             time.sleep(0.005)
 
 
-def take(line: socket.socket, expected: int) -> None:
+def drain(line: socket.socket, expected: int) -> None:
     """Receive and acknowledge so many QoS 1 messages."""
     line.settimeout(60)
     data = b""
@@ -153,8 +153,8 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def somebody(directory: Path) -> tuple[str, int]:
-    """A client with a queue, and how many messages that has."""
+def client_with_queue(directory: Path) -> tuple[str, int]:
+    """The id of a client with a queue, and the number of its messages."""
     connection = sqlite3.connect(directory / DATABASE)
     try:
         found: tuple[str, int] = connection.execute(
@@ -167,7 +167,7 @@ def somebody(directory: Path) -> tuple[str, int]:
 
 
 def measure(command: list[str], directory: Path, returning: tuple[str, int] | None = None) -> dict[str, float]:
-    """Start a broker on a data directory, and have a client and its number of messages return to it."""
+    """Start a broker on a data directory and measure it; ``returning`` is a client id and the length of its queue."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -182,7 +182,7 @@ def measure(command: list[str], directory: Path, returning: tuple[str, int] | No
             asked = time.monotonic()
             line = connect(port, returning[0], asked + 60)
             answered = time.monotonic()
-            take(line, returning[1])
+            drain(line, returning[1])
             found["resume_s"] = round(answered - asked, 4)
             found["queue_s"] = round(time.monotonic() - answered, 4)
             line.close()
@@ -198,17 +198,17 @@ def main() -> None:
     parser.add_argument("--subscriptions", type=int, default=500_000)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--repeat", type=int, default=3, help="starts (%(default)s)")
-    parser.add_argument("--data-dir", type=Path, help="kept, and used again if it is there; else a temporary one")
+    parser.add_argument("--data-dir", type=Path, help="kept, and used if it exists; default: a temporary one")
     parser.add_argument("command", nargs="*", default=[sys.executable, "-m", "mqttbroker"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = options.data_dir or Path(temporary) / "data"
         if not (directory / DATABASE).exists():
             fill(directory, options.sessions, options.subscriptions, options.messages)
-        for turn in range(options.repeat):
-            # The first start makes the tables, and loads what that takes.
-            idle = [measure(options.command, Path(temporary) / f"empty-{turn}")["rss_mib"] for _ in range(2)][1]
-            found = measure(options.command, directory, somebody(directory))
+        for number in range(options.repeat):
+            # The second start, as the first creates the tables.
+            idle = [measure(options.command, Path(temporary) / f"empty-{number}")["rss_mib"] for _ in range(2)][1]
+            found = measure(options.command, directory, client_with_queue(directory))
             found["idle_rss_mib"] = idle
             found["bytes_per_session"] = round((found["rss_mib"] - idle) * 2**20 / options.sessions)
             print(json.dumps(found), flush=True)

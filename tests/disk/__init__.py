@@ -1,1 +1,1 @@
-"""Disks that fail and lose power: a layer below a broker process, and what its record proves."""
+"""Disk failures and power losses: a layer below a broker process, and the checks of its record."""

@@ -1,4 +1,4 @@
-"""Where the tests with a layer below the broker keep its files."""
+"""Fixtures for tests with a layer below the broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from disk.layer import Layer, directory_in_memory, library
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """An empty directory, in memory if there is room; skips without a C compiler."""
+    """An empty directory, in memory if there is space; skips without a C compiler."""
     try:
         library()
     except RuntimeError as error:
@@ -26,7 +26,7 @@ def directory() -> Iterator[Path]:
 
 @pytest.fixture
 def layer(directory: Path) -> Layer:
-    """Below ``directory / "disk"``, recording."""
+    """A layer that records the calls below ``directory / "disk"``."""
     root = directory / "disk"
     root.mkdir()
     return Layer(root, directory, record=True)

@@ -1,9 +1,8 @@
-"""What a power loss leaves of a directory, from the record of the calls that made it.
+"""The states in which a power loss may leave a directory, from a record of the calls that changed it.
 
-Rule: what was synced is there.  Of the rest anything may be: each write that no successful sync of its file followed is
-on the disk, or not, or some of its sectors are; a name that no sync of its directory followed is there or not.  A sync
-that failed proves nothing about the writes before it, then or later (Linux takes such pages for clean), until the same
-bytes are written again.
+Synced data is there. A write without a later successful sync of its file may be on the disk completely, in part (by
+sectors), or not at all; a name without a later sync of its directory may be there or not. After a failed sync the
+writes before it stay uncertain (Linux marks the pages clean) until the same bytes are written again and synced.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Optional, Union
 from disk.layer import CREATE, MKDIR, RENAME, SYNC, TRUNCATE, UNLINK, WRITE, Call
 
 SECTOR = 512
-PENDING, DOUBTFUL, SYNCED = range(3)
-# The index of the write-ahead log, made anew by whoever opens the database, and a file that is only locked.
+PENDING, UNCERTAIN, SYNCED = range(3)
+# The index of the write-ahead log, which is rebuilt when the database is opened, and a file that is only locked.
 VOLATILE = ("-shm", "/lock")
 
 
@@ -31,13 +30,13 @@ class Change:
 
 class File:
     def __init__(self) -> None:
-        self.disk = bytearray()  # what surely is there, before any of the changes
+        self.disk = bytearray()  # the content that is certain, before the changes
         self.changes: list[Change] = []
 
     def sync(self, failed: bool) -> None:
         for change in self.changes:
             if change.state == PENDING:
-                change.state = DOUBTFUL if failed else SYNCED
+                change.state = UNCERTAIN if failed else SYNCED
         if all(change.state == SYNCED for change in self.changes):
             for change in self.changes:
                 _apply(self.disk, change)
@@ -50,12 +49,12 @@ class File:
         return content
 
     def left(self, rng: Random) -> bytearray:
-        """One of the states in which the file may be found."""
+        """One of the contents that the file may have after a power loss."""
         content = bytearray(self.disk)
         style = rng.choice(("nothing", "everything", "beginning", "anything"))
-        unsure = [change for change in self.changes if change.state != SYNCED]
-        reached = rng.randrange(len(unsure)) if unsure else 0
-        order = {change: number for number, change in enumerate(unsure)}
+        uncertain = [change for change in self.changes if change.state != SYNCED]
+        reached = rng.randrange(len(uncertain)) if uncertain else 0
+        order = {change: number for number, change in enumerate(uncertain)}
         for change in self.changes:
             number = order.get(change)
             if number is None or style == "everything" or (style == "beginning" and number < reached):
@@ -66,7 +65,7 @@ class File:
 
 
 class Folder:
-    """A directory: names that are there for sure, and changes of names that may be: (name, what it leads to or None)."""
+    """A directory: the names that are certain, and later changes as (name, file or directory, None if removed)."""
 
     def __init__(self) -> None:
         self.disk: dict[str, Entry] = {}
@@ -96,7 +95,7 @@ Entry = Union[File, Folder]
 
 
 class Disk:
-    """The directory ``root`` as the calls of one process leave it."""
+    """The directory ``root`` after the calls of one process."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -104,7 +103,7 @@ class Disk:
         self._files: dict[int, File] = {}
 
     def apply(self, call: Call) -> None:
-        """One more call happened.  AssertionError if it does not follow from those before."""
+        """Apply the next call. AssertionError if it contradicts the calls before it."""
         if call.path.endswith(VOLATILE):
             return
         if call.kind == SYNC:
@@ -126,14 +125,14 @@ class Disk:
                 assert call.kind == RENAME
                 target, fresh = self._place(call.other)
                 assert target is folder, "only renamings within a directory are modelled"
-                # One step: the old name goes when, and only when, the new one comes.
+                # Atomic: the old name is removed if and only if the new one is there.
                 folder.set(f"{name}\0{fresh}", folder.now[name])
 
     def _sync(self, call: Call) -> None:
         try:
             entry: Optional[Entry] = self._at(call.path)
         except KeyError:
-            entry = None  # a file that was renamed or unlinked since it was opened
+            entry = None  # renamed or unlinked since it was opened
         if not isinstance(entry, Folder):
             self._files[call.inode].sync(call.error != 0)
         elif call.error == 0:
@@ -152,7 +151,7 @@ class Disk:
         return folder, Path(path).name
 
     def expect(self, directory: Path) -> None:
-        """AssertionError unless the directory is what the calls made of it: none was missed."""
+        """AssertionError unless the directory is as the calls left it, so that the record is complete."""
         self._expect(self.top, directory)
 
     def _expect(self, folder: Folder, directory: Path) -> None:
@@ -165,7 +164,7 @@ class Disk:
                 assert (directory / name).read_bytes() == entry.newest(), f"{directory / name} is not as recorded"
 
     def leave(self, target: Path, rng: Random) -> None:
-        """Make in ``target`` one of the states in which the directory may be found after a power loss now."""
+        """Create in ``target`` one of the states that the directory may have after a power loss now."""
         self._leave(self.top, target, rng)
 
     def _leave(self, folder: Folder, target: Path, rng: Random) -> None:
@@ -197,7 +196,7 @@ def _apply(content: bytearray, change: Change) -> None:
 
 
 def _apply_torn(content: bytearray, change: Change, rng: Random) -> None:
-    """Some of the sectors, or a truncation or not."""
+    """Apply some of the sectors of a write, or perhaps a truncation."""
     if change.data is None:
         if rng.random() < 0.5:
             _apply(content, change)

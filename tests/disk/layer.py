@@ -1,7 +1,6 @@
-"""The layer between a process and its disk: built once, then an environment for a broker process.
+"""A layer between a process and its disk, preloaded into a broker process (``preload.c``).
 
-Rule: what `Layer` says of the disk is what the process did below one directory, in the order in which it did it
-(``preload.c`` has the format), and nothing fails that the test did not ask for.
+It records the calls of the process below one directory in their order, and makes calls fail on request.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _RECORD = Struct("=QQQqiiIIII")
 
 
 class Call(NamedTuple):
-    """One call; times in ns of CLOCK_MONOTONIC. ``error`` only of a SYNC; ``offset`` of a TRUNCATE is the new size."""
+    """One call; times in ns of CLOCK_MONOTONIC. ``error`` is for SYNC only; ``offset`` of a TRUNCATE is the size."""
 
     kind: int
     began: int
@@ -41,7 +40,7 @@ class Call(NamedTuple):
 
 @functools.cache
 def library() -> Path:
-    """The compiled layer, for as long as this process runs; RuntimeError without Linux or a C compiler."""
+    """The compiled layer, deleted when this process ends. RuntimeError without Linux or a C compiler."""
     if sys.platform != "linux":
         raise RuntimeError("the layer is for Linux")
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
@@ -56,7 +55,7 @@ def library() -> Path:
 
 
 def directory_in_memory() -> Optional[str]:
-    """Where many files go quickest: memory if there is plenty of it, else None for the usual place."""
+    """A directory in memory if it has much space, else None."""
     path = "/dev/shm"
     try:
         room = os.statvfs(path)
@@ -66,7 +65,7 @@ def directory_in_memory() -> Optional[str]:
 
 
 class Layer:
-    """For one process: what it does below ``root`` is recorded in, and told to fail from, files in ``directory``."""
+    """The layer of one process, for calls below ``root``. Its record and its rules are files in ``directory``."""
 
     def __init__(self, root: Path, directory: Path, record: bool = False) -> None:
         self.root = root
@@ -78,30 +77,30 @@ class Layer:
             self.env["DISK_LOG"] = str(self.log)
 
     def fail(self, kind: str, code: int, pattern: str = "*", every: int = 1) -> None:
-        """From now on each ``every``-th write, sync, open, truncate or unlink of a path that fits fails with ``code``."""
+        """Make each ``every``-th write, sync, open, truncate or unlink of a matching path fail with ``code``."""
         assert code in errno.errorcode
-        self._say([*self._said(), f"fail {kind} {code} {every} {pattern}"])
+        self._write_rules([*self._rules(), f"fail {kind} {code} {every} {pattern}"])
 
-    def mend(self) -> None:
-        """Nothing fails any more."""
-        self._say([line for line in self._said() if not line.startswith("fail")])
+    def end_failures(self) -> None:
+        """End all failures."""
+        self._write_rules([line for line in self._rules() if not line.startswith("fail")])
 
     def set_clock(self, seconds: float) -> None:
-        """The wall clock of the process is ahead by so much from now on."""
-        self._say([*(line for line in self._said() if not line.startswith("clock")), f"clock {seconds}"])
+        """Set the wall clock of the process ahead by so much."""
+        self._write_rules([*(line for line in self._rules() if not line.startswith("clock")), f"clock {seconds}"])
 
-    def _said(self) -> list[str]:
+    def _rules(self) -> list[str]:
         return self.control.read_text().splitlines()
 
-    def _say(self, lines: list[str]) -> None:
-        """Whole or not at all: the process may be reading."""
+    def _write_rules(self, lines: list[str]) -> None:
+        """Replace the file atomically, as the process may be reading it."""
         fresh = self.control.with_suffix(".new")
         fresh.write_text("".join(f"{line}\n" for line in lines))
         fresh.replace(self.control)
 
 
 def calls(log: Path) -> Iterator[Call]:
-    """What a `Layer` recorded; a record that the end of the process cut off is left out."""
+    """The calls that a `Layer` recorded, without an incomplete record at the end."""
     with open(log, "rb") as file:
         everything = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     at = 0

@@ -1,15 +1,15 @@
-/* Stands between a process and its disk: records what is written and synced below a directory, makes calls fail on
- * demand, and moves the wall clock.  For LD_PRELOAD; the three variables below are its arguments, each optional.
+/* A layer between a process and its disk, for LD_PRELOAD: records writes and syncs below a directory, makes calls fail
+ * on request, and moves the wall clock.  Its arguments are three optional environment variables:
  *
- *   DISK_ROOT     the directory, absolute; nothing outside it is touched
- *   DISK_LOG      where the calls go: struct record, then its two paths and its data, one record after the other
- *   DISK_CONTROL  a file read before every call that may fail, of lines
- *                   fail write|sync|open|truncate|unlink ERRNO EVERY GLOB   each EVERY-th such call of such a path fails
- *                   clock SECONDS                                    the wall clock is so much ahead
+ *   DISK_ROOT     the directory, absolute; calls outside it are not affected
+ *   DISK_LOG      the file of records: struct record, its two paths and its data
+ *   DISK_CONTROL  a file that is read before every call that may fail, with lines
+ *                   fail write|sync|open|truncate|unlink ERRNO EVERY GLOB   each EVERY-th such call of a matching path fails
+ *                   clock SECONDS                                    the wall clock is ahead by this
  *
- * A write that fails for want of room writes half of its bytes first, as a disk that fills up does.  A failed sync
- * leaves the bytes where they are; what that means for them is for whoever reads the log.  Calls below DISK_ROOT come
- * one at a time, so the log has them in the order in which they happened.  Maps into memory are not seen.
+ * A write that fails because the disk is full writes half of its bytes first.  A failed sync changes nothing; its
+ * meaning is left to the reader of the record.  Calls below DISK_ROOT are serialised, so the record has them in their
+ * order.  Memory mappings are not recorded.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -42,7 +42,7 @@ struct record {
 #define FILES 65536
 #define RULES 32
 
-static char *paths[FILES]; /* of the descriptors that lead below DISK_ROOT */
+static char *paths[FILES]; /* of the open descriptors below DISK_ROOT */
 static const char *root, *control;
 static size_t root_length;
 static int log_fd = -1;
@@ -105,7 +105,7 @@ static const char *path_of(int fd) {
     return fd >= 0 && fd < FILES ? paths[fd] : NULL;
 }
 
-/* -- what DISK_CONTROL says ------------------------------------------------------------------------------------- */
+/* -- DISK_CONTROL ------------------------------------------------------------------------------------------------- */
 
 static size_t read_control(char *text, size_t room) {
     int fd = control == NULL ? -1 : real_open(control, O_RDONLY | O_CLOEXEC, 0);
@@ -117,7 +117,7 @@ static size_t read_control(char *text, size_t room) {
     return got > 0 ? (size_t)got : 0;
 }
 
-/* The error with which a call is to fail, 0 if it is to pass; *half when it is to do half of its work. */
+/* The error with which a call is to fail, 0 if none; *half is set if it is to do half of its work first. */
 static int fault(const char *kind, const char *path, int *half) {
     char text[4096], wanted[16], glob[PATH_MAX];
     int error, every, rule = 0;
@@ -150,7 +150,7 @@ static double clock_ahead(void) {
     return 0;
 }
 
-/* -- the log ---------------------------------------------------------------------------------------------------- */
+/* -- the record ------------------------------------------------------------------------------------------------- */
 
 static void record(int kind, int error, uint64_t began, uint64_t inode, int64_t offset, const char *path,
                    const char *other, const void *data, size_t length) {
@@ -270,7 +270,7 @@ int ftruncate(int fd, off_t length) {
     return ftruncate64(fd, length);
 }
 
-/* Room that is set aside beyond the end makes the file longer; within it nothing changes that a reader sees. */
+/* Space allocated beyond the end makes the file longer; within the file a reader sees no change. */
 static int allocate(int fd, int mode, off_t offset, off_t length) {
     int half;
     struct stat found;
@@ -337,7 +337,7 @@ int fdatasync(int fd) {
     return synced(fd, real);
 }
 
-/* Promises nothing about the disk's own cache nor about the size of the file, so it counts for nothing. */
+/* It syncs neither the disk's cache nor the file size, so it is not recorded as a sync. */
 int sync_file_range(int fd, off64_t offset, off64_t length, unsigned flags) {
     REAL(sync_file_range);
     return real(fd, offset, length, flags);

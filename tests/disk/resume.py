@@ -1,7 +1,7 @@
-"""The clients after a power loss: each goes on from what it knew at that moment, with a broker on what was left.
+"""The clients after a power loss: each continues from its state at that moment, with a broker on the remaining files.
 
-Rule: at the end of it every message that was ever sent at QoS 2 has reached every QoS 2 subscriber exactly once, and
-every one at QoS 1 at least once, in the order of each topic.
+In the end every message sent at QoS 2 has reached every QoS 2 subscriber exactly once, and every one at QoS 1 at least
+once, in the order of each topic.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from support.raw_client import RawClient, describe
 from disk.workload import History, Ident, Publication, ident_of, open_session
 from mqttbroker.codec.packets import Puback, Pubcomp, Publish, Pubrec, Pubrel
 
-LAST = ("last-5-1", "last-5-2")  # publish at QoS 1 and at QoS 2 what comes after everything else
+LAST = ("last-5-1", "last-5-2")  # publish the last message at QoS 1 and at QoS 2
 
 
 class Resumption:
-    """``moment`` is when the power went, on the recorder's clock."""
+    """``moment`` is the time of the power loss, on the recorder's clock."""
 
     def __init__(self, broker: BrokerProcess, history: History, moment: int) -> None:
         self.broker = broker
@@ -27,8 +27,8 @@ class Resumption:
         self.moment = moment
         self.sent = {p.ident: p for p in history.all_publications() if p.sent < moment}
 
-    def go(self) -> None:
-        """AssertionError says what is wrong."""
+    def run(self) -> None:
+        """AssertionError describes a fault."""
         repeated = {ident for ident, publication in self.sent.items() if publication.repeated}
         for client_id, publications in self.history.publications.items():
             repeated |= self._publish_again(client_id, [p for p in publications if p.sent < self.moment])
@@ -40,16 +40,16 @@ class Resumption:
         for client_id in ("away-4-2", "away-5-2"):
             self._check(client_id, self._drain(client_id, {}), repeated)
         deliveries = [d for d in self.history.deliveries["online-5-2"] if d.came < self.moment]
-        # What it had answered it has; those that it had not seen released may come again under their packet ids.
+        # It has the messages that it answered; those without a PUBREL may be sent again under their packet ids.
         had = {d.packet_id: d.ident for d in deliveries if d.qos == 2 and d.answered < self.moment <= d.completed}
         freed = {d.packet_id for d in deliveries if d.released < self.moment <= d.completed}
         before = [d.ident for d in deliveries if d.answered < self.moment]
-        # Nobody tells a subscriber that its PUBACK is on disk.
+        # A subscriber does not learn whether its PUBACK is on disk.
         repeated = {publication.ident for publication in self.sent.values() if publication.qos == 1}
         self._check("online-5-2", before + self._drain("online-5-2", had, freed), repeated)
 
     def _publish_again(self, client_id: str, publications: list[Publication]) -> set[Ident]:
-        """Send again what was not acknowledged, as sections 4.4 of the standards say; which messages that was."""
+        """Send unacknowledged messages again (section 4.4 of the standards); returns their identities."""
         client, present = open_session(self.broker.port, client_id)
         assert present or not any(p.acked < self.moment for p in publications), f"the session of {client_id} is lost"
         open_ids: set[int] = set()
@@ -75,7 +75,7 @@ class Resumption:
         return again
 
     def _drain(self, client_id: str, had: dict[int, Ident], freed: Set[int] = frozenset()) -> list[Ident]:
-        """What the subscriber gets that it does not have yet; each message is completed."""
+        """Receive and complete messages until the last ones; returns those that the subscriber did not have."""
         client, present = open_session(self.broker.port, client_id)
         assert present, f"the session of {client_id} is lost"
         got: list[Ident] = []
@@ -88,15 +88,13 @@ class Resumption:
                     client.send(Pubcomp(packet.packet_id))
                     continue
                 assert isinstance(packet, Publish), describe(packet)
-                self._take(client, packet, had, got, freed)
+                self._receive(client, packet, had, got, freed)
                 left.discard(ident_of(packet.payload)[0])
             client.expect_nothing()
         return [ident for ident in got if ident[0] not in LAST]
 
     @staticmethod
-    def _take(
-        client: RawClient, packet: Publish, had: dict[int, Ident], got: list[Ident], freed: Set[int]
-    ) -> None:
+    def _receive(client: RawClient, packet: Publish, had: dict[int, Ident], got: list[Ident], freed: Set[int]) -> None:
         ident = ident_of(packet.payload)
         if packet.qos == 1:
             client.send(Puback(packet.packet_id))

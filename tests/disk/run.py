@@ -1,7 +1,7 @@
-"""``make power-loss``: one loaded broker, and the power lost at as many moments of its life as asked for.
+"""``make power-loss``: records one broker under load, and checks the power loss at many moments of the record.
 
-Rule: the load is a real run and differs from time to time; given its record, the seed is all that the moments and what
-is left at each depend on.  Exit status 1 if anything that was acknowledged is not there.
+The load is a real run and differs each time; given its record, the moments and the states left at each depend on the
+seed only. The exit status is 1 if anything acknowledged is missing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PUBLISHERS = ["pub-4-1", "pub-4-2", "pub-5-1", "pub-5-2"]
 
 
 class PowerLoss:
-    """One recorded run below ``directory``.  ``faults`` sets failures for the time of the load."""
+    """One recorded run below ``directory``. ``faults`` sets failures for the time of the load."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class PowerLoss:
         with broker:
             load = Load(broker, seed, publishers or PUBLISHERS, messages)
             self.history: History = load.run(lambda: None if faults is None else faults(layer))
-            layer.mend()
+            layer.end_failures()
             broker.terminate()
         self.calls = list(calls(layer.log))
         disk = Disk(self.root)
@@ -57,18 +57,18 @@ class PowerLoss:
         self.judged = 0
 
     def moments(self, count: int) -> list[int]:
-        """Numbers of calls before which the power goes, half of them evenly spread over the kinds of calls before it."""
+        """Numbers of calls before which the power is lost: half random, half spread over kinds of calls."""
         rng = Random(f"{self.seed}:moments")
         kinds: dict[tuple[object, ...], list[int]] = {}
         for number, call in enumerate(self.calls):
-            kinds.setdefault((call.kind, call.error, _what(call)), []).append(number + 1)
+            kinds.setdefault((call.kind, call.error, _file_kind(call)), []).append(number + 1)
         chosen = {rng.randrange(len(self.calls) + 1) for _ in range(count // 2)} | {len(self.calls)}
         while len(chosen) < min(count, len(self.calls)):
             chosen.add(rng.choice(kinds[rng.choice(list(kinds))]))
         return sorted(chosen)
 
     def lose(self, moments: list[int], whole: int) -> None:
-        """Judge what each moment leaves; at ``whole`` of them a broker goes on from there with all its clients."""
+        """Judge the state after a loss at each moment; at ``whole`` of them a broker and all clients continue."""
         served = set(Random(f"{self.seed}:whole").sample(moments, whole))
         disk, done = Disk(self.root), 0
         for number in moments:
@@ -80,12 +80,12 @@ class PowerLoss:
                 self._serve(disk, number)
 
     def _moment(self, number: int) -> int:
-        """Who was told before this was told before the power went."""
+        """The time of the power loss; clients were told everything recorded before it."""
         return self.calls[number].began if number < len(self.calls) else NEVER
 
-    def _left(self, disk: Disk, number: int, what: str) -> Path:
-        target = self.directory / f"left-{number}-{what}"
-        disk.leave(target, Random(f"{self.seed}:{number}:{what}"))
+    def _left(self, disk: Disk, number: int, purpose: str) -> Path:
+        target = self.directory / f"left-{number}-{purpose}"
+        disk.leave(target, Random(f"{self.seed}:{number}:{purpose}"))
         return target
 
     def _judge(self, disk: Disk, number: int) -> None:
@@ -94,23 +94,25 @@ class PowerLoss:
             offsets = Judge(left / "data", self.history, self._moment(number)).judge()
             agree(self.shown, offsets, self.history, self._moment(number))
         except Exception as error:
-            before = [f"{call.path} {_KINDS[call.kind]} {call.error or ''}" for call in self.calls[max(0, number - 3) : number]]
-            raise AssertionError(f"power lost before call {number} of {len(self.calls)}, after {before}: {error}") from error
+            last = self.calls[max(0, number - 3) : number]
+            before = [f"{call.path} {_KINDS[call.kind]} {call.error or ''}" for call in last]
+            where = f"power lost before call {number} of {len(self.calls)}, after {before}"
+            raise AssertionError(f"{where}: {error}") from error
         self.judged += 1
         shutil.rmtree(left)
 
     def _serve(self, disk: Disk, number: int) -> None:
         left = self._left(disk, number, "served")
         with BrokerProcess(left / "data", CONFIG) as broker:
-            Resumption(broker, self.history, self._moment(number)).go()
+            Resumption(broker, self.history, self._moment(number)).run()
         shutil.rmtree(left)
 
 
 _KINDS = ("", "create", "truncate", "write", "sync", "rename", "unlink", "mkdir")
 
 
-def _what(call: Call) -> str:
-    """The kind of file, so that rare ones are not forgotten."""
+def _file_kind(call: Call) -> str:
+    """The kind of file, so that rare ones are chosen too."""
     path = Path(call.path)
     return path.suffix or path.name.rstrip("0123456789")
 

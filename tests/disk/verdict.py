@@ -1,7 +1,7 @@
-"""The judge: what a power loss left of a data directory, against what clients had been told before it.
+"""Compares a data directory after a power loss with the answers that clients had received before it.
 
-Rule: everything told before the moment of the loss holds, and nothing is there that was not asked for before it.  The
-store and the log are opened by the broker's own recovery; what they hold is read from the files.
+Every answer must still hold, and nothing may be there that was not requested before the loss. Store and stream log are
+opened by the broker's own recovery; their contents are read from the files.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bridge_spark.log.record_batch import decode_messages, read_batch, scan_batc
 from bridge_spark.log.sealed.footer import load_footer, verify_file
 from bridge_spark.log.segment_names import is_sealed
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
-from disk.workload import PARTITIONS, History, Ident, Publication, Wish, ident_of
+from disk.workload import PARTITIONS, History, Ident, Publication, SubscriptionChange, ident_of
 from mqttbroker.admin.repair import DATABASE
 from sessions.journal import AWAIT_PUBCOMP, AWAIT_PUBREC
 from sessions.store.writer import SqliteStore
 
-Offsets = dict[tuple[str, int], dict[int, Ident]]  # of a stream's partition, what stands at which offset
+Offsets = dict[tuple[str, int], dict[int, Ident]]  # by stream and partition: the message at each offset
 
 QUEUE = (
     "SELECT client_id, seq, packet_id, state, payload FROM queue JOIN sessions USING (session_id)"
@@ -30,7 +30,7 @@ QUEUE = (
 )
 RECEIVED = "SELECT client_id, packet_id FROM received JOIN sessions USING (session_id)"
 SUBSCRIPTIONS = "SELECT topic_filter FROM subscriptions JOIN sessions USING (session_id) WHERE client_id = ?"
-LOOSE = "SELECT count(*) FROM messages WHERE id NOT IN (SELECT message_id FROM queue)"
+UNREFERENCED = "SELECT count(*) FROM messages WHERE id NOT IN (SELECT message_id FROM queue)"
 
 
 def new_logs(data: Path) -> StreamLogs:
@@ -45,7 +45,7 @@ def new_logs(data: Path) -> StreamLogs:
 
 
 class Judge:
-    """Of one data directory: recovers it, then compares.  AssertionError says what is wrong."""
+    """Recovers one data directory and compares it with the history. AssertionError describes a fault."""
 
     def __init__(self, data: Path, history: History, moment: int) -> None:
         self.data = data
@@ -55,7 +55,7 @@ class Judge:
         self.accepted = [p for p in self.sent.values() if p.accepted(moment)]
 
     def judge(self) -> Offsets:
-        """Everything; what the streams hold."""
+        """Check everything; returns the contents of the streams."""
         logs = new_logs(self.data)
         store = SqliteStore(self.data / DATABASE, "commit", logs)
         store.recover()
@@ -72,7 +72,7 @@ class Judge:
 
     def _state(self, connection: sqlite3.Connection) -> None:
         assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert connection.execute(LOOSE).fetchone() == (0,), "messages that nobody waits for"
+        assert connection.execute(UNREFERENCED).fetchone() == (0,), "messages without a queue entry"
         queues: dict[str, list[Any]] = {}
         for client_id, _, packet_id, state, payload in connection.execute(QUEUE):
             queues.setdefault(client_id, []).append((ident_of(payload), packet_id, state, payload))
@@ -85,10 +85,10 @@ class Judge:
             self._online(client_id, queue)
         self._received(set(connection.execute(RECEIVED)))
         self._retained(dict(connection.execute("SELECT topic, payload FROM retained")))
-        self._wishes({topic_filter for topic_filter, in connection.execute(SUBSCRIPTIONS, ("fickle-5-1",))})
+        self._subscriptions({topic_filter for topic_filter, in connection.execute(SUBSCRIPTIONS, ("changing-5-1",))})
 
     def _queue(self, client_id: str, rows: list[Any]) -> dict[Ident, tuple[int, int]]:
-        """Packet id and state of each entry of a queue, which has each once, as it was sent and in order."""
+        """Packet id and state of each entry of a queue; each message is there once, unchanged and in order."""
         queue: dict[Ident, tuple[int, int]] = {}
         last: dict[str, int] = {}
         for ident, packet_id, state, payload in rows:
@@ -101,11 +101,11 @@ class Judge:
         return queue
 
     def _again(self, ident: Ident, stored: bool) -> bool:
-        """Whether this may be a second copy, of a QoS 1 message that was sent again."""
+        """Whether this may be the second copy of a QoS 1 message that was sent again."""
         return stored and self.sent[ident].qos == 1 and self.sent[ident].repeated
 
     def _in_order(self, where: str, ident: Ident, last: dict[str, int]) -> None:
-        """After the others of its topic.  One that was refused and sent again may have been passed by a later one."""
+        """Check the order within the topic; a message that was refused and sent again may follow a later one."""
         publication = self.sent[ident]
         before = last.get(publication.topic, -1)
         assert before < ident[1] or publication.repeated, f"{where} has {ident} out of order"
@@ -125,7 +125,7 @@ class Judge:
             elif row is None:
                 assert delivery.completed < self.moment, where
             else:
-                # It left after the commit of its packet id, and PUBREL after that of its PUBREC.
+                # The PUBLISH was sent after the commit of its packet id, the PUBREL after that of the PUBREC.
                 assert row[0] == delivery.packet_id, where
                 if delivery.answered >= self.moment:
                     assert row[1] == AWAIT_PUBREC, where
@@ -149,20 +149,20 @@ class Judge:
             assert topic in stored, f"the retained message of {topic} is lost"
             found = ident_of(stored[topic])
             assert found in self.sent, f"{topic} has {found}"
-            # One that was not kept and sent again comes after a later one that was kept, and at QoS 2 not again.
+            # A QoS 2 message that was refused and sent again follows a later one that was stored.
             again = self.sent[found].qos == 2 and self.sent[found].repeated
             in_order = found[1] >= publication.ident[1] or again
             assert in_order, f"{topic} has {found}, not {publication.ident}"
 
-    def _wishes(self, filters: set[str]) -> None:
-        last: dict[str, list[Wish]] = {}
-        for wish in self.history.wishes:
-            if wish.sent < self.moment:
-                last.setdefault(wish.topic_filter, []).append(wish)
-        for topic_filter, wishes in last.items():
-            acked = [wish for wish in wishes if wish.acked < self.moment]
-            unsure = [wish for wish in wishes if wish.acked >= self.moment]
-            allowed = {wish.wanted for wish in acked[-1:] + unsure} | ({False} if not acked else set())
+    def _subscriptions(self, filters: set[str]) -> None:
+        last: dict[str, list[SubscriptionChange]] = {}
+        for change in self.history.changes:
+            if change.sent < self.moment:
+                last.setdefault(change.topic_filter, []).append(change)
+        for topic_filter, changes in last.items():
+            acked = [change for change in changes if change.acked < self.moment]
+            unsure = [change for change in changes if change.acked >= self.moment]
+            allowed = {change.wanted for change in acked[-1:] + unsure} | ({False} if not acked else set())
             assert (topic_filter in filters) in allowed, f"the subscription to {topic_filter} is not as acknowledged"
 
     def _streams(self, logs: StreamLogs) -> Offsets:
@@ -180,12 +180,12 @@ class Judge:
         return offsets
 
     def _records(self, key: tuple[str, int], view: dict[str, Any]) -> dict[int, Ident]:
-        """What a reader finds, in the order of each topic; no file has more than that."""
+        """The messages that a reader finds, in the order of each topic; no file has more."""
         found: dict[int, Ident] = {}
         directory = self.data / "streams" / key[0] / str(key[1])
         names = {part["file"]: part["bytes"] for part in view["segments"]}
-        there = {path.name: path.stat().st_size for path in directory.iterdir() if path.suffix in (".seg", ".parquet")}
-        assert there == names
+        sizes = {path.name: path.stat().st_size for path in directory.iterdir() if path.suffix in (".seg", ".parquet")}
+        assert sizes == names
         last: dict[str, int] = {}
         for part in view["segments"]:
             for offset, payload in _payloads(directory / part["file"], part["bytes"], part["first_offset"]):
@@ -198,7 +198,7 @@ class Judge:
 
 
 def _payloads(path: Path, size: int, first_offset: int) -> Iterator[tuple[int, bytes]]:
-    """The records of a segment, sealed or not, as offset and payload."""
+    """The records of a segment, sealed or not, as (offset, payload)."""
     with open(path, "rb") as file:
         if is_sealed(path.name):
             from bridge_spark.log.sealed.reader import SealedFile
@@ -214,7 +214,7 @@ def _payloads(path: Path, size: int, first_offset: int) -> Iterator[tuple[int, b
 
 
 def agree(known: Offsets, offsets: Offsets, history: History, moment: int) -> None:
-    """What readers had been shown before ``moment`` is what it was after earlier losses; ``known`` learns of it."""
+    """Check that messages visible to readers before ``moment`` are the same after each loss; adds them to ``known``."""
     for key, watermark in history.shown(moment).items():
         before = known.setdefault(key, {})
         for offset, ident in offsets[key].items():

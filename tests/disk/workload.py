@@ -1,7 +1,7 @@
-"""Clients that load a broker, and a recorder of what each was told, and when.
+"""Clients that load a broker, and a record of the packets they send and receive.
 
-Rule: times are ns of CLOCK_MONOTONIC.  What a client says is noted before it is said, what it is told after it came, so
-whatever is noted as told was told at or before that time, and whatever was said was said at or after it.
+Times are ns of CLOCK_MONOTONIC. A client records a packet before it sends it and after it receives it: a packet is sent
+at its recorded time or later, and received at it or earlier.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mqttbroker.codec.properties import Properties
 NEVER = 1 << 63
 WINDOW = 10
 PARTITIONS = 3
-# "short" loses its oldest records while it is written; sizes are small so that segments roll and go all the time.
+# Retention deletes records of "short" during the run; sizes are small, so that segments roll and are deleted often.
 STREAMS = {
     "load": {"filters": ["load/#"], "partitions": PARTITIONS, "segment_bytes": "256KiB"},
     "short": {"filters": ["load/#"], "partitions": 1, "segment_bytes": "64KiB", "retention_bytes": "256KiB"},
@@ -39,7 +39,7 @@ def now() -> int:
 
 
 class Publication:
-    """One message of a publisher.  ``acked`` is PUBACK or PUBREC, ``reason`` what it said, ``completed`` PUBCOMP."""
+    """One message of a publisher. ``acked``: PUBACK or PUBREC came, with ``reason``; ``completed``: PUBCOMP came."""
 
     def __init__(self, publisher: str, number: int, topic: str, qos: int, retain: bool, payload: bytes) -> None:
         self.ident: Ident = (publisher, number)
@@ -50,7 +50,7 @@ class Publication:
         self.payload = payload
         self.sent = self.acked = self.released = self.completed = NEVER
         self.reason = 0
-        self.repeated = False  # at QoS 1 it may have been stored each time
+        self.repeated = False  # so that at QoS 1 it may be stored twice
 
     def packet(self, dup: bool = False) -> Publish:
         return Publish(self.topic, self.payload, self.qos, self.retain, dup, self.packet_id)
@@ -60,7 +60,7 @@ class Publication:
 
 
 class Delivery:
-    """One message to a subscriber.  ``answered`` is PUBACK or PUBREC, ``released`` PUBREL, ``completed`` PUBCOMP."""
+    """One message to a subscriber. Times of PUBACK or PUBREC, PUBREL, and PUBCOMP."""
 
     def __init__(self, packet: Publish, came: int) -> None:
         self.ident = ident_of(packet.payload)
@@ -70,8 +70,8 @@ class Delivery:
         self.answered = self.released = self.completed = NEVER
 
 
-class Wish:
-    """A filter that a client asked for, or asked to be without."""
+class SubscriptionChange:
+    """A SUBSCRIBE (``wanted``) or UNSUBSCRIBE of a client."""
 
     def __init__(self, topic_filter: str, wanted: bool) -> None:
         self.topic_filter = topic_filter
@@ -81,16 +81,16 @@ class Wish:
 
 
 class History:
-    """What the recorder knows; times as in the module's docstring."""
+    """The record; times as in the module's docstring."""
 
     def __init__(self) -> None:
         self.publications: dict[str, list[Publication]] = {}
         self.deliveries: dict[str, list[Delivery]] = {}
-        self.wishes: list[Wish] = []
-        self.watermarks: list[tuple[int, tuple[str, int], int]] = []  # when, stream and partition, offset
+        self.changes: list[SubscriptionChange] = []
+        self.watermarks: list[tuple[int, tuple[str, int], int]] = []  # time, (stream, partition), offset
 
     def shown(self, before: int) -> dict[tuple[str, int], int]:
-        """The highest watermark that a reader has seen of each partition."""
+        """The high watermark that readers have seen of each partition."""
         found: dict[tuple[str, int], int] = {}
         for when, key, offset in self.watermarks:
             if when < before:
@@ -107,12 +107,12 @@ def ident_of(payload: bytes) -> Ident:
 
 
 def qos_of(client_id: str) -> int:
-    """Client ids say version and QoS: ``pub-4-1``."""
+    """The QoS in a client id such as ``pub-4-1``, after the version."""
     return int(client_id[-1])
 
 
 def open_session(port: int, client_id: str) -> tuple[RawClient, bool]:
-    """Connect with a session that is kept for ever; whether it was there."""
+    """Connect with a session that never expires; returns whether it was present too."""
     client = RawClient(port, int(client_id.split("-")[1]))
     properties = Properties()
     if client.version == 5:
@@ -123,7 +123,7 @@ def open_session(port: int, client_id: str) -> tuple[RawClient, bool]:
 
 
 class Load:
-    """Publishers, subscribers that are away, subscribers that acknowledge, one that changes its mind, a reader."""
+    """Publishers, disconnected and connected subscribers, a client that changes its subscriptions, a stream reader."""
 
     def __init__(self, broker: BrokerProcess, seed: str, publishers: list[str], messages: int) -> None:
         self.broker = broker
@@ -134,10 +134,7 @@ class Load:
         self._over = threading.Event()
 
     def run(self, ready: Callable[[], None]) -> History:
-        """Connect all, call ``ready``, publish everything; returns once every publisher has its answers.
-
-        The broker is left as it is.
-        """
+        """Connect all, call ``ready``, and publish everything; returns when every publisher has its answers."""
         for client_id in ("away-4-2", "away-5-2"):
             client, _ = open_session(self.broker.port, client_id)
             client.subscribe("load/#", options=2)
@@ -149,7 +146,7 @@ class Load:
         ready()
         with ThreadPoolExecutor(max_workers=16) as pool:
             others = [pool.submit(self._receive, client_id, client) for client_id, client in clients]
-            others += [pool.submit(self._change, "fickle-5-1"), pool.submit(self._watch)]
+            others += [pool.submit(self._change, "changing-5-1"), pool.submit(self._watch)]
             publishing = [pool.submit(self._publish, client_id, client) for client_id, client in publishers]
             try:
                 for task in publishing:
@@ -191,7 +188,7 @@ class Load:
         client.close()
 
     def _answer(self, client: RawClient, packet_ids_in_use: dict[int, Publication]) -> None:
-        """Take one answer of the broker and go on with that exchange."""
+        """Receive one answer of the broker and continue the exchange."""
         packet = client.receive(30)
         if isinstance(packet, Disconnect):
             raise ConnectionResetError(describe(packet))
@@ -209,7 +206,7 @@ class Load:
         del packet_ids_in_use[packet.packet_id]
 
     def _return(self, client_id: str, packet_ids_in_use: dict[int, Publication]) -> RawClient:
-        """Connect again and repeat what is under way (section 4.4)."""
+        """Connect again and repeat the messages in flight (section 4.4)."""
         while True:
             try:
                 client, present = open_session(self.broker.port, client_id)
@@ -225,7 +222,7 @@ class Load:
                 client.send(publication.packet(dup=True))
         return client
 
-    # -- the others -------------------------------------------------------------------------------------------------
+    # -- other clients ----------------------------------------------------------------------------------------------
 
     def _receive(self, client_id: str, client: RawClient) -> None:
         deliveries = self.history.deliveries[client_id] = []
@@ -236,7 +233,7 @@ class Load:
                 packet = _arrived(client)
                 if packet is not None:
                     waiting.append(self._response(client, packet, deliveries))
-                # Not each at once, so that some are always under way.
+                # Answers are delayed, so that some deliveries are always in flight.
                 while waiting and (packet is None or len(waiting) > rng.randrange(20)):
                     waiting.pop(0)()
 
@@ -266,16 +263,16 @@ class Load:
         rng = Random(f"{self.seed}:{client_id}")
         with client:
             while not self._over.wait(0.005):
-                wish = Wish(f"fickle/{rng.randrange(5)}", rng.random() < 0.5)
-                self.history.wishes.append(wish)
+                change = SubscriptionChange(f"changing/{rng.randrange(5)}", rng.random() < 0.5)
+                self.history.changes.append(change)
                 try:
-                    if wish.wanted:
-                        client.subscribe(wish.topic_filter, options=1)
+                    if change.wanted:
+                        client.subscribe(change.topic_filter, options=1)
                     else:
-                        client.unsubscribe(wish.topic_filter)
+                        client.unsubscribe(change.topic_filter)
                 except ConnectionError:
-                    return  # a broker that cannot write closes
-                wish.acked = now()
+                    return  # a broker that cannot write closes the connection
+                change.acked = now()
 
     def _watch(self) -> None:
         while not self._over.wait(0.01):

@@ -1,4 +1,4 @@
-"""A short run of `make chaos`; and what its verdict holds to be a finding."""
+"""A short run of `make chaos`, and the faults that its verdict reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_a_broker_that_is_killed_five_times_keeps_its_promises() -> None:
     assert record.counts["kills"] == 5
 
 
-def test_a_seed_gives_the_same_schedule() -> None:
+def test_a_seed_determines_the_schedule() -> None:
     def schedule(seed: str) -> list[object]:
         habits, load = Habits(seed, "a", 1.0, 1.0), Load(seed, "a", 3, 1.0)
         return [lives(seed, 10, 60.0, 12), [habits.next() for _ in range(20)], [load.next() for _ in range(20)]]
@@ -75,7 +75,9 @@ def a_step_back(deliver: Deliver, one: Sent, two: Sent, three: Sent) -> None:
         (a_step_back, [ORDER]),
     ],
 )
-def test_what_the_verdict_finds(history: Callable[[Deliver, Sent, Sent, Sent], None], expected: list[str]) -> None:
+def test_the_verdict_reports_each_fault(
+    history: Callable[[Deliver, Sent, Sent, Sent], None], expected: list[str]
+) -> None:
     record = Record()
     one, two, three = (record.send("p", "chaos/t", qos, False, 20) for qos in (1, 2, 2))
     for message in (one, two, three):

@@ -1,4 +1,4 @@
-"""A broker whose disk is full, fails or is read-only: who is told what, and that nothing acknowledged goes missing."""
+"""A broker whose disk is full, fails or is read-only: its answers to clients and operators, and no message lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sessions.store.writer import SqliteStore
 
 CONFIG = {"streams": {"s": {"filters": ["kept/#"], "partitions": 1}}, "sys_interval": "1s"}
 READ_ONLY = [(kind, errno.EROFS, "*") for kind in ("write", "open", "truncate", "unlink")]
-# What fails, the code that a publisher gets, and a word of the reason that is given.
+# The calls that fail, the reason code that a publisher gets, and a word of the logged reason.
 FAULTS = {
     "disk full": ([("write", errno.ENOSPC, "*")], 0x97, "full|No space"),
     "quota": ([("write", errno.EDQUOT, "*/streams/*")], 0x97, "quota"),
@@ -39,7 +39,7 @@ FAULTS = {
 
 
 class Clients:
-    """An offline subscriber with a session, an online one at QoS 0, and publishers of both versions."""
+    """A disconnected subscriber with a session, a connected one at QoS 0, and publishers of both versions."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.broker = broker
@@ -63,7 +63,7 @@ class Clients:
         return client
 
     def publish(self, version: int, qos: int, payload: bytes) -> int:
-        """The reason code, -1 when the broker closes without an answer; a live subscriber has it either way."""
+        """The reason code, or -1 if the broker closes without an answer; the QoS 0 subscriber gets the message."""
         with RawClient(self.broker.port, version) as client:
             client.connect()
             client.send(Publish("kept/t", payload, qos, False, False, 1))
@@ -77,15 +77,15 @@ class Clients:
                 self.accepted.append(payload)
             return answer.reason_code
 
-    def publish_all(self, what: str) -> list[int]:
-        """At QoS 1 and 2, with 5.0 and 3.1.1."""
+    def publish_all(self, phase: str) -> list[int]:
+        """Publish at QoS 1 and 2, with 5.0 and 3.1.1."""
         cases = [(version, qos) for version in (5, 4) for qos in (1, 2)]
-        return [self.publish(version, qos, f"{what} {version} {qos}".encode()) for version, qos in cases]
+        return [self.publish(version, qos, f"{phase} {version} {qos}".encode()) for version, qos in cases]
 
     def expect_kept(self) -> None:
-        """The session and the stream hold what was accepted, once, and nothing else."""
+        """The session and the stream have each accepted message once, and nothing else."""
         away = self.open("away", 4)
-        # QoS 2 leaves after the commit of its packet id, QoS 1 before.
+        # Sorted, as QoS 2 messages are sent after the commit of their packet id and QoS 1 messages before.
         assert sorted(away.take().payload for _ in self.accepted) == sorted(self.accepted)
         away.expect_nothing()
         away.close()
@@ -94,7 +94,7 @@ class Clients:
 
 
 def unready(broker: BrokerProcess) -> str:
-    """What /readyz says is wrong, empty when it is ready."""
+    """The reasons that /readyz gives; empty if the broker is ready."""
     try:
         broker.get("/readyz")
     except HTTPError as error:
@@ -122,7 +122,7 @@ def test_a_failing_disk(layer: Layer, name: str) -> None:
         for fault in faults:
             layer.fail(*fault)
         assert clients.publish_all("during") == [code, code, -1, -1]
-        # What needs no disk goes on.
+        # QoS 0 and messages without subscribers need no disk.
         with RawClient(broker.port) as client:
             client.connect()
             client.publish("kept/t", b"at QoS 0", 0)
@@ -139,7 +139,7 @@ def test_a_failing_disk(layer: Layer, name: str) -> None:
         failures = sample(broker, "mqttbroker_store_failures_total")
         wait_until(lambda: sample(broker, "mqttbroker_store_failures_total") >= failures + 4)
         assert len(lines(broker, "store_failed")) == 1 and not lines(broker, "store_recovered")
-        layer.mend()
+        layer.end_failures()
         broker.wait_for_log("event=store_recovered")
         wait_until(lambda: not unready(broker))
         assert clients.publish_all("after") == [0, 0, 0, 0]
@@ -152,8 +152,7 @@ def test_a_failing_disk(layer: Layer, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["disk full", "sync of the database fails", "sync of the stream fails"])
-def test_a_kill_while_the_disk_fails(layer: Layer, name: str) -> None:
-    """What was refused does not come back."""
+def test_refused_messages_do_not_return_after_a_kill(layer: Layer, name: str) -> None:
     with BrokerProcess(layer.root / "data", CONFIG, env=layer.env) as broker:
         clients = Clients(broker)
         assert clients.publish_all("before") == [0, 0, 0, 0]
@@ -161,14 +160,14 @@ def test_a_kill_while_the_disk_fails(layer: Layer, name: str) -> None:
             layer.fail(*fault)
         assert clients.publish(5, 1, b"refused") == FAULTS[name][1]
         broker.kill()
-        layer.mend()
+        layer.end_failures()
         broker.start()
         clients.listen()
         assert clients.publish_all("after the kill") == [0, 0, 0, 0]
         clients.expect_kept()
 
 
-def test_a_start_puts_on_disk_what_a_kill_left_in_memory(layer: Layer) -> None:
+def test_a_start_syncs_commits_that_a_kill_left_in_memory(layer: Layer) -> None:
     with BrokerProcess(layer.root / "data", CONFIG, env=layer.env) as broker:
         Clients(broker).publish_all("before")
         broker.kill()
@@ -179,7 +178,7 @@ def test_a_start_puts_on_disk_what_a_kill_left_in_memory(layer: Layer) -> None:
 
 
 def test_a_broker_starts_on_a_full_disk(layer: Layer) -> None:
-    """And refuses what it cannot keep, rather than everything."""
+    """It refuses only messages that it cannot store."""
     with BrokerProcess(layer.root / "data", CONFIG, env=layer.env) as broker:
         clients = Clients(broker)
         assert clients.publish_all("before") == [0, 0, 0, 0]
@@ -188,7 +187,7 @@ def test_a_broker_starts_on_a_full_disk(layer: Layer) -> None:
         broker.restart(kill=True)
         clients.listen()
         assert clients.publish_all("during") == [0x97, 0x97, -1, -1]
-        layer.mend()
+        layer.end_failures()
         broker.wait_for_log("event=store_recovered")
         assert clients.publish_all("after") == [0, 0, 0, 0]
         clients.expect_kept()
@@ -196,7 +195,7 @@ def test_a_broker_starts_on_a_full_disk(layer: Layer) -> None:
 
 @contextmanager
 def small_disk(directory: Path, size: str) -> Iterator[None]:
-    """A file system of its own at ``directory``; skips where that is not allowed."""
+    """Mount a file system of this size at ``directory``; skips without the permission."""
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)], capture_output=True)
     if made.returncode != 0:
         pytest.skip(f"cannot mount: {made.stderr.decode().strip()}")
@@ -207,7 +206,7 @@ def small_disk(directory: Path, size: str) -> Iterator[None]:
 
 
 def fill_up(directory: Path) -> Path:
-    """The file that takes all the room that was left."""
+    """Create a file that fills the file system."""
     path = directory / "filler"
     with open(path, "wb", buffering=0) as filler:
         try:
@@ -219,7 +218,7 @@ def fill_up(directory: Path) -> Path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+def test_a_full_file_system(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     with small_disk(disk, "12m"), BrokerProcess(disk / "data", CONFIG) as broker:
@@ -243,8 +242,8 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
-def test_a_start_that_finds_no_room_at_all_says_so(tmp_path: Path) -> None:
-    """SQLite knows an I/O error only."""
+def test_a_start_without_any_room_names_the_reason(tmp_path: Path) -> None:
+    """SQLite reports only an I/O error."""
     disk = tmp_path / "disk"
     disk.mkdir()
     with small_disk(disk, "1m"):

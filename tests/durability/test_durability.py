@@ -1,4 +1,4 @@
-"""What a SIGKILL leaves: a broker process with its files, started again on them."""
+"""A broker process is stopped or killed and started again on its data directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ StartBroker = Callable[..., BrokerProcess]
 
 
 def resume(broker: BrokerProcess, client_id: str, version: int = 5, present: bool = True) -> RawClient:
-    """Connect with a session that is kept for ever."""
+    """Connect with a session that never expires."""
     properties = Properties()
     if version == 5:
         properties.session_expiry_interval = 0xFFFFFFFF
@@ -26,7 +26,7 @@ def resume(broker: BrokerProcess, client_id: str, version: int = 5, present: boo
 
 
 @pytest.mark.parametrize("kill", [True, False], ids=["killed", "terminated"])
-def test_everything_that_was_acknowledged_is_there_again(start_broker: StartBroker, kill: bool) -> None:
+def test_a_restart_keeps_everything_acknowledged(start_broker: StartBroker, kill: bool) -> None:
     broker = start_broker()
     subscriber = resume(broker, "sub", 4, present=False)
     subscriber.subscribe("t/+", options=2)
@@ -35,11 +35,11 @@ def test_everything_that_was_acknowledged_is_there_again(start_broker: StartBrok
     for n in range(1, 21):
         assert publisher.publish("t/1", b"%d" % n, 1 + n % 2) == 0
     assert publisher.publish("t/kept", b"retained", 1, retain=True) == 0
-    # Half-way through: received and not released, delivered and not completed.
+    # Incomplete exchanges: one message received but not released, others delivered but not completed.
     publisher.send(Publish("t/2", b"half", 2, False, False, 900))
     publisher.wait_for(Pubrec)
     subscriber = resume(broker, "sub", 4)
-    # QoS 1 leaves at once, QoS 2 after the commit of its packet id.
+    # Sorted, as QoS 2 messages are sent after the commit of their packet id and QoS 1 messages before.
     messages = sorted((subscriber.expect(Publish) for _ in range(22)), key=lambda message: message.packet_id)
     assert [message.packet_id for message in messages] == list(range(1, 23))
     released = next(message.packet_id for message in messages if message.qos == 2)
@@ -48,7 +48,7 @@ def test_everything_that_was_acknowledged_is_there_again(start_broker: StartBrok
     acknowledged = next(message.packet_id for message in messages if message.qos == 1)
     subscriber.send(Puback(acknowledged))
     subscriber.expect_nothing()
-    # An acknowledged message of another client is committed with or after that PUBACK.
+    # The subscriber's PUBACK is committed with this message or before.
     assert publisher.publish("t/3", b"later", 1) == 0
     if not kill:
         publisher.close()
@@ -74,13 +74,13 @@ def test_everything_that_was_acknowledged_is_there_again(start_broker: StartBrok
         client.subscribe("t/kept")
         message = client.take()
         assert (message.payload, message.retain) == (b"retained", True)
-    # The subscription is there too.
+    # The subscription is restored too.
     publisher.publish("t/4", b"new", 2)
     assert subscriber.take().payload == b"new"
 
 
-def test_a_long_queue_drains_completely_after_a_kill(start_broker: StartBroker) -> None:
-    """3500 messages of which 1000 are held in memory, new ones while it drains, a kill and a takeover on the way."""
+def test_a_long_queue_is_delivered_completely_after_a_kill(start_broker: StartBroker) -> None:
+    """A queue longer than memory may hold, with new messages, a kill and a takeover while it is delivered."""
     broker = start_broker(config={"limits": {"max_queue_memory_messages": 200, "max_inflight": 100}})
     subscriber = resume(broker, "sub", present=False)
     subscriber.subscribe("t", options=1)
@@ -119,7 +119,7 @@ def test_a_long_queue_drains_completely_after_a_kill(start_broker: StartBroker) 
     subscriber.expect_nothing()
 
 
-def test_nothing_acknowledged_is_lost_in_rounds_of_kills(start_broker: StartBroker) -> None:
+def test_repeated_kills_lose_no_acknowledged_message(start_broker: StartBroker) -> None:
     broker = start_broker()
     subscriber = resume(broker, "sub", present=False)
     subscriber.subscribe("t", options=2)
@@ -140,7 +140,7 @@ def test_nothing_acknowledged_is_lost_in_rounds_of_kills(start_broker: StartBrok
 
 
 @pytest.mark.parametrize("durability", ["interval", "off"])
-def test_other_durabilities_acknowledge_at_once_and_a_clean_end_keeps_what_they_promise(
+def test_other_durabilities_acknowledge_at_once_and_interval_keeps_everything_on_a_clean_stop(
     start_broker: StartBroker, durability: str
 ) -> None:
     broker = start_broker(config={"durability": durability, "durability_interval": "50ms"})
@@ -164,7 +164,7 @@ def test_other_durabilities_acknowledge_at_once_and_a_clean_end_keeps_what_they_
     subscriber.expect_nothing()
 
 
-def test_clients_are_told_when_the_broker_ends(start_broker: StartBroker) -> None:
+def test_clients_get_a_disconnect_when_the_broker_stops(start_broker: StartBroker) -> None:
     broker = start_broker()
     with RawClient(broker.port) as five, RawClient(broker.port, 4) as four:
         five.connect("five")

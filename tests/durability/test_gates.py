@@ -1,8 +1,8 @@
-"""The gates of QoS 1 and 2: a broker that is killed exactly between two steps of an exchange, and started again.
+"""QoS 1 and 2 exchanges with a broker that is killed between two steps and started again.
 
-The store of `held_broker` stops before it writes, when all is written but for SQLite's COMMIT, or after that and before
-anybody hears of it. Where a step must wait for that commit it has not been taken by then, and after the kill
-both sides go on from what they know: nothing that was acknowledged is lost, nothing arrives twice.
+The store of `held_broker` stops before it writes, before SQLite's COMMIT, or after it and before it reports. A step
+that must wait for this commit has not been taken by then. After the kill both sides continue: no acknowledged message
+is lost, and none arrives twice.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ BEFORE_AND_AFTER = pytest.mark.parametrize("point", ["before", "after"])
 
 
 class HeldBroker(BrokerProcess):
-    """A broker that can be held at a commit."""
+    """A broker whose store can be stopped at a commit."""
 
     def __init__(self, directory: Path) -> None:
-        self.wish = directory / "hold"
+        self.hold_file = directory / "hold"
         super().__init__(
             config={"streams": {"kept": {"filters": ["stream/#"]}}},
-            env={"HOLD_FILE": str(self.wish)},
+            env={"HOLD_FILE": str(self.hold_file)},
             program=[PATH],
         )
 
     def hold(self, point: str, contents: str) -> None:
         """Stop at the next commit with these contents."""
         assert point in POINTS and contents in CONTENTS
-        self.heard = len(self.lines)
-        self.wish.write_text(f"{point} {contents}", encoding="utf-8")
+        self.lines_before = len(self.lines)
+        self.hold_file.write_text(f"{point} {contents}", encoding="utf-8")
 
     def await_held(self) -> None:
-        self.wait_for_log("event=held", after=self.heard)
+        self.wait_for_log("event=held", after=self.lines_before)
 
     def kill_held(self) -> None:
-        """Kill it once it is held there, and start it again."""
+        """Kill the broker once its store has stopped, and start it again."""
         self.await_held()
         self.kill()
-        self.wish.unlink()
+        self.hold_file.unlink()
         self.start()
 
     def resume(self, client_id: str, version: int, present: bool = True) -> RawClient:
-        """Connect with a session that is kept for ever."""
+        """Connect with a session that never expires."""
         properties = Properties()
         if version == 5:
             properties.session_expiry_interval = 0xFFFFFFFF
@@ -70,7 +70,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldBroker]:
 
 
 class Pair:
-    """A publisher and a subscriber with sessions that last, named after the test, and their topic."""
+    """A publisher and a subscriber with persistent sessions, and their topic, all named after the test."""
 
     def __init__(self, broker: HeldBroker, request: pytest.FixtureRequest, version: int) -> None:
         self.broker = broker
@@ -92,28 +92,28 @@ class Pair:
         assert self.publisher.expect(Pubcomp).packet_id == packet_id
 
     def finish(self, dup: bool) -> None:
-        """From PUBLISH to PUBCOMP."""
+        """Publish the message, from PUBLISH to PUBCOMP."""
         self.send(dup=dup)
         assert self.publisher.expect(Pubrec).reason_code == 0
         self.release()
 
     def deliver(self) -> Publish:
-        """The PUBLISH of a message that was sent to the end."""
+        """Publish the message completely; returns the PUBLISH that the subscriber gets."""
         self.finish(False)
         return self.subscriber.expect(Publish)
 
     def expect_once(self, *payloads: bytes) -> None:
-        """The subscriber gets these and nothing else, and the stream has the same."""
+        """The subscriber gets exactly these messages, and so does the stream."""
         assert [self.subscriber.take().payload for _ in payloads] == list(payloads)
         self.expect_no_more(*payloads)
 
     def expect_no_more(self, *payloads: bytes) -> None:
-        """The subscriber has had all, which is what the stream has."""
+        """The subscriber gets nothing more, and the stream has exactly these messages."""
         self.subscriber.expect_nothing()
         assert self.in_stream() == list(payloads)
 
     def in_stream(self) -> list[bytes]:
-        """What a reader of the stream's files sees."""
+        """The messages of the topic that a reader of the stream's files sees."""
         stored = LogReader(self.broker.data_dir, "kept").records()
         return [record.payload for record in stored if record.topic == self.topic]
 
@@ -143,14 +143,14 @@ def test_between_publish_and_pubrec(broker: HeldBroker, pair: Pair, point: str) 
 
 
 @VERSIONS
-@pytest.mark.parametrize("pubrec", ["came", "was lost"])
+@pytest.mark.parametrize("pubrec", ["received", "lost"])
 def test_between_pubrec_and_pubrel(broker: HeldBroker, pair: Pair, pubrec: str) -> None:
     pair.subscriber.disconnect()
     pair.send()
     pair.publisher.expect(Pubrec)
     broker.restart(kill=True)
     pair.publisher = pair.resume("publisher")
-    if pubrec == "came":
+    if pubrec == "received":
         pair.release()
     else:
         pair.finish(dup=True)
@@ -179,12 +179,12 @@ def test_between_pubrel_and_pubcomp(broker: HeldBroker, pair: Pair, point: str) 
 
 
 @VERSIONS
-def test_after_pubcomp_the_packet_id_is_free(broker: HeldBroker, pair: Pair) -> None:
+def test_the_packet_id_is_free_after_pubcomp(broker: HeldBroker, pair: Pair) -> None:
     pair.subscriber.disconnect()
     pair.finish(dup=False)
     broker.restart(kill=True)
     pair.publisher = pair.resume("publisher")
-    pair.send(b"another", dup=True)  # what a client sends that lost its first attempt
+    pair.send(b"another", dup=True)  # as from a client whose first attempt was lost
     pair.publisher.expect(Pubrec)
     pair.release()
     pair.subscriber = pair.resume("subscriber")
@@ -196,7 +196,7 @@ def test_after_pubcomp_the_packet_id_is_free(broker: HeldBroker, pair: Pair) -> 
 
 @VERSIONS
 @BEFORE_AND_AFTER
-def test_before_publish_its_packet_id_is_kept(broker: HeldBroker, pair: Pair, point: str) -> None:
+def test_a_packet_id_is_stored_before_publish(broker: HeldBroker, pair: Pair, point: str) -> None:
     broker.hold(point, "packet id of the delivery")
     pair.send()
     broker.await_held()
@@ -213,7 +213,7 @@ def test_before_publish_its_packet_id_is_kept(broker: HeldBroker, pair: Pair, po
 
 @VERSIONS
 @BEFORE_AND_AFTER
-def test_before_publish_from_the_queue_its_packet_id_is_kept(broker: HeldBroker, pair: Pair, point: str) -> None:
+def test_a_packet_id_is_stored_before_publish_from_the_queue(broker: HeldBroker, pair: Pair, point: str) -> None:
     pair.subscriber.disconnect()
     pair.finish(dup=False)
     broker.hold(point, "packet id of the delivery")
@@ -270,7 +270,7 @@ def test_between_pubrel_and_pubcomp_of_the_subscriber(broker: HeldBroker, pair: 
 
 @VERSIONS
 @BEFORE_AND_AFTER
-def test_between_pubcomp_of_the_subscriber_and_its_end(broker: HeldBroker, pair: Pair, point: str) -> None:
+def test_between_pubcomp_of_the_subscriber_and_its_commit(broker: HeldBroker, pair: Pair, point: str) -> None:
     sent = pair.deliver()
     pair.subscriber.send(Pubrec(sent.packet_id))
     pair.subscriber.expect(Pubrel)
@@ -289,11 +289,11 @@ def test_between_pubcomp_of_the_subscriber_and_its_end(broker: HeldBroker, pair:
     assert (message.payload, message.dup) == (b"another", False)
 
 
-# --- what else waits for the disk ---------------------------------------------------------------------------------
+# --- each place that stores a message -----------------------------------------------------------------------------
 
 
-class Keeper:
-    """One place that keeps a message, alone, and a publisher whose acknowledgement waits for it."""
+class StoredOnce:
+    """A message that only one place stores, and a publisher whose acknowledgement waits for that."""
 
     def __init__(self, broker: HeldBroker, kind: str, qos: int, version: int) -> None:
         self.broker = broker
@@ -307,15 +307,15 @@ class Keeper:
             subscriber.subscribe(f"$share/group/{self.topic}" if kind == "shared" else self.topic)
             subscriber.disconnect()
         self.publisher = broker.resume(f"{self.name} publisher", version, False)
-        self.publisher.subscribe("the session is on disk with this")
+        self.publisher.subscribe("its SUBACK shows that the session is on disk")
 
     def send_again(self) -> None:
         self.publisher = self.broker.resume(f"{self.name} publisher", self.version)
         self.message.dup = True
         self.publisher.send(self.message)
-        nobody_listens = self.version == 5 and self.kind == "retained"
+        no_subscribers = self.version == 5 and self.kind == "retained"
         answer = self.publisher.expect(Puback if self.message.qos == 1 else Pubrec)
-        assert answer.reason_code == (NO_MATCHING_SUBSCRIBERS if nobody_listens else 0)
+        assert answer.reason_code == (NO_MATCHING_SUBSCRIBERS if no_subscribers else 0)
 
     def expect_kept(self) -> None:
         if self.kind == "stream":
@@ -330,18 +330,18 @@ class Keeper:
 
 
 @VERSIONS
-def test_no_acknowledgement_before_what_keeps_the_message(broker: HeldBroker, version: int) -> None:
+def test_no_acknowledgement_before_the_message_is_stored(broker: HeldBroker, version: int) -> None:
     kinds = ("queue", "shared", "stream", "retained")
-    keepers = [Keeper(broker, kind, qos, version) for kind in kinds for qos in (1, 2)]
+    cases = [StoredOnce(broker, kind, qos, version) for kind in kinds for qos in (1, 2)]
     broker.hold("before", "message")
-    for keeper in keepers:
-        keeper.publisher.send(keeper.message)
+    for case in cases:
+        case.publisher.send(case.message)
     broker.await_held()
-    for keeper in keepers:
-        keeper.publisher.expect_nothing()
+    for case in cases:
+        case.publisher.expect_nothing()
     broker.kill_held()
-    for keeper in keepers:
-        keeper.send_again()
+    for case in cases:
+        case.send_again()
     broker.restart(kill=True)
-    for keeper in keepers:
-        keeper.expect_kept()
+    for case in cases:
+        case.expect_kept()

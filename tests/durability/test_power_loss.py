@@ -1,6 +1,6 @@
-"""A power loss at any moment: what was acknowledged before it is there after it, and nothing else is served.
+"""After a power loss at any moment, acknowledged messages are there and nothing else is served.
 
-`make power-loss` does the same at length.
+`make power-loss` is a longer run of the same.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ ROOT = Path("/disk")
 STATES = 80
 
 
-def test_nothing_acknowledged_is_lost_or_served_twice(directory: Path) -> None:
+def test_a_power_loss_loses_and_repeats_nothing_acknowledged(directory: Path) -> None:
     loss = PowerLoss(directory, "short", messages=150)
     loss.lose(loss.moments(40), whole=2)
     assert loss.judged >= 40
 
 
-def test_a_disk_that_fails_now_and_then_loses_nothing_acknowledged_either(directory: Path) -> None:
-    """A sync that failed may or may not have written, and the next one does not write it again."""
+def test_a_power_loss_after_disk_failures_loses_nothing_acknowledged(directory: Path) -> None:
+    """A failed sync may or may not have written, and the next one does not write the same bytes again."""
 
     def faults(layer: Layer) -> None:
         layer.fail("sync", errno.EIO, "*-wal", 9)
@@ -55,7 +55,7 @@ MADE = [call(CREATE, "f", 1), call(SYNC, "."), call(WRITE, "f", 1, 0, b"a" * 153
 
 
 def states(directory: Path, calls: list[Call], name: str = "f") -> set[object]:
-    """Every content, or None, in which the file was found."""
+    """Every content that the file may have after a power loss; None if it may be missing."""
     disk = Disk(ROOT)
     for one in calls:
         disk.apply(one)
@@ -68,35 +68,35 @@ def states(directory: Path, calls: list[Call], name: str = "f") -> set[object]:
     return found
 
 
-def test_what_was_synced_is_there(directory: Path) -> None:
+def test_synced_writes_survive(directory: Path) -> None:
     assert states(directory, [*MADE, call(SYNC, "f", 1)]) == {b"a" * 1536}
 
 
-def test_what_was_not_synced_is_there_or_not_sector_by_sector(directory: Path) -> None:
+def test_each_sector_that_was_not_synced_may_survive(directory: Path) -> None:
     a, zeros = b"a" * 512, bytes(512)
     found = states(directory, MADE)
     assert {b"", a, a + a, zeros + a, zeros + a + a, a + zeros + a, zeros + zeros + a, a + a + a} == found
 
 
 @pytest.mark.parametrize("later", [[], [call(SYNC, "f", 1)], [call(WRITE, "f", 1, 1536, b"b"), call(SYNC, "f", 1)]])
-def test_a_sync_that_failed_proves_nothing_ever(directory: Path, later: list[Call]) -> None:
+def test_writes_before_a_failed_sync_may_be_lost_for_ever(directory: Path, later: list[Call]) -> None:
     found = states(directory, [*MADE, call(SYNC, "f", 1, error=errno.EIO), *later])
     end = b"b" if len(later) == 2 else b""
     assert {b"a" * 1536 + end, (bytes(1536) if end else b"") + end} <= found
 
 
-def test_what_is_written_again_after_a_failed_sync_counts(directory: Path) -> None:
+def test_writes_repeated_after_a_failed_sync_survive_the_next_sync(directory: Path) -> None:
     failed = call(SYNC, "f", 1, error=errno.EIO)
     assert states(directory, [*MADE, failed, call(WRITE, "f", 1, 0, b"b" * 1536), call(SYNC, "f", 1)]) == {b"b" * 1536}
 
 
-def test_a_truncation_waits_for_its_sync(directory: Path) -> None:
+def test_a_truncation_may_be_lost_until_its_sync(directory: Path) -> None:
     cut = [*MADE, call(SYNC, "f", 1), call(TRUNCATE, "f", 1, 100)]
     assert states(directory, cut) == {b"a" * 1536, b"a" * 100}
     assert states(directory, [*cut, call(SYNC, "f", 1)]) == {b"a" * 100}
 
 
-def test_names_wait_for_the_sync_of_their_directory(directory: Path) -> None:
+def test_names_may_be_lost_until_their_directory_is_synced(directory: Path) -> None:
     new = [call(MKDIR, "d"), call(CREATE, "d/f", 1), call(WRITE, "d/f", 1, 0, b"a"), call(SYNC, "d/f", 1)]
     assert states(directory, new, "d/f") == states(directory, [*new, call(SYNC, "d")], "d/f") == {None, b"a"}
     there = [*new, call(SYNC, "d"), call(SYNC, ".")]

@@ -1,4 +1,4 @@
-"""A broker that starts on many sessions: all of them are there, and their clients find what waited for them."""
+"""A broker that starts with many sessions restores all of them with their queues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import restart  # noqa: E402
 SESSIONS, SUBSCRIPTIONS, MESSAGES = 300, 1500, 3000
 
 
-def test_every_session_returns_with_its_subscriptions_and_its_queue(
+def test_a_restart_keeps_every_session_with_subscriptions_and_queue(
     start_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     restart.fill(tmp_path, SESSIONS, SUBSCRIPTIONS, MESSAGES)
@@ -40,8 +40,8 @@ def test_every_session_returns_with_its_subscriptions_and_its_queue(
                     assert client.take().topic == topic
 
 
-def test_a_broker_that_is_down_keeps_its_ports(start_broker: Callable[..., BrokerProcess]) -> None:
-    """For a test to start it there again, whoever else asks the system for a port meanwhile."""
+def test_a_stopped_test_broker_keeps_its_ports(start_broker: Callable[..., BrokerProcess]) -> None:
+    """So that a test can start it there again, even if other processes ask for a free port."""
     broker = start_broker()
     for kill in (True, False):
         if kill:
@@ -57,7 +57,7 @@ def test_a_broker_that_is_down_keeps_its_ports(start_broker: Callable[..., Broke
         assert broker.get("/livez")
 
 
-def test_a_returning_client_finds_its_queue_in_its_order(
+def test_a_returning_client_gets_its_queue_in_order(
     start_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     restart.fill(tmp_path, 1, 1, 2500)

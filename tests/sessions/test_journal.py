@@ -1,4 +1,4 @@
-"""The journal: what a batch holds when it is taken, and who hears how it went."""
+"""sessions.journal: what a closed batch contains, and how gates and entries learn of its outcome."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def entry(journal: Journal, of: Message, session_id: int = 1, gate: Gate | None 
     return made
 
 
-def test_nothing_wanted_nothing_taken() -> None:
+def test_a_new_journal_is_idle_and_empty() -> None:
     journal = Journal(True)
     assert journal.writer_idle and not journal.has_pending and journal.size == 0
 
 
-def test_ids_count_on_and_a_message_of_many_entries_is_stored_once() -> None:
+def test_ids_continue_and_a_message_of_several_entries_is_stored_once() -> None:
     journal = Journal(True, next_message_id=7, next_seq=100)
     shared, sole = message(b"shared"), message(b"sole")
     entries = [entry(journal, shared, 1), entry(journal, shared, 2), entry(journal, sole, 1)]
@@ -40,7 +40,7 @@ def test_ids_count_on_and_a_message_of_many_entries_is_stored_once() -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_stored_entry_that_is_done_takes_its_message_along(shared: bool) -> None:
+def test_a_removed_entry_names_its_message_and_whether_it_is_shared(shared: bool) -> None:
     journal = Journal(True)
     one = message()
     entries = [entry(journal, one, 1)] + ([entry(journal, one, 2)] if shared else [])
@@ -51,7 +51,7 @@ def test_a_stored_entry_that_is_done_takes_its_message_along(shared: bool) -> No
     assert write_set.deleted_entries == [(1, 1, 1, 1 if shared else 0)]
 
 
-def test_an_entry_done_before_the_take_leaves_no_trace_and_opens_its_gate() -> None:
+def test_an_entry_removed_before_the_batch_closes_is_not_written_and_settles_its_gate() -> None:
     journal = Journal(True)
     gate = Gate()
     one = message()
@@ -65,7 +65,7 @@ def test_an_entry_done_before_the_take_leaves_no_trace_and_opens_its_gate() -> N
     assert gate.pending == 0 and not gate.failed
 
 
-def test_gates_open_with_the_commit_of_their_own_batch() -> None:
+def test_gates_open_with_the_commit_of_their_batch() -> None:
     journal = Journal(True)
     first, second, both = Gate(), Gate(), Gate()
     entry(journal, message(), 1, first)
@@ -81,7 +81,7 @@ def test_gates_open_with_the_commit_of_their_own_batch() -> None:
     assert (second.pending, both.pending) == (0, 0)
 
 
-def test_a_change_is_written_once_and_only_of_what_is_stored() -> None:
+def test_only_stored_entries_are_updated_and_only_once_per_batch() -> None:
     journal = Journal(True)
     one = entry(journal, message())
     one.packet_id = 5
@@ -99,7 +99,7 @@ def test_a_change_is_written_once_and_only_of_what_is_stored() -> None:
     assert journal.close_batch().entry_updates == []
 
 
-def test_later_operations_on_a_key_win() -> None:
+def test_the_last_operation_on_a_key_counts() -> None:
     journal = Journal(True)
     journal.add_received(1, 10)
     journal.add_received(1, 11)
@@ -116,11 +116,12 @@ def test_later_operations_on_a_key_win() -> None:
     write_set = journal.close_batch()
     assert (write_set.received, write_set.deleted_received) == ([(1, 11)], [(1, 10)])
     assert write_set.subscriptions == [(1, "b", 1, 1, 0)] and write_set.deleted_subscriptions == [(1, "a")]
-    assert [(row.topic, row.payload) for row in write_set.retained] == [("x", b"2")] and write_set.deleted_retained == ["y"]
+    assert [(row.topic, row.payload) for row in write_set.retained] == [("x", b"2")]
+    assert write_set.deleted_retained == ["y"]
     assert [row.version for row in write_set.sessions] == [5]
 
 
-def test_the_end_of_a_session_takes_all_of_it_out_of_the_batch() -> None:
+def test_deleting_a_session_removes_its_operations_from_the_batch() -> None:
     journal = Journal(True)
     gate = Gate()
     journal.save_session(SessionRow(1, "c", 4, 0, None, None, None, None, None))
@@ -136,7 +137,7 @@ def test_the_end_of_a_session_takes_all_of_it_out_of_the_batch() -> None:
     assert [row[1] for row in write_set.entries] == [kept.seq]
 
 
-def test_a_failed_batch_refuses_its_messages_and_keeps_the_rest() -> None:
+def test_a_failed_batch_refuses_new_entries_and_retries_the_rest() -> None:
     journal = Journal(True)
     stored = entry(journal, message())
     done = entry(journal, message())
@@ -164,14 +165,15 @@ def test_a_failed_batch_refuses_its_messages_and_keeps_the_rest() -> None:
     assert lost.disk == GONE
     write_set = journal.close_batch()
     assert not write_set.entries and not write_set.messages and not write_set.received
-    assert write_set.deleted_entries == [(1, done.seq, done.message.id, 0)] and write_set.entry_updates == [(3, 0, 1, stored.seq)]
+    assert write_set.deleted_entries == [(1, done.seq, done.message.id, 0)]
+    assert write_set.entry_updates == [(3, 0, 1, stored.seq)]
     assert write_set.subscriptions == [(1, "a", 1, 1, 0)] and write_set.deleted_subscriptions == [(1, "b")]
     assert write_set.deleted_received == [(1, 10)] and write_set.deleted_sessions == [9]
     assert not write_set.retained and write_set.deleted_retained == ["x"]
     assert len(write_set.pages) == 1
 
 
-def test_what_its_subscriber_had_before_the_failure_is_not_refused() -> None:
+def test_an_entry_acknowledged_before_the_failure_is_not_refused() -> None:
     journal = Journal(True)
     gate = Gate()
     one = entry(journal, message(), 1, gate)
@@ -182,7 +184,7 @@ def test_what_its_subscriber_had_before_the_failure_is_not_refused() -> None:
     assert gate.pending == 0 and not gate.failed
 
 
-def test_a_repeated_packet_id_waits_for_the_batch_that_holds_it() -> None:
+def test_a_repeated_packet_id_waits_for_the_batch_that_stores_it() -> None:
     journal = Journal(True)
     journal.add_received(1, 10)
     journal.close_batch()

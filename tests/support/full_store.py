@@ -1,4 +1,4 @@
-"""A database with something in every table and pages of every kind, and ways to damage it."""
+"""A database with rows in every table and pages of every type, and ways to damage it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = dict[str, set[tuple[object, ...]]]
 
 
 def fill(path: Path, keep_wal: bool = False) -> None:
-    """Make the database at `path`; with `keep_wal` as a crash leaves it."""
+    """Create the database at `path`; with `keep_wal` in the state that a crash leaves."""
     made = path if not keep_wal else path.with_name(f"{path.name}.making")
     store = SqliteStore(made, "commit", None)
     store.recover()
@@ -62,7 +62,7 @@ def _commit(number: int, chance: random.Random) -> WriteSet:
 
 
 def rows_of(path: Path) -> Rows:
-    """Everything in a database that SQLite can read."""
+    """All rows that SQLite can read."""
     connection = sqlite3.connect(path)
     try:
         return {table: set(connection.execute(f"SELECT * FROM {table}")) for table in TABLES}
@@ -71,7 +71,7 @@ def rows_of(path: Path) -> Rows:
 
 
 def page_kinds(path: Path) -> dict[str, list[int]]:
-    """The pages of an undamaged database by what is on them."""
+    """The page numbers of an undamaged database by page type."""
     connection = sqlite3.connect(path)
     roots = dict(connection.execute("SELECT rootpage, name FROM sqlite_master WHERE rootpage > 1"))
     connection.close()

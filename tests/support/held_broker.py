@@ -1,9 +1,7 @@
-"""``mqttbroker`` with a store that stops at a chosen commit, so that a kill falls exactly between two steps.
+"""``mqttbroker`` with a store that stops at a chosen commit, so that a test can kill it between two steps.
 
-Rule: nothing of the broker is changed but when its store answers. A word in the file that HOLD_FILE names says where
-it stops; from there on nothing more is written or acknowledged, and the log says so.
-
-Not a module of the suite: ``BrokerProcess(program=[PATH])`` runs it in the place of the package.
+The file named by HOLD_FILE says where the store stops. From there on nothing is written or acknowledged, and the log
+has ``event=held``. ``BrokerProcess(program=[PATH])`` runs this file in place of the package.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from sessions.rows import ENTRY_COLUMNS, ENTRY_UPDATE_COLUMNS
 
 PATH = str(Path(__file__).resolve())
 
-# What a commit may hold (`sessions.write_set`): the columns of entries and updates by their position there.
+# Conditions on the contents of a commit.
 AWAIT_PUBREC, AWAIT_PUBCOMP = 3, 5
 PACKET_ID, STATE = ENTRY_COLUMNS.index("packet_id"), ENTRY_COLUMNS.index("state")
 NEW_STATE = ENTRY_UPDATE_COLUMNS.index("state")
@@ -32,7 +30,7 @@ CONTENTS = {
     "PUBREC": lambda w: any(row[NEW_STATE] == AWAIT_PUBCOMP for row in w.entry_updates),
     "end of the delivery": lambda w: bool(w.deleted_entries),
 }
-# Where it stops: nothing of the commit is written; all is, but for SQLite's COMMIT; all is, and nobody hears of it.
+# Where the store stops: before it writes, before SQLite's COMMIT, or after it and before it reports.
 POINTS = ("before", "uncommitted", "after")
 
 
@@ -40,12 +38,12 @@ def main() -> int:
     from mqttbroker import server
     from mqttbroker.cli import main as cli
 
-    wish = Path(os.environ["HOLD_FILE"])
+    hold_file = Path(os.environ["HOLD_FILE"])
     submitted: list[Any] = []
 
     def is_held(point: str) -> bool:
-        """Whether the write set that was submitted last is to stop there; says so."""
-        wanted = wish.read_text(encoding="utf-8") if wish.exists() else ""
+        """Whether the last submitted write set is to stop at this point; logs it."""
+        wanted = hold_file.read_text(encoding="utf-8") if hold_file.exists() else ""
         held = any(wanted == f"{point} {name}" and holds(submitted[-1]) for name, holds in CONTENTS.items())
         if held:
             print(f"event=held point={point}", flush=True)

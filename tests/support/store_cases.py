@@ -1,4 +1,4 @@
-"""What the tests of the store share: fixtures that open one, and small write sets."""
+"""Fixtures that open a store, and small write sets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def log(path: Path) -> FileLog:
 
 @pytest.fixture
 def opened(path: Path) -> Iterator[Callable[..., Tuple[Recovered, Writer]]]:
-    """Opens a store, after closing the one before it."""
+    """A function that opens a store after closing the one before it."""
     stores: List[SqliteStore] = []
 
     def open_store(
@@ -49,7 +49,7 @@ Opened = Callable[..., Tuple[Recovered, Writer]]
 
 
 def query(path: Path, sql: str) -> List[Any]:
-    """Rows (bare values of one column) as another process sees them."""
+    """Rows as another process sees them; bare values if they have one column."""
     connection = sqlite3.connect(path)
     try:
         rows = connection.execute(sql).fetchall()
@@ -59,7 +59,7 @@ def query(path: Path, sql: str) -> List[Any]:
 
 
 def queued(session_id: int, keys: List[int], payload: bytes = b"p") -> WriteSet:
-    """Messages that only this session has, seq and message id being the key."""
+    """Messages queued for one session; seq and message id are the key."""
     write_set = WriteSet()
     write_set.messages = [message(key, "t", payload, timestamp=key) for key in keys]
     write_set.entries = [(session_id, key, key, 0, 1, 0, b"", 0, 0, 1 + len(payload), 0) for key in keys]

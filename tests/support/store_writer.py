@@ -1,7 +1,6 @@
-"""A store under a steady stream of commits, and a stream log small enough to check by eye.
+"""A store that commits one numbered write set after the other, and a minimal stream log.
 
-Run as a program it is the victim of `kill -9` in test_store: it reports the
-number of each commit on standard output once the store says it is durable.
+As a program, `test_kill_9_loses_no_reported_commit` kills it: it prints the number of each commit once it is durable.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ KEPT = 5  # commits whose entries are still queued
 
 
 class FileLog:
-    """One file of 8-byte records per partition; `events` tells the order of the calls.
+    """One file of 8-byte records per partition; ``events`` has the calls in their order.
 
-    ``fail_in`` names a method that raises OSError once it has done its work.
+    ``fail_in`` names a method that raises OSError after its work.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -128,7 +127,7 @@ def retained_rows(write_set: WriteSet) -> List[Tuple[Any, ...]]:
 
 
 class Writer:
-    """A started store whose commits are waited for one by one."""
+    """A started store that commits one write set at a time."""
 
     def __init__(self, store: SqliteStore) -> None:
         self.store = store
@@ -154,7 +153,7 @@ class Writer:
 
 
 def commit_number(number: int) -> WriteSet:
-    """Everything a commit can hold, so that a commit half kept shows."""
+    """A write set with every kind of change, so that a partial commit is detected."""
     write_set = WriteSet()
     keys = range(number * ENTRIES, (number + 1) * ENTRIES)
     write_set.sessions.append(SessionRow(1, "victim", 5, 3600, float(number), None, None, None, None))

@@ -1,4 +1,4 @@
-"""sessions.store.database_copy: a copy of one moment, of a database that changes at every step."""
+"""sessions.store.database_copy: a copy of one commit while the database changes between any two pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMITS = 40
 
 
 class Interrupted:
-    """A connection whose backup lets the writer commit between any two pages."""
+    """A connection whose backup has the writer commit between any two pages."""
 
     def __init__(self, path: Path, writer: Writer) -> None:
         self.connection = open_to_read(path)
@@ -37,7 +37,7 @@ class Interrupted:
             self.number += 1
 
 
-def test_the_copy_is_of_the_moment_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_copy_has_the_commit_at_which_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = tmp_path / "data" / "broker.db", tmp_path / "copy.db"
     store = SqliteStore(source, "commit", FileLog(source.parent / "streams"))
     store.recover()

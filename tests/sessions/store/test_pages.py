@@ -1,4 +1,4 @@
-"""sessions.store.pages: the rows on the pages are SQLite's rows, and nothing deleted comes back."""
+"""sessions.store.pages: the rows read from the pages are SQLite's rows, without deleted ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def records(path: Path) -> Counter[Record]:
 
 
 def on_pages(path: Path) -> Counter[Record]:
-    """The records of the tables as their pages should hold them, with NULL for the rowid."""
+    """The records that the pages of the tables should have, with NULL for the rowid."""
     found: Counter[Record] = Counter()
     for table, rows in rows_of(path).items():
         keyed = table in ("sessions", "messages")
@@ -41,7 +41,7 @@ def test_every_row_is_found_once(tmp_path: Path, keep_wal: bool) -> None:
     expected = on_pages(path)
     assert len(expected) > 1500
     assert found & expected == expected
-    # What is left are entries of the indexes and SQLite's own tables.
+    # The rest are entries of the indexes and SQLite's own tables.
     rest = found - expected
     assert {len(record) for record in rest} <= {2, 3, 4, 5}
     assert not [record for record in rest if isinstance(record[-1], bytes)]
@@ -62,7 +62,7 @@ def test_the_store_used_every_kind_of_page(tmp_path: Path) -> None:
     } <= set(page_kinds(path))
 
 
-def test_uncommitted_and_torn_frames_do_not_count(tmp_path: Path) -> None:
+def test_uncommitted_and_torn_frames_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "broker.db"
     fill(path, keep_wal=True)
     expected = records(path)
@@ -76,7 +76,7 @@ def test_uncommitted_and_torn_frames_do_not_count(tmp_path: Path) -> None:
     assert records(path) == expected
 
 
-def test_frames_behind_a_damaged_one_count(tmp_path: Path) -> None:
+def test_frames_behind_a_damaged_one_are_read(tmp_path: Path) -> None:
     path = tmp_path / "broker.db"
     fill(path, keep_wal=True)
     last = max(rows_of(path)["messages"], key=lambda row: int(str(row[0])))
@@ -93,7 +93,7 @@ def test_frames_behind_a_damaged_one_count(tmp_path: Path) -> None:
     pages.close()
 
 
-def test_a_chain_of_overflow_pages_that_goes_astray_gives_no_row(tmp_path: Path) -> None:
+def test_a_broken_chain_of_overflow_pages_gives_no_row(tmp_path: Path) -> None:
     path = tmp_path / "broker.db"
     fill(path)
     before = records(path)
@@ -106,7 +106,7 @@ def test_a_chain_of_overflow_pages_that_goes_astray_gives_no_row(tmp_path: Path)
     pages.close()
 
 
-def test_a_file_that_is_no_database_has_no_rows(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_has_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "broker.db"
     path.write_bytes(b"These are not the pages you are looking for. " * 500)
     pages = PageFile(path)
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_database_has_no_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_nothing_is_written(tmp_path: Path, change: str) -> None:
+def test_reading_writes_nothing(tmp_path: Path, change: str) -> None:
     path = tmp_path / "broker.db"
     fill(path)
     for numbers in page_kinds(path).values():
@@ -131,19 +131,19 @@ def test_nothing_is_written(tmp_path: Path, change: str) -> None:
     assert [found.name for found in tmp_path.iterdir() if found.name != "lock"] == ["broker.db"]
 
 
-def test_rows_of_different_tables_and_indexes_differ(tmp_path: Path) -> None:
-    """Salvage tells rows apart by their shape alone, and reads them in the order of their columns."""
+def test_rows_of_different_tables_and_indexes_have_different_types(tmp_path: Path) -> None:
+    """Salvage assigns rows to tables by their column types alone, and reads them in column order."""
     connection = sqlite3.connect(tmp_path / "broker.db", isolation_level=None)
     prepare(connection, "")
     shapes: list[tuple[bool, tuple[str, ...]]] = []
     for name, kind, text in connection.execute("SELECT name, type, sql FROM sqlite_master").fetchall():
         if kind == "table" and "sqlite_" not in name:
             columns = connection.execute(f"PRAGMA table_info({name})").fetchall()
-            alone = "WITHOUT ROWID" in text
-            if alone:
+            without_rowid = "WITHOUT ROWID" in text
+            if without_rowid:
                 keys = [column[5] for column in columns if column[5]]
                 assert [column[5] for column in columns][: len(keys)] == sorted(keys) == keys
-            shapes.append((alone, tuple(column[2] for column in columns)))
+            shapes.append((without_rowid, tuple(column[2] for column in columns)))
     assert len(set(shapes)) == len(TABLES)
     indexes = connection.execute(
         "SELECT name, tbl_name FROM sqlite_master WHERE type = 'index' AND name NOT LIKE 'sqlite_%'"

@@ -1,4 +1,4 @@
-"""sessions.store.salvage: damage costs the rows it hit; the damaged files stay as they were."""
+"""sessions.store.salvage: damage loses only the rows it hit, and the damaged files are kept unchanged."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ STAMP = "20260101T000000Z"
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sound") / "broker.db"
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("undamaged") / "broker.db"
     fill(path)
     return path
 
 
 @pytest.fixture(scope="module")
-def rows(sound: Path) -> Rows:
-    return rows_of(sound)
+def rows(undamaged: Path) -> Rows:
+    return rows_of(undamaged)
 
 
 @pytest.fixture
-def path(sound: Path, tmp_path: Path) -> Path:
-    shutil.copyfile(sound, tmp_path / "broker.db")
+def path(undamaged: Path, tmp_path: Path) -> Path:
+    shutil.copyfile(undamaged, tmp_path / "broker.db")
     return tmp_path / "broker.db"
 
 
-def losses(sound: Path, page: int) -> Rows:
-    """The rows of the tables that stand on a page, or reach it."""
+def losses(undamaged: Path, page: int) -> Rows:
+    """The rows that are on a page, or continue there."""
     lost: Rows = {}
-    before, after = (_rows_without(sound, without) for without in (0, page))
+    before, after = (_rows_without(undamaged, without) for without in (0, page))
     for table in TABLES:
         lost[table] = before[table] - after[table]
     return lost
 
 
-class _Blind(PageFile):
-    """The pages of a file, but for one."""
+class _OnePageMissing(PageFile):
+    """The pages of a file except one."""
 
-    blind = 0
+    missing = 0
 
     def page(self, number: int) -> bytes | None:
-        return None if number == self.blind else super().page(number)
+        return None if number == self.missing else super().page(number)
 
 
-def _rows_without(sound: Path, page: int) -> Rows:
-    pages = _Blind(sound)
-    pages.blind = page
+def _rows_without(undamaged: Path, page: int) -> Rows:
+    pages = _OnePageMissing(undamaged)
+    pages.missing = page
     connection = sqlite3.connect(":memory:", isolation_level=None)
     salvage_module.prepare(connection, "")
     shapes = {table: salvage_module._Shape(connection, table) for table in TABLES}
@@ -92,7 +92,7 @@ def salvaged(path: Path) -> tuple[Rows, list[str]]:
     return kept, result.lines
 
 
-def test_an_undamaged_database_is_salvaged_whole(path: Path, rows: Rows) -> None:
+def test_an_undamaged_database_is_salvaged_completely(path: Path, rows: Rows) -> None:
     kept, lines = salvaged(path)
     assert kept == rows
     assert lines[0] == f"put aside as broker.db.corrupt-{STAMP}: test"
@@ -107,19 +107,17 @@ def cases() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("kind", "change"), [*cases()])
-def test_damage_costs_the_rows_it_hit(
-    sound: Path, path: Path, rows: Rows, kind: str, change: str
-) -> None:
-    numbers = page_kinds(sound)[kind]
+def test_damage_loses_only_the_rows_it_hit(undamaged: Path, path: Path, rows: Rows, kind: str, change: str) -> None:
+    numbers = page_kinds(undamaged)[kind]
     page = numbers[len(numbers) // 2]
-    hit = losses(sound, page)
+    hit = losses(undamaged, page)
     overwrite(path, page, CHANGES[change])
     kept, _ = salvaged(path)
     gone_sessions = {row[0] for row in hit["sessions"]}
     gone_messages = {row[0] for row in hit["messages"]}
     gone_entries = {row[2] for row in hit["queue"]}
     for table in TABLES:
-        # SQLite keeps no checksum: bytes within a value may change unnoticed.
+        # SQLite has no checksums: a change within a value is not detected.
         changed = {row[0] for row in kept[table] - rows[table]}
         assert changed <= {row[0] for row in hit[table]}
         for row in rows[table] - kept[table]:
@@ -131,7 +129,7 @@ def test_damage_costs_the_rows_it_hit(
 
 
 @pytest.mark.parametrize("pages", [0, 1, 2, 40, 150])
-def test_a_truncated_file_keeps_what_it_holds(path: Path, rows: Rows, pages: int) -> None:
+def test_a_truncated_file_keeps_its_remaining_rows(path: Path, rows: Rows, pages: int) -> None:
     size = pages * PAGE + (100 if pages else 0)
     os.truncate(path, size)
     kept, lines = salvaged(path)
@@ -142,7 +140,7 @@ def test_a_truncated_file_keeps_what_it_holds(path: Path, rows: Rows, pages: int
         assert kept["messages"]
 
 
-def test_the_write_ahead_log_counts_and_goes_along(tmp_path: Path) -> None:
+def test_the_write_ahead_log_is_read_and_renamed_with_the_database(tmp_path: Path) -> None:
     path = tmp_path / "broker.db"
     fill(path, keep_wal=True)
     shutil.copyfile(path, tmp_path / "copy.db")
@@ -157,7 +155,7 @@ def test_the_write_ahead_log_counts_and_goes_along(tmp_path: Path) -> None:
     assert not path.with_name("broker.db-wal").exists()
 
 
-def test_nothing_readable_gives_an_empty_database(path: Path) -> None:
+def test_an_unreadable_file_gives_an_empty_database(path: Path) -> None:
     path.write_bytes(b"x" * 50_000)
     kept, lines = salvaged(path)
     assert not any(kept.values())
@@ -187,7 +185,7 @@ def test_an_older_database_keeps_its_version(tmp_path: Path) -> None:
     ("pragma", "reason"),
     [("user_version = 99", "schema version 99 is newer"), ("application_id = 7", "not a database")],
 )
-def test_what_is_not_ours_is_not_touched(path: Path, pragma: str, reason: str) -> None:
+def test_newer_and_foreign_databases_are_not_touched(path: Path, pragma: str, reason: str) -> None:
     connection = sqlite3.connect(path)
     connection.execute(f"PRAGMA {pragma}")
     connection.close()
@@ -197,20 +195,20 @@ def test_what_is_not_ours_is_not_touched(path: Path, pragma: str, reason: str) -
     assert path.read_bytes() == before and damaged_copies(path) == []
 
 
-def test_a_second_one_gets_a_name_of_its_own(path: Path) -> None:
+def test_a_second_salvage_gets_another_name(path: Path) -> None:
     first, second = (salvage(path, STAMP, "test").aside for _ in range(2))
     assert [first, second] == damaged_copies(path)
     assert second.name == f"{first.name}-2"
 
 
-# -- what is cut short --------------------------------------------------------
+# -- interruptions ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", range(12))
-def test_a_salvage_cut_short_is_finished_or_undone(
+def test_an_interrupted_salvage_is_finished_or_undone(
     path: Path, rows: Rows, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crash before any of the calls that rename leaves nothing half."""
+    """A crash before any of the renames leaves a complete database."""
     path.with_name("broker.db-wal").write_bytes(b"")
     path.with_name("broker.db.suspect").write_text("x")
     left = [step]
@@ -236,9 +234,7 @@ def test_a_salvage_cut_short_is_finished_or_undone(
         assert not path.with_name("broker.db.suspect").exists()
 
 
-def test_a_full_disk_leaves_everything_as_it_was(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = path.read_bytes()
 
     def full(*_: object) -> None:
@@ -251,10 +247,10 @@ def test_a_full_disk_leaves_everything_as_it_was(
     assert [found.name for found in path.parent.iterdir()] == ["broker.db"]
 
 
-# -- how a store comes to it --------------------------------------------------
+# -- with a store -------------------------------------------------------------
 
 
-def test_a_store_names_damage_and_goes_on_after_a_salvage(path: Path) -> None:
+def test_a_damaged_store_opens_after_a_salvage(path: Path) -> None:
     page = next(page for page in page_kinds(path)["leaf index"] if losses(path, page)["queue"])
     overwrite(path, page, CHANGES["zeros"])
     with pytest.raises(CorruptStore):
@@ -274,22 +270,20 @@ def test_a_refused_database_keeps_its_write_ahead_log(tmp_path: Path) -> None:
     store.recover()
     store.stop()
     overwrite(path, page, CHANGES["zeros"])
-    # A log with one commit that did not touch the page, as a crash leaves it.
+    # A write-ahead log as a crash leaves it, with one commit that did not change the page.
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA wal_autocheckpoint = 0")
     connection.execute("INSERT INTO stream_ends VALUES ('s', 0, 1)")
-    pages = wal.read_bytes()
-    keep = path.read_bytes()
+    before = path.read_bytes(), wal.read_bytes()
     connection.close()
-    path.write_bytes(keep)
-    wal.write_bytes(pages)
-    before = keep, pages
+    path.write_bytes(before[0])
+    wal.write_bytes(before[1])
     with pytest.raises(CorruptStore):
         SqliteStore(path, "commit", None).recover()
     assert (path.read_bytes(), wal.read_bytes()) == before
 
 
-def test_a_lost_database_with_a_log_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+def test_an_empty_database_with_a_write_ahead_log_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "broker.db"
     fill(path, keep_wal=True)
     shutil.copyfile(path, tmp_path / "copy.db")
@@ -302,8 +296,8 @@ def test_a_lost_database_with_a_log_is_not_taken_for_a_new_one(tmp_path: Path) -
     assert kept == expected
 
 
-def test_a_damaged_page_met_at_work_is_looked_for_at_the_next_start(path: Path) -> None:
-    """The start reads no messages, so only the client that wants them meets the damage."""
+def test_damage_found_while_running_is_checked_at_the_next_start(path: Path) -> None:
+    """A start reads no messages, so their damage is found when a client returns."""
     leaves = page_kinds(path)["leaf table"]
     store = SqliteStore(path, "commit", None)
     store.recover()
@@ -323,8 +317,8 @@ def test_a_damaged_page_met_at_work_is_looked_for_at_the_next_start(path: Path) 
     store.stop()
 
 
-def test_a_suspicion_without_ground_goes(path: Path) -> None:
-    path.with_name("broker.db.suspect").write_text("somebody thought so")
+def test_the_damage_marker_is_removed_if_the_check_finds_nothing(path: Path) -> None:
+    path.with_name("broker.db.suspect").write_text("database disk image is malformed")
     store = SqliteStore(path, "commit", None)
     store.recover()
     assert not path.with_name("broker.db.suspect").exists()

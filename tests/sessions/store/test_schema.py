@@ -1,4 +1,4 @@
-"""sessions.store.schema: a database is migrated whole, backed up first, or refused untouched."""
+"""sessions.store.schema: a database is backed up and migrated completely, or refused and not changed."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_new_database_gets_the_newest_schema(connection: sqlite3.Connection, p
     assert list(path.parent.glob("*.backup")) == []
 
 
-def test_preparing_again_changes_nothing(connection: sqlite3.Connection, path: Path) -> None:
+def test_preparing_twice_changes_nothing(connection: sqlite3.Connection, path: Path) -> None:
     prepare(connection, str(path))
     before = list(connection.iterdump())
     prepare(connection, str(path))
@@ -92,7 +92,7 @@ def test_an_older_database_is_migrated_after_a_backup(
     assert list(path.parent.glob("*.part")) == []
 
 
-def test_sessions_of_version_1_belong_to_nobody_under_the_rules_for_all(
+def test_sessions_of_version_1_have_no_username_and_the_global_rules(
     connection: sqlite3.Connection, path: Path
 ) -> None:
     prepare(connection, str(path), MIGRATIONS[:1])
@@ -101,7 +101,7 @@ def test_sessions_of_version_1_belong_to_nobody_under_the_rules_for_all(
     assert connection.execute("SELECT client_id, username, rules FROM sessions").fetchall() == [("c", None, None)]
 
 
-def test_what_was_queued_before_version_4_expires_as_its_message(
+def test_entries_of_version_3_get_the_expiry_of_their_message(
     connection: sqlite3.Connection, path: Path
 ) -> None:
     prepare(connection, str(path), MIGRATIONS[:3])
@@ -112,9 +112,9 @@ def test_what_was_queued_before_version_4_expires_as_its_message(
     assert connection.execute("SELECT seq, expires_at FROM queue").fetchall() == [(1, None), (2, 77)]
 
 
-def test_a_broker_goes_on_with_what_its_first_version_left(tmp_path: Path) -> None:
-    """The vector is the database of a broker of schema version 1: a client away with
-    four messages, a retained one, and a QoS 2 message whose PUBREL has not come."""
+def test_a_broker_opens_a_data_directory_of_version_1(tmp_path: Path) -> None:
+    """The vector is a database of schema version 1: a disconnected client with four messages, a retained message, and a
+    QoS 2 message that awaits its PUBREL."""
     database = tmp_path / "data" / "mqttbroker.db"
     database.parent.mkdir()
     old = gzip.decompress((VECTORS / "store-v1.db.gz").read_bytes())
@@ -146,7 +146,7 @@ def test_a_broker_goes_on_with_what_its_first_version_left(tmp_path: Path) -> No
         assert list(again.iterdump()) == copied
 
 
-def test_a_failed_migration_leaves_the_older_database(
+def test_a_failed_migration_keeps_the_older_database(
     connection: sqlite3.Connection, path: Path
 ) -> None:
     prepare(connection, str(path))

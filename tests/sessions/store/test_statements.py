@@ -33,7 +33,7 @@ def plan(path: Path, sql: str) -> List[str]:
 
 
 def scans(steps: List[str]) -> List[str]:
-    """The steps that read a whole table, by its name or by an alias of it."""
+    """The steps that read a whole table, under its name or an alias."""
     words = [step.split() for step in steps]
     return [
         " ".join(step)
@@ -55,7 +55,7 @@ def test_no_purge_scans_a_table(opened: Opened, path: Path, sql: str) -> None:
     assert scans(plan(path, sql)) == []
 
 
-def test_a_page_reads_its_rows_in_order_and_no_more(opened: Opened, path: Path) -> None:
+def test_a_page_reads_only_its_rows_in_order(opened: Opened, path: Path) -> None:
     opened()
     steps = plan(path, statements.PAGE)
     assert scans(steps) == []
@@ -64,7 +64,7 @@ def test_a_page_reads_its_rows_in_order_and_no_more(opened: Opened, path: Path) 
     assert not any("TEMP B-TREE" in step for step in steps)
 
 
-def test_entries_are_listed_in_order_by_their_index(opened: Opened, path: Path) -> None:
+def test_entry_queries_use_an_index_in_order(opened: Opened, path: Path) -> None:
     opened()
     for sql, step in (
         (statements.FIND_UNSENT, "SEARCH queue USING PRIMARY KEY (session_id=? AND seq>?)"),

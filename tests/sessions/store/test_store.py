@@ -1,4 +1,4 @@
-"""sessions.store.writer: what is written is read, page by page, and what is done with is gone."""
+"""sessions.store.writer: rows are stored, read in pages, and deleted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sessions.store.maintenance import Maintenance
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
 
-# -- what is written is read ------------------------------------------------
+# -- rows -------------------------------------------------------------------
 
 
 def test_a_new_store_is_empty(opened: Opened) -> None:
@@ -41,7 +41,10 @@ def test_a_new_store_is_empty(opened: Opened) -> None:
 def test_state_survives_a_restart(opened: Opened) -> None:
     _, writer = opened()
     write_set = queued(7, [3, 4], b"payload")
-    write_set.sessions = [SessionRow(7, "c", 5, 3600, None, b"will", 12.5, "user", "rules"), session_row(9, 1700000000.25)]
+    write_set.sessions = [
+        SessionRow(7, "c", 5, 3600, None, b"will", 12.5, "user", "rules"),
+        session_row(9, 1700000000.25),
+    ]
     write_set.subscriptions = [SubscriptionRow(7, "b/#", 1, 5, 0), SubscriptionRow(7, "a/é", 2, 6, 268435455)]
     write_set.retained = [retained("r", b"\0\xff", 1, b"props", "pub", 1700000000000001, 5)]
     write_set.received = [(7, 65535)]
@@ -56,7 +59,7 @@ def test_state_survives_a_restart(opened: Opened) -> None:
 
 
 def test_lists_are_applied_in_their_order(opened: Opened, path: Path) -> None:
-    """An upsert beside a removal of the same key: the later list wins."""
+    """The removal of a key follows its insertion."""
     _, writer = opened()
     write_set = queued(1, [1, 2])
     write_set.sessions = [session_row(1)]
@@ -111,7 +114,7 @@ def test_lists_of_any_length(opened: Opened, path: Path, count: int) -> None:
     assert query(path, "SELECT seq FROM queue") == query(path, "SELECT id FROM messages") == keys[-1:]
 
 
-def test_a_shared_message_goes_with_its_last_entry(opened: Opened, path: Path) -> None:
+def test_a_shared_message_is_deleted_with_its_last_entry(opened: Opened, path: Path) -> None:
     _, writer = opened()
     write_set = WriteSet()
     write_set.messages = [message(1, "t", b""), message(2, "t", b"")]
@@ -217,7 +220,7 @@ def test_a_page_row_has_entry_and_message(opened: Opened) -> None:
     ]
 
 
-def test_a_page_sees_the_commit_it_came_with(opened: Opened) -> None:
+def test_a_page_sees_the_commit_it_was_submitted_with(opened: Opened) -> None:
     _, writer = opened()
     write_set = queued(1, [1])
     write_set.received = [(1, 9), (1, 3)]
@@ -234,7 +237,7 @@ def test_a_page_sees_the_commit_it_came_with(opened: Opened) -> None:
     ]
 
 
-def test_a_page_ends_at_its_bytes_but_has_a_row(opened: Opened) -> None:
+def test_a_page_ends_at_its_byte_limit_but_has_a_row(opened: Opened) -> None:
     _, writer = opened()
     writer.commit(queued(1, [1, 2, 3], b"x" * 999))
     writer.commit(queued(1, [4], b"x" * 9999))
@@ -243,7 +246,7 @@ def test_a_page_ends_at_its_bytes_but_has_a_row(opened: Opened) -> None:
     assert [row[0] for row in writer.page(1, 3, 10, 1).rows] == [4]
 
 
-def test_a_page_that_cannot_be_read_leaves_the_commit(
+def test_a_page_that_cannot_be_read_does_not_undo_the_commit(
     opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, writer = opened()
@@ -255,17 +258,17 @@ def test_a_page_that_cannot_be_read_leaves_the_commit(
     assert query(path, "SELECT seq FROM queue") == [1]
 
 
-# -- sessions that end, free pages, the WAL ---------------------------------
+# -- deleted sessions, free pages, the write-ahead log ------------------------
 
 
-def test_an_ended_session_takes_everything_along(opened: Opened, path: Path) -> None:
+def test_a_deleted_session_is_deleted_with_everything(opened: Opened, path: Path) -> None:
     _, writer = opened()
     write_set = WriteSet()
     write_set.sessions = [session_row(1), session_row(2)]
     write_set.subscriptions = [SubscriptionRow(1, "a", 1, 1, 0), SubscriptionRow(2, "a", 1, 1, 0)]
     write_set.received = [(1, 5), (2, 5)]
     write_set.messages = [message(key, "t", b"") for key in (1, 2, 3, 4)]
-    # 1 is of session 1 alone, 2 of both, 3 twice of session 1, 4 of session 2 alone.
+    # Message 1 is queued for session 1, 2 for both, 3 twice for session 1, 4 for session 2.
     write_set.entries = [
         (session_id, seq, message_id, shared, 1, 0, b"", 0, 0, 1, 0)
         for seq, (session_id, message_id, shared) in enumerate(
@@ -322,7 +325,7 @@ def test_a_long_queue_is_purged_in_steps(
     assert query(path, "SELECT id FROM messages") == []
 
 
-def test_an_idle_writer_purges_and_gives_pages_back(
+def test_an_idle_writer_purges_and_vacuums(
     opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "IDLE_AFTER", 0.001)
@@ -365,7 +368,7 @@ def test_the_wal_stays_small(
     assert path.with_name("broker.db-wal").stat().st_size < 200 * 4096
 
 
-def test_a_reader_delays_the_wal_but_not_the_writer(
+def test_a_reader_delays_the_checkpoint_but_not_the_writer(
     opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(maintenance, "CHECKPOINT_PAGES", 20)

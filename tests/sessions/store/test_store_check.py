@@ -1,4 +1,4 @@
-"""sessions.store.check: what must hold is told when it does not, and nothing is written by looking."""
+"""sessions.store.check: each broken rule is reported, and a check writes nothing."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from sessions.store.writer import SqliteStore
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("sound") / "broker.db"
+def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("undamaged") / "broker.db"
     fill(path)
     return path
 
 
 @pytest.fixture
-def path(sound: Path, tmp_path: Path) -> Path:
-    shutil.copyfile(sound, tmp_path / "broker.db")
+def path(undamaged: Path, tmp_path: Path) -> Path:
+    shutil.copyfile(undamaged, tmp_path / "broker.db")
     return tmp_path / "broker.db"
 
 
-def test_a_sound_database_has_no_problems_and_gets_no_files(path: Path) -> None:
+def test_an_undamaged_database_has_no_problems_and_gets_no_files(path: Path) -> None:
     before = path.read_bytes()
     state = check_database(path)
     assert state.problems == [] and state.ends == {}
@@ -53,7 +53,7 @@ def test_a_database_in_use_is_read_at_its_last_commit(path: Path) -> None:
     store.stop()
 
 
-def test_a_crashed_database_is_read_with_its_log(tmp_path: Path) -> None:
+def test_a_database_is_read_with_the_write_ahead_log_of_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "broker.db"
     fill(path, keep_wal=True)
     before = path.read_bytes(), path.with_name("broker.db-wal").read_bytes()
@@ -78,15 +78,15 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("change", "problem"), BROKEN)
-def test_what_must_hold(path: Path, change: str, problem: str) -> None:
+def test_each_broken_rule_is_a_problem(path: Path, change: str, problem: str) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(change)
     connection.close()
     assert [found for found in check_database(path).problems if found.startswith(problem)]
 
 
-def test_the_queue_of_an_ended_session_is_no_problem(path: Path) -> None:
-    """It goes bit by bit."""
+def test_entries_of_a_deleted_session_are_no_problem(path: Path) -> None:
+    """They are deleted in steps."""
     connection = sqlite3.connect(path, isolation_level=None)
     for table in ("sessions", "subscriptions", "received"):
         connection.execute(f"DELETE FROM {table} WHERE session_id = 30")
@@ -102,7 +102,7 @@ def test_damage_is_a_problem(path: Path, kind: str, change: str) -> None:
     assert problems and not [line for line in problems if "\n" in line]
 
 
-def test_looking_at_an_emptied_database_leaves_its_log(tmp_path: Path) -> None:
+def test_checking_an_emptied_database_keeps_its_write_ahead_log(tmp_path: Path) -> None:
     path = tmp_path / "broker.db"
     fill(path, keep_wal=True)
     os.truncate(path, 0)
@@ -110,6 +110,6 @@ def test_looking_at_an_emptied_database_leaves_its_log(tmp_path: Path) -> None:
     assert path.with_name("broker.db-wal").stat().st_size > 0
 
 
-def test_no_database(tmp_path: Path) -> None:
+def test_a_missing_database_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         check_database(tmp_path / "broker.db")

@@ -1,4 +1,4 @@
-"""sessions.store.writer: what is reported committed is there after anything, and nothing half."""
+"""sessions.store.writer: reported commits survive every failure, and no commit is half done."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sessions.store.schema import MIGRATIONS
 from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, WriteSet
 
-# -- the log ----------------------------------------------------------------
+# -- the stream log -----------------------------------------------------------
 
 
 def stream_set(number: int) -> WriteSet:
@@ -37,7 +37,7 @@ def stream_set(number: int) -> WriteSet:
     return write_set
 
 
-def test_the_log_is_synced_before_and_told_after_the_commit(
+def test_the_stream_log_is_synced_before_the_commit_and_published_after(
     opened: Opened, path: Path, log: FileLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, writer = opened("commit", log)
@@ -54,13 +54,13 @@ def test_the_log_is_synced_before_and_told_after_the_commit(
     assert known == [("sync", []), ("committed", [1])]
 
 
-def test_no_stream_message_no_log(opened: Opened, log: FileLog) -> None:
+def test_a_commit_without_stream_messages_does_not_use_the_stream_log(opened: Opened, log: FileLog) -> None:
     _, writer = opened("commit", log)
     writer.commit(queued(1, [1]))
     assert log.events == ["recover"]
 
 
-def test_the_log_is_cut_back_to_what_sqlite_knows(opened: Opened, log: FileLog) -> None:
+def test_the_stream_log_is_cut_back_to_the_ends_in_sqlite(opened: Opened, log: FileLog) -> None:
     _, writer = opened("commit", log)
     writer.commit(stream_set(1))
     writer.store.stop()
@@ -75,7 +75,7 @@ def test_the_log_is_cut_back_to_what_sqlite_knows(opened: Opened, log: FileLog) 
 
 
 @pytest.mark.parametrize("fail_in", ["append", "sync"])
-def test_a_failing_log_fails_the_commit_whole(
+def test_a_failing_stream_log_fails_the_whole_commit(
     opened: Opened, path: Path, log: FileLog, fail_in: str
 ) -> None:
     _, writer = opened("commit", log)
@@ -128,10 +128,10 @@ def test_stream_messages_without_a_log_are_refused(opened: Opened, path: Path) -
 # -- failures ---------------------------------------------------------------
 
 
-def test_a_full_disk_fails_the_commit_and_no_other(
+def test_a_full_disk_fails_only_the_commits_meanwhile(
     opened: Opened, path: Path, log: FileLog
 ) -> None:
-    """No file may grow for a while: what a full disk or a quota does."""
+    """No file may grow for a while, as on a full disk or with a used-up quota."""
     _, writer = opened("commit", log)
     writer.commit(stream_set(1))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -153,7 +153,7 @@ def test_a_full_disk_fails_the_commit_and_no_other(
     assert query(path, "SELECT seq FROM queue") == log.records(("s", 0)) == [1, 2]
 
 
-def test_a_full_database_fails_the_commit_and_no_other(opened: Opened, path: Path) -> None:
+def test_a_full_database_fails_only_the_commits_meanwhile(opened: Opened, path: Path) -> None:
     _, writer = opened()
     connection = writer.store.database.connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
@@ -167,7 +167,7 @@ def test_a_full_database_fails_the_commit_and_no_other(opened: Opened, path: Pat
     assert query(path, "SELECT count(*) FROM messages") == [len(keys)]
 
 
-def test_a_report_that_fails_does_not_stop_the_writer(
+def test_a_failing_callback_does_not_stop_the_writer(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = SqliteStore(path, "commit", None)
@@ -176,18 +176,18 @@ def test_a_report_that_fails_does_not_stop_the_writer(
 
     def done(write_set: WriteSet, pages: List[Page], error: Optional[Exception]) -> None:
         reports.append(error)
-        raise RuntimeError("nobody listens")
+        raise RuntimeError("the callback failed")
 
     store.start(done)
     store.submit(queued(1, [1]))
     store.submit(queued(1, [2]))
     store.stop()
     assert reports == [None, None]
-    assert "nobody listens" in caplog.text
+    assert "the callback failed" in caplog.text
     assert query(path, "SELECT seq FROM queue") == [1, 2]
 
 
-def test_stop_finishes_what_was_submitted_and_leaves_one_file(path: Path) -> None:
+def test_stop_commits_everything_submitted_and_leaves_one_file(path: Path) -> None:
     store = SqliteStore(path, "commit", None)
     store.recover()
     store.start(lambda *outcome: None)
@@ -198,7 +198,7 @@ def test_stop_finishes_what_was_submitted_and_leaves_one_file(path: Path) -> Non
     assert query(path, "SELECT count(*) FROM queue") == [50]
 
 
-# -- what cannot be used ----------------------------------------------------
+# -- stores that cannot be opened ---------------------------------------------
 
 
 def refusal(path: Path) -> str:
@@ -216,7 +216,7 @@ def test_one_store_per_data_directory(opened: Opened, path: Path) -> None:
     opened()
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert "file" in refusal(tmp_path / "file" / "broker.db")
 
@@ -234,13 +234,13 @@ def test_a_database_that_cannot_be_written(opened: Opened, path: Path) -> None:
     assert "readonly" in refusal(path)
 
 
-def test_no_database_at_all(path: Path) -> None:
+def test_a_file_that_is_not_a_database(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"These are not the pages you are looking for. " * 200)
     before = path.read_bytes()
     assert refusal(path) == f"{path}: file is not a database"
     assert path.read_bytes() == before
-    # And nothing stays locked.
+    # The lock is released.
     path.unlink()
     store = SqliteStore(path, "commit", None)
     store.recover()
@@ -299,7 +299,7 @@ def test_commits_are_synced(opened: Opened, path: Path, durability: str) -> None
     assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
 
 
-def test_off_keeps_state_in_memory_and_the_log_unsynced(
+def test_durability_off_keeps_state_in_memory_and_the_stream_log_unsynced(
     opened: Opened, path: Path, log: FileLog
 ) -> None:
     _, writer = opened("off", log)
@@ -316,8 +316,8 @@ def test_off_keeps_state_in_memory_and_the_log_unsynced(
 ROUNDS = 12
 
 
-def test_kill_9_loses_nothing_reported(tmp_path: Path) -> None:
-    """Whenever the writer is killed, the disk holds a whole commit, the last reported or one more."""
+def test_kill_9_loses_no_reported_commit(tmp_path: Path) -> None:
+    """After a kill the disk has exactly the last reported commit or the one after it."""
     rng = random.Random(20)
     reported = -1
     for _ in range(ROUNDS):
@@ -329,7 +329,7 @@ def test_kill_9_loses_nothing_reported(tmp_path: Path) -> None:
         target = rng.randrange(1, 60)
         for _ in range(target):
             reported = int(victim.stdout.readline())
-        # From here it runs on; how far is up to the scheduler.
+        # The process runs on for a random time.
         victim.send_signal(signal.SIGKILL)
         rest = victim.stdout.read().split(b"\n")[:-1]
         victim.wait()
@@ -341,7 +341,7 @@ def test_kill_9_loses_nothing_reported(tmp_path: Path) -> None:
 
 
 def verify(directory: Path) -> int:
-    """The number of the last commit on disk, all of which and only of which must be there."""
+    """The number of the last commit on disk; everything of it must be there, and nothing else."""
     log = FileLog(directory / "streams")
     store = SqliteStore(directory / "broker.db", "commit", log)
     recovered = store.recover()
@@ -368,7 +368,7 @@ def verify(directory: Path) -> int:
         store.stop()
 
 
-def test_a_log_hears_of_time_passing_without_work(
+def test_an_idle_writer_lets_the_stream_log_apply_retention(
     opened: Opened, log: FileLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "RETENTION_AFTER", 0.01)
