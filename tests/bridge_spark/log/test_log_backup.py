@@ -1,4 +1,4 @@
-"""bridge_spark.log.log_backup: a copy holds what is kept up to one offset, whatever happens meanwhile."""
+"""bridge_spark.log.backup: a copy has all records up to one offset, while the log grows, is damaged or is cut by retention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def target(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("end", [0, BATCH, 150, END - BATCH, END])
-def test_a_copy_ends_where_it_should(directory: Path, target: Path, end: int) -> None:
+def test_a_copy_ends_at_the_given_offset(directory: Path, target: Path, end: int) -> None:
     assert copy_partition(directory, target, end) == 0
     assert records(target) == {offset: EVERYTHING[offset] for offset in range(end)}
     assert check_partition(target, end, False).problems == []
@@ -35,7 +35,7 @@ def test_a_copy_ends_where_it_should(directory: Path, target: Path, end: int) ->
     assert set(records(target)) == set(range(end + BATCH))
 
 
-def test_a_log_that_grows(directory: Path, target: Path) -> None:
+def test_copy_of_a_growing_log(directory: Path, target: Path) -> None:
     logs = open_log(directory.parent.parent.parent, {KEY: END})
     for number in range(3):
         logs.append({KEY: []})
@@ -45,14 +45,14 @@ def test_a_log_that_grows(directory: Path, target: Path) -> None:
     assert records(target) == EVERYTHING
 
 
-def test_a_stream_without_records(tmp_path: Path, target: Path) -> None:
+def test_copy_of_an_empty_partition(tmp_path: Path, target: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert copy_partition(tmp_path / "empty", target, 0) == 0
     assert check_partition(target, 0, False) == (0, 0, 0, [], [])
 
 
 def drop(directory: Path, upto: int) -> None:
-    """Remove segments as retention does it: for readers first, then the files."""
+    """Remove segments as retention does: first from the readers' view, then the files."""
     firsts = segment_offsets(directory)
     start = END if upto == len(firsts) else firsts[upto]
     mark = Watermark(END, firsts[-1], 0, start)
@@ -63,7 +63,7 @@ def drop(directory: Path, upto: int) -> None:
 
 @pytest.mark.parametrize("when", [0, 1, 2])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_retention_meanwhile(
+def test_retention_during_a_copy(
     directory: Path, target: Path, when: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     firsts = segment_offsets(directory)
@@ -85,7 +85,7 @@ def test_retention_meanwhile(
     open_log(target.parent.parent.parent, {KEY: END}).close()
 
 
-def test_retention_before(directory: Path, target: Path) -> None:
+def test_retention_before_a_copy(directory: Path, target: Path) -> None:
     drop(directory, len(segment_offsets(directory)))
     assert copy_partition(directory, target, END) == END
     open_log(target.parent.parent.parent, {KEY: END}).close()
@@ -99,7 +99,7 @@ def test_damage_is_not_copied(directory: Path, target: Path, damage: str) -> Non
         copy_partition(directory, target, END)
 
 
-def test_what_is_missing_is_told(directory: Path, tmp_path: Path) -> None:
+def test_missing_offsets_are_reported(directory: Path, tmp_path: Path) -> None:
     with pytest.raises(DamagedLog, match="offsets 300 to 304 are missing"):
         copy_partition(directory, tmp_path / "a", END + 5)
     (directory / segment_file_name(segment_offsets(directory)[1])).unlink()

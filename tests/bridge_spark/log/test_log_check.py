@@ -1,4 +1,4 @@
-"""bridge_spark.log.log_check: damage is told with its file, place and offsets, and ends where good batches begin."""
+"""bridge_spark.log.check: damage is reported with file, position and offsets, and ends at the next undamaged batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("end", [END, None])
-def test_a_sound_partition(directory: Path, end: int | None) -> None:
+def test_an_undamaged_partition(directory: Path, end: int | None) -> None:
     before = {path: path.read_bytes() for path in directory.iterdir()}
     state = check_partition(directory, end, False)
     count = len(segment_offsets(directory))
@@ -33,7 +33,7 @@ def test_a_sound_partition(directory: Path, end: int | None) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("number", [0, 3, 13, 29])
-def test_damage_costs_one_batch(directory: Path, damage: str, number: int) -> None:
+def test_damage_affects_one_batch(directory: Path, damage: str, number: int) -> None:
     first, batch, data = batches(directory)[number]
     name = segment_file_name(first)
     (directory / name).write_bytes(DAMAGES[damage](data, batch))
@@ -44,8 +44,8 @@ def test_damage_costs_one_batch(directory: Path, damage: str, number: int) -> No
     assert state.end == (END if number < 29 else state.end)
 
 
-def test_bytes_beyond_the_end_are_no_problem(directory: Path) -> None:
-    """What a crash leaves: the next start cuts it off."""
+def test_bytes_after_the_end_are_not_a_problem(directory: Path) -> None:
+    """A crash leaves them; the next start cuts them off."""
     last = directory / segment_file_name(segment_offsets(directory)[-1])
     with open(last, "ab") as file:
         file.write(b"MQB1 torn")
@@ -64,7 +64,7 @@ def test_a_missing_segment(directory: Path) -> None:
     )
 
 
-def test_the_tail_that_the_database_knows(directory: Path) -> None:
+def test_missing_offsets_at_the_end(directory: Path) -> None:
     (problem,) = check_partition(directory, END + 7, False).problems
     assert f"offsets {END} to {END + 6} are missing after it" in problem
 
@@ -84,8 +84,8 @@ def test_a_damaged_watermark(directory: Path) -> None:
     assert published_end(directory) == 0
 
 
-def test_retention_beside_a_check(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments go while they are looked at: that is no damage, unless no broker runs."""
+def test_retention_during_a_check(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A segment that disappears is damage only if no broker runs."""
     firsts = segment_offsets(directory)
 
     def gone(path: Path) -> bytes:
@@ -100,7 +100,7 @@ def test_retention_beside_a_check(directory: Path, monkeypatch: pytest.MonkeyPat
         check_partition(directory, END, False)
 
 
-def test_a_broker_that_appends_is_checked_to_the_end_of_the_moment(tmp_path: Path) -> None:
+def test_a_check_during_appends_ends_at_the_given_offset(tmp_path: Path) -> None:
     directory = make(tmp_path)
     logs = open_log(tmp_path, {("s", 0): END})
     for number in range(20):
@@ -109,8 +109,8 @@ def test_a_broker_that_appends_is_checked_to_the_end_of_the_moment(tmp_path: Pat
     logs.close()
 
 
-def test_a_batch_within_a_payload_is_not_taken_for_the_next_one() -> None:
-    """Somebody may publish a piece of a stream's own file."""
+def test_a_batch_inside_a_payload_is_not_the_next_batch() -> None:
+    """A payload may be a piece of a segment file."""
     inner = encode_lost(20, 40)
     outer = bytearray(encode_lost(0, 10))
     messages = [Message("t", inner, 0, False, b"", "c", 1, 0)] * 10
@@ -126,7 +126,7 @@ def test_a_batch_within_a_payload_is_not_taken_for_the_next_one() -> None:
     ]
 
 
-def test_unreadable_sectors_are_zeros(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_sectors_are_read_as_zeros(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = directory / segment_file_name(0)
     whole = path.read_bytes()
     real = os.pread
@@ -146,7 +146,7 @@ def test_unreadable_sectors_are_zeros(directory: Path, monkeypatch: pytest.Monke
     ("text", "problem"),
     [(None, "stream.json: is missing"), ("{", "stream.json: is damaged"), ("[]", "stream.json: is damaged")],
 )
-def test_the_description(directory: Path, text: str | None, problem: str) -> None:
+def test_a_damaged_stream_description(directory: Path, text: str | None, problem: str) -> None:
     path = directory.parent / "stream.json"
     assert check_description(directory.parent) is None
     if text is None:

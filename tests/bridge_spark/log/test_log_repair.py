@@ -1,4 +1,4 @@
-"""bridge_spark.log.log_repair: what is good keeps its offset, what is lost is marked, what is damaged is kept."""
+"""bridge_spark.log.repair: records keep their offsets, lost offsets are marked, damaged files are kept."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def without(*ranges: tuple[int, int]) -> dict[int, bytes]:
     return {offset: payload for offset, payload in EVERYTHING.items() if offset not in gone}
 
 
-def test_a_sound_partition_stays_as_it_is(directory: Path) -> None:
+def test_an_undamaged_partition_is_not_changed(directory: Path) -> None:
     before = contents(directory)
     for end in (END, None):
         assert repair_partition(directory, end, 0, STAMP) == (END, [])
@@ -47,7 +47,7 @@ def test_a_sound_partition_stays_as_it_is(directory: Path) -> None:
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("number", [0, 3, 13, 29])
 @pytest.mark.parametrize("known", [True, False])
-def test_damage_costs_one_batch(directory: Path, damage: str, number: int, known: bool) -> None:
+def test_damage_affects_one_batch(directory: Path, damage: str, number: int, known: bool) -> None:
     first, batch, data = batches(directory)[number]
     damaged = DAMAGES[damage](data, batch)
     (directory / segment_file_name(first)).write_bytes(damaged)
@@ -67,7 +67,7 @@ def test_damage_costs_one_batch(directory: Path, damage: str, number: int, known
     assert records(directory) == {**without(lost), **{END + i: b"%d" % (END + i) for i in range(BATCH)}}
 
 
-def test_several_places_in_one_segment(directory: Path) -> None:
+def test_several_damaged_batches_in_one_segment(directory: Path) -> None:
     found = batches(directory)
     data = found[0][2]
     for number in (1, 2, 5):
@@ -78,7 +78,7 @@ def test_several_places_in_one_segment(directory: Path) -> None:
     assert records(directory) == without((10, 30), (50, 60))
 
 
-def test_a_missing_segment_is_marked(directory: Path) -> None:
+def test_a_missing_segment_is_marked_as_lost(directory: Path) -> None:
     firsts = segment_offsets(directory)
     (directory / segment_file_name(firsts[1])).unlink()
     repair_partition(directory, END, 0, STAMP)
@@ -86,14 +86,14 @@ def test_a_missing_segment_is_marked(directory: Path) -> None:
     open_log(directory.parent.parent.parent, {KEY: END}).close()
 
 
-def test_the_first_segment_may_be_gone(directory: Path) -> None:
+def test_a_missing_first_segment(directory: Path) -> None:
     firsts = segment_offsets(directory)
     (directory / segment_file_name(firsts[0])).unlink()
     assert repair_partition(directory, END, 0, STAMP).end == END
     assert records(directory) == without((0, firsts[1]))
 
 
-def test_a_truncated_tail_is_marked_up_to_the_end(directory: Path) -> None:
+def test_a_truncated_end_is_marked_as_lost(directory: Path) -> None:
     first, batch, data = batches(directory)[-1]
     (directory / segment_file_name(first)).write_bytes(data[: batch.end - 1])
     with pytest.raises(StreamLogDamage):
@@ -107,7 +107,7 @@ def test_a_truncated_tail_is_marked_up_to_the_end(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("end", [END, None])
-def test_everything_gone_keeps_the_numbering(directory: Path, end: int | None) -> None:
+def test_offsets_continue_without_any_segment(directory: Path, end: int | None) -> None:
     for first in segment_offsets(directory):
         (directory / segment_file_name(first)).unlink()
     assert repair_partition(directory, end, 0, STAMP).end == END
@@ -118,12 +118,12 @@ def test_everything_gone_keeps_the_numbering(directory: Path, end: int | None) -
     assert set(records(directory)) == set(range(END, END + BATCH))
 
 
-def test_a_directory_gone_keeps_the_numbering(tmp_path: Path) -> None:
+def test_offsets_continue_without_the_directory(tmp_path: Path) -> None:
     assert repair_partition(tmp_path / "s" / "0", END, 0, STAMP).end == END
     assert check_partition(tmp_path / "s" / "0", END, False).lost == [(0, END)]
 
 
-def test_without_the_database_every_whole_batch_is_kept(directory: Path) -> None:
+def test_without_the_database_every_undamaged_batch_is_kept(directory: Path) -> None:
     (directory / "high_watermark").unlink()
     with open(directory / segment_file_name(segment_offsets(directory)[-1]), "ab") as file:
         file.write(b"MQB1 torn")
@@ -133,22 +133,22 @@ def test_without_the_database_every_whole_batch_is_kept(directory: Path) -> None
     assert check_partition(directory, END + 3, False).lost == [(END, END + 3)]
 
 
-def test_a_database_older_than_the_log_gets_its_end(directory: Path) -> None:
+def test_the_end_of_a_log_newer_than_the_database(directory: Path) -> None:
     assert repair_partition(directory, 100, 0, STAMP).end == END
     assert records(directory) == EVERYTHING
 
 
-def test_a_damaged_watermark_is_written_anew(directory: Path) -> None:
+def test_a_damaged_watermark_is_rewritten(directory: Path) -> None:
     (directory / "high_watermark").write_bytes(bytes(40))
     repair_partition(directory, END, 0, STAMP)
     assert read_watermark(directory).high_watermark == END
     assert records(directory) == EVERYTHING
 
 
-# -- readers of a mark --------------------------------------------------------
+# -- readers of lost batches --------------------------------------------------
 
 
-def test_a_mark_is_a_batch_without_records() -> None:
+def test_a_lost_batch_has_no_records() -> None:
     data = encode_lost(5, 9)
     (batch,) = iter_batches(data)
     assert (batch.first_offset, batch.end_offset, batch.lost) == (5, 9, True)
@@ -165,7 +165,7 @@ def test_a_mark_is_a_batch_without_records() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 13, 29])
-def test_spark_hears_of_lost_offsets(directory: Path, number: int) -> None:
+def test_the_spark_source_reports_lost_offsets(directory: Path, number: int) -> None:
     first, batch, data = batches(directory)[number]
     (directory / segment_file_name(first)).write_bytes(DAMAGES["body"](data, batch))
     repair_partition(directory, END, 0, STAMP)

@@ -1,4 +1,4 @@
-"""Predicates as bounds: they agree with what they say row by row, and blocks are judged without losing a row."""
+"""Predicates as bounds agree with the predicates row by row, and skip no block with a matching row."""
 
 from __future__ import annotations
 
@@ -43,30 +43,30 @@ PREDICATE = st.one_of(
 ROW = st.fixed_dictionaries({"topic": TOPIC, "partition": NUMBER, "offset": NUMBER, "timestamp": NUMBER})
 
 
-def wanted_by(predicates: list[tuple[str, str, Any]]) -> Predicate:
-    wanted = Predicate()
+def predicate_of(predicates: list[tuple[str, str, Any]]) -> Predicate:
+    predicate = Predicate()
     for column, sign, value in predicates:
         given_value = [of(column, each) for each in value] if sign == "in" else of(column, value)
-        narrowed = wanted.narrowed(column, sign, given_value)
+        narrowed = predicate.narrowed(column, sign, given_value)
         assert narrowed is not None
-        wanted = narrowed
-    return wanted
+        predicate = narrowed
+    return predicate
 
 
 @given(st.lists(PREDICATE, max_size=4), st.lists(ROW, min_size=1, max_size=6))
-def test_bounds_say_what_the_predicates_say(
+def test_bounds_agree_with_the_predicates(
     predicates: list[tuple[str, str, Any]], rows: list[dict[str, Any]]
 ) -> None:
-    wanted = pickle.loads(pickle.dumps(wanted_by(predicates)))
+    predicate = pickle.loads(pickle.dumps(predicate_of(predicates)))
     meant = [row for row in rows if all(MEANING[sign](row[column], value) for column, sign, value in predicates)]
-    assert meant == [row for row in rows if all(getattr(wanted, name).contains(row[name]) for name in row)]
+    assert meant == [row for row in rows if all(getattr(predicate, name).contains(row[name]) for name in row)]
     span = {name: (min(row[name] for row in rows), max(row[name] for row in rows)) for name in rows[0]}
-    low, high = wanted.offsets(span["offset"][0], span["offset"][1] + 1)
+    low, high = predicate.offsets(span["offset"][0], span["offset"][1] + 1)
     assert all(low <= row["offset"] < high for row in meant)
     if meant:
-        assert wanted.may_match(span["offset"], span["timestamp"], span["topic"])
-        assert wanted.may_match(topic=(span["topic"][0], None), offset=(None, span["offset"][1]))
-        assert wanted.partition.may_match(*span["partition"])
+        assert predicate.may_match(span["offset"], span["timestamp"], span["topic"])
+        assert predicate.may_match(topic=(span["topic"][0], None), offset=(None, span["offset"][1]))
+        assert predicate.partition.may_match(*span["partition"])
 
 
 REFUSED = [
@@ -77,18 +77,18 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("column", "sign", "value"), REFUSED)
-def test_what_bounds_cannot_say_is_not_taken(column: str, sign: str, value: Any) -> None:
+def test_predicates_that_bounds_cannot_express_are_left_to_spark(column: str, sign: str, value: Any) -> None:
     assert Predicate().narrowed(column, sign, value) is None
 
 
-def test_blocks_that_hold_nothing_wanted() -> None:
-    wanted = wanted_by([("topic", "prefix", "plant/"), ("offset", ">=", 100), ("timestamp", "<", 1000)])
-    assert wanted.columns == ("topic", "offset", "timestamp") and not wanted.unbounded
-    assert wanted.may_match((90, 100), (999, 2000), ("a", "plant/x"))
-    assert not wanted.may_match(offset=(0, 99))
-    assert not wanted.may_match(timestamp=(1000, 2000))
-    assert not wanted.may_match(topic=("plant0", "z")) and not wanted.may_match(topic=("a", "plant"))
-    among = wanted_by([("offset", "in", [5, 50, 70]), ("offset", "<", 60)])
+def test_blocks_without_a_matching_row() -> None:
+    predicate = predicate_of([("topic", "prefix", "plant/"), ("offset", ">=", 100), ("timestamp", "<", 1000)])
+    assert predicate.columns == ("topic", "offset", "timestamp") and not predicate.unbounded
+    assert predicate.may_match((90, 100), (999, 2000), ("a", "plant/x"))
+    assert not predicate.may_match(offset=(0, 99))
+    assert not predicate.may_match(timestamp=(1000, 2000))
+    assert not predicate.may_match(topic=("plant0", "z")) and not predicate.may_match(topic=("a", "plant"))
+    among = predicate_of([("offset", "in", [5, 50, 70]), ("offset", "<", 60)])
     assert among.offsets(0, 100) == (5, 51) and among.offsets(6, 40) == (40, 40)
     assert not among.may_match(offset=(51, 100))
     assert Predicate().unbounded and Bounds[int]().unbounded and Predicate().offsets(3, 9) == (3, 9)

@@ -1,4 +1,4 @@
-"""Batches, the sparse index and the high watermark: round trips and damage."""
+"""Record batches, the sparse index and the high watermark: round trips and damage."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ records = st.lists(
 
 
 @given(records, st.integers(0, 2**64 - 32), st.integers(0, 9))
-def test_what_is_encoded_is_decoded(messages: List[Message], first_offset: int, shift: int) -> None:
+def test_encoded_records_decode_to_themselves(messages: List[Message], first_offset: int, shift: int) -> None:
     data = bytes(shift) + encode_batch(messages, first_offset)
     (batch,) = iter_batches(data, shift)
     assert (batch.first_offset, batch.end_offset) == (first_offset, first_offset + len(messages))
@@ -92,7 +92,7 @@ def test_columns_are_aligned_and_fill_the_body(messages: List[Message]) -> None:
     assert position == len(data)
 
 
-def test_the_layout_is_the_documented_one() -> None:
+def test_the_layout_is_as_documented() -> None:
     message = Message("a/b", b"xyz", 2, True, b"\x01\x00", "c", 7, 99)
     body = (
         struct.pack("<q", 7)
@@ -110,7 +110,7 @@ def test_the_layout_is_the_documented_one() -> None:
 
 
 def crc32c(data: bytes) -> int:
-    """CRC-32C bit by bit, to hold the library to the polynomial of the format."""
+    """CRC-32C bit by bit, to check the library's polynomial."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -120,7 +120,7 @@ def crc32c(data: bytes) -> int:
 
 
 def segment_bytes() -> tuple[bytes, list[int]]:
-    """Three small batches and where each ends."""
+    """Three small batches, and the end position of each."""
     batches = [
         encode_batch([record(0), record(1)], 0),
         encode_batch([record(2, b"")], 2),
@@ -142,7 +142,7 @@ def good_prefix(data: bytes) -> int:
     return end
 
 
-def test_a_cut_anywhere_leaves_the_whole_batches_before_it() -> None:
+def test_truncation_leaves_the_batches_before_it() -> None:
     data, ends = segment_bytes()
     for cut in range(len(data) + 1):
         assert good_prefix(data[:cut]) == max(end for end in ends if end <= cut)
@@ -152,7 +152,7 @@ def test_a_cut_anywhere_leaves_the_whole_batches_before_it() -> None:
 
 
 @pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
-def test_damage_anywhere_leaves_the_whole_batches_before_it(flip: int) -> None:
+def test_damage_leaves_the_batches_before_it(flip: int) -> None:
     data, ends = segment_bytes()
     for position in range(len(data)):
         damaged = bytearray(data)
@@ -160,7 +160,7 @@ def test_damage_anywhere_leaves_the_whole_batches_before_it(flip: int) -> None:
         assert good_prefix(bytes(damaged)) == max(end for end in ends if end <= position)
 
 
-def test_zeros_after_a_power_failure_are_no_batch() -> None:
+def test_zeros_are_not_a_batch() -> None:
     data, ends = segment_bytes()
     assert good_prefix(data + bytes(4096)) == ends[-1]
 
@@ -173,7 +173,7 @@ def test_a_gap_in_the_offsets_is_damage() -> None:
         list(scan_batches(io.BytesIO(data), 0, len(data), 0))
 
 
-def test_iteration_stops_at_the_end_given() -> None:
+def test_iteration_stops_at_the_given_end() -> None:
     data, ends = segment_bytes()
     assert [batch.first_offset for batch in iter_batches(data, ends[1], ends[2])] == [2]
     with pytest.raises(TornBatch):
@@ -227,7 +227,7 @@ def test_records_too_large_for_one_batch_become_several(monkeypatch: pytest.Monk
     assert all(batch.body_length < 2000 or batch.count == 1 for batch in found)
 
 
-def test_an_impossible_record_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_too_large_for_the_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_batch, "MAX_BODY_BYTES", 1000)
     with pytest.raises(BatchTooLarge):
         encode_batches([record(0, bytes(1000))], 0)
@@ -252,11 +252,11 @@ def test_an_index_is_read_back(steps: List[tuple[int, int, int]]) -> None:
         assert decode_index(data + bytes(4 * INDEX_ENTRY.size)) == entries
 
 
-def test_an_index_that_does_not_begin_with_the_segment_is_none() -> None:
+def test_an_index_that_does_not_begin_with_the_segment_is_ignored() -> None:
     assert decode_index(INDEX_ENTRY.pack(5, 70_000, 0)) == []
 
 
-def test_a_damaged_watermark_is_noticed() -> None:
+def test_a_damaged_watermark_is_an_error() -> None:
     watermark = Watermark(100, 60, 4096, 20)
     data = encode_watermark(watermark)
     assert len(data) == WATERMARK_BYTES == 40

@@ -1,4 +1,4 @@
-"""The stream log on real files: recovery, rolling, retention, what readers may see."""
+"""The stream log on real files: recovery, rolling, retention, visibility to readers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = ("s", 0)
 
 
 class Clock:
-    """Seconds since the epoch, moved by hand."""
+    """Seconds since the epoch, set by the test."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -58,7 +58,7 @@ def commit(logs: StreamLogs, messages: List[Message], key: Any = KEY) -> int:
 
 
 def visible(logs: StreamLogs, partition: int = 0) -> List[Message]:
-    """What the manifest names, read as a reader does."""
+    """The records of the manifest's segments."""
     found: List[Message] = []
     entry = logs.manifest("s")["partitions"][partition]
     expected = entry["log_start_offset"]
@@ -85,7 +85,7 @@ def numbers(start: int, end: int) -> List[bytes]:
 
 
 def on_disk(path: Path) -> List[Message]:
-    """What a reader without the broker sees: whatever the watermark file allows."""
+    """The records that a reader without the broker sees, by the watermark file."""
     directory = path / "streams" / "s" / "0"
     mark = decode_watermark((directory / "high_watermark").read_bytes())
     found: List[Message] = []
@@ -101,7 +101,7 @@ def on_disk(path: Path) -> List[Message]:
     return found
 
 
-def test_nothing_is_seen_before_the_transaction_is_durable(tmp_path: Path) -> None:
+def test_records_are_invisible_before_the_commit(tmp_path: Path) -> None:
     logs = open_logs(tmp_path, {})
     ends = logs.append({KEY: [message(0), message(1)]})
     size = os.path.getsize(tmp_path / "streams/s/0/00000000000000000000.seg")
@@ -113,7 +113,7 @@ def test_nothing_is_seen_before_the_transaction_is_durable(tmp_path: Path) -> No
     assert [record.payload for record in on_disk(tmp_path)] == numbers(0, 2)
 
 
-def test_a_rolled_back_batch_leaves_no_trace(tmp_path: Path) -> None:
+def test_a_rolled_back_batch_is_removed(tmp_path: Path) -> None:
     logs = open_logs(tmp_path, {}, segment_bytes=2000)
     commit(logs, [message(0), message(1)])
     before = {p: p.stat().st_size for p in tmp_path.rglob("*.seg")}
@@ -126,7 +126,7 @@ def test_a_rolled_back_batch_leaves_no_trace(tmp_path: Path) -> None:
     assert payloads(logs) == numbers(0, 3)
 
 
-def test_a_full_disk_costs_only_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_fails_only_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = open_logs(tmp_path, {})
     commit(logs, [message(0)])
     real = os.pwrite
@@ -157,7 +157,7 @@ def test_a_full_disk_costs_only_the_batch(tmp_path: Path, monkeypatch: pytest.Mo
     assert [record.payload for record in on_disk(tmp_path)] == numbers(0, 2)
 
 
-def test_a_full_disk_at_the_index_fails_nothing(
+def test_an_index_that_cannot_be_written_is_not_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logs = open_logs(tmp_path, {})
@@ -179,7 +179,7 @@ def batch_ends(data: bytes) -> List[tuple[int, int]]:
     return [(0, 0)] + [(batch.end, batch.end_offset) for batch in iter_batches(data)]
 
 
-def test_cut_at_every_byte_recovers_to_the_last_good_batch(tmp_path: Path) -> None:
+def test_recovery_after_truncation_at_every_byte(tmp_path: Path) -> None:
     path = three_batches(tmp_path)
     data = path.read_bytes()
     for cut in range(len(data) + 1):
@@ -195,14 +195,14 @@ def test_cut_at_every_byte_recovers_to_the_last_good_batch(tmp_path: Path) -> No
         logs.close()
 
 
-def test_offsets_of_a_lost_log_are_not_given_out_again(tmp_path: Path) -> None:
+def test_offsets_of_a_lost_log_are_not_reused(tmp_path: Path) -> None:
     three_batches(tmp_path).unlink()
     logs = open_logs(tmp_path, None)
     assert commit(logs, [message(6)]) == 7
     assert logs.manifest("s")["partitions"][0]["log_start_offset"] == 6
 
 
-def test_damage_at_every_byte_recovers_to_the_last_good_batch(tmp_path: Path) -> None:
+def test_recovery_after_damage_at_every_byte(tmp_path: Path) -> None:
     path = three_batches(tmp_path)
     data = path.read_bytes()
     for position in range(len(data)):
@@ -253,7 +253,7 @@ def test_a_missing_segment_in_the_middle_is_an_error(tmp_path: Path) -> None:
     assert payloads(open_logs(tmp_path, None)) == numbers(0, int(files[1].stem))
 
 
-def test_an_older_database_does_not_take_back_what_readers_saw(tmp_path: Path) -> None:
+def test_a_database_older_than_the_watermark_is_an_error(tmp_path: Path) -> None:
     logs = open_logs(tmp_path, {})
     for index in range(5):
         commit(logs, [message(index)])
@@ -266,8 +266,8 @@ def test_an_older_database_does_not_take_back_what_readers_saw(tmp_path: Path) -
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_recovery_brings_back_what_was_committed(data: st.DataObject) -> None:
-    """Any run of appends, commits, rollbacks and crashes, against a plain list."""
+def test_recovery_restores_the_committed_records(data: st.DataObject) -> None:
+    """Random appends, commits, rollbacks and crashes, compared with a list."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         size = data.draw(st.sampled_from([1, 400, 100_000]))
@@ -318,7 +318,7 @@ while True:
 
 @pytest.mark.parametrize("size", [1, 4000])
 def test_kill_9_at_any_moment(tmp_path: Path, size: int) -> None:
-    """A child appends and writes each end to a recorder where the broker has its COMMIT."""
+    """A child process appends, and records each end where the broker commits."""
     pick = random.Random(size)
     end = 0
     for _ in range(8):
@@ -386,7 +386,7 @@ def test_retention_by_age_removes_whole_closed_segments(tmp_path: Path) -> None:
     assert again.manifest("s") == logs.manifest("s")
 
 
-def test_an_idle_stream_empties_and_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_idle_stream_expires_and_keeps_its_end_offset(tmp_path: Path) -> None:
     clock = Clock()
     logs = open_logs(tmp_path, {}, retention_age=100, clock=clock)
     commit(logs, [message(index, clock.now) for index in range(5)])
@@ -403,7 +403,7 @@ def test_an_idle_stream_empties_and_goes_on_where_it_was(tmp_path: Path) -> None
     assert payloads(logs) == numbers(5, 6)
 
 
-def test_retention_by_size_counts_all_partitions_and_takes_the_oldest(tmp_path: Path) -> None:
+def test_retention_by_size_counts_all_partitions_and_removes_the_oldest(tmp_path: Path) -> None:
     clock = Clock()
     logs = open_logs(
         tmp_path, {}, partitions=2, segment_bytes=1, retention_bytes=4000, clock=clock
@@ -420,7 +420,7 @@ def test_retention_by_size_counts_all_partitions_and_takes_the_oldest(tmp_path: 
     assert files(logs, 0) == [7, 8] and files(logs, 1) == [2]
 
 
-def test_a_segment_that_retention_gave_up_before_a_kill_goes_at_the_start(tmp_path: Path) -> None:
+def test_a_segment_below_the_log_start_is_removed_at_start(tmp_path: Path) -> None:
     clock = Clock()
     logs = open_logs(tmp_path, {}, segment_age=10, retention_age=100, clock=clock)
     commit(logs, [message(0, clock.now)])
@@ -436,7 +436,7 @@ def test_a_segment_that_retention_gave_up_before_a_kill_goes_at_the_start(tmp_pa
         assert not first.exists()
 
 
-def test_partitions_may_not_change(tmp_path: Path) -> None:
+def test_the_number_of_partitions_cannot_change(tmp_path: Path) -> None:
     open_logs(tmp_path, {}, partitions=2, key="client")
     description = json.loads((tmp_path / "streams/s/stream.json").read_bytes())
     assert description == {
@@ -453,12 +453,12 @@ def test_partitions_may_not_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".s", "a/b", "a b", "ü", "a" * 129])
-def test_names_that_are_no_directory_are_refused(name: str) -> None:
+def test_invalid_stream_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="stream name"):
         StreamConfig(name, ["#"])
 
 
-def test_impossible_configuration_is_refused(tmp_path: Path) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="partitions must be positive"):
         StreamConfig("s", ["#"], partitions=0)
     with pytest.raises(ValueError, match="same name"):
@@ -472,7 +472,7 @@ def test_impossible_configuration_is_refused(tmp_path: Path) -> None:
             logs.offset_for_timestamp(*unknown, 0)
 
 
-def test_the_partition_of_a_key_is_fixed() -> None:
+def test_the_partition_of_a_key_never_changes() -> None:
     assert [partition_of(key, 4) for key in (b"", b"a", b"sensors/1")] == [0, 3, 3]
 
 
@@ -483,7 +483,7 @@ def test_the_partition_of_a_key_is_fixed() -> None:
     st.sampled_from([0, 100, 2**40]),
 )
 def test_offset_for_timestamp(batches: List[List[int]], wanted: int, interval: int) -> None:
-    """Also when the clock went back, with an index entry per batch and with none."""
+    """Even if the clock went back; with an index entry per batch and without any."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sparse_index, "INDEX_INTERVAL", interval)
         logs = open_logs(Path(directory), {}, segment_bytes=1200)
@@ -517,7 +517,7 @@ def indexed(path: Path) -> StreamLogs:
         lambda data: data[:-24] + b"\x01" + data[-23:],
     ],
 )
-def test_a_damaged_index_is_mended_at_the_start(tmp_path: Path, damage: Any) -> None:
+def test_a_damaged_index_is_rebuilt_at_start(tmp_path: Path, damage: Any) -> None:
     logs = indexed(tmp_path)
     manifest = logs.manifest("s")
     logs.close()
@@ -534,7 +534,7 @@ def test_a_damaged_index_is_mended_at_the_start(tmp_path: Path, damage: Any) -> 
     assert [again.offset_for_timestamp("s", 0, s * 1_000_000) for s in range(41)] == list(range(41))
 
 
-def test_the_index_leads_to_batches(tmp_path: Path) -> None:
+def test_index_entries_point_to_batches(tmp_path: Path) -> None:
     logs = indexed(tmp_path)
     for part in logs.manifest("s")["partitions"][0]["segments"]:
         index, size = logs.committed_file("s", 0, part["file"].replace(".seg", ".idx"))
@@ -544,7 +544,7 @@ def test_the_index_leads_to_batches(tmp_path: Path) -> None:
         assert all(read_batch(data, e.position).first_offset == e.first_offset for e in entries)
 
 
-def test_readers_on_other_threads_see_only_whole_commits(tmp_path: Path) -> None:
+def test_readers_on_other_threads_see_complete_commits(tmp_path: Path) -> None:
     logs = open_logs(tmp_path, {}, segment_bytes=3000, retention_bytes=10_000)
     failures: List[BaseException] = []
     done = threading.Event()

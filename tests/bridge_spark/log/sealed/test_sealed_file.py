@@ -1,4 +1,4 @@
-"""Sealed segments: the same rows as before, found at the same times, any damage noticed."""
+"""Sealed segments have the same rows and times as before, and damage is detected."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MESSAGES = st.builds(
     st.binary(max_size=30), st.integers(0, 2), st.booleans(), PROPERTIES, st.sampled_from(["", "dev", "\u00e9"]),
     st.integers(START - 5, START + 5), st.just(0),
 )
-# Batches of a segment; a number is of offsets that damage took.
+# Batches of a segment; a number stands for so many lost offsets.
 SEGMENTS = st.lists(
     st.lists(st.one_of(st.lists(MESSAGES, min_size=1, max_size=9), st.integers(1, 3)), min_size=1, max_size=6),
     min_size=1, max_size=3,
@@ -67,7 +67,7 @@ def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(data: Path, segments: list[list[Any]]) -> int:
-    """The stream ``sensors`` with these segments and an open one behind them; the end offset of all."""
+    """Write the stream ``sensors`` with these segments and an active one after them; return its end offset."""
     writer = StreamWriter(data)
     end = 0
     for batches_of in segments:
@@ -83,7 +83,7 @@ def write(data: Path, segments: list[list[Any]]) -> int:
 
 
 def read(data: Path, start: int, end: int, **options: str) -> Any:
-    """The rows of a range, or the words of the error that reading it raises."""
+    """The rows of a range, or the text of the error."""
     found = source(data, startingOffsets=f'{{"0": {start}}}', endingOffsets=f'{{"0": {end}}}', **options)
     made = []
     try:
@@ -111,7 +111,7 @@ def test_a_range_has_the_same_rows_before_and_after(segments: list[list[Any]], c
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(-9, 9), min_size=1, max_size=5), min_size=1, max_size=8), st.integers(-10, 10))
-def test_the_first_record_at_a_time_whichever_way_clocks_go(clock: list[list[int]], wanted: int) -> None:
+def test_the_first_record_at_a_time_even_if_the_clock_goes_back(clock: list[list[int]], wanted: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory)
         write(data, [[[message(0, timestamp=START + now) for now in batch] for batch in clock]])
@@ -129,7 +129,7 @@ def sealed(data: Path, records: int = 60) -> Path:
     return seal_closed(data / "streams/sensors/0")[0]
 
 
-def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
+def test_the_contents_of_a_footer(tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path)
     writer.append(0, [message(index) for index in range(10)])
     writer.lose(0, 5)
@@ -142,8 +142,8 @@ def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
     assert [(group.first_offset, group.end_offset) for group in part.groups] == [(0, 7), (7, 10), (15, 16)]
 
 
-def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
-    """By whoever reads all of it; and who reads rows gets the right ones or none."""
+def test_damage_anywhere_is_detected(tmp_path: Path) -> None:
+    """By `verify_file`; reading rows gives the right ones or an error."""
     file = sealed(tmp_path)
     whole = file.read_bytes()
     right = read(tmp_path, 0, 61)
@@ -161,7 +161,7 @@ def test_damage_anywhere_is_noticed(tmp_path: Path) -> None:
             load_footer(file)
 
 
-def test_a_file_under_another_name_is_not_that_segment(tmp_path: Path) -> None:
+def test_a_renamed_file_is_refused(tmp_path: Path) -> None:
     file = sealed(tmp_path)
     other = file.with_name(f"{1:020d}.parquet")
     os.rename(file, other)
@@ -169,7 +169,7 @@ def test_a_file_under_another_name_is_not_that_segment(tmp_path: Path) -> None:
         load_footer(other)
 
 
-def test_a_segment_that_is_damaged_or_too_short_is_not_sealed(tmp_path: Path) -> None:
+def test_a_damaged_or_truncated_segment_is_not_sealed(tmp_path: Path) -> None:
     path = tmp_path / f"{0:020d}.seg"
     data = encode_batch([message(0), message(1)], 0)
     path.write_bytes(data)
@@ -179,7 +179,7 @@ def test_a_segment_that_is_damaged_or_too_short_is_not_sealed(tmp_path: Path) ->
             seal(ClosedSegment(path, "s", 0, 0, end, len(content)), tmp_path / "sealed")
 
 
-def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_written_file_is_read_back_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / f"{0:020d}.seg"
     path.write_bytes(encode_batch([message(0), message(1)], 0))
     columns = writer._columns
@@ -195,7 +195,7 @@ def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class Counting:
-    """Reads of a file, and how many bytes they gave."""
+    """Counts the reads of a file and their bytes."""
 
     def __init__(self, path: Path) -> None:
         self.data = path.read_bytes()
@@ -207,7 +207,7 @@ class Counting:
         return self.data[position:position + length]
 
 
-def test_only_what_is_asked_for_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_requested_columns_and_row_groups_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "GROUP_ROWS", 50)
     records = [message(index, topic=f"t{index // 50}", payload=os.urandom(4000)) for index in range(200)]
     write(tmp_path, [[records]])
@@ -231,7 +231,7 @@ def test_only_what_is_asked_for_is_fetched(tmp_path: Path, monkeypatch: pytest.M
     assert late is not None and cost(["payload"], 0, 200, late)[1] == list(range(150, 200))
 
 
-def test_a_segment_that_is_sealed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_that_is_sealed_during_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between planning and reading, and between two reads of the same file."""
     end = write(tmp_path, [[[message(index) for index in range(first, first + 10)] for first in range(base, base + 50, 10)]
                            for base in (0, 50)])
@@ -255,7 +255,7 @@ def test_a_segment_that_is_sealed_while_it_is_read(tmp_path: Path, monkeypatch: 
     assert [row["offset"] for task in tasks for batch in reader.read(task) for row in batch.to_pylist()] == offsets
 
 
-def test_a_listing_takes_the_sealed_file_of_two(tmp_path: Path) -> None:
+def test_a_listing_prefers_the_sealed_file(tmp_path: Path) -> None:
     write(tmp_path, [[[message(0), message(1)]]])
     path = tmp_path / f"streams/sensors/0/{0:020d}.seg"
     seal_segment(path, 2, keep=True)
@@ -263,7 +263,7 @@ def test_a_listing_takes_the_sealed_file_of_two(tmp_path: Path) -> None:
     assert [(part.file, part.end_offset) for part in state.segments] == [(f"{0:020d}.parquet", 2), (f"{2:020d}.seg", 3)]
 
 
-def test_malformed_properties_are_told_as_before(tmp_path: Path) -> None:
+def test_malformed_properties_are_reported_as_before_sealing(tmp_path: Path) -> None:
     write(tmp_path, [[[message(0, properties=b"\x7f\x00"), message(1, properties=USER)]]])
     before = read(tmp_path, 0, 2)
     (file,) = seal_closed(tmp_path / "streams/sensors/0")
@@ -288,7 +288,7 @@ def test_columns_are_those_of_the_source(known: Path) -> None:
     assert pq.read_schema(known).names == [*names, "properties"]
 
 
-def test_duckdb_reads_it_as_it_is(known: Path) -> None:
+def test_duckdb_reads_sealed_segments(known: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     query = f"select * exclude (timestamp), epoch_us(timestamp) from '{known}' order by \"offset\""
     first, second = duckdb.sql(query).fetchall()
@@ -296,14 +296,14 @@ def test_duckdb_reads_it_as_it_is(known: Path) -> None:
     assert second == ("sensors/1", b"1", 1, False, 0, 1, "dev", None, None, None, {}, "sensors", b"", START + 1)
 
 
-def test_pandas_reads_it_as_it_is(known: Path) -> None:
+def test_pandas_reads_sealed_segments(known: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_parquet(known)
     assert list(frame["payload"]) == [b"0", b"1"] and frame["timestamp"][0] == pandas.Timestamp(START, unit="us", tz="UTC")
     assert list(frame["qos"]) == [2, 1] and list(frame["user_properties"]) == [[("a", "2")], []]
 
 
-def test_polars_reads_it_as_it_is(known: Path) -> None:
+def test_polars_reads_sealed_segments(known: Path) -> None:
     polars = pytest.importorskip("polars")
     first = polars.read_parquet(known).row(0, named=True)
     assert (first["payload"], first["qos"], first["retain"], first["correlation_data"]) == (b"0", 2, True, b"\x00\xff")

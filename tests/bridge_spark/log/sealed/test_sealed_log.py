@@ -1,4 +1,4 @@
-"""A log with sealed segments: shown, recovered, checked, repaired and backed up."""
+"""A log with sealed segments: visibility, recovery, check, repair and backup."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def payloads(directory: Path) -> dict[int, bytes]:
-    """What Spark reads, by offset."""
+    """The payloads that the Spark source reads, by offset."""
     data = directory.parent.parent.parent
     return {row["offset"]: row["payload"] for row in rows_of(data, stream="s", failOnDataLoss="false")}
 
@@ -46,7 +46,7 @@ def files(logs: StreamLogs) -> list[str]:
     return [part["file"].partition(".")[2] for part in logs.manifest("s")["partitions"][0]["segments"]]
 
 
-# -- shown ------------------------------------------------------------------------------------------------------------
+# -- visibility -------------------------------------------------------------------------------------------------------
 
 
 class Clock:
@@ -64,7 +64,7 @@ def sealing_log(directory: Path) -> tuple[StreamLogs, Clock]:
     return logs, clock
 
 
-def test_readers_are_shown_the_sealed_file_before_the_other_goes(directory: Path) -> None:
+def test_readers_see_the_sealed_file_before_the_unsealed_one_is_removed(directory: Path) -> None:
     logs, clock = sealing_log(directory)
     before = logs.manifest("s")["partitions"][0]["segments"]
     (key, where, part), *_ = logs.unsealed()
@@ -94,7 +94,7 @@ def test_readers_are_shown_the_sealed_file_before_the_other_goes(directory: Path
     logs.close()
 
 
-def test_what_retention_took_meanwhile_is_not_shown_again(directory: Path) -> None:
+def test_a_segment_removed_by_retention_meanwhile_stays_removed(directory: Path) -> None:
     logs, _ = sealing_log(directory)
     _, _, part = next(logs.unsealed())
     sealed = seal_segment(directory / part.file, part.end_offset, keep=True)
@@ -132,10 +132,10 @@ def test_a_segment_of_a_quiet_stream_is_closed_when_it_is_old(directory: Path) -
     logs.close()
 
 
-# -- recovered --------------------------------------------------------------------------------------------------------
+# -- recovery ---------------------------------------------------------------------------------------------------------
 
 
-def test_recovery_with_every_mixture(directory: Path) -> None:
+def test_recovery_of_sealed_unsealed_and_unfinished_files(directory: Path) -> None:
     firsts = segment_offsets(directory)
     seal_segment(directory / f"{firsts[0]:020d}.seg", firsts[1])
     seal_segment(directory / f"{firsts[1]:020d}.seg", firsts[2], keep=True)
@@ -149,7 +149,7 @@ def test_recovery_with_every_mixture(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3, 400, -1])
-def test_a_cut_sealed_file_counts_only_where_the_segment_is_gone(directory: Path, size: int) -> None:
+def test_a_truncated_sealed_file_is_damage_only_without_the_unsealed_one(directory: Path, size: int) -> None:
     firsts = segment_offsets(directory)
     sealed = seal_segment(directory / f"{firsts[0]:020d}.seg", firsts[1], keep=True)
     sealed.write_bytes(sealed.read_bytes()[:size])
@@ -168,7 +168,7 @@ def test_a_sealed_segment_that_is_missing_is_damage(directory: Path) -> None:
         opened(directory)
 
 
-def test_the_name_of_the_sealed_file_is_on_disk_before_the_segment_goes(
+def test_the_sealed_file_is_durable_before_the_unsealed_one_is_removed(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, end, *_ = segment_offsets(directory)
@@ -180,10 +180,10 @@ def test_the_name_of_the_sealed_file_is_on_disk_before_the_segment_goes(
     assert there == [True, False]
 
 
-# -- read where something is missing ----------------------------------------------------------------------------------
+# -- reading with missing files ---------------------------------------------------------------------------------------
 
 
-def test_a_sealed_segment_is_not_taken_for_one_that_is_missing(directory: Path) -> None:
+def test_a_sealed_segment_does_not_replace_a_missing_one(directory: Path) -> None:
     first, second, *_ = seal_closed(directory)
     sealed = second.read_bytes()
     second.unlink()
@@ -205,7 +205,7 @@ def test_a_watermark_older_than_the_sealing(directory: Path) -> None:
     assert list(payloads(directory)) == list(range(first + 20))
 
 
-def test_a_time_is_not_found_behind_the_end_of_the_manifest(directory: Path) -> None:
+def test_a_time_is_not_found_after_the_end_of_the_manifest(directory: Path) -> None:
     found = DirectoryStorage(str(directory.parent.parent.parent), "s")
     (state,) = found.manifest().values()
     file = state.segments[0].file
@@ -215,10 +215,10 @@ def test_a_time_is_not_found_behind_the_end_of_the_manifest(directory: Path) -> 
     assert offsets_at(found, {0: shorter}, {0: 10**12 + 250}) == {0: 50}
 
 
-# -- checked and repaired ---------------------------------------------------------------------------------------------
+# -- check and repair -------------------------------------------------------------------------------------------------
 
 
-def test_a_sound_log_with_sealed_segments(directory: Path) -> None:
+def test_an_undamaged_log_with_sealed_segments(directory: Path) -> None:
     seal_closed(directory)
     for end in (END, None):
         state = check_partition(directory, end, False)
@@ -233,7 +233,7 @@ def damage(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, -1])
-def test_damage_costs_the_row_groups_that_it_hit(
+def test_damage_affects_single_row_groups(
     directory: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bridge_spark.log.sealed.writer.GROUP_ROWS", 10)
@@ -242,7 +242,7 @@ def test_damage_costs_the_row_groups_that_it_hit(
     state = check_partition(directory, END, False)
     (problem,) = state.problems
     assert problem.startswith(f"{sealed.name}: ") and "wrong checksum" in problem and state.end == END
-    logs = opened(directory)  # nobody looked at every byte
+    logs = opened(directory)  # recovery does not read every byte
     logs.close()
     done = repair_partition(directory, END, 0, "now")
     assert done.end == END and f"{sealed.name}: wrong checksum; put aside as {sealed.name}.damaged-now" in done.lines
@@ -255,15 +255,15 @@ def test_damage_costs_the_row_groups_that_it_hit(
     assert repair_partition(directory, END, 0, "later") == (END, [])
 
 
-def test_marks_outlast_sealing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    test_damage_costs_the_row_groups_that_it_hit(directory, 0, monkeypatch)
+def test_lost_offsets_stay_marked_after_sealing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_damage_affects_single_row_groups(directory, 0, monkeypatch)
     sealed = seal_segment(directory / f"{0:020d}.seg", segment_offsets(directory)[1])
     state = check_partition(directory, END, False)
     assert (state.lost, state.problems) == ([(0, 10)], []) and sealed.exists()
 
 
 @pytest.mark.parametrize("left", [b"", b"PAR1"])
-def test_a_sealed_segment_of_which_nothing_is_left(directory: Path, left: bytes) -> None:
+def test_a_sealed_segment_that_cannot_be_salvaged(directory: Path, left: bytes) -> None:
     sealed = seal_closed(directory)[0]
     sealed.write_bytes(left)
     assert len(check_partition(directory, END, False).problems) == 1
@@ -273,12 +273,12 @@ def test_a_sealed_segment_of_which_nothing_is_left(directory: Path, left: bytes)
     assert sealed.with_name(f"{sealed.name}.damaged-now").read_bytes() == left
 
 
-def test_what_cannot_be_written_is_not_given_up(directory: Path) -> None:
+def test_repair_on_a_full_disk_keeps_the_damaged_file(directory: Path) -> None:
     sealed = seal_closed(directory)[0]
     damage(sealed, 200)
     before = {path.name: path.read_bytes() for path in directory.iterdir()}
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most[1]))  # the process that reads it inherits that
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most[1]))  # inherited by the worker process
     try:
         with pytest.raises(OSError, match="File too large"):
             repair_partition(directory, END, 0, "now")
@@ -288,7 +288,7 @@ def test_what_cannot_be_written_is_not_given_up(directory: Path) -> None:
     assert {name: data for name, data in after.items() if not name.endswith(".new")} == before
 
 
-def test_a_damaged_sealed_file_beside_its_segment(directory: Path) -> None:
+def test_a_damaged_sealed_file_beside_its_unsealed_one(directory: Path) -> None:
     firsts = segment_offsets(directory)
     sealed = seal_segment(directory / f"{firsts[0]:020d}.seg", firsts[1], keep=True)
     damage(sealed, 200)
@@ -298,7 +298,7 @@ def test_a_damaged_sealed_file_beside_its_segment(directory: Path) -> None:
     assert payloads(directory) == EVERYTHING
 
 
-def test_what_is_missing_behind_a_sealed_segment_is_marked(directory: Path) -> None:
+def test_missing_offsets_after_a_sealed_segment_are_marked(directory: Path) -> None:
     last = seal_closed(directory)[-1]
     end = read_sealed_segment(last).end_offset
     (directory / f"{end:020d}.seg").unlink()
@@ -307,7 +307,7 @@ def test_what_is_missing_behind_a_sealed_segment_is_marked(directory: Path) -> N
     opened(directory).close()
 
 
-def test_what_is_missing_between_sealed_segments_is_marked(directory: Path) -> None:
+def test_missing_offsets_between_sealed_segments_are_marked(directory: Path) -> None:
     missing = seal_closed(directory)[1]
     gap = int(missing.stem), read_sealed_segment(missing).end_offset
     missing.unlink()
@@ -319,10 +319,10 @@ def test_what_is_missing_between_sealed_segments_is_marked(directory: Path) -> N
     assert repair_partition(directory, END, 0, "later") == (END, [])
 
 
-# -- backed up --------------------------------------------------------------------------------------------------------
+# -- backup -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_copy_has_the_sealed_files(directory: Path, tmp_path: Path) -> None:
+def test_a_copy_includes_sealed_files(directory: Path, tmp_path: Path) -> None:
     sealed = [path.name for path in seal_closed(directory)]
     target = tmp_path / "copy/streams/s/0"
     assert copy_partition(directory, target, END) == 0
@@ -332,7 +332,7 @@ def test_a_copy_has_the_sealed_files(directory: Path, tmp_path: Path) -> None:
     assert check_partition(target, END, False).problems == []
 
 
-def test_a_copy_that_ends_within_a_segment_sealed_since(directory: Path, tmp_path: Path) -> None:
+def test_a_copy_that_ends_inside_a_segment_sealed_meanwhile(directory: Path, tmp_path: Path) -> None:
     firsts = segment_offsets(directory)
     path = directory / f"{firsts[1]:020d}.seg"
     end = firsts[1] + 20

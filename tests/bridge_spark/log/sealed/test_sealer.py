@@ -1,4 +1,4 @@
-"""Sealing beside a running broker, and both of them killed at each step of it."""
+"""The sealer and its worker process, killed at each step; settings; a broker that seals."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ pytestmark = pytest.mark.one_build
 SUPPORT = TESTS / "support"
 StartBroker = Callable[..., BrokerProcess]
 
-# Where a process dies, and the least number of such calls before.
+# Where a process is killed, and at the latest after how many such calls.
 STEPS = {
-    "the sealer while it writes": "sealed.worker:pwrite:sealing$:4:kill",
-    "the sealer before its file is on disk": "sealed.worker:fsync:sealing$:1:kill",
-    "the sealer while it reads back": "sealed.worker:pread:sealing$:1:kill",
-    "before the file has its name": "sealing_process:rename:sealing$:1:kill",
-    "before its name is on disk": "sealing_process:fsync:/0$:2:kill",
-    "before the segment's own file goes": "sealing_process:unlink:seg$:1:kill",
-    "before its index goes": "sealing_process:unlink:idx$:1:kill",
+    "worker: while writing": "sealed.worker:pwrite:sealing$:4:kill",
+    "worker: before the sync": "sealed.worker:fsync:sealing$:1:kill",
+    "worker: while reading back": "sealed.worker:pread:sealing$:1:kill",
+    "sealer: before the rename": "sealing_process:rename:sealing$:1:kill",
+    "sealer: before the sync of the directory": "sealing_process:fsync:/0$:2:kill",
+    "log: before the unsealed file is removed": "sealing_process:unlink:seg$:1:kill",
+    "log: before the index is removed": "sealing_process:unlink:idx$:1:kill",
 }
 
 
 def seal_all(data: Path, failpoint: str = "", **more: str) -> int:
-    """Have the log sealed by processes of their own; the exit status of the first."""
+    """Seal the log in another process; return its exit status."""
     paths = [str(SUPPORT / "failpoints"), *filter(None, sys.path)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
     if failpoint:
@@ -65,9 +65,9 @@ def payloads(data: Path) -> dict[int, bytes]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_killed_at_any_step(tmp_path: Path, step: str) -> None:
+def test_a_kill_at_any_step(tmp_path: Path, step: str) -> None:
     directory = make(tmp_path)
-    assert seal_all(tmp_path, STEPS[step]) == (3 if step.startswith("the sealer") else -signal.SIGKILL)
+    assert seal_all(tmp_path, STEPS[step]) == (3 if step.startswith("worker") else -signal.SIGKILL)
     assert payloads(tmp_path) == EVERYTHING
     state = check_partition(directory, END, False)
     assert (state.start, state.end, state.problems) == (0, END, [])
@@ -83,7 +83,7 @@ def test_killed_at_any_step(tmp_path: Path, step: str) -> None:
     "call, code",
     [("sealed.worker:pwrite:sealing$:4", errno.ENOSPC), ("sealed.worker:fsync:sealing$:1", errno.EIO), ("sealing_process:rename:sealing$:1", errno.EIO)],
 )
-def test_a_disk_that_is_full_or_fails_costs_nothing(tmp_path: Path, call: str, code: int) -> None:
+def test_a_full_or_failing_disk_loses_nothing(tmp_path: Path, call: str, code: int) -> None:
     directory = make(tmp_path)
     before = {path.name for path in directory.iterdir()}
     assert seal_all(tmp_path, f"{call}:{code}") == 3
@@ -91,8 +91,8 @@ def test_a_disk_that_is_full_or_fails_costs_nothing(tmp_path: Path, call: str, c
     assert payloads(tmp_path) == EVERYTHING
 
 
-def test_power_lost_at_any_step(directory: Path, layer: Layer) -> None:
-    """By the model of a disk of `disk.image`: what was not synced is there, or not, or in part."""
+def test_power_loss_at_any_step(directory: Path, layer: Layer) -> None:
+    """With the disk model of `disk.image`: unsynced writes are kept, lost or partial."""
     assert seal_all(layer.root / "data", **layer.env) == 0
     everything = list(calls(layer.log))
     begin = next(number for number, call in enumerate(everything) if "sealing" in call.path)
@@ -100,7 +100,7 @@ def test_power_lost_at_any_step(directory: Path, layer: Layer) -> None:
     assert len(renamed) == 2
     disk = Disk(layer.root)
     for number, call in enumerate(everything):
-        # What becomes of names is decided by few calls, so each is looked at more often.
+        # Few calls decide about names, so each is tried more often.
         for seed in range(0 if number < begin else 1 if number <= renamed[0] else 6):
             left = directory / "left"
             disk.leave(left, Random(f"{number}:{seed}"))
@@ -123,7 +123,7 @@ def opened(data: Path) -> StreamLogs:
     return logs
 
 
-def test_a_failure_is_one_line_and_is_tried_again_later(
+def test_a_failure_is_logged_once_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(tmp_path)
@@ -152,7 +152,7 @@ def test_a_failure_is_one_line_and_is_tried_again_later(
     logs.close()
 
 
-def test_a_disk_without_room_is_not_told_of_for_each_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_logged_for_each_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path)
     logs = opened(tmp_path)
     sealer = Sealer(logs)
@@ -163,7 +163,7 @@ def test_a_disk_without_room_is_not_told_of_for_each_segment(tmp_path: Path, mon
     logs.close()
 
 
-def test_a_segment_that_retention_takes_meanwhile_is_no_failure(
+def test_a_segment_removed_by_retention_is_not_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path)
@@ -182,14 +182,14 @@ def test_a_segment_that_retention_takes_meanwhile_is_no_failure(
     logs.close()
 
 
-def test_who_does_not_seal_has_no_thread(tmp_path: Path) -> None:
+def test_without_sealed_streams_there_is_no_thread(tmp_path: Path) -> None:
     sealer = Sealer(StreamLogs(tmp_path, [StreamConfig("s", ["#"])]))
     sealer.start()
     assert sealer._thread is None
     sealer.stop()
 
 
-def test_the_sealing_process_ends_with_its_pipe_and_says_what_is_wrong(tmp_path: Path) -> None:
+def test_the_worker_reports_errors_and_ends_with_its_pipe(tmp_path: Path) -> None:
     worker = WorkerProcess()
     job = {"do": "seal", "source": str(tmp_path / "none"), "target": str(tmp_path / "t"), "stream": "s", "partition": 0,
            "first_offset": 0, "end_offset": 1, "size": 1}
@@ -203,7 +203,7 @@ def test_the_sealing_process_ends_with_its_pipe_and_says_what_is_wrong(tmp_path:
         worker.run(job)
     worker.kill()
     with pytest.raises(SealingFailed):
-        for _ in range(2):  # it may still be there when it is asked
+        for _ in range(2):  # it may still be running at the first call
             worker.run({**job, "do": "salvage", "source": "none", "target": "/nowhere/t"})
     worker.close()
 
@@ -214,7 +214,7 @@ def test_the_sealing_process_ends_with_its_pipe_and_says_what_is_wrong(tmp_path:
 @pytest.mark.parametrize(
     "value, installed, seals", [('"auto"', True, True), ('"auto"', False, False), ("true", True, True), ("false", True, False)]
 )
-def test_who_seals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, installed: bool, seals: bool) -> None:
+def test_the_setting_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, installed: bool, seals: bool) -> None:
     path = tmp_path / "broker.toml"
     path.write_text(f'[streams.s]\nfilters = ["#"]\nseal = {value}\n')
     monkeypatch.setattr(settings_module, "can_seal", lambda: installed)
@@ -235,7 +235,7 @@ def test_sealing_without_pyarrow_is_refused(tmp_path: Path, monkeypatch: pytest.
 CONFIG = {"streams": {"s": {"filters": ["sensors/#"], "partitions": 1, "segment_bytes": "4KiB", "seal": True}}}
 
 
-def test_a_broker_seals_and_serves_what_it_sealed(start_broker: StartBroker, tmp_path: Path) -> None:
+def test_a_broker_seals_and_serves_sealed_segments(start_broker: StartBroker, tmp_path: Path) -> None:
     broker = start_broker(config=CONFIG)
     with RawClient(broker.port) as client:
         client.connect("dev")
