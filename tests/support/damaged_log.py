@@ -1,4 +1,4 @@
-"""A partition of three segments on disk, what it holds, and ways to damage it."""
+"""A partition with three segments on disk, and ways to damage it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BATCH = 10
 
 
 def make(data_dir: Path, end: int = END) -> Path:
-    """Write the stream ``s`` below a data directory; the directory of its partition."""
+    """Write the stream ``s`` below a data directory; return its partition's directory."""
     logs = open_log(data_dir, {})
     for first in range(0, end, BATCH):
         commit(logs, first)
@@ -44,7 +44,7 @@ def commit(logs: StreamLogs, first: int) -> None:
 
 
 def batches(directory: Path) -> list[tuple[int, Batch, bytes]]:
-    """Every batch: the first offset of its segment, itself, the bytes of the segment."""
+    """Every batch, as (first offset of its segment, batch, bytes of the segment)."""
     found = []
     for first in segment_offsets(directory):
         data = (directory / segment_file_name(first)).read_bytes()
@@ -73,7 +73,7 @@ def _poke(at: int, value: bytes) -> Callable[[bytes, Batch], bytes]:
     return change
 
 
-# What may happen to a batch within its file.
+# Ways to damage a batch in its file.
 DAMAGES: dict[str, Callable[[bytes, Batch], bytes]] = {
     "magic": _poke(0, b"X"),
     "length": _poke(4, b"\xff\xff\xff\x7f"),

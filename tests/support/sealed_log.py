@@ -1,4 +1,4 @@
-"""Sealing in the test's own process: what tests of sealed segments share."""
+"""Seals segments in the test's own process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bridge_spark.log.segment_names import SEALED_SUFFIX, UNFINISHED_SUFFIX, sea
 
 
 def seal_segment(path: Path, end_offset: int, keep: bool = False) -> Path:
-    """Seal the closed segment file `path`, which ends before `end_offset`; its own file goes unless `keep`."""
+    """Seal the closed segment file `path`, which ends at `end_offset`; remove the unsealed file unless `keep`."""
     first = int(path.stem)
     target = path.with_name(sealed_file_name(first))
     source = ClosedSegment(path, path.parent.parent.name, int(path.parent.name), first, end_offset, path.stat().st_size)
@@ -24,7 +24,7 @@ def seal_segment(path: Path, end_offset: int, keep: bool = False) -> Path:
 
 
 def seal_closed(partition: Path) -> list[Path]:
-    """Seal every segment of a partition's directory but the last."""
+    """Seal all segments of a partition but the last."""
     firsts = sorted(int(path.stem) for path in partition.glob("*.seg"))
     return [seal_segment(partition / f"{first:020d}.seg", end) for first, end in zip(firsts, firsts[1:])]
 

@@ -1,7 +1,7 @@
-"""A process that has the log below a data directory sealed as a broker has it, and ends when nothing is left to do.
+"""A program that seals the log below a data directory as a broker does, and ends when all closed segments are sealed.
 
-It makes the log of `damaged_log` where there is none.
-Rule: exit status 0 means that each closed segment is sealed and its own file gone, 3 that sealing one failed.
+It creates the log of `damaged_log` if there is none.  Exit status 0: each closed segment is sealed and its unsealed file
+is removed; 3: sealing failed; 4: there was no closed segment.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def main(data_dir: Path, end: int) -> int:
     stream_log.UNSEALED_STAYS = 0.0
     logs = StreamLogs(data_dir / "streams", [StreamConfig("s", ["sensors/#"], segment_bytes=5000, seal=True)], lambda: 1e6)
     logs.recover({("s", 0): end})
-    sealing = Sealer(logs)
-    sealing.start()
+    sealer = Sealer(logs)
+    sealer.start()
     closed = len(logs.manifest("s")["partitions"][0]["segments"]) - 1
     while not logs.sealing_failures and len(list((data_dir / "streams/s/0").glob("*.seg"))) > 1:
         logs.committed()
         time.sleep(0.005)
-    sealing.stop()
+    sealer.stop()
     logs.close()
     return 3 if logs.sealing_failures else 0 if closed else 4
 

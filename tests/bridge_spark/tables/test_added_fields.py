@@ -1,4 +1,4 @@
-"""bridge_spark.tables.rows.added_fields: a field nobody announced becomes a column, no value is lost, no type changes."""
+"""bridge_spark.tables.rows.added_fields: unknown fields become columns, no value is lost, no type changes."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Row = dict[str, Any]
     (["1value"], {}), (["1VALUE"], {}), (["1old"], {"old": "string"}), (["1Old"], {}), (["1gone"], {}), (["1before"], {}),
     (["1range", "1Batches"], {}), (["1_x", "1a b", "1é", "1a.b", "1"], {}),
 ])  # fmt: skip
-def test_what_becomes_a_column(seen: list[str], expected: dict[str, str]) -> None:
+def test_which_fields_become_columns(seen: list[str], expected: dict[str, str]) -> None:
     types = {"value": "double", "old": "string", "gone": "int", "before": "double"}
     found = new_fields(seen, ["value"], {"before": "double"}, types)
     assert found == expected and list(found) == sorted(found)
 
 
-def test_there_is_an_end_to_added_columns() -> None:
+def test_the_number_of_added_columns_is_limited() -> None:
     added = {f"c{number}": "double" for number in range(MAX_ADDED - 1)}
     assert new_fields(["1x", "1y"], [], added, added) == {"x": "double"}
 
@@ -52,7 +52,7 @@ def config(tmp_path: Path, schema: str = "n int not null") -> IngestConfig:
 
 
 def rows(directory: Path) -> list[Row]:
-    """As somebody with another engine has them; empty columns left out."""
+    """The rows as another engine reads them, without NULL columns."""
     found = duckdb.sql(f"FROM read_parquet('{directory}/**/*.parquet', union_by_name = true, hive_partitioning = false) ORDER BY \"offset\"")
     return [{name: value for name, value in zip(found.columns, row) if value is not None and value != {}}
             for row in found.fetchall()]
@@ -83,13 +83,13 @@ def test_new_fields_get_columns(spark: SparkSession, tmp_path: Path) -> None:
     run_backfill(config(tmp_path), {0: 0}, {0: offset}, session=spark)
     for table in FORMATS:
         assert rows(tmp_path / table) == wanted
-    wanted[2]["_extra"] = {"Offset": "1"}  # "far", which was null there, has a column by now
+    wanted[2]["_extra"] = {"Offset": "1"}  # "far", which was null in that row, has a column now
     for table in FORMATS:
         assert rows(tmp_path / f"{table}.backfill") == wanted
 
 
 @pytest.mark.timeout(180)
-def test_a_text_that_spark_cannot_take_out_of_json_is_not_lost(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_text_too_long_for_sparks_json_parser_is_kept(spark: SparkSession, tmp_path: Path) -> None:
     payloads = [json.dumps({"n": 1, "t": text}).encode() for text in ("short", "x" * 21_000_000)]
     StreamWriter(tmp_path / "data").append(0, [message(number, "t", payload) for number, payload in enumerate(payloads)])
     settings = config(tmp_path)
@@ -108,7 +108,7 @@ def test_columns_of_the_schema_may_have_any_name(spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.timeout(180)
-def test_columns_outlive_kills_and_a_schema_that_takes_them_over(
+def test_added_columns_survive_kills_and_may_enter_the_schema(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = StreamWriter(tmp_path / "data")

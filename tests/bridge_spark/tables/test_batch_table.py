@@ -1,6 +1,6 @@
-"""The ingest job's tables as files: batches, repeats, merged small files, kills at each step, readers meanwhile.
+"""The ingest job's tables on disk: batches, repeats, merges, kills at each step, concurrent readers.
 
-The rule kept here: readers are others' (pyarrow, DuckDB, deltalake), and no step of a writer is left untried.
+Tables are read by pyarrow, DuckDB and deltalake.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> BatchTable:
     return made
 
 
-def test_batches_come_and_are_known_again(table: BatchTable) -> None:
+def test_published_batches_are_recognised(table: BatchTable) -> None:
     assert not table.has_batches() and table.committed(0, "c") is None
     for batch in (0, 1, 5):
         assert table.committed(batch, "c") is None
@@ -60,7 +60,7 @@ def test_batches_come_and_are_known_again(table: BatchTable) -> None:
         table.committed(5, "another")
 
 
-def test_small_files_are_merged_as_batches_come(table: BatchTable) -> None:
+def test_small_files_are_merged_when_batches_are_published(table: BatchTable) -> None:
     for batch in range(23):
         publish(table, batch)
         assert read(table) == batches(*range(batch + 1))
@@ -106,7 +106,7 @@ def test_a_repeated_batch_of_dead_letters_is_replaced_or_removed(tmp_path: Path)
     assert read(table) == batches(0, 1, 2, 4)
 
 
-def test_a_full_directory_begins_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_full_directory_comes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_table, "DIRECTORY_BYTES", 2000)
     table = ParquetBatchTable(tmp_path / "t")
     table.prepare()
@@ -116,7 +116,7 @@ def test_a_full_directory_begins_the_next(tmp_path: Path, monkeypatch: pytest.Mo
     assert table.compact() > 0 and read(table) == batches(*range(9))
 
 
-def test_where_directories_cannot_be_swapped_each_batch_has_its_own(
+def test_without_swapping_each_batch_has_its_own_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
@@ -130,7 +130,7 @@ def test_where_directories_cannot_be_swapped_each_batch_has_its_own(
         table.compact()
 
 
-def test_what_is_left_behind_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_table, "LISTING_S", 0.0)
     table = ParquetBatchTable(tmp_path / "t")
     table.prepare()
@@ -143,14 +143,14 @@ def test_what_is_left_behind_is_removed(tmp_path: Path, monkeypatch: pytest.Monk
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
 
 
-def test_delta_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delta_without_its_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
     for use in (DeltaBatchTable.has_batches, DeltaBatchTable.compact):
         with pytest.raises(DeltaMissing, match=r"pip install 'mqttbroker\[delta\]'"):
             use(DeltaBatchTable(tmp_path / "t"))
 
 
-def test_a_batch_in_delta_and_what_was_merged_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delta_batches_and_merged_files_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[int] = set()
 
     def note(fd: int, call: Callable[[int], None] = os.fsync) -> None:
@@ -175,7 +175,7 @@ STEPS: list[tuple[Any, str]] = [
 
 
 class Killed(BaseException):
-    """Ends a writer where a kill would: nothing in the tables' code runs on it."""
+    """Ends a writer as a kill does: no code of the tables handles it."""
 
 
 def before_and_after_each_step(monkeypatch: pytest.MonkeyPatch, hook: Callable[[], None]) -> None:
@@ -190,7 +190,7 @@ def before_and_after_each_step(monkeypatch: pytest.MonkeyPatch, hook: Callable[[
 
 
 def write(kind: type[ParquetBatchTable | DeltaBatchTable], place: Path, last: int) -> None:
-    """A run of the job: what is done is left alone, the rest is written."""
+    """A run of the job: write the batches that are not published yet."""
     table = kind(place, merge_files=4)
     table.prepare()
     for batch in range(last):
@@ -200,7 +200,7 @@ def write(kind: type[ParquetBatchTable | DeltaBatchTable], place: Path, last: in
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kill_at_any_step_neither_loses_nor_doubles(
+def test_a_kill_at_any_step_loses_and_repeats_no_rows(
     kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deadly = steps = 0
@@ -231,7 +231,7 @@ def test_a_kill_at_any_step_neither_loses_nor_doubles(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_readers_at_any_step_see_whole_batches(
+def test_readers_at_any_step_see_complete_batches(
     kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -249,23 +249,23 @@ def test_readers_at_any_step_see_whole_batches(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_reader_at_the_same_time_is_right_or_told(kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path) -> None:
-    """Told: between its listing and its opening of a file, this was merged into another."""
+def test_a_concurrent_reader_is_right_or_gets_an_error(kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path) -> None:
+    """An error: the file was merged into another one after the reader had listed it."""
     table = kind(tmp_path / "t", merge_files=5)
     table.prepare()
     publish(table, 0)
     published = 0
     failures: list[str] = []
-    right = told = 0
+    right = missing = 0
 
     def keep_reading() -> None:
-        nonlocal right, told
+        nonlocal right, missing
         while published < 80:
             before = published
             try:
                 rows = read(table) if kind is DeltaBatchTable else parquet_numbers(table.directory)
             except FileNotFoundError:
-                told += 1
+                missing += 1
                 continue
             number = len(rows) // 4
             if rows != batches(*range(number)) or number <= before:
@@ -279,4 +279,4 @@ def test_a_reader_at_the_same_time_is_right_or_told(kind: type[ParquetBatchTable
         published = batch
     reader.join()
     assert not failures and right > 5
-    assert not (kind is DeltaBatchTable and told)
+    assert not (kind is DeltaBatchTable and missing)

@@ -1,4 +1,4 @@
-"""The ingest job: settings, tables of one directory per batch, payloads, and kills between any two steps."""
+"""The ingest job: settings, payloads, errors, progress, and kills between any two steps."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "reason"), REFUSED)
-def test_bad_settings_are_one_line(given: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_one_line(given: dict[str, Any], reason: str) -> None:
     whole = {"source": {"path": "d"}, "tables": {"t": {"stream": "s", "output": "o", "schema": "a int"}}} | given
     with pytest.raises(ConfigError) as caught:
         parse_config(whole, "ingest.toml")
@@ -91,12 +91,12 @@ def test_bad_settings_are_one_line(given: dict[str, Any], reason: str) -> None:
 
 
 @pytest.mark.parametrize(("given", "retries"), [({}, "9"), ({"retries": 2}, "2")])
-def test_a_running_query_is_patient_with_a_broker_that_is_away(given: dict[str, int], retries: str) -> None:
+def test_a_running_query_retries_while_the_broker_is_away(given: dict[str, int], retries: str) -> None:
     whole = {"source": {"url": "http://127.0.0.1:1", **given}, "tables": document(Path("."))["tables"]}
     assert parse_config(whole).tables[0].source["fetch.numRetries"] == retries
 
 
-def test_what_is_wrong_with_a_source_is_said_before_spark_starts(
+def test_an_unusable_source_is_reported_before_spark_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[object] = []
@@ -143,7 +143,7 @@ def test_the_example_names_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not {key for key in asked if not re.search(rf"^(# )?({key} = |\[(.*\.)?{key}[.\]])", text, re.MULTILINE)}
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         assert main([str(tmp_path / "none.toml")]) == 2
@@ -214,7 +214,7 @@ def test_each_payload_becomes_a_row_or_a_dead_letter(spark: SparkSession, tmp_pa
 
 
 class StopFirst(threading.Event):
-    """Lets a batch begin as soon as somebody who stops its query holds the lock of batches."""
+    """Lets a batch begin as soon as `stop` holds the lock of batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class StopFirst(threading.Event):
 
 
 @pytest.mark.timeout(180)
-def test_a_batch_that_begins_while_its_query_is_stopped_is_left_for_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_that_begins_during_stop_is_left_for_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(n) for n in range(5)])
     settings = parse_config(document(tmp_path))
     job = table_job(settings.tables[0], spark, "here")
@@ -295,7 +295,7 @@ def killed(code: str, *arguments: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("where", "published"), [pytest.param("written", 0, marks=SLOW), ("published", 1)])
-def test_a_kill_between_two_steps_neither_loses_nor_doubles(
+def test_a_kill_between_two_steps_loses_and_repeats_no_rows(
     spark: SparkSession, tmp_path: Path, where: str, published: int
 ) -> None:
     writer = StreamWriter(tmp_path / "data", partitions=2)
@@ -353,8 +353,8 @@ messages.writeStream.format("parquet").option("path", out + "/table").option(
 
 @SLOW
 @pytest.mark.timeout(300)
-def test_sparks_own_sink_doubles_rows_for_plain_readers(spark: SparkSession, tmp_path: Path) -> None:
-    """Why the job has its own tables: the files of a task that ended before the kill stay in the directory."""
+def test_sparks_own_sink_repeats_rows_for_other_readers(spark: SparkSession, tmp_path: Path) -> None:
+    """The reason for the job's own tables: files of tasks that ended before the kill stay in the directory."""
     writer = StreamWriter(tmp_path / "data", partitions=2)
     for partition in (0, 1):
         writer.append(partition, [message(n) for n in range(100)])
@@ -376,7 +376,7 @@ def test_sparks_own_sink_doubles_rows_for_plain_readers(spark: SparkSession, tmp
 
 
 @pytest.mark.timeout(180)
-def test_it_runs_until_it_is_stopped_and_reports(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_job_runs_until_stopped_and_reports(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(n) for n in range(10)])
     stop = threading.Event()
@@ -399,7 +399,7 @@ def test_it_runs_until_it_is_stopped_and_reports(spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.timeout(180)
-def test_a_table_that_fails_ends_the_job_while_others_go_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_that_fails_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0)])
     other = StreamWriter(tmp_path / "data", "other")
     other.append(0, [message(0)])
@@ -437,7 +437,7 @@ def test_failures_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
 
 
 class SparkError(Exception):
-    """What PySpark raises: a text, and Java's cause."""
+    """An error of PySpark: a text, and the cause in Java."""
 
     def __init__(self, text: str, cause: Optional[Exception] = None) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""Columns that the ingest job makes of topics, nested payloads, unknown fields and Sparkplug's metrics."""
+"""Columns of the ingest job from topics, nested payloads, unknown fields and Sparkplug metrics."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
     assert (bad["offset"], bad["reason"], bad["payload"]) == (4, "not a Sparkplug payload", SPARKPLUG[:-1])
 
 
-def test_each_format_of_the_job_but_raw_is_one_of_the_source(spark: SparkSession) -> None:
+def test_all_formats_but_raw_are_parsed_by_the_source(spark: SparkSession) -> None:
     assert {*FORMATS} == {*PAYLOAD_FORMATS, "raw"}
     from bridge_spark.tables.rows.payloads import SchemaError, payload_schema, source_schema
 

@@ -1,4 +1,4 @@
-"""What stands around the ingest job: ranges of a backfill, metrics, and the command that merges small files."""
+"""Ranges of a backfill, metrics of the ingest job, and the command that merges small files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_invalid_range_is_refused(begin: str, end: str, reason: str) -> None:
         BackfillRange(parse_bound(begin), parse_bound(end)).check()
 
 
-def test_ranges() -> None:
+def test_valid_ranges() -> None:
     BackfillRange(parse_bound("2026-01-01T01:00:00+02:00"), parse_bound("2026-01-01")).check()
     BackfillRange(parse_bound('{"0": 5, "1": 0}'), parse_bound('{"0": 5, "1": 7}')).check()
 
@@ -54,14 +54,14 @@ def test_metrics_are_those_of_the_tables() -> None:
             'mqtt_ingest_lag_offsets{table="readings"} 4.0'} <= set(lines)
 
 
-def test_the_command_says_where_it_serves_metrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_where_it_serves_metrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("bridge_spark.ingest.run", lambda *_, **__: [])
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert ingest([str(ROOT / "conf" / "ingest.toml"), "--metrics-port", "0"]) == 0
     assert re.fullmatch(r"metrics on 127\.0\.0\.1:[1-9]\d+\n", capsys.readouterr().out)
 
 
-def test_the_command_merges_while_the_job_is_not_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_compact_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "ingest.toml"
     config.write_text(f"[source]\npath = 'd'\n[tables.t]\nstream = 's'\nschema = 'n long'\noutput = '{tmp_path}/t'\n")
     table = ParquetBatchTable(tmp_path / "t")

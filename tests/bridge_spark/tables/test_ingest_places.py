@@ -1,6 +1,6 @@
-"""The ingest job's directories: names of every kind, disks that cannot be used or lack files, ranges of a backfill.
+"""The ingest job's directories: unusual names, unusable disks, missing files, ranges of a backfill.
 
-The rule kept here: what a table holds is told by readers that know nothing of Spark.
+Tables are read without Spark.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["spark"]
 
 
 @pytest.mark.timeout(180)
-def test_a_directory_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
+def test_directories_with_unusual_names(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "50% größer #1 [a]"
     StreamWriter(root / "data").append(0, [message(0), message(1, payload=b"bad")])
     config = parse_config(document(root))
@@ -46,7 +46,7 @@ def test_a_directory_may_have_any_name(spark: SparkSession, tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(180)
-def test_a_backfill_by_offsets_reads_the_partitions_that_it_names(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_backfill_by_offsets_reads_only_named_partitions(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data", partitions=3)
     for partition in range(3):
         writer.append(partition, [message(n) for n in range(6)])
@@ -62,12 +62,12 @@ def test_a_backfill_by_offsets_reads_the_partitions_that_it_names(spark: SparkSe
 
 
 def at(milliseconds: float) -> str:
-    """When message ``milliseconds`` was received, as the command takes it."""
+    """The time of receipt of message ``milliseconds``, as an argument of the command."""
     return str(datetime.fromtimestamp(START_US / 1e6, timezone.utc) + timedelta(milliseconds=milliseconds))
 
 
 def write_segments(data: Path) -> None:
-    """Messages 0 to 199, the even ones in partition 0, in segments of 40 with an index entry for every 16; some bad."""
+    """Write messages 0 to 199, even ones to partition 0, in segments of 40 with an index entry for every 16; some do not parse."""
     writer = StreamWriter(data, partitions=2)
     for partition in (0, 1):
         for first in range(0, 100, 4):
@@ -79,7 +79,7 @@ def write_segments(data: Path) -> None:
 
 
 def everything(directory: Path) -> list[int]:
-    """The messages in a table and in its dead letters."""
+    """The messages of a table and its dead letters."""
     places = [(row["partition"], row["offset"]) for part in (directory, Path(f"{directory}.rejected")) for row in parquet_rows(part)]
     return sorted(2 * offset + partition for partition, offset in places)
 
@@ -95,11 +95,11 @@ IN_OFFSETS: list[tuple[str, str, Sequence[int]]] = [
     (IN_TIME, [(at(140), at(141)), (at(0), at(36.002)), (at(-9), at(200)), ('{"0": 99}', '{"0": 100}')]),
     (IN_OFFSETS, [('{"0": 76}', '{"0": 77}'), ('{"0": 99, "1": 0}', '{"0": 99, "1": 96}'), (at(199), at(200))]),
 ], ids=["time", "offsets"])
-def test_backfills_are_exact_to_the_message(
+def test_backfills_have_exactly_the_messages_of_their_range(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     ranges: list[tuple[str, str, Sequence[int]]], overlaps: list[tuple[str, str]],
 ) -> None:
-    """Ranges end in the middle of segments and record batches; the first is read twice."""
+    """Ranges end inside segments and record batches; the first is read twice."""
     write_segments(tmp_path / "data")
     config = tmp_path / "ingest.toml"
     config.write_text(to_toml(document(tmp_path)))
@@ -120,7 +120,7 @@ def test_backfills_are_exact_to_the_message(
 
 
 @pytest.mark.timeout(180)
-def test_readers_find_the_values_of_fields_that_are_called_like_directories(spark: SparkSession, tmp_path: Path) -> None:
+def test_fields_named_like_directories_keep_their_values(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0, payload=b'{"range": 7.5, "batches": 8.5}')])
     config = parse_config(document(tmp_path, schema="range double, batches double",
                                    fields=["range as distance", "batches as lots"]))
@@ -132,7 +132,7 @@ def test_readers_find_the_values_of_fields_that_are_called_like_directories(spar
         assert spark.read.parquet(str(tmp_path / place)).select("distance", "lots").collect() == [(7.5, 8.5)]
 
 
-def test_a_directory_that_cannot_be_made_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_cannot_be_created_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0)])
     (tmp_path / "file").touch()
     config = tmp_path / "ingest.toml"
@@ -165,7 +165,7 @@ def test_an_output_or_a_backfill_that_cannot_be_written_is_one_line(
 
 
 @pytest.mark.timeout(180)
-def test_what_a_batch_reads_is_on_disk_before_the_batch(
+def test_offsets_are_synced_before_the_batch_is_published(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(n) for n in range(20)])
@@ -190,7 +190,7 @@ def test_what_a_batch_reads_is_on_disk_before_the_batch(
 
 
 @pytest.mark.timeout(180)
-def test_rows_that_executors_wrote_elsewhere_are_missed(
+def test_files_that_executors_wrote_to_other_disks_are_an_error(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0), message(60_000), message(1, payload=b"bad")])

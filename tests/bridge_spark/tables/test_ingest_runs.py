@@ -1,6 +1,6 @@
-"""The ingest job as a process: submitted to Spark, over a range, on a cluster, and the JVM that it starts.
+"""The ingest job as a process: under spark-submit, over a range, on a cluster, and its JVM.
 
-The rule kept here: each test starts Sparks of its own, so `make slow` runs it.
+Each test starts its own Spark, so `make slow` runs it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMMAND = [sys.executable, "-P", "-m", "mqttbroker", "ingest"]
 
 
 def write_stream(data: Path) -> None:
-    """150 messages in each of two partitions, three of them bad."""
+    """150 messages in each of two partitions; three do not parse."""
     writer = StreamWriter(data, partitions=2)
     for partition in (0, 1):
         writer.append(partition, [message(n, payload=b"bad" if n % 50 == 7 else None) for n in range(150)])
@@ -56,11 +56,11 @@ def write_config(root: Path, **table: object) -> Path:
 
 
 def last_word(text: str) -> str:
-    """The totals that the job of table `t` ends with, without the time it took; the JVM may say something after them."""
+    """The last totals of table `t`, without the time; the JVM may print more after them."""
     return [line for line in text.splitlines() if line.startswith("t: ")][-1].partition(" in ")[0]
 
 
-def test_a_submitted_job_shows_its_numbers_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
+def test_a_submitted_job_reports_and_ends_on_a_signal(tmp_path: Path) -> None:
     write_stream(tmp_path / "data")
     config = write_config(tmp_path, max_offsets_per_trigger=100)
     submit = ["--master", "local[2]", "--driver-java-options", QUICK_JVM, "--conf", "spark.sql.parquet.compression.codec=gzip",
@@ -101,7 +101,7 @@ session.stop()
 """
 
 
-def test_arrow_makes_no_checks_in_the_jvm_of_the_job(tmp_path: Path) -> None:
+def test_the_jvm_runs_without_arrow_checks(tmp_path: Path) -> None:
     done = run_program([sys.executable, "-P", "-c", CHECKS, f"{QUICK_JVM} -Da.b=c"], spark_environment(), tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [["true", "false", "c"], False, False]
@@ -127,7 +127,7 @@ def test_the_command_reads_a_range_and_refuses_an_overlap(tmp_path: Path) -> Non
 
 
 def test_on_a_cluster_workers_read_by_url_and_write_the_table(cluster: str, tmp_path: Path) -> None:
-    """A batch is so large that one task would not do for it."""
+    """The batch is too large for one task."""
     everything = READINGS + 40
     with broker_with_readings() as broker:
         with RawClient(broker.port) as publisher:

@@ -1,7 +1,6 @@
 """The ingest job's tables: duplicates, late messages, aggregates, Delta, changed settings, kills with all of it.
 
-The rule kept here: what stands in a table is told by readers that know nothing of Spark, and what ought to stand
-there by pandas from the same messages.
+Tables are read without Spark; the expected rows are computed by pandas from the same messages.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SCHEMA = "device string, ts timestamp, value double not null"
 
 
 def reading(number: int, device: str, second: Optional[float], value: float) -> Any:
-    """A reading of ``second`` s after `START`, None for one that does not say when."""
+    """A reading ``second`` s after `START`; None for one without a time."""
     ts = None if second is None else (START + timedelta(seconds=second)).isoformat()
     body = json.dumps({"device": device, "ts": ts, "value": value}).encode()
     at = number if second is None else max(int(second * 1000), number)
@@ -43,7 +42,7 @@ def reading(number: int, device: str, second: Optional[float], value: float) -> 
 
 
 def uncommit(checkpoint: Path, files: Path) -> None:
-    """Leave a checkpoint as a kill does after the last batch that is in the table, and before Spark says so."""
+    """Leave a checkpoint as a kill does after the last batch was published and before Spark commits it."""
     last = json.loads((max(files.glob("batches=*"), key=lambda path: int(path.name[8:])) / "_batches.json").read_text())
     for directory, first in (("offsets", last["batch"] + 1), ("commits", last["batch"])):
         for path in (checkpoint / directory).iterdir():
@@ -70,7 +69,7 @@ def rows(directory: Path) -> Any:
 
 
 @pytest.mark.timeout(180)
-def test_duplicates_are_left_out_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
+def test_duplicates_are_dropped_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [
         reading(0, "a", 0, 1.0), reading(1, "a", 0, 1.0), reading(2, "b", 0, 2.0), reading(3, "a", None, 3.0),
@@ -96,18 +95,18 @@ def test_duplicates_are_left_out_and_nothing_else(spark: SparkSession, tmp_path:
 
 
 def number(offset: int) -> int:
-    """The reading that has this offset in `many`: of every ten only some are in their place."""
+    """The number of the reading at this offset in `many`: they are partly out of order."""
     return offset - offset % 10 + offset * 7 % 10
 
 
 def many(first: int, last: int, every: int = 1) -> list[Any]:
-    """The messages with these offsets: readings of three devices, one in ``every`` seconds, in a wrong order, some of them bad."""
+    """The messages with these offsets: readings of three devices, every ``every`` seconds, out of order; some do not parse."""
     return [message(offset * every, payload=b"bad") if offset % 40 == 9 else
             reading(n, "abc"[n % 3], n * every, (n * 37) % 101 / 4) for offset in range(first, last) for n in [number(offset)]]
 
 
 def expected(readings: int, window: int, every: int = 1, group_by: Sequence[str] = ("device",)) -> Any:
-    """What pandas makes of `many`, windows in seconds."""
+    """The aggregates of `many` by pandas; ``window`` in seconds."""
     good = [number(offset) for offset in range(readings) if offset % 40 != 9]
     frame = pd.DataFrame({"device": ["abc"[n % 3] for n in good], "value": [(n * 37) % 101 / 4 for n in good],
                           "time": [START + timedelta(seconds=n * every) for n in good]}).sort_values("time")
@@ -117,8 +116,8 @@ def expected(readings: int, window: int, every: int = 1, group_by: Sequence[str]
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("table_format", ["parquet", pytest.param("delta", marks=SLOW)])
-def test_aggregates_over_restarts_are_those_of_pandas(spark: SparkSession, tmp_path: Path, table_format: str) -> None:
-    """Two hours and some of readings, so that windows of an hour are closed as those of a minute are."""
+def test_aggregates_over_restarts_agree_with_pandas(spark: SparkSession, tmp_path: Path, table_format: str) -> None:
+    """More than two hours of readings, so that windows of an hour are closed too."""
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, many(0, 400, every=8))
     groups = {"minute": ("1 minute", ["device"]), "hour": ("1 hour", [])}
@@ -144,7 +143,7 @@ def test_aggregates_over_restarts_are_those_of_pandas(spark: SparkSession, tmp_p
 
 
 @pytest.mark.timeout(300)
-def test_tables_with_state_go_on_behind_a_batch_that_spark_did_not_commit(spark: SparkSession, tmp_path: Path) -> None:
+def test_tables_with_state_continue_after_an_uncommitted_batch(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, many(0, 400))
     settings = document(tmp_path, watermark="1 minute", deduplicate_by=["device", "ts"],
@@ -164,8 +163,8 @@ def test_tables_with_state_go_on_behind_a_batch_that_spark_did_not_commit(spark:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("start", ["earliest", '{"0": 1}'])
-def test_what_is_late_in_the_first_batch_is_a_dead_letter(spark: SparkSession, tmp_path: Path, start: str) -> None:
-    """Spark's first watermark is 1970, and so says a clock that nobody has set."""
+def test_late_messages_in_the_first_batch_are_dead_letters(spark: SparkSession, tmp_path: Path, start: str) -> None:
+    """Spark's first watermark is in 1970, as is a clock that is not set."""
     unset = (START - datetime(1970, 1, 1, tzinfo=timezone.utc)).total_seconds()
     StreamWriter(tmp_path / "data").append(0, [reading(n, "a", -unset if n < 3 else n, float(n)) for n in range(5)])
     settings = document(tmp_path, watermark="1 minute", deduplicate_by=["ts"], starting_offsets=start)
@@ -176,7 +175,7 @@ def test_what_is_late_in_the_first_batch_is_a_dead_letter(spark: SparkSession, t
 
 
 @pytest.mark.timeout(300)
-def test_retention_may_take_what_is_in_the_table_already(spark: SparkSession, tmp_path: Path) -> None:
+def test_retention_may_remove_published_messages(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     parquet_rows, state = document(tmp_path), document(tmp_path, watermark="1 minute", deduplicate_by=["device"],
                                                 output=str(tmp_path / "state"))
@@ -195,7 +194,7 @@ def test_retention_may_take_what_is_in_the_table_already(spark: SparkSession, tm
 
 
 @pytest.mark.timeout(180)
-def test_a_job_that_begins_at_the_end_does_so_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_latest_means_the_end_at_the_first_start(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     settings = document(tmp_path, starting_offsets="latest")
     for first, last in ((0, 9), (9, 19), (19, 29)):
