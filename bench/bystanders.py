@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What well-behaved clients notice of one that is not: 50 pairs at 20 messages per second beside each kind of abuse.
+"""The effect of one abusive client on others: 50 pairs at 20 messages per second, beside each kind of abuse.
 
     python bench/bystanders.py [--seconds 10] [--rounds 3] [--retained 1000000] [--control] [NAME ...]
 
-Rule: quiet runs stand between the others on the same broker, so that what else the machine does strikes all; a figure
-is the median over the rounds. With ``--control`` the same abuse also strikes another broker on the machine: what the
-bystanders notice of that is the machine's, for want of processors, and no broker's. Latency is of the bystanders; a
-hold is the CPU time for which the broker's loop served nobody else (bench/probe.py). The broker is the one that Python
-finds, compiled or plain, as the output says, or in the tree that BENCH_SOURCE names.
+Runs without abuse alternate with the others on the same broker, so that other load on the machine affects all of them;
+figures are medians over the rounds. With ``--control`` the abuse is also directed at a second broker on the machine:
+that part of the effect is competition for processors. Latency is that of the pairs; a hold is CPU time in which the
+broker's loop served no other client (bench/probe.py). The broker is the one that Python imports, compiled or plain, as
+the output says, or that in the tree BENCH_SOURCE.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def subscribe(topic_filter: str, qos: int = 0) -> bytes:
 
 
 def client(port: int, name: str, buffer: int = 0, connect: Optional[bytes] = None) -> socket.socket:
-    """A 3.1.1 connection that has its CONNACK, or that has sent ``connect`` and waits for nothing."""
+    """A 3.1.1 connection that has received its CONNACK; with ``connect``, one that has only sent those bytes."""
     line = socket.socket()
     if buffer:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -52,16 +52,16 @@ def client(port: int, name: str, buffer: int = 0, connect: Optional[bytes] = Non
     return line
 
 
-# --- abuse: each goes on until it is told to end, and says what it did ----------------------------------------------
+# --- abuse: each runs until `ended` is set, and returns a summary ---------------------------------------------------
 
 
 def deaf(port: int, ended: threading.Event, qos: int) -> str:
-    """A subscriber stops reading, and is sent 8 MB a second."""
+    """A subscriber that does not read, and a publisher that sends it 8 MB per second."""
     reader = client(port, f"deaf{qos}", 4096)
     reader.sendall(subscribe("deaf/#", qos))
     writer = client(port, f"loud{qos}")
     chunk = publish("deaf/1", b"x" * 4096, qos) * 20
-    sent = waits = 0
+    sent = timeouts = 0
     while not ended.wait(0.01):
         try:
             writer.sendall(chunk)
@@ -69,20 +69,20 @@ def deaf(port: int, ended: threading.Event, qos: int) -> str:
             if qos:
                 writer.recv(1 << 16)
         except TimeoutError:
-            waits += 1
+            timeouts += 1
     reader.close()
     writer.close()
-    return f"sent {sent / 1e6:.0f} MB, held up {waits} s"
+    return f"sent {sent / 1e6:.0f} MB, blocked {timeouts} s"
 
 
 def greedy(port: int, ended: threading.Event, topic_filter: str, retained: int) -> str:
-    """A client asks for everything retained, over and over, as fast as it can read."""
+    """A client that subscribes to all retained messages again and again, and reads as fast as it can."""
     whole = sum(len(chunk) for chunk in retaining(retained))
     times = size = 0
     while not ended.is_set():
         line = client(port, f"greedy{times}")
         line.sendall(subscribe(topic_filter))
-        # What the bystanders send comes in between, so that a few of the last are left unread.
+        # Messages of the pairs arrive in between, so that a few of the last retained ones are not read.
         left = whole
         with suppress(TimeoutError):
             while left > 0 and not ended.is_set():
@@ -90,11 +90,11 @@ def greedy(port: int, ended: threading.Event, topic_filter: str, retained: int) 
         line.close()
         size += whole - left
         times += 1
-    return f"took {size / 1e6:.0f} MB in {times} subscriptions"
+    return f"read {size / 1e6:.0f} MB in {times} subscriptions"
 
 
 def heavy(port: int, ended: threading.Event, rate: float = 0) -> str:
-    """Packets of 10 MB from one client to one that reads, so many a second or one after the other."""
+    """Packets of 10 MB from one client to another, ``rate`` per second or, if that is 0, one after the other."""
     reader = client(port, "heavy-reader")
     reader.sendall(subscribe("heavy/#", 1))
     writer = client(port, "heavy-writer")
@@ -104,7 +104,7 @@ def heavy(port: int, ended: threading.Event, rate: float = 0) -> str:
     sent = 0
 
     def read() -> None:
-        seen = taken = 0
+        seen = acknowledged = 0
         with suppress(OSError):
             while True:
                 got = len(reader.recv(1 << 20))
@@ -113,8 +113,8 @@ def heavy(port: int, ended: threading.Event, rate: float = 0) -> str:
                 seen += got
                 if seen >= len(packet):
                     seen -= len(packet)
-                    taken += 1
-                    reader.sendall(b"\x40\x02" + taken.to_bytes(2, "big"))
+                    acknowledged += 1
+                    reader.sendall(b"\x40\x02" + acknowledged.to_bytes(2, "big"))
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
@@ -129,7 +129,7 @@ def heavy(port: int, ended: threading.Event, rate: float = 0) -> str:
 
 
 def hung(port: int, ended: threading.Event) -> str:
-    """Logins that take a second of hashing each, 100 at a time, and 100 SCRAM exchanges left half way."""
+    """100 logins at a time that take a second of hashing each, and 100 SCRAM exchanges that are not completed."""
     login = framed(0x10, text("MQTT") + b"\x04\xc2\0\0" + text("") + text(USER) + text("guess"))
     scram = b"\x15" + text("SCRAM-SHA-256") + b"\x16" + text(f"n,,n={USER},r=abcdefgh")
     half = framed(0x10, text("MQTT") + b"\x05\x02\0\0" + bytes((len(scram),)) + scram + text("half"))
@@ -146,13 +146,13 @@ def hung(port: int, ended: threading.Event) -> str:
 
 
 ABUSES: dict[str, tuple[str, Callable[[int, threading.Event, int], str]]] = {
-    "deaf-q0": ("a subscriber that stops reading, QoS 0", lambda port, ended, _: deaf(port, ended, 0)),
-    "deaf-q1": ("a subscriber that stops reading, QoS 1", lambda port, ended, _: deaf(port, ended, 1)),
+    "deaf-q0": ("a subscriber that does not read, QoS 0", lambda port, ended, _: deaf(port, ended, 0)),
+    "deaf-q1": ("a subscriber that does not read, QoS 1", lambda port, ended, _: deaf(port, ended, 1)),
     "hash": ("`#` over all retained", lambda port, ended, retained: greedy(port, ended, "#", retained)),
     "plus": ("`a/+/b` over all retained", lambda port, ended, retained: greedy(port, ended, "a/+/b", retained)),
     "heavy": ("packets of 10 MB, one after the other", lambda port, ended, _: heavy(port, ended)),
-    "heavy-10": ("packets of 10 MB, ten a second", lambda port, ended, _: heavy(port, ended, 10)),
-    "hung": ("logins that hash for long, SCRAM half way", lambda port, ended, _: hung(port, ended)),
+    "heavy-10": ("packets of 10 MB, ten per second", lambda port, ended, _: heavy(port, ended, 10)),
+    "hung": ("logins with slow hashes, incomplete SCRAM exchanges", lambda port, ended, _: hung(port, ended)),
 }
 
 
@@ -160,14 +160,14 @@ ABUSES: dict[str, tuple[str, Callable[[int, threading.Event, int], str]]] = {
 
 
 def retaining(count: int) -> Iterator[bytes]:
-    """PUBLISHes of so many retained messages, at a/N/b, ten thousand at a time."""
+    """PUBLISH packets of ``count`` retained messages, topics a/N/b, in chunks of ten thousand."""
     for low in range(0, count, 10_000):
         numbers = range(low, min(count, low + 10_000))
         yield b"".join(publish(f"a/{number}/b", b"retained", retain=True) for number in numbers)
 
 
 def fill(port: int, count: int) -> float:
-    """Have the broker retain so many messages; seconds."""
+    """Have the broker retain ``count`` messages; returns the seconds it took."""
     start = time.monotonic()
     line = client(port, "filler")
     line.settimeout(300)
@@ -180,7 +180,7 @@ def fill(port: int, count: int) -> float:
 
 
 def settle(broker: pauses.Probed) -> None:
-    """Wait until the broker has nothing left to do."""
+    """Wait until the broker is idle."""
     used = broker.cpu()
     while True:
         time.sleep(1)
@@ -190,7 +190,7 @@ def settle(broker: pauses.Probed) -> None:
 
 
 def slow_password(directory: Path) -> Path:
-    """A password file whose only hash takes about a second, and lets nobody in."""
+    """A password file with one user, whose hash takes about a second to compute."""
     import base64
     import hashlib
 
@@ -205,7 +205,7 @@ def slow_password(directory: Path) -> Path:
 
 
 class Runs:
-    """Runs on one broker; ``target`` is the one that is abused."""
+    """The pairs on one broker while ``target`` is abused."""
 
     def __init__(self, broker: pauses.Probed, target: pauses.Probed, seconds: float, retained: int) -> None:
         self.broker = broker
@@ -215,16 +215,19 @@ class Runs:
         self.program = runner.build_generator().command
         self.latencies: dict[str, list[tuple[float, float]]] = {}
         self.times: dict[str, list[tuple[float, float]]] = {}
-        self.said: dict[str, str] = {}
+        self.summaries: dict[str, str] = {}
 
-    def one(self, name: str) -> None:
-        """The bystanders, quiet or beside one abuse."""
+    def run(self, name: str) -> None:
+        """Run the pairs once, beside the abuse ``name`` or, if that is empty, without any."""
         settle(self.target)
         ended = threading.Event()
-        said: list[str] = []
+        summaries: list[str] = []
         abuse = None
         if name:
-            abuse = threading.Thread(target=lambda: said.append(ABUSES[name][1](self.target.port, ended, self.retained)), daemon=True)
+            work = ABUSES[name][1]
+            abuse = threading.Thread(
+                target=lambda: summaries.append(work(self.target.port, ended, self.retained)), daemon=True
+            )
             abuse.start()
             time.sleep(1)
         start = time.monotonic()
@@ -233,13 +236,13 @@ class Runs:
         ended.set()
         if abuse is not None:
             abuse.join(60)
-        self.said[name] = said[0] if said else ""
+        self.summaries[name] = summaries[0] if summaries else ""
         latency = found["latency_us"]
         assert isinstance(latency, dict)
         self.latencies.setdefault(name, []).append((latency["p50"] / 1000, latency["p99"] / 1000))
 
     def p99(self, name: str) -> float:
-        """Milliseconds, the median over the rounds."""
+        """The median over the rounds, in milliseconds."""
         return statistics.median(p99 for _, p99 in self.latencies[name])
 
 
@@ -249,7 +252,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=10)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--retained", type=int, default=1_000_000)
-    options.add_argument("--control", action="store_true", help="abuse another broker, too")
+    options.add_argument("--control", action="store_true", help="abuse a second broker, too")
     given = options.parse_args()
     names = given.names or list(ABUSES)
     with tempfile.TemporaryDirectory() as directory:
@@ -269,24 +272,27 @@ def main() -> None:
         control = Runs(broker, other, given.seconds, given.retained)
         for _ in range(given.rounds):
             for name in names:
-                runs.one("")
-                runs.one(name)
+                runs.run("")
+                runs.run(name)
                 if given.control:
-                    control.one(name)
+                    control.run(name)
         events = broker.end()
         if given.control:
             other.end()
     print(f"{broker.build}; {given.retained} retained in {took:.1f} s\n")
-    print("| beside | p50 ms | p99 ms | p99 to quiet | to the other broker's | longest hold ms | |")
+    print("| beside | p50 ms | p99 ms | p99 ÷ without abuse | ÷ abuse of the second broker | longest hold ms | |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
     quiet = runs.p99("")
     for name, rows in runs.latencies.items():
         p50, p99 = statistics.median(p50 for p50, _ in rows), runs.p99(name)
         to_other = f"{p99 / control.p99(name):.2f}" if name in control.latencies else ""
-        holds = [took for low, high in runs.times[name] for kind, when, took in events if low <= when <= high and kind == "hold"]
+        holds = [
+            took for start, end in runs.times[name] for kind, when, took in events if kind == "hold" and start <= when <= end
+        ]
         what = ABUSES[name][0] if name else "nothing"
-        print(f"| {what} | {p50:.2f} | {p99:.2f} | {p99 / quiet:.2f} | {to_other} | {max(holds, default=0):.1f} | {runs.said[name]} |")
-    pauses.show("while the retained messages came", pauses.histogram(events, *filled))
+        figures = [f"{p50:.2f}", f"{p99:.2f}", f"{p99 / quiet:.2f}", to_other, f"{max(holds, default=0):.1f}"]
+        print(f"| {what} | {' | '.join(figures)} | {runs.summaries[name]} |")
+    pauses.show("while the retained messages were published", pauses.histogram(events, *filled))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How long the event loop and the garbage collector hold up everybody, with 10,000 clients at half load.
+"""How long the event loop and the garbage collector delay clients, with 10,000 of them at half load.
 
     python bench/pauses.py [--clients 10000] [--rate 10000] [--seconds 60] [--qos 0]
 
-Rule: the figures are CPU time of the broker's loop, told by bench/probe.py, so that other load on the machine makes
-no pauses; the broker's own share of a core and the clients' latencies stand beside them. ``--rate`` is messages per
-second in all; half load is where the share is about a half. The broker is the one that Python finds, compiled or
-plain, as the output says, or in the tree that BENCH_SOURCE names.
+The pauses are CPU time of the broker's loop, as bench/probe.py records it, so that other load on the machine does not
+count. The output also has the broker's share of a core and the clients' latencies. ``--rate`` is the total of messages
+per second; half load is a share of about a half. The broker is the one that Python imports, compiled or plain, as the
+output says, or that in the tree BENCH_SOURCE.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ BOUNDS = (1, 2, 5, 10, 20, 50, 100, 1e9)  # milliseconds
 
 
 class Probed:
-    """The broker under its probe, in a directory of its own, with further settings from the environment."""
+    """A broker with the probe, in ``directory``; ``settings`` are environment variables."""
 
     def __init__(self, directory: Path, settings: dict[str, str]) -> None:
         self.events = directory / "events.json"
-        self.build = ""  # "compiled" or "plain", once it has ended
+        self.build = ""  # "compiled" or "plain", after `end`
         self.port = runner.free_port()
-        command = [sys.executable, "-P", str(HERE / "probe.py"), "serve", "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--http-port", "off", "--data-dir", str(directory / "data"), "--log-level", "error"]
-        self.process = subprocess.Popen(command, env={**runner.os.environ, "BENCH_PROBE": str(self.events), **settings}, cwd=directory)
+        command = [sys.executable, "-P", str(HERE / "probe.py"), "serve", "--host", "127.0.0.1"]
+        command += ["--port", str(self.port), "--http-port", "off", "--data-dir", str(directory / "data"), "--log-level", "error"]
+        environment = {**runner.os.environ, "BENCH_PROBE": str(self.events), **settings}
+        self.process = subprocess.Popen(command, env=environment, cwd=directory)
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -47,11 +48,12 @@ class Probed:
                 time.sleep(0.02)
 
     def cpu(self) -> float:
-        """CPU seconds of the whole process so far."""
+        """CPU seconds of the process so far."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / runner.os.sysconf("SC_CLK_TCK")
 
     def end(self) -> list[tuple[str, float, float]]:
+        """Stop the broker; returns the probe's events as (kind, monotonic seconds, milliseconds)."""
         self.process.terminate()
         self.process.wait(60)
         self.build, *events = json.loads(self.events.read_text(encoding="ascii"))
@@ -59,7 +61,7 @@ class Probed:
 
 
 def histogram(events: list[tuple[str, float, float]], start: float, end: float) -> dict[str, list[float]]:
-    """The milliseconds of each kind within a time, sorted."""
+    """The durations in milliseconds of the events between ``start`` and ``end``, sorted, by kind."""
     found: dict[str, list[float]] = {}
     for kind, when, took in events:
         if start <= when <= end:
@@ -68,7 +70,8 @@ def histogram(events: list[tuple[str, float, float]], start: float, end: float) 
 
 
 def show(what: str, found: dict[str, list[float]]) -> None:
-    print(f"\n{what}\n\n| milliseconds | " + " | ".join(found) + " |\n| --- | " + " | ".join("---:" for _ in found) + " |")
+    print(f"\n{what}\n\n| milliseconds | " + " | ".join(found) + " |")
+    print("| --- | " + " | ".join("---:" for _ in found) + " |")
     low = 0.0
     for bound in BOUNDS:
         counts = [sum(low <= took < bound for took in row) for row in found.values()]
@@ -104,7 +107,7 @@ def main(probed: Callable[[Path, dict[str, str]], Probed] = Probed) -> None:
         events = broker.end()
     print(json.dumps({key: found.get(key) for key in ("ok", "delivered_per_s", "latency_us")}))
     print(f"the broker, {broker.build}, used {used / (end - start):.0%} of a core")
-    show(f"{given.clients} clients come", histogram(events, start, end - given.seconds))
+    show(f"{given.clients} clients connect", histogram(events, start, end - given.seconds))
     show(f"{given.seconds:g} s of {given.rate:g} messages per second", histogram(events, end - given.seconds, end))
 
 

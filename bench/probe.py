@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""The broker with a probe in its event loop: for bench/pauses.py and bench/bystanders.py, used like `mqttbroker`.
+"""The `mqttbroker` command with a probe in the event loop, for bench/pauses.py and bench/bystanders.py.
 
-Rule: the probe only looks. A timer asks to be called every millisecond; what the loop's thread computed between two
-calls, in CPU time and so without what other processes took, is a "hold", or a "batch" if it handled at least ten
-packets for each millisecond: then many were served, and nobody was held up by another. Those over a millisecond and
-every garbage collection ("gc0" to "gc2") go to the file BENCH_PROBE names when the broker ends, as a JSON list of
+A timer is due every millisecond. The CPU time of the loop's thread between two calls is a "hold", or a "batch" if at
+least ten packets per millisecond were received: then many clients were served. Those over a millisecond and all garbage
+collections ("gc0" to "gc2") are written to the file BENCH_PROBE when the broker ends, as a JSON list of
 [kind, monotonic seconds, milliseconds].
 
-The modules are those that Python finds, compiled or plain, or those of the tree that BENCH_SOURCE names.
+The modules are those that Python imports, compiled or plain, or those of the tree BENCH_SOURCE.
 """
 
 from __future__ import annotations
@@ -28,38 +27,40 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from mqttbroker import build_kind, server
 from mqttbroker.cli import main as cli  # noqa: E402
 
-EVERY = 0.001
-LEAST = 1.0  # milliseconds
-BATCH = 10  # packets in each
+INTERVAL = 0.001  # seconds
+SHORTEST = 1.0  # milliseconds
+BATCH = 10  # packets per millisecond
 
 
 class Probe:
+    """Records holds, batches and collections of one broker."""
+
     def __init__(self, loop: asyncio.AbstractEventLoop, broker: server.Server) -> None:
         self.loop = loop
         self.counters = broker.broker.outbound.counters
         self.packets = 0
         self.events: list[tuple[str, float, float]] = []
-        self.begun = 0.0
-        self.used = time.thread_time()
+        self.collection_start = 0.0
+        self.cpu = time.thread_time()
         gc.callbacks.append(self.collected)
-        loop.call_later(EVERY, self.look)
+        loop.call_later(INTERVAL, self.sample)
 
-    def look(self) -> None:
-        used = time.thread_time()
-        held = (used - self.used) * 1000
-        self.used = used
+    def sample(self) -> None:
+        cpu = time.thread_time()
+        held = (cpu - self.cpu) * 1000
+        self.cpu = cpu
         packets = self.counters.messages_received
-        if held > LEAST:
+        if held > SHORTEST:
             kind = "hold" if packets - self.packets < held * BATCH else "batch"
             self.events.append((kind, time.monotonic(), round(held, 3)))
         self.packets = packets
-        self.loop.call_later(EVERY, self.look)
+        self.loop.call_later(INTERVAL, self.sample)
 
     def collected(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
-            self.begun = time.thread_time()
+            self.collection_start = time.thread_time()
         else:
-            took = (time.thread_time() - self.begun) * 1000
+            took = (time.thread_time() - self.collection_start) * 1000
             self.events.append((f"gc{info['generation']}", time.monotonic(), round(took, 3)))
 
 

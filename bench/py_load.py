@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Load generator for machines without a C compiler: understands what compare.py asks of mqtt_load, as far as it goes.
+"""Load generator for machines without a C compiler, with a part of mqtt_load's options and results.
 
-Rule: same options, same keys in the one line of JSON, so that the same driver reads both. It knows the scenarios p2p,
-fanin and fanout at QoS 0 and 1, checks that nothing is lost, doubled or reordered, and needs only the standard
-library. Its own cost bounds the rates it can make; the broker's CPU per message stays comparable.
+It has the scenarios p2p, fanin and fanout at QoS 0 and 1, checks that no message is lost, doubled or reordered, and
+needs only the standard library. Its own speed limits the rates; the broker's CPU time per message is comparable.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def text(value: str) -> bytes:
 
 
 class Client(asyncio.Protocol):
-    """One connection; calls ``on_publish(self, payload)`` and ``on_puback(self)``."""
+    """One connection; received packets go to ``load``."""
 
     def __init__(self, load: Load, index: int) -> None:
         self.load = load
@@ -79,7 +78,7 @@ class Client(asyncio.Protocol):
 
 
 class Load:
-    """The whole run."""
+    """One run: its clients and its counts."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -190,7 +189,7 @@ class Load:
 
 
 def cpu_us(pids: str) -> float:
-    """User and system time so far of the processes, comma separated, by the scheduler's clock of each."""
+    """CPU time so far of processes, given as comma-separated ids, in microseconds."""
     return sum(time.clock_gettime_ns(~int(pid) << 3 | 2) for pid in filter(None, pids.split(","))) / 1000
 
 

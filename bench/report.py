@@ -1,7 +1,7 @@
-"""Medians, ratios, the table and the plot of what ``runner`` collected.
+"""Medians, ratios, tables and the plot of the runs that ``runner`` collected.
 
-Rule: a figure is the median of the runs that were right; a broker without such a run shows what went wrong instead.
-Ratios are this broker's figure divided by the peer's.
+A figure is the median of the correct runs; a broker without one shows its error instead. Ratios are this broker's
+figure divided by the peer's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any, Optional
 from scenarios import CPU, Figure, Scenario
 
 Run = dict[str, Any]
-WRONG = ("lost", "dup", "misordered", "unacked", "nacked", "corrupt", "disconnects", "protocol_errors", "connect_failures")
+ERRORS = (
+    "lost", "dup", "misordered", "unacked", "nacked", "corrupt", "disconnects", "protocol_errors", "connect_failures",
+)  # fmt: skip
 
 
 def value(run: Run, key: str) -> Optional[float]:
@@ -33,12 +35,12 @@ def median(runs: Sequence[Run], key: str) -> Optional[float]:
     return statistics.median(values) if values else None
 
 
-def what_went_wrong(runs: Sequence[Run]) -> str:
-    """In a word or two; nothing if the broker did not take part."""
+def error_of(runs: Sequence[Run]) -> str:
+    """The first error in one word, "–" if the broker does not offer the feature, "" if there is no error."""
     for run in runs:
         if run.get("error"):
             return "–" if run["error"] == "not offered" else "failed"
-        wrong = [name for name in WRONG if run.get(name) and not (name == "dup" and run.get("qos") == 1)]
+        wrong = [name for name in ERRORS if run.get(name) and not (name == "dup" and run.get("qos") == 1)]
         if wrong or not run.get("ok"):
             return wrong[0] if wrong else "stalled"
     return ""
@@ -61,14 +63,14 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 
 def table(runs: Sequence[Run], scenarios: Sequence[Scenario], brokers: Sequence[str]) -> str:
-    """One line per figure: its medians by broker, then the first broker's figure divided by each other's."""
+    """One line per figure: its median for each broker, then the first broker's divided by each of the others."""
     rows = []
     for scenario in scenarios:
         if not any(run["scenario_name"] == scenario.name for run in runs):
             continue
         for figure in scenario.figures:
             medians = [median(of(runs, scenario.name, broker), figure.key) for broker in brokers]
-            cells = [number(found) or what_went_wrong(of(runs, scenario.name, broker))
+            cells = [number(found) or error_of(of(runs, scenario.name, broker))
                      for broker, found in zip(brokers, medians)]  # fmt: skip
             ratios = [f"{medians[0] / other:.2f}" if medians[0] is not None and other else "" for other in medians[1:]]
             title = figure.title + (" ↑" if figure.higher_is_better else "")
@@ -91,7 +93,7 @@ DETAILS = [
 
 
 def details(runs: Sequence[Run], scenarios: Sequence[Scenario], brokers: Sequence[str]) -> str:
-    """Everything that was measured, one line per scenario and broker."""
+    """All figures, one line per scenario and broker."""
     rows = []
     for scenario in scenarios:
         for broker in brokers:
@@ -99,12 +101,12 @@ def details(runs: Sequence[Run], scenarios: Sequence[Scenario], brokers: Sequenc
             if mine:
                 cells = [number(median(mine, figure.key)) for figure in DETAILS]
                 right = sum(bool(run.get("ok")) for run in mine)
-                rows.append([scenario.name, broker, *cells, f"{right}/{len(mine)}", what_went_wrong(mine)])
+                rows.append([scenario.name, broker, *cells, f"{right}/{len(mine)}", error_of(mine)])
     return markdown(["scenario", "broker", *(figure.title for figure in DETAILS), "right", "wrong"], rows)
 
 
 def medians(runs: Sequence[Run], scenarios: Sequence[Scenario], brokers: Sequence[str]) -> dict[str, Any]:
-    """For the JSON file: scenario, figure, broker."""
+    """Medians by scenario, figure and broker, for the JSON file."""
     return {
         scenario.name: {
             figure.title: {broker: median(of(runs, scenario.name, broker), figure.key) for broker in brokers}
@@ -115,7 +117,7 @@ def medians(runs: Sequence[Run], scenarios: Sequence[Scenario], brokers: Sequenc
 
 
 def plot(path: Path, runs: Sequence[Run], scenarios: Sequence[Scenario], brokers: Sequence[str]) -> bool:
-    """CPU per delivered message as bars on a logarithmic scale, if there is any; False without matplotlib."""
+    """Draw CPU per delivered message as bars on a logarithmic scale; False without matplotlib."""
     try:
         from matplotlib.figure import Figure as Canvas
     except ImportError:

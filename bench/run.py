@@ -1,10 +1,10 @@
 """``make bench``: this broker beside others on the same machine.
 
-Rule: nobody's figure counts unless every message arrived once and in order. Rounds of all scenarios are repeated, and
-no round begins that would not end within the time given, so that the whole is bounded whatever is measured.
+A run counts only if every message arrived once and in order. Rounds of all scenarios are repeated; no round begins that
+would exceed the time limit.
 
-Peers are Debian's mosquitto if it is installed, and whatever PEERS names: "name=script name=script"; docs/performance.md
-says what a start script is told. SCENARIOS or --scenarios choose from the table in scenarios.py.
+Peers are mosquitto, if it is installed, and those of PEERS: "name=script name=script"; docs/performance.md describes
+start scripts. SCENARIOS or --scenarios choose from the table in scenarios.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runner import HERE, OURS, OURS_OFF, Bench, Peer, Run, build_generator, fsyn
 from scenarios import GROUPS, PARQUET, Scenario, all_scenarios, chosen, spark_scenarios
 
 SPARK_ROWS = 4_000_000
-SPARK_SHARE = 0.3  # of the time, beside other scenarios
+SPARK_SHARE = 0.3  # of the time limit, if there are other scenarios
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -68,7 +68,7 @@ def peers(mosquitto: bool) -> list[Peer]:
 
 
 def surroundings(directory: Path) -> dict[str, Any]:
-    """What the figures depend on besides the code."""
+    """The machine and its state, which the figures depend on."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     return {
@@ -77,18 +77,18 @@ def surroundings(directory: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-SAID = ("cpu_us_per_delivered", "delivered_per_s", "connects_per_s", "rows_per_s", "cpu_s_per_m", "p50_ms", "error")
+SHOWN = ("cpu_us_per_delivered", "delivered_per_s", "connects_per_s", "rows_per_s", "cpu_s_per_m", "p50_ms", "error")
 
 
-def say(run: Run) -> None:
-    shown = {key: run.get(key) for key in SAID}
+def show_run(run: Run) -> None:
+    shown = {key: run.get(key) for key in SHOWN}
     words = " ".join(f"{key}={found}" for key, found in shown.items() if found is not None)
-    wrong = "" if run.get("ok") else f" WRONG {report.what_went_wrong([run])}"
+    wrong = "" if run.get("ok") else f" WRONG {report.error_of([run])}"
     print(f"# {run['round']} {run['scenario_name']} {run['broker']}: {words}{wrong}", file=sys.stderr, flush=True)
 
 
 def measure_spark(options: argparse.Namespace, names: list[str], minutes: float) -> list[Run]:
-    """What spark.py says of these scenarios; nothing where there is no Spark."""
+    """Run these scenarios with spark.py; none without PySpark."""
     if find_spec("pyspark") is None:
         print("bench: no Spark: pip install 'mqttbroker[spark]'", file=sys.stderr)
         return []
@@ -100,7 +100,7 @@ def measure_spark(options: argparse.Namespace, names: list[str], minutes: float)
         assert process.stdout is not None
         for line in process.stdout:
             found.append(json.loads(line))
-            say(found[-1])
+            show_run(found[-1])
     return found
 
 
@@ -111,18 +111,18 @@ def measure(bench: Bench, options: argparse.Namespace, began: float) -> None:
         if number and start - began + longest > options.minutes * 60:
             print(f"# {number} rounds: another would take longer than {options.minutes:g} minutes", file=sys.stderr)
             return
-        bench.round([scenario for scenario in options.chosen if not scenario.spark], number, say)
+        bench.round([scenario for scenario in options.chosen if not scenario.spark], number, show_run)
         longest = max(longest, time.monotonic() - start)
 
 
 def names_of(bench: Bench) -> list[str]:
-    """Of all brokers that ran, in the order of the table."""
+    """The brokers that ran, in the order of the table's columns."""
     ran = {run["broker"] for run in bench.runs}
     return [name for name in [OURS, OURS_OFF, *(peer.name for peer in bench.peers[1:]), PARQUET] if name in ran]
 
 
 def write(options: argparse.Namespace, bench: Bench, around: dict[str, Any]) -> Path:
-    """JSON with every run, and the plot beside it."""
+    """Write every run as JSON, and the plot; returns the path of the JSON file."""
     names = names_of(bench)
     options.results.mkdir(parents=True, exist_ok=True)
     out: Path = options.results / time.strftime("%Y%m%d-%H%M%S.json")

@@ -1,8 +1,7 @@
 """Runs brokers and the load generator.
 
-Rule: one broker at a time, freshly started for every run, and the brokers take turns within each scenario, so that
-whatever else the machine does falls on all of them alike. A run in which a message was lost, doubled, damaged or
-reordered is a failure and gives no figure.
+One broker runs at a time, started anew for every run. Within a scenario the brokers alternate, so that other load on
+the machine affects all of them. A run in which a message was lost, doubled, damaged or reordered has failed.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class Peer:
-    """A broker: ``script PORT`` runs it in the foreground; exit status 3 says that it cannot do what is asked."""
+    """A broker: ``script PORT`` runs it in the foreground; exit status 3 means that it lacks the scenario's feature."""
 
     name: str
     script: Path
@@ -55,14 +54,17 @@ class Peer:
 
 @dataclass
 class Generator:
-    """The program that makes the load."""
+    """The load generator."""
 
     command: list[str]
     in_c: bool
 
 
 def build_generator() -> Generator:
-    """mqtt_load, compiled if its sources changed; without a C compiler py_load.py, which is slower and knows less."""
+    """mqtt_load, compiled if its sources changed.
+
+    Without a C compiler py_load.py, which is slower and has fewer options.
+    """
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         print("bench: no C compiler: py_load.py makes the load and bounds the rates", file=sys.stderr)
@@ -80,11 +82,11 @@ def build_generator() -> Generator:
     return Generator([str(program)], True)
 
 
-# --- what brokers are given -----------------------------------------------------------------------------------------
+# --- the brokers' environment -----------------------------------------------------------------------------------------
 
 
 def write_passwords(path: Path, users: int = 100) -> None:
-    """A password file in Mosquitto's format, so that every broker here can read the same."""
+    """Write a password file in Mosquitto's format, which all brokers here read."""
     lines = []
     for name in [USER, *(f"device{number}" for number in range(users))]:
         salt = os.urandom(12)
@@ -106,7 +108,7 @@ pattern read users/%u/#
 
 
 def write_certificate(directory: Path) -> bool:
-    """cert.pem and key.pem; False if nothing here can make them."""
+    """Write cert.pem and key.pem; False without trustme."""
     try:
         import trustme
     except ImportError:
@@ -119,7 +121,7 @@ def write_certificate(directory: Path) -> bool:
 
 
 def fsync_us(directory: Path, rounds: int = 100) -> float:
-    """Median time to append 4 KiB to a file and have it on disk."""
+    """Median time in microseconds to append 4 KiB to a file and sync it."""
     took = []
     with (directory / "fsync").open("wb") as file:
         for _ in range(rounds):
@@ -138,7 +140,7 @@ def free_port() -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """The process and every live one that it started."""
+    """The process ids of a process and of its live descendants."""
     found = [pid]
     for parent in found:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -148,7 +150,7 @@ def descendants(pid: int) -> list[int]:
 
 
 class RunningBroker:
-    """One process tree in a directory of its own; ends with ``stop()``."""
+    """A broker's processes, in a directory of their own, until `stop`."""
 
     def __init__(self, peer: Peer, environment: dict[str, str], directory: Path, cpu: Optional[str]) -> None:
         self.port = free_port()
@@ -161,7 +163,7 @@ class RunningBroker:
             )  # fmt: skip
 
     def wait_until_it_listens(self) -> str:
-        """What is wrong, or nothing."""
+        """Wait until the broker accepts connections; returns an error, or ""."""
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and self.process.poll() is None:
             with suppress(OSError):
@@ -187,7 +189,7 @@ class RunningBroker:
 
 
 class Scraper:
-    """Asks for the metrics every second, as a monitoring system would, until it is left."""
+    """Requests the metrics every second, as a monitoring system does; a context manager."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}/metrics"
@@ -212,7 +214,7 @@ class Scraper:
 
 
 class Bench:
-    """Runs scenarios against peers and collects what mqtt_load said of each run."""
+    """Runs scenarios against peers and collects mqtt_load's results."""
 
     def __init__(self, peers: list[Peer], generator: Generator, directory: Path, duration: float) -> None:
         self.peers = peers
@@ -231,8 +233,8 @@ class Bench:
     def possible(self, scenario: Scenario) -> bool:
         return (self.generator.in_c or not scenario.needs_c) and (scenario.transport != "tls" or self.has_certificate)
 
-    def takers(self, scenario: Scenario) -> list[Peer]:
-        """Who runs it: this broker, without durability too where that matters, and those who have what it needs."""
+    def participants(self, scenario: Scenario) -> list[Peer]:
+        """The peers that have what the scenario needs; if it is ``durable``, also this broker without durability."""
         found = [peer for peer in self.peers if peer.name == OURS or scenario.guarded or not scenario.stream]
         ours = next((peer for peer in self.peers if peer.name == OURS), None)
         if scenario.durable and ours is not None:
@@ -241,21 +243,22 @@ class Bench:
 
     def round(self, scenarios: list[Scenario], number: int, report: Callable[[Run], None]) -> None:
         for scenario in filter(self.possible, scenarios):
-            for peer in self.takers(scenario):
-                run = {"scenario_name": scenario.name, "broker": peer.name, "round": number, **self.one(scenario, peer)}
+            for peer in self.participants(scenario):
+                run = {"scenario_name": scenario.name, "broker": peer.name, "round": number, **self.run(scenario, peer)}
                 self.runs.append(run)
                 report(run)
 
-    def one(self, scenario: Scenario, peer: Peer) -> Run:
+    def run(self, scenario: Scenario, peer: Peer) -> Run:
+        """Start a broker, load it, stop it."""
         http_port = free_port() if scenario.guarded else 0
         environment = self.environment(scenario, peer, http_port)
         pinned = self.pin and not scenario.durable
         with tempfile.TemporaryDirectory(dir=self.directory) as name:
             broker = RunningBroker(peer, environment, Path(name), "0" if pinned else None)
             try:
-                wrong = broker.wait_until_it_listens()
-                if wrong:
-                    return {"error": wrong, "ok": False}
+                error = broker.wait_until_it_listens()
+                if error:
+                    return {"error": error, "ok": False}
                 if http_port and peer.name == OURS:
                     with Scraper(http_port):
                         run = self.load(scenario, broker, pinned)
@@ -268,7 +271,7 @@ class Bench:
                 broker.stop()
 
     def environment(self, scenario: Scenario, peer: Peer, http_port: int) -> dict[str, str]:
-        """What start scripts are told; all of it is always set, to nothing if it is not asked for."""
+        """The start script's variables; all are always set, to "" if they do not apply."""
         guarded, tls = scenario.guarded, scenario.transport == "tls"
         return {
             "BENCH_TRANSPORT": scenario.transport,
@@ -298,11 +301,11 @@ class Bench:
         try:
             run: Run = json.loads(done.stdout)
         except ValueError:
-            return {"error": done.stderr.strip()[-200:] or "the load generator said nothing", "ok": False}
+            return {"error": done.stderr.strip()[-200:] or "the load generator printed nothing", "ok": False}
         return run
 
     def rate(self, scenario: Scenario) -> float:
-        """Messages per second and publisher at half load, decided once, so that every round asks for the same."""
+        """Messages per second and publisher at half load; the same in every round."""
         if not scenario.half_of:
             return 0
         if scenario.name not in self.rates:

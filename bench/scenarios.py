@@ -1,7 +1,6 @@
-"""What ``make bench`` measures: one table of scenarios.
+"""The scenarios of ``make bench``: arguments of mqtt_load, and the settings of the broker.
 
-Rule: a scenario is arguments of mqtt_load and what the broker must be set to; numbers of clients and messages shrink
-with one scale, so that the same table serves a test of a second and a measurement of minutes.
+One scale multiplies the numbers of clients and messages, so that a test can run the same scenarios in a second.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Figure:
-    """One row of the table: which key of mqtt_load's result, a path with slashes, and what it means."""
+    """One row of the table: a title, and the key in mqtt_load's result, with slashes between levels."""
 
     title: str
     key: str
@@ -32,7 +31,7 @@ SPARK = (
 
 @dataclass(frozen=True)
 class Scenario:
-    """``arguments`` may contain ``{rate}``: half of what the slowest broker delivered in ``half_of``, per publisher."""
+    """One load; ``{rate}`` in ``arguments`` is half the rate per publisher of the slowest broker in ``half_of``."""
 
     name: str
     arguments: str
@@ -40,22 +39,22 @@ class Scenario:
     mqtt: int = 4
     transport: str = "tcp"
     guarded: bool = False
-    """Passwords, ACL, metrics and, of this broker, a stream of other topics."""
+    """With passwords, ACL, metrics and, for this broker, a stream of other topics."""
     stream: str = ""
-    """Filter of a stream that this broker keeps; other brokers have none and sit out unless ``guarded``."""
+    """Filter of this broker's stream; other brokers have none and take part only if ``guarded``."""
     durable: bool = False
-    """What is kept decides: this broker also runs with durability off, and nobody is tied to one core."""
+    """The disk decides: this broker also runs with durability off, and no process is pinned to a core."""
     half_of: str = ""
     stretch: int = 1
-    """How many times longer it lasts than others: a queue that grows has to meet its limit."""
+    """Factor of the duration, for queues that have to grow to their limit."""
     needs_c: bool = True
-    """Whether py_load.py cannot make this load."""
+    """py_load.py does not have this scenario."""
     spark: bool = False
-    """Spark is the load: spark.py measures it."""
+    """Measured by spark.py."""
 
     @property
     def timed(self) -> bool:
-        """Whether the run lasts as long as it is told, and not until all is done."""
+        """Whether the run ends after a duration, not after a number of messages or clients."""
         return not any(option in self.arguments for option in ("--count", "--idle-clients", "--connect-storm"))
 
 
@@ -147,12 +146,12 @@ def featured() -> list[Scenario]:
 
 
 PARQUET = "Parquet files"
-"""Spark's own source of the same rows, in the place of another broker."""
+"""Spark's Parquet source with the same rows, in the column of a peer."""
 SPARK_READS = {
     f"spark-{how}{sealed}{few}": (f"{how}{sealed}", bool(few))
     for sealed in ("", "-sealed") for how in ("path", "url") for few in ("", "-3")
 }  # fmt: skip
-"""How the stream is read, and whether only topic, payload and timestamp."""
+"""Scenario -> (how the stream is read, whether only topic, payload and timestamp are)."""
 SPARK_INGEST, SPARK_LATENCY = "spark-ingest", "spark-latency"
 
 
@@ -173,13 +172,13 @@ GROUPS = {
 
 
 def all_scenarios(scale: float = 1.0) -> dict[str, Scenario]:
-    """Of mqtt_load, by name, in the order in which they run; ``scale`` multiplies the numbers of clients and messages."""
+    """The scenarios of mqtt_load by name, in the order in which they run."""
     found = simple() + crowds(scale) + other_wires() + kept(scale) + featured()
     return {scenario.name: scenario for scenario in found}
 
 
 def chosen(names: str, scale: float = 1.0) -> list[Scenario]:
-    """The scenarios and groups in a comma-separated list; "all" is every one. ValueError names an unknown one."""
+    """The scenarios of a list of names and groups, separated by commas or spaces; raises ValueError."""
     known = {**all_scenarios(scale), **{scenario.name: scenario for scenario in spark_scenarios()}}
     wanted: list[str] = []
     for name in names.replace(",", " ").split():

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""How fast Spark reads a stream, beside its own Parquet files with the same rows; the ingest job; how soon a row is seen.
+"""How fast Spark reads a stream and Parquet files with the same rows; the ingest job; the latency of a streaming query.
 
     spark.py [--rows N] [--rounds N] [--seconds N] [SCENARIO ...]
 
-Rule: everything is read by one warm session from one log, and what is compared takes turns. CPU time is of the JVM, of
-its Python workers with this process, and of the broker, each with all it started. Prints one line of JSON per run:
+All runs use one warm session and one log; runs that are compared alternate. CPU time is that of the JVM, of Python (the
+workers and this process) and of the broker, each with its child processes. Prints one line of JSON per run:
 
     rows_per_s       of the whole run; of the ingest job from its start to its end
     cpu_s_per_m      of all three per million rows; jvm_s_per_m, python_s_per_m, broker_s_per_m
     broker_cpu_pct   of one core, while it serves a read
     p50_ms, p95_ms   from before the PUBLISH until a streaming query at a trigger of 200 ms has its row
 
-MQTTBROKER is the command that starts the broker (this Python's).
+MQTTBROKER is the command that starts the broker (default: that of this Python).
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ START_US = 1_700_000_000_000_000
 FEW = "topic string, payload binary, timestamp timestamp"
 SCHEMA = "n long not null, time timestamp, value double not null, unit string"
 TRIGGER = "200 milliseconds"
-RATE = 100  # messages per second whose way is timed
-WARM = 10  # that are not, and come first, one after the other
+RATE = 100  # messages per second whose latency is measured
+WARM = 10  # messages sent before those, one after the other
 START_SECONDS = 30.0
 SEEN_SECONDS = 60.0
 
@@ -81,9 +81,9 @@ def message(number: int) -> Message:
 
 
 def fill(data: Path, rows: int) -> None:
-    """A data directory with ``rows`` rows in one stream, written as the broker's writer thread does, without syncing.
+    """Write a stream of ``rows`` rows as the broker's writer thread does, but without syncing.
 
-    The rows are old: a segment's age would close it after every commit.
+    Their timestamps are old, so segments have no maximum age: it would close one after every commit.
     """
     directory = data / "streams"
     directory.mkdir(parents=True)
@@ -103,7 +103,7 @@ def fill(data: Path, rows: int) -> None:
 
 
 def sealed_copy(data: Path, copy: Path) -> None:
-    """The same rows, with every segment but the last of each partition sealed."""
+    """Copy a data directory and seal every segment but the last of each partition."""
     shutil.copytree(data, copy)
     for directory in sorted((copy / "streams" / STREAM).glob("[0-9]*")):
         files = sorted(directory.glob("*.seg"))
@@ -119,7 +119,7 @@ def sealed_copy(data: Path, copy: Path) -> None:
 
 
 def cpu_s(pid: int, children: bool = True) -> float:
-    """User and system time of a process, and of those of its children that have ended."""
+    """User and system time of a process and, with ``children``, of its children that have ended."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
         return sum(map(int, fields[11 : 15 if children else 13])) / os.sysconf("SC_CLK_TCK")
@@ -127,7 +127,7 @@ def cpu_s(pid: int, children: bool = True) -> float:
 
 
 class Broker:
-    """The broker on a data directory with the stream; ends with ``stop()``."""
+    """A broker on a data directory with the stream, until `stop`."""
 
     def __init__(self, directory: Path, data: Path) -> None:
         self.port, self.http_port = free_port(), free_port()
@@ -156,7 +156,7 @@ class Broker:
 
 
 class Meter:
-    """The CPU time of everybody who takes part."""
+    """CPU time of the JVM, of Python and of the broker."""
 
     def __init__(self, spark: SparkSession, broker: Broker) -> None:
         jvm = spark._jvm
@@ -165,7 +165,7 @@ class Meter:
         self.broker = broker.process.pid
 
     def read(self) -> tuple[float, float, float]:
-        """Seconds of the JVM, of Python, of the broker so far."""
+        """Seconds so far: JVM, Python, broker."""
         jvm = cpu_s(self.jvm, children=False)
         workers = sum(map(cpu_s, descendants(self.jvm))) - jvm
         return jvm, workers + cpu_s(os.getpid(), children=False), sum(map(cpu_s, descendants(self.broker)))
@@ -183,11 +183,11 @@ class Meter:
         }  # fmt: skip
 
 
-# --- what is measured -----------------------------------------------------------------------------------------------
+# --- measurements ---------------------------------------------------------------------------------------------------
 
 
 class Spark:
-    """One session over one log of ``rows`` rows below ``directory``, and over the same log sealed if need be."""
+    """One session, a log of ``rows`` rows in ``directory`` and, once it is needed, the same log sealed."""
 
     def __init__(self, directory: Path, rows: int) -> None:
         self.directory = directory
@@ -195,7 +195,7 @@ class Spark:
         self.data = {False: directory / "data", True: directory / "sealed"}
         fill(self.data[False], rows)
         self.spark = make_session(IngestConfig(()))
-        # A broker whose database is new keeps the log as it finds it.
+        # A broker with a new database does not truncate the log.
         self.broker = Broker(directory, self.data[False])
         self.other: Optional[Broker] = None
         self.meter = Meter(self.spark, self.broker)
@@ -231,7 +231,7 @@ class Spark:
         return self.meter.measure(self.rows, lambda: rows.write.format("noop").mode("overwrite").save())
 
     def check(self, how: str, few: bool) -> None:
-        """Warms up, too."""
+        """Compare the number of rows; this also warms up the session."""
         if (count := self.source(how, few).count()) != self.rows:
             raise SystemExit(f"spark: {how} has {count} rows of {self.rows}")
 
@@ -245,7 +245,7 @@ class Spark:
         return {**found, "ok": done == [self.rows]}
 
     def latency(self, number: int, seconds: float) -> Run:
-        """Messages at a steady rate while a streaming query waits for them."""
+        """Publish at a steady rate while a streaming query runs; returns the latencies."""
         took: list[float] = []
         arrived = threading.Event()
 
@@ -273,7 +273,7 @@ class Spark:
 
 
 def publish(port: int, count: int) -> None:
-    """So many messages at QoS 1, each with the time at which it was made."""
+    """Publish ``count`` messages at QoS 1; payloads are the Unix time of the PUBLISH."""
     with socket.create_connection(("127.0.0.1", port), START_SECONDS) as line:
         line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         line.sendall(Connect("bench", 4).encode(4))
@@ -332,7 +332,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=4_000_000, help="of the log (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of messages whose way is timed (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of messages whose latency is measured (%(default)s)")
     parser.add_argument("--minutes", type=float, default=15.0, help="no round begins that would end later (%(default)s)")
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(known))
     options = parser.parse_args()

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A million subscriptions, storms of changes, and ever new topics: what the router costs in memory and time.
+"""The router's cost in memory and time: a million subscriptions, many changes of them, and many new topics.
 
-Rule: no sockets, no other process; the modules are those that Python finds, compiled or plain, and the table says which.
-Times are CPU time of single calls less that of measuring one, so other load on the machine counts little; memory is
-what the process grew by (RSS), each part in a process of its own.
+Runs in memory, without sockets or a broker; the modules are those that Python imports, compiled or plain, as the table
+says. Times are CPU time of single calls, less that of measuring; memory is the growth of the process (RSS), in a new
+process for each part.
 
     python bench/trie.py [--subscriptions 1000000] [--cache 100000] [--topics 2000000]
 """
@@ -42,13 +42,13 @@ def rss() -> int:
 
 
 def topic(source: random.Random) -> str:
-    """One of a thousand million, with eight levels."""
+    """One of 10⁹ topics with eight levels."""
     plant, line, cell = source.randrange(10), source.randrange(100), source.randrange(1000)
     return f"plant/{plant}/line/{line}/cell/{cell}/sensor/{source.randrange(1000)}"
 
 
 def as_in_plants(source: random.Random) -> str:
-    """60 % exact, 25 % with one or two ``+``, 15 % with ``#``, in the places where people put them."""
+    """A filter in a usual form: 60 % exact, 25 % with one or two ``+``, 15 % with ``#``."""
     levels = topic(source).split("/")
     kind = source.random()
     if kind < 0.25:
@@ -72,7 +72,7 @@ def anywhere(source: random.Random) -> str:
 
 
 def timed(calls: Iterable[Callable[[], object]]) -> list[float]:
-    """Microseconds of CPU of each call, sorted."""
+    """CPU time of each call in microseconds, sorted."""
     took = []
     clock = time.thread_time_ns
     for call in calls:
@@ -130,7 +130,7 @@ def whole(count: int, cache: int, topics: int) -> None:
     before = rss()
     for _ in range(count):
         subscribe(as_in_plants(source))
-    row("a subscription with all that belongs to it", f"{(rss() - before) / count:.0f} B", "", "")
+    row("a subscription with its session's and the router's part", f"{(rss() - before) / count:.0f} B", "", "")
 
     hot = [topic(source).encode() for _ in range(cache)]
     before = rss()
@@ -149,7 +149,7 @@ def whole(count: int, cache: int, topics: int) -> None:
 
 
 def storms(router: Router, hot: list[bytes], session: Session, source: random.Random) -> None:
-    """Subscribing and unsubscribing while each topic of ``hot`` is in use."""
+    """Subscribe and unsubscribe while the topics ``hot`` are in the route cache."""
     cases: list[tuple[str, Callable[[int], str]]] = [
         ("exact, in use", lambda number: hot[number].decode()),
         ("one line and cell", lambda number: f"plant/{number % 10}/line/{number % 100}/cell/{number % 1000}/#"),

@@ -1,7 +1,8 @@
 """Consumer lag: how far consumers have read the streams, and which of them retention will overtake.
 
-It is computed from the consumers' reports (`bridge_spark.source.consumers`) and the log, both on disk, so a restart loses
-nothing and consumers that read the directory are included. It runs on threads other than the event loop and the writer.
+It is computed from the consumers' reports (`bridge_spark.source.consumers`) and the log, both on disk, so a restart
+loses nothing and consumers that read the directory are included. It runs on threads other than the event loop and the
+writer.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Consumer(NamedTuple):
 class ConsumerLag:
     """The consumers of all streams of ``logs``.
 
-    ``clock`` returns Unix time in seconds. ``latest`` is the result of the last `update`. `start` and `stop` are for the
-    owner's thread, the other methods for any thread.
+    ``clock`` returns Unix time in seconds. ``latest`` is the result of the last `update`. `start` and `stop` are for
+    the owner's thread, the other methods for any thread.
     """
 
     def __init__(
@@ -268,7 +269,9 @@ class ConsumerLag:
         at_risk = [partition for partition in consumer.partitions if partition.at_risk]
         if not at_risk:
             return
-        worst = max(at_risk, key=lambda each: (each.lost, -_or_infinity(each.seconds_left), -_or_infinity(each.bytes_left)))
+        worst = max(
+            at_risk, key=lambda each: (each.lost, -_or_infinity(each.seconds_left), -_or_infinity(each.bytes_left))
+        )
         if not self._may_warn(("lost" if worst.lost else "risk", consumer.stream, consumer.name), now):
             return
         if worst.lost:
@@ -278,8 +281,8 @@ class ConsumerLag:
             )
         else:
             log.warning(
-                "event=consumer_at_risk stream=%s consumer=%s partition=%d offset=%d lag=%d seconds_left=%s bytes_left=%s"
-                " partitions_at_risk=%d",
+                "event=consumer_at_risk stream=%s consumer=%s partition=%d offset=%d lag=%d seconds_left=%s"
+                " bytes_left=%s partitions_at_risk=%d",
                 consumer.stream, consumer.name, worst.partition, worst.offset, worst.lag,
                 "any" if worst.seconds_left is None else int(worst.seconds_left),
                 "any" if worst.bytes_left is None else worst.bytes_left, len(at_risk),

@@ -1,8 +1,8 @@
 """The HTTP server: stream files for readers, metrics and health for operators.
 
-It runs in a thread of its own, on an asyncio loop of the standard library (uvloop has no ``sendfile``). Stream files are
-sent by ``sendfile``, with TLS in pieces that OpenSSL encrypts, and end at what is committed. What a request needs of the
-broker's state it gets through a `ControlRunner`.
+It runs in a thread of its own, on an asyncio loop of the standard library (uvloop has no ``sendfile``). Stream files
+are sent by ``sendfile``, with TLS in pieces that OpenSSL encrypts, and end at what is committed. What a request needs
+of the broker's state, it gets through a `ControlRunner`.
 
     GET /streams                               {"streams": [names]}
     GET /streams/{name}                        the manifest
@@ -14,9 +14,9 @@ broker's state it gets through a `ControlRunner`.
 Errors are JSON, {"error": "..."}. With a token every request but /livez and /readyz needs
 ``Authorization: Bearer <token>``.
 
-Measured over loopback on a shared 2-core machine, CPU of the whole server: 0.2 to 0.3 s per GB in ranges of 8 MiB, 0.5 s
-in ranges of 1 MiB, 0.3 ms per small request; with TLS 1 s per GB, of which OpenSSL takes 0.4. Two readers at full speed
-do not change the median latency of MQTT, and its tail no more than any two busy processes do.
+Measured over loopback on a shared 2-core machine, CPU of the whole server: 0.2 to 0.3 s per GB in ranges of 8 MiB,
+0.5 s in ranges of 1 MiB, 0.3 ms per small request; with TLS 1 s per GB, of which OpenSSL takes 0.4. Two readers at full
+speed do not change the median latency of MQTT, and its tail no more than any two busy processes do.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def _error(
 
 
 def _range(request: web.Request, size: int) -> Optional[Tuple[int, int]]:
-    """The requested range of bytes as (start, end); the whole file if none is requested, None if it is outside of the file."""
+    """The requested range of bytes as (start, end).
+
+    The whole file if none is requested, None if it is outside of the file.
+    """
     try:
         wanted = request.http_range
     except ValueError:
@@ -113,7 +116,10 @@ async def _send_range(
 
 
 async def _send_pieces(response: web.StreamResponse, file: BinaryIO, start: int, length: int) -> int:
-    """Send a range through TLS, one piece in memory at a time; returns the bytes sent, fewer if the file ends before."""
+    """Send a range through TLS, one piece in memory at a time.
+
+    Returns the bytes sent, fewer if the file ends before.
+    """
     sent = 0
     while sent < length:
         piece = os.pread(file.fileno(), min(length - sent, PIECE_BYTES), start + sent)
@@ -165,7 +171,10 @@ class HttpServer:
     # -- start and stop -------------------------------------------------------
 
     def start(self) -> None:
-        """Bind and serve; from then on `port` is the port that was bound. Raises OSError if the address cannot be bound."""
+        """Bind and serve; from then on `port` is the port that was bound.
+
+        Raises OSError if the address cannot be bound.
+        """
         listening = self._bind()
         self.port = listening.getsockname()[1]
         started = threading.Event()

@@ -46,7 +46,8 @@ def run(options: argparse.Namespace) -> int:
     client = HttpClient(url, options.token or http.token, options.ca_file, retries=1)
     try:
         if options.forget is not None:
-            client.send("DELETE", f"/streams/{quote(options.stream, safe='')}/consumers/{quote(options.forget, safe='')}")
+            stream, consumer = quote(options.stream, safe=""), quote(options.forget, safe="")
+            client.send("DELETE", f"/streams/{stream}/consumers/{consumer}")
             return 0
         streams = [options.stream] if options.stream is not None else client.get_json("/streams")["streams"]
         rows = [row for stream in streams for row in _rows(client, stream)]

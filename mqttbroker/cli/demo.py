@@ -1,8 +1,8 @@
 """``make demo``: sensors publish over MQTT, the broker stores the readings in a stream, Spark writes them to a table.
 
 The broker is a process, each sensor an MQTT client, and the ingest job the one of ``mqttbroker ingest``. The table is
-compared with the published readings: the exit status is 1 if a QoS 1 reading is missing, or if a QoS 2 reading is missing
-or doubled.
+compared with the published readings: the exit status is 1 if a QoS 1 reading is missing, or if a QoS 2 reading is
+missing or doubled.
 """
 
 from __future__ import annotations
@@ -287,7 +287,8 @@ def show(console: Console, rows: list[Row]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(row.sensor, format(row["count"], ","), f"{row.min:.2f}",
-                      f"{row.mean:.2f}", f"{row.max:.2f}", str(row.partition), str(row.first_offset), str(row.last_offset))
+                      f"{row.mean:.2f}", f"{row.max:.2f}", str(row.partition), str(row.first_offset),
+                      str(row.last_offset))
     console.print(table)
 
 
@@ -302,8 +303,8 @@ def compare(console: Console, sensors: list[Sensor], found: dict[tuple[str, int]
         doubled = rows - (published - missing)
         good = qos == 0 and doubled == 0 or qos == 1 and missing == 0 or qos == 2 and missing == doubled == 0
         kept = kept and good
-        console.print(f"QoS {qos}: published {published:,}, in the table {rows:,}: {missing:,} missing, {doubled:,} doubled; "
-                      f"{promises[qos]}: {'yes' if good else 'NO'}", highlight=False, soft_wrap=True)
+        console.print(f"QoS {qos}: published {published:,}, in the table {rows:,}: {missing:,} missing, "
+                      f"{doubled:,} doubled; {promises[qos]}: {'yes' if good else 'NO'}", highlight=False, soft_wrap=True)
     if bad:
         console.print(f"{bad:,} messages could not be parsed")
     return kept
@@ -345,7 +346,8 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="demo", description="From sensors to a Spark table, with one command.")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="CSV files (timestamp,value) instead of a simulated plant")
+    parser.add_argument("--data", type=Path, metavar="DIR",
+                        help="CSV files (timestamp,value) instead of a simulated plant")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="directory for the broker's data and the table")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 100)

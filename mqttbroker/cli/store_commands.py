@@ -1,7 +1,7 @@
 """The commands on a data directory: check-store, repair-store, backup, restore.
 
-Results go to stdout, an error is one line on stderr. Exit status: 0 if there was no problem, 1 if problems were found or
-the command failed, 2 if the call was wrong.
+Results go to stdout, an error is one line on stderr. Exit status: 0 if there was no problem, 1 if problems were found
+or the command failed, 2 if the call was wrong.
 """
 
 from __future__ import annotations

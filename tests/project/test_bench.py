@@ -1,4 +1,4 @@
-"""``make bench``: every load can be made, what is measured is right, and what is wrong is no figure."""
+"""``make bench``: every scenario runs, figures are right, and failed runs give none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def generator() -> runner.Generator:
 
 
 @pytest.mark.timeout(180)
-def test_tiny_loads_give_every_figure(tmp_path: Path, generator: runner.Generator) -> None:
+def test_small_loads_give_every_figure(tmp_path: Path, generator: runner.Generator) -> None:
     if not generator.in_c:
         pytest.skip("needs a C compiler")
     done = subprocess.run(
@@ -46,7 +46,7 @@ def test_tiny_loads_give_every_figure(tmp_path: Path, generator: runner.Generato
     (file,) = (tmp_path / "results").glob("*.json")
     found = json.loads(file.read_text(encoding="utf-8"))
     assert set(found["medians"]) == set(TINY.split())
-    # The CPU time of a few connections may be less than a tick of the system's clock.
+    # The CPU time of a few connections may be less than a clock tick.
     missing = [(scenario, title) for scenario, figures in found["medians"].items() for title, figure in figures.items()
                if not (figure["mqttbroker"] or title.startswith("CPU") and figure["mqttbroker"] == 0)]  # fmt: skip
     assert not missing
@@ -63,12 +63,12 @@ def test_the_generator_without_a_compiler(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scenario", scenarios.all_scenarios(0.001).values(), ids=lambda scenario: scenario.name)
-def test_the_generator_understands_every_scenario(scenario: scenarios.Scenario, generator: runner.Generator) -> None:
+def test_the_generator_accepts_every_scenario(scenario: scenarios.Scenario, generator: runner.Generator) -> None:
     if scenario.needs_c and not generator.in_c:
         pytest.skip("needs a C compiler")
     arguments = [*scenario.arguments.format(rate=1).split(), "--mqtt-version", str(scenario.mqtt)]
-    nobody = str(runner.free_port())
-    done = subprocess.run([*generator.command, "--port", nobody, *arguments], capture_output=True, text=True)
+    unused = str(runner.free_port())
+    done = subprocess.run([*generator.command, "--port", unused, *arguments], capture_output=True, text=True)
     assert "refused" in (done.stdout + done.stderr).lower() or '"connect_failures":10' in done.stdout, done.stderr
 
 
@@ -76,29 +76,29 @@ def result(broker: str, cpu: float, **more: Any) -> dict[str, Any]:
     return {"scenario_name": "p2p-q0-1k", "broker": broker, "ok": True, "cpu_us_per_delivered": cpu, **more}
 
 
-def test_figures_are_medians_of_right_runs() -> None:
+def test_figures_are_medians_of_correct_runs() -> None:
     runs = [result("a", 1), result("a", 9), result("a", 2), result("b", 4), result("b", 0.1, ok=False, lost=3)]
     row = report.table(runs, scenarios.chosen("p2p-q0-1k"), ["a", "b"]).splitlines()[2]
     assert [cell.strip() for cell in row.strip("|").split("|")] == ["p2p-q0-1k", "CPU µs/message", "2.00", "4.00", "0.50"]
 
 
 @pytest.mark.parametrize(
-    ("wrong", "shown"),
+    ("error", "shown"),
     [({"lost": 1}, "lost"), ({"misordered": 1}, "misordered"), ({"error": "not offered"}, "–"), ({}, "stalled"),
      ({"error": "did not start"}, "failed"), ({"qos": 1, "dup": 5, "unacked": 1}, "unacked")],
 )  # fmt: skip
-def test_a_broker_that_is_wrong_has_no_figure(wrong: dict[str, Any], shown: str) -> None:
-    runs = [result("a", 1), result("b", 0.1, ok=False, **wrong)]
+def test_a_failed_run_has_no_figure(error: dict[str, Any], shown: str) -> None:
+    runs = [result("a", 1), result("b", 0.1, ok=False, **error)]
     row = report.table(runs, scenarios.chosen("p2p-q0-1k"), ["a", "b"]).splitlines()[2]
     assert [cell.strip() for cell in row.strip("|").split("|")][2:] == ["1.00", shown, ""]
 
 
-def test_no_round_begins_that_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_round_begins_that_would_exceed_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, rounds = [0.0], []
     monkeypatch.setattr(run.time, "monotonic", lambda: clock[0])
 
     class Slow:
-        def round(self, chosen: object, number: int, say: object) -> None:
+        def round(self, chosen: object, number: int, report: object) -> None:
             rounds.append(number)
             clock[0] += 100
 
@@ -112,16 +112,17 @@ def test_an_unknown_scenario_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     assert "nonsense" in capsys.readouterr().err
 
 
-@pytest.mark.slow(reason="loads brokers one after the other")
+@pytest.mark.slow(reason="starts several brokers")
 @pytest.mark.timeout(180)
-def test_the_stand_alone_scripts_give_their_figures(tmp_path: Path, generator: runner.Generator) -> None:
+def test_the_other_scripts_give_their_figures(tmp_path: Path, generator: runner.Generator) -> None:
     small = {
+        "control.py": ("--sessions", "500"),
         "trie.py": ("--subscriptions", "2000", "--cache", "1000", "--topics", "3000"),
         "pauses.py": ("--clients", "20", "--rate", "200", "--seconds", "0.2"),
         "bystanders.py": ("--seconds", "0.2", "--rounds", "1", "--retained", "500"),
     }
     for script, arguments in small.items():
-        if script != "trie.py" and not generator.in_c:
+        if script in ("pauses.py", "bystanders.py") and not generator.in_c:
             continue
         done = subprocess.run(
             [sys.executable, str(BENCH / script), *arguments], cwd=tmp_path, capture_output=True, text=True
@@ -133,7 +134,7 @@ def test_the_stand_alone_scripts_give_their_figures(tmp_path: Path, generator: r
 # --- Spark ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_log_that_spark_reads_is_as_large_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_for_spark_has_the_rows_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark, "SEGMENT_BYTES", 400_000)
     spark.fill(tmp_path / "data", 9_000)
     spark.sealed_copy(tmp_path / "data", tmp_path / "sealed")
@@ -153,7 +154,7 @@ for broker, rate in (("mqttbroker", 800_000), ("Parquet files", 1_000_000)):
 """
 
 
-def test_what_spark_is_measured_at_stands_beside_its_parquet_files(
+def test_spark_figures_are_compared_with_parquet_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "spark.py").write_text(FAKE)

@@ -76,7 +76,8 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Consumed]]:
 def test_lag_in_offsets_and_seconds(make: Callable[..., Consumed]) -> None:
     stream = make()
     stream.append(50)
-    for offset, lag, seconds in ((0, 50, 49.0), (7, 43, 42.0), (29, 21, 20.0), (49, 1, 0.0), (50, 0, 0.0), (60, 0, 0.0)):
+    expected = ((0, 50, 49.0), (7, 43, 42.0), (29, 21, 20.0), (49, 1, 0.0), (50, 0, 0.0), (60, 0, 0.0))
+    for offset, lag, seconds in expected:
         stream.report("job", {0: offset, 1: 0})
         assert stream.progress()[1:5] == (offset, lag, seconds, 0)
     stream.now += 5
@@ -154,7 +155,7 @@ def test_warnings_are_repeated_at_a_bounded_rate(
         assert warned() == []
         stream.now += 75
         line, = warned()
-        assert line.startswith("event=consumer_at_risk stream=s consumer=slow partition=0 offset=3 lag=17 seconds_left=")
+        assert line.startswith("event=consumer_at_risk stream=s consumer=slow partition=0 offset=3 lag=17 ")
         assert line.endswith("bytes_left=any partitions_at_risk=1")
         assert warned() == []
         stream.now += 601
@@ -183,7 +184,7 @@ def test_the_number_of_consumers_is_limited(make: Callable[..., Consumed], caplo
     os.utime(stream.directory / "d.json", (stream.now + 1, stream.now + 1))
     with caplog.at_level(logging.WARNING):
         assert "d" in [consumer.name for consumer in stream.lag.consumers("s")] and len(stream.lag.consumers("s")) == 2
-    assert [record.getMessage() for record in caplog.records] == ["event=consumers_too_many stream=s consumers=3 shown=2"]
+    assert caplog.messages == ["event=consumers_too_many stream=s consumers=3 shown=2"]
     with pytest.raises(KeyError):
         stream.lag.report("x", "a", encode_report({0: 0}))
 
@@ -256,7 +257,9 @@ def test_consumers_of_a_broker(
     broker = start_broker(config={
         "sys_interval": "100ms", "http": {"token": "t"},
         "consumers": {"interval": "100ms", "max_consumers": 2, "retention_warning_percent": 50},
-        "streams": {"s": {"filters": ["r/#"], "partitions": 1, "segment_bytes": "4KiB", "seal": False, "retention_bytes": "20KiB"}},
+        "streams": {"s": {
+            "filters": ["r/#"], "partitions": 1, "segment_bytes": "4KiB", "seal": False, "retention_bytes": "20KiB",
+        }},
     })  # fmt: skip
     publish(broker, 10)
     over_http: Storage = HttpStorage(broker.url, "s", "t")

@@ -1,4 +1,4 @@
-"""`ControlRunner`: operations from other threads, a slice per iteration of the loop, and the HTTP server of a broker."""
+"""`ControlRunner`: operations from other threads, one slice per iteration of the loop, and a broker's HTTP server."""
 
 from __future__ import annotations
 

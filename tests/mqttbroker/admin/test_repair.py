@@ -1,4 +1,4 @@
-"""Damaged data directories: check reports the damage, repair keeps what can be read, and the broker starts with that."""
+"""Damaged data directories: what check reports, what repair keeps, and the start of the broker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def forever(receive_maximum: int = 500) -> Properties:
 
 
 def fill(broker: BrokerProcess) -> None:
-    """Make a queue of `COUNT` messages of a disconnected client, a retained message, and a stream of `COUNT` records."""
+    """Fill the queue of a disconnected client and a stream with `COUNT` messages, and retain one."""
     away = RawClient(broker.port)
     away.connect("away", clean_start=False, properties=forever())
     away.subscribe("s/#", options=1)

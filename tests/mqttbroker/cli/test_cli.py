@@ -115,7 +115,9 @@ def test_a_data_directory_that_cannot_be_made_is_one_line_and_status_1(tmp_path:
     assert "file/data" in one_line(done.stderr)
 
 
-def test_two_brokers_on_one_data_directory_are_refused(tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
+def test_two_brokers_on_one_data_directory_are_refused(
+    tmp_path: Path, start_broker: Callable[..., BrokerProcess]
+) -> None:
     start_broker(data_dir=tmp_path / "data")
     flags = ["--port", "0", "--http-port", "off", "--data-dir", "data", "--log-level", "error"]
     done = run("serve", *flags, cwd=tmp_path)
