@@ -141,7 +141,7 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
 
 
 def _consumed(rows: List[T]) -> Iterator[T]:
-    """The rows in their order; each is removed from the list first, so that its memory is free for the restored object."""
+    """The rows in their order; each is removed first, so that its memory is free for the restored object."""
     rows.reverse()
     while rows:
         yield rows.pop()

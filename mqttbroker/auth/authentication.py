@@ -96,10 +96,10 @@ class Authenticator:
         self._known: dict[str, tuple[str, bytes]] = {}
         self._key = os.urandom(32)
 
-    def start(self, loop: asyncio.AbstractEventLoop, tell_time: Callable[[], object]) -> None:
-        """``tell_time`` sets the broker's clock; it is called before each answer."""
+    def start(self, loop: asyncio.AbstractEventLoop, update_clock: Callable[[], object]) -> None:
+        """``update_clock`` sets the broker's clock; it is called before each answer."""
         self._loop = loop
-        self._tell_time = tell_time
+        self._update_clock = update_clock
 
     def stop(self) -> None:
         """Drop all logins; no request is answered after this."""
@@ -110,7 +110,7 @@ class Authenticator:
         """Use other passwords from now on; returns the users whose password was changed or removed."""
         before, after = self.passwords.fingerprints, passwords.fingerprints
         self.passwords = passwords
-        changed = {name for name, line in before.items() if after.get(name) != line}
+        changed = {name for name, fingerprint in before.items() if after.get(name) != fingerprint}
         for name in changed:
             self._known.pop(name, None)
         return changed
@@ -144,21 +144,21 @@ class Authenticator:
             return
         if not exchange.done:
             request.send_challenge(answer)
-        elif self._line(exchange.username) != login.passwords.fingerprints.get(exchange.username):
+        elif self._fingerprint(exchange.username) != login.passwords.fingerprints.get(exchange.username):
             request.reject(NOT_AUTHORIZED, WRONG_CREDENTIALS)
         else:
             request.username = exchange.username
             request.server_data = answer
             request.accept()
 
-    def _line(self, username: str) -> Optional[str]:
+    def _fingerprint(self, username: str) -> Optional[str]:
         return self.passwords.fingerprints.get(username)
 
     def _is_known(self, login: Login) -> bool:
-        line, digest = self._known.get(login.username, ("", b""))
+        fingerprint, digest = self._known.get(login.username, ("", b""))
         return (
-            line != ""
-            and line == self.passwords.fingerprints.get(login.username)
+            fingerprint != ""
+            and fingerprint == self.passwords.fingerprints.get(login.username)
             and hmac.compare_digest(digest, self._digest(login))
         )
 
@@ -209,18 +209,17 @@ class Authenticator:
         self._free += 1
         if not login.done:
             self._end(login)
-            self._tell_time()
-            line = login.passwords.fingerprints.get(login.username, "")
+            self._update_clock()
+            fingerprint = login.passwords.fingerprints.get(login.username, "")
             # The file may have been replaced during the check.
-            if right and self.passwords.fingerprints.get(login.username) == line:
-                self._known[login.username] = (line, self._digest(login))
+            if right and self.passwords.fingerprints.get(login.username) == fingerprint:
+                self._known[login.username] = (fingerprint, self._digest(login))
                 login.request.accept()
             else:
                 login.request.reject(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)
         self._start_logins()
 
     def _time_out(self, login: Login) -> None:
-        """The timeout has passed."""
         if not login.running:
             queue = self._queues[login.host]
             self._dequeue(login.host, queue.index(login))
@@ -228,7 +227,7 @@ class Authenticator:
 
     def _refuse_as_busy(self, login: Login) -> None:
         self._end(login)
-        self._tell_time()
+        self._update_clock()
         login.request.reject(SERVER_BUSY, "too many clients are being authenticated")
 
     def _end(self, login: Login) -> None:

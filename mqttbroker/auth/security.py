@@ -92,10 +92,10 @@ class Security:
         path = self._settings.acl_file_of(listener)
         return None if path == self._settings.acl_file else str(path or "")
 
-    def start(self, loop: asyncio.AbstractEventLoop, tell_time: Callable[[], object]) -> None:
-        """``tell_time`` sets the broker's clock."""
+    def start(self, loop: asyncio.AbstractEventLoop, update_clock: Callable[[], object]) -> None:
+        """``update_clock`` sets the broker's clock."""
         for authenticator in self._authenticators.values():
-            authenticator.start(loop, tell_time)
+            authenticator.start(loop, update_clock)
 
     def stop(self) -> None:
         for authenticator in self._authenticators.values():
@@ -108,7 +108,7 @@ class Security:
             try:
                 passwords = await loop.run_in_executor(None, _read_passwords, path, key)
                 authenticator = self._authenticators[path]
-                _revoke(broker, authenticator, authenticator.replace(passwords))
+                _disconnect_users(broker, authenticator, authenticator.replace(passwords))
                 log.info("event=passwords_reloaded file=%s users=%d", path, len(passwords.hashes))
             except ConfigError as error:
                 _log_failure(error)
@@ -127,7 +127,7 @@ def _note(files: dict[Path, str], path: Optional[Path], key: str) -> None:
         files.setdefault(path, key)
 
 
-def _revoke(broker: Broker, authenticator: Authenticator, usernames: set[str]) -> None:
+def _disconnect_users(broker: Broker, authenticator: Authenticator, usernames: set[str]) -> None:
     """Disconnect the clients that the authenticator accepted as these users."""
     for connection in list(broker.clients.connections):
         if connection.username in usernames and connection.wire is not None:
