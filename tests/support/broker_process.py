@@ -1,7 +1,6 @@
-"""A real broker for tests: a subprocess on a free port with its own data directory.
+"""A broker for tests: a subprocess on free ports with its own data directory.
 
-Rule: the broker chooses its ports and its log says them, so no test races for one; a broker that ends by itself or
-logs a traceback fails the test that used it.
+The broker chooses its ports and logs them. A broker that ends by itself or logs a traceback fails the test.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ STOP_SECONDS = 20.0
 
 
 class BrokerProcess:
-    """``mqttbroker serve`` with ``config`` (TOML text, or tables as a dict) and everything else at its default.
+    """``mqttbroker serve`` with ``config``, TOML text or tables as a dict.
 
-    Port, HTTP port and data directory are given as flags and so override ``config``. ``data_dir`` is kept when it is
-    given, else a temporary one lasts as long as this object. The log level must stay at info or debug, because the
-    log says the ports. ``program`` is what Python runs instead of the package. Starts with ``start()`` or ``with``.
+    Flags for the ports and the data directory override ``config``. A ``data_dir`` is kept; without one a temporary
+    directory is used until `close`. The log level must be info or debug, because the ports are read from the log.
+    ``program`` is what Python runs in the place of the package. Starts with `start` or ``with``.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class BrokerProcess:
         self.port = 0
         self.http_port = 0
         self.lines: list[str] = []
-        self._heard = threading.Condition()
+        self._new_line = threading.Condition()
         self._process: Optional[subprocess.Popen[str]] = None
         self._reader: Optional[threading.Thread] = None
         self._ended_by_test = True
@@ -65,7 +64,7 @@ class BrokerProcess:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> BrokerProcess:
-        """Start it and wait until it listens; AssertionError with its log if it does not."""
+        """Start it and wait until it listens; raises AssertionError with the log if it does not."""
         first = len(self.lines)
         self.launch()
         self.port = self._port_of("tcp", first)
@@ -74,7 +73,7 @@ class BrokerProcess:
         return self
 
     def launch(self) -> None:
-        """Start it and do not wait for anything."""
+        """Start it without waiting."""
         assert self._process is None or self._process.poll() is not None, "already running"
         command = [sys.executable, "-P", *self.program, "serve", "--config", str(self.config)]
         command += ["--port", str(self.port), "--http-port", str(self.http_port), "--data-dir", str(self.data_dir)]
@@ -94,20 +93,20 @@ class BrokerProcess:
         self._reader.start()
 
     def kill(self) -> None:
-        """SIGKILL: what it has not written is lost."""
+        """Send SIGKILL and wait."""
         self._end(signal.SIGKILL)
 
     def terminate(self) -> int:
-        """SIGTERM and wait; the exit status."""
+        """Send SIGTERM and wait; returns the exit status."""
         return self._end(signal.SIGTERM)
 
     def restart(self, kill: bool = False) -> BrokerProcess:
-        """End it (``kill``: by SIGKILL) and start it on the same ports and data."""
+        """End it by SIGTERM or, with ``kill``, SIGKILL, and start it on the same ports and data."""
         self._end(signal.SIGKILL if kill else signal.SIGTERM)
         return self.start()
 
     def close(self) -> None:
-        """End it and remove what it left; AssertionError if it had ended by itself or logged a traceback."""
+        """End it and remove its files; raises AssertionError if it had ended by itself or logged a traceback."""
         try:
             if self._process is not None:
                 ended = None if self._ended_by_test else self._process.poll()
@@ -129,11 +128,11 @@ class BrokerProcess:
             print(f"log of the broker:\n{self.log}")
         self.close()
 
-    # --- what it says ---------------------------------------------------------------------------------------------
+    # --- log, HTTP, state -----------------------------------------------------------------------------------------
 
     @property
     def log(self) -> str:
-        with self._heard:
+        with self._new_line:
             return "\n".join(self.lines)
 
     @property
@@ -150,16 +149,16 @@ class BrokerProcess:
         return f"http://{self.host}:{self.http_port}"
 
     def get(self, path: str, headers: Optional[Mapping[str, str]] = None) -> bytes:
-        """The body of an HTTP GET; urllib's HTTPError for a status of 400 and above."""
+        """The body of a GET; raises urllib's HTTPError for a status of 400 or above."""
         request = urllib.request.Request(self.url + path, headers=dict(headers or {}))
         with urllib.request.urlopen(request, timeout=10) as response:
             body: bytes = response.read()
         return body
 
     def wait_for_log(self, pattern: str, timeout: float = 10.0, after: int = 0) -> re.Match[str]:
-        """The first match of ``pattern`` in a line of the log, from line number ``after`` on."""
+        """Wait for a log line that matches ``pattern``, from line number ``after`` on; returns the match."""
         deadline = time.monotonic() + timeout
-        with self._heard:
+        with self._new_line:
             while True:
                 for line in self.lines[after:]:
                     match = re.search(pattern, line)
@@ -168,7 +167,7 @@ class BrokerProcess:
                 left = deadline - time.monotonic()
                 ended = self._process is None or self._reader is None or not self._reader.is_alive()
                 assert left > 0 and not ended, f"the log has no {pattern!r}:\n" + "\n".join(self.lines)
-                self._heard.wait(min(left, 0.2))
+                self._new_line.wait(min(left, 0.2))
 
     def _port_of(self, listener: str, after: int) -> int:
         text = rf"event=listening .*\btype={listener}\b.*\bport=(\d+)"
@@ -179,9 +178,9 @@ class BrokerProcess:
     def _read(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
-            with self._heard:
+            with self._new_line:
                 self.lines.append(line.rstrip("\n"))
-                self._heard.notify_all()
+                self._new_line.notify_all()
 
     def _end(self, how: signal.Signals) -> int:
         process = self._process
@@ -200,7 +199,7 @@ class BrokerProcess:
         return status
 
     def _hold_ports(self) -> None:
-        """Have nobody else get the ports while the broker is down: the system gives them to who asks for any."""
+        """Bind the ports while the broker is down, so that the system gives them to no other process."""
         for port in {self.port, self.http_port} - {0} - self._held.keys():
             held = self._held[port] = socket.socket()
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -209,7 +208,7 @@ class BrokerProcess:
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:
-    """Tables as TOML; JSON's scalars and lists are TOML's too."""
+    """Tables as TOML; scalars and lists are written as JSON, which is also TOML."""
 
     def inline(value: Any) -> str:
         if isinstance(value, Mapping):

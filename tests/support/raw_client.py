@@ -1,7 +1,6 @@
-"""A blocking MQTT client of single packets, for tests that say exactly what goes over the wire.
+"""A blocking MQTT client that sends and receives single packets.
 
-Rule: nothing is sent that the test did not ask for, and every packet that arrives is either taken by the test, in
-order, or still waiting.
+It sends only what the test sends, acknowledgements included; a packet that the test has not received stays in the inbox.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ TIMEOUT = 5.0
 
 
 class RawClient:
-    """One TCP connection speaking MQTT ``version`` 3, 4 or 5; ``connect()`` sends CONNECT."""
+    """One TCP connection of protocol version 3, 4 or 5; `connect` sends CONNECT."""
 
     def __init__(self, port: int, version: int = 5, host: str = "127.0.0.1") -> None:
         self.version = version
@@ -54,7 +53,7 @@ class RawClient:
         self.socket.sendall(b"".join(p if isinstance(p, bytes) else p.encode(self.version) for p in packets))
 
     def receive(self, timeout: float = TIMEOUT) -> Packet:
-        """The next packet; TimeoutError when none comes, ConnectionError when the broker closes instead."""
+        """The next packet; raises TimeoutError, and ConnectionError if the broker closes the connection."""
         if self.inbox:
             return self.inbox.pop(0)
         return self._receive(time.monotonic() + timeout)
@@ -79,7 +78,7 @@ class RawClient:
             self.inbox.append(packet)
 
     def expect_closed(self, timeout: float = TIMEOUT) -> list[Packet]:
-        """Wait until the broker has closed the connection; what it sent before that."""
+        """Wait until the broker has closed the connection; returns the packets that it sent before."""
         packets, self.inbox = self.inbox, []
         deadline = time.monotonic() + timeout
         while True:
@@ -91,7 +90,7 @@ class RawClient:
                 return packets
 
     def expect_nothing(self) -> None:
-        """Nothing had been sent to this client when the broker handled what it sent so far."""
+        """Assert that the broker has handled all packets of this client and has sent nothing."""
         before = self.ping()
         assert not before, f"expected nothing, got {[describe(packet) for packet in before]}"
 
@@ -110,19 +109,19 @@ class RawClient:
     # --- exchanges ------------------------------------------------------------------------------------------------
 
     def connect(self, client_id: str = "", **fields: Any) -> Connack:
-        """CONNECT with ``fields`` of ``packets.Connect``; the CONNACK, whatever it says."""
+        """Send CONNECT with ``fields`` of ``packets.Connect``; returns the CONNACK, also one that refuses."""
         self.send(Connect(client_id, self.version, **fields))
         return self.expect(Connack)
 
     def ping(self) -> list[Packet]:
-        """PINGREQ; the packets that came before its PINGRESP."""
+        """Send PINGREQ; returns the packets that arrived before its PINGRESP."""
         self.send(Pingreq())
         self.wait_for(Pingresp)
         packets, self.inbox = self.inbox, []
         return packets
 
     def subscribe(self, *filters: str, options: int = 2, properties: Optional[Properties] = None) -> Suback:
-        """SUBSCRIBE to all filters with the same options byte (the QoS unless more bits are set)."""
+        """Subscribe to all filters with the same options byte (section 3.8.3.1); the default is QoS 2."""
         packet_id = self.next_packet_id()
         self.send(Subscribe(packet_id, [Subscription(f, options) for f in filters], properties))
         suback = self.wait_for(Suback)
@@ -138,7 +137,7 @@ class RawClient:
 
     def publish(self, topic: str, payload: bytes = b"", qos: int = 0, retain: bool = False,
                 properties: Optional[Properties] = None) -> int:
-        """PUBLISH and the whole exchange of its QoS; the reason code of PUBACK or PUBREC, 0 for QoS 0."""
+        """Publish, with all acknowledgements of the QoS; returns the reason code of PUBACK or PUBREC, 0 at QoS 0."""
         packet_id = self.next_packet_id() if qos else 0
         self.send(Publish(topic, payload, qos, retain, False, packet_id, properties))
         if qos == 0:
@@ -151,7 +150,7 @@ class RawClient:
         return answer.reason_code
 
     def take(self, timeout: float = TIMEOUT) -> Publish:
-        """The next PUBLISH, acknowledged as its QoS asks."""
+        """The next PUBLISH, acknowledged as its QoS requires."""
         message = self.wait_for(Publish, timeout)
         if message.qos == 1:
             self.send(Puback(message.packet_id))
@@ -168,7 +167,7 @@ class RawClient:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def disconnect(self, reason_code: int = 0, properties: Optional[Properties] = None) -> None:
-        """DISCONNECT, and wait until the broker has closed."""
+        """Send DISCONNECT, and wait until the broker has closed the connection."""
         self.send(Disconnect(reason_code, properties))
         self.expect_closed()
         self.close()
@@ -187,7 +186,7 @@ class RawClient:
 
 
 def describe(packet: Packet) -> str:
-    """The packet for a message of a failed assertion."""
+    """A packet as text, for failed assertions."""
     names = ("topic", "payload", "qos", "retain", "dup", "packet_id", "reason_code", "reason_codes", "session_present")
     fields = [f"{name}={getattr(packet, name)!r}" for name in names if hasattr(packet, name)]
     return f"{type(packet).__name__}({', '.join(fields)})"

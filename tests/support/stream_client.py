@@ -1,7 +1,7 @@
-"""`RawClient` over whatever carries bytes: a socket that is connected already, TLS, or WebSocket.
+"""`RawClient` over a connected socket, TLS or WebSocket.
 
-Rule: the WebSocket side is the `websockets` library's own client, so that what the broker frames is judged by another
-hand; frames that no library would send are written as bytes.
+The `websockets` library frames and parses WebSocket, so that the broker is tested against another implementation; tests
+write malformed frames as bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StreamClient(RawClient):
 
 
 class WebSocketStream:
-    """Stands where a socket stands in `RawClient`; every ``sendall`` is one binary frame."""
+    """The socket of a `RawClient` over WebSocket; every ``sendall`` is one binary frame."""
 
     def __init__(self, sock: Any, origin: Optional[str] = None) -> None:
         self.socket = sock
@@ -41,7 +41,7 @@ class WebSocketStream:
         self.protocol.send_request(request)
         self._flush()
         self.response: Optional[Response] = None
-        self.frames: list[Frame] = []  # of kinds other than binary data
+        self.frames: list[Frame] = []  # received ones, without those of binary messages
         self._payload = b""
         while self.response is None and self.protocol.handshake_exc is None:
             self._read()
@@ -62,7 +62,7 @@ class WebSocketStream:
         return payload
 
     def expect_frame(self, opcode: Opcode) -> Frame:
-        """The next frame that is not binary data, which must be of this kind."""
+        """The next frame that is not of a binary message; it must have this opcode."""
         while not self.frames:
             assert self._read(), "the broker closed the socket"
         frame = self.frames.pop(0)
@@ -74,7 +74,7 @@ class WebSocketStream:
         self._flush()
 
     def expect_close(self, code: int) -> None:
-        """A close frame with that code, and then the end of the socket."""
+        """Assert that a close frame with this code arrives, and then the end of the stream."""
         data = bytes(self.expect_frame(Opcode.CLOSE).data)
         assert int.from_bytes(data[:2], "big") == code, data
         while self._read():
