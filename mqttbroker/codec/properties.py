@@ -319,11 +319,16 @@ def encode_properties(properties: Properties, packet_type: int) -> bytes:
     out: list[bytes] = []
     for row in _ROWS_OF[packet_type]:
         value: object = getattr(properties, row.attribute)
+        kind = row.kind
         if row.is_list:
             for item in cast(list[object], value):  # [MQTT-3.3.2-18]
-                out.append(row.id_byte + _encode_value(row.kind, item))
-        elif value is not None and value != -1:
-            out.append(row.id_byte + _encode_value(row.kind, value))
+                out.append(row.id_byte + _encode_value(kind, item))
+        elif kind <= FOUR_BYTES:
+            number = cast(int, value)
+            if number >= 0:
+                out.append(row.id_byte + number.to_bytes(kind, "big"))
+        elif value is not None:
+            out.append(row.id_byte + _encode_value(kind, value))
     if not out:
         return b"\x00"  # [MQTT-2.2.2-1]
     body = b"".join(out)
@@ -333,8 +338,6 @@ def encode_properties(properties: Properties, packet_type: int) -> bytes:
 def _encode_value(kind: int, value: object) -> bytes:
     if kind == VARINT:
         return encode_varint(cast(int, value))
-    if kind < VARINT:
-        return cast(int, value).to_bytes(kind, "big")
     if kind == BINARY:
         return encode_binary(cast(bytes, value))
     if kind == STRING_PAIR:
