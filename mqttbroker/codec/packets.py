@@ -1,10 +1,10 @@
 """The fifteen control packets: a class for each, with a strict decoder and an encoder.
 
-A packet is decoded completely or raises `MQTTError`, for everything that the standard forbids. Only the validity of topic
-filters is left to the broker. Encoders trust their caller's values.
+A packet is decoded completely or raises `MQTTError`, for everything that the standard forbids. Only the validity of
+topic filters is left to the broker. Encoders trust their caller's values.
 
-``version`` is the protocol level: 3 (MQTT 3.1), 4 (3.1.1) or 5. Below 5, packets have no properties, and only CONNACK and
-SUBACK have codes.
+``version`` is the protocol level: 3 (MQTT 3.1), 4 (3.1.1) or 5. Below 5, packets have no properties, and only CONNACK
+and SUBACK have codes.
 """
 
 from __future__ import annotations

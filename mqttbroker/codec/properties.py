@@ -1,7 +1,8 @@
 """MQTT 5.0 properties (section 2.2.2).
 
-Decoders return only values that the standard allows, or raise `MQTTError`: 0x81 for data that cannot be parsed, 0x82 for
-values that are not allowed, 0x94 for topic alias 0. They read no byte at or beyond ``end``. Encoders trust their caller.
+Decoders return only values that the standard allows, or raise `MQTTError`: 0x81 for data that cannot be parsed, 0x82
+for values that are not allowed, 0x94 for topic alias 0. They read no byte at or beyond ``end``. Encoders trust their
+caller.
 
 `PROPERTIES` is the only description of the properties: it drives `decode_properties` and `encode_properties`, and the
 tests hold the faster `decode_publish_properties` to it.
@@ -160,7 +161,8 @@ _REPEATABLE: Final = _masks(True)  # likewise
 class Properties:
     """The properties of one packet, each under its name in the standard.
 
-    Absent numbers are -1, absent strings and binary data None. The two that may repeat are lists, in the packet's order.
+    Absent numbers are -1, absent strings and binary data None. The two that may repeat are lists, in the packet's
+    order.
     """
 
     def __init__(self) -> None:
@@ -200,8 +202,8 @@ class Properties:
 class PublishProperties:
     """The properties of a PUBLISH from a client, as far as the broker needs them.
 
-    ``forward`` holds the properties that subscribers receive, encoded in the publisher's order and without length prefix:
-    all but topic alias and message expiry interval.
+    ``forward`` holds the properties that subscribers receive, encoded in the publisher's order and without length
+    prefix: all but topic alias and message expiry interval.
     """
 
     def __init__(self, forward: bytes, topic_alias: int, message_expiry: int, payload_format: int, end: int) -> None:
@@ -392,8 +394,10 @@ def decode_publish_properties(data: bytes, pos: int, end: int) -> PublishPropert
 
 
 def forwarded_will_properties(data: bytes, pos: int, end: int) -> bytes:
-    """The part of valid Will Properties that subscribers receive, in the client's order and without length prefix: all but
-    Will Delay Interval and Message Expiry Interval."""
+    """The part of valid Will Properties that subscribers receive: all but Will Delay and Message Expiry Interval.
+
+    They are in the client's order, without length prefix.
+    """
     pos, stop = _section(data, pos, end)
     forward = b""
     copy_from = pos  # start of the bytes that are not in ``forward`` yet

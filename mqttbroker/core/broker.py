@@ -1,7 +1,7 @@
 """The broker core: the components of one broker, put together.
 
-It uses no socket, clock, thread or randomness. Packets come in through `PacketReader`, time through `Clock` and `tick`, the
-store's answers through `Commits.answered`; packets go out through the connections' outboxes, writes through
+It uses no socket, clock, thread or randomness. Packets come in through `PacketReader`, time through `Clock` and `tick`,
+the store's answers through `Commits.answered`; packets go out through the connections' outboxes, writes through
 `Commits.next_write_set`.
 """
 

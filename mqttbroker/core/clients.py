@@ -94,7 +94,9 @@ class Clients:
                 overdue.append(connection)
         for connection in overdue:
             if connection.state == AWAIT_CONNECT or connection.state == AUTHENTICATING:
-                self.close(connection, False, "not authenticated in time" if connection.client_id else "no CONNECT in time")
+                self.close(
+                    connection, False, "not authenticated in time" if connection.client_id else "no CONNECT in time"
+                )
             else:
                 connection.disconnect(KEEP_ALIVE_TIMEOUT, "keep alive timeout")  # [MQTT-3.1.2-22]
         self.redirector.tick(self.connections, monotonic)

@@ -1,8 +1,8 @@
 """CONNECT and AUTH: from CONNECT to CONNACK, and re-authentication.
 
-A client gets its CONNACK after it is authenticated, after an older connection of its client id is closed [MQTT-3.1.4-3],
-and after its session is read from the store or the discarded one is deleted there. No other packet but AUTH goes before it
-[MQTT-3.2.0-1].
+A client gets its CONNACK after it is authenticated, after an older connection of its client id is closed
+[MQTT-3.1.4-3], and after its session is read from the store or the discarded one is deleted there. No other packet but
+AUTH goes before it [MQTT-3.2.0-1].
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Replays: messages of the past for new subscriptions, such as retained ones, sent while the broker serves others.
 
-Each message of a source is sent once, as fast as the client accepts it. A SUBSCRIBE starts with a small part; all replays
-together take a small part of each event-loop iteration while clients send packets, and a larger one while none does.
+Each message of a source is sent once, as fast as the client accepts it. A SUBSCRIBE starts with a small part; all
+replays together take a small part of each event-loop iteration while clients send packets, and a larger one while none
+does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sessions.message import Message
 from sessions.retained import Retained, RetainedScan
 from sessions.session import Session, Subscription
 
-# The cost of all replays in one event-loop iteration, where visiting a topic, sending a message and each KiB of it cost 1.
+# What all replays may cost in one event-loop iteration. Visiting a topic, sending a message, and each KiB of it cost 1.
 BUSY_BUDGET: Final = 100
 IDLE_BUDGET: Final = 800
 IDLE_AFTER: Final = 64  # iterations without a packet from any client

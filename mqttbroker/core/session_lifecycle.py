@@ -99,7 +99,7 @@ class SessionLifecycle:
             )
 
     def tick(self, pending: Dict[str, PendingConnect]) -> None:
-        """Publish the wills that are due and end the sessions that have expired, but for clients that are connecting."""
+        """Publish due wills and end expired sessions, except those of ``pending`` clients."""
         now = self.now
         session = self.wills.next_due(now)
         while session is not None:

@@ -1,7 +1,8 @@
 """SUBSCRIBE and UNSUBSCRIBE, and the retained messages that answer them.
 
-A session's subscriptions, the router and the journal always agree. A SUBACK has one reason code per filter in their order
-[MQTT-3.8.4-6]; it leaves after the commit of the subscriptions of a persistent session and before the retained messages.
+A session's subscriptions, the router and the journal always agree. A SUBACK has one reason code per filter in their
+order [MQTT-3.8.4-6]; it leaves after the commit of the subscriptions of a persistent session and before the retained
+messages.
 """
 
 from __future__ import annotations

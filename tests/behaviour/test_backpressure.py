@@ -71,8 +71,12 @@ def dropped(found: dict[str, float]) -> float:
     return sum(value for name, value in found.items() if name.startswith("mqttbroker_messages_dropped_total"))
 
 
-@pytest.mark.parametrize("qos, persistent", [(1, False), (1, True), (2, True)], ids=["transient", "persistent", "persistent, QoS 2"])
-def test_a_fast_publisher_is_slowed_to_the_speed_of_its_subscriber(start_broker: Start, qos: int, persistent: bool) -> None:
+@pytest.mark.parametrize(
+    "qos, persistent", [(1, False), (1, True), (2, True)], ids=["transient", "persistent", "persistent, QoS 2"]
+)
+def test_a_fast_publisher_is_slowed_to_the_speed_of_its_subscriber(
+    start_broker: Start, qos: int, persistent: bool
+) -> None:
     """The queue limit is ten times the high watermark: enough for all messages that arrive before publishers wait."""
     limits = {"max_queued_messages": 10 * WATERMARK, "max_inflight": WINDOW}
     broker = start_broker(config=config(LONG_WAIT, **limits))
@@ -83,7 +87,9 @@ def test_a_fast_publisher_is_slowed_to_the_speed_of_its_subscriber(start_broker:
             assert subscriber.take().payload.startswith(b"%d " % number)
             if number % WATERMARK == 0:
                 found = metrics(broker)
-                waiting = found["mqttbroker_queued_messages"] if persistent else found["mqttbroker_queue_memory_bytes"] / 1000
+                waiting = (
+                    found["mqttbroker_queued_messages"] if persistent else found["mqttbroker_queue_memory_bytes"] / 1000
+                )
                 most = max(most, waiting)
         found = metrics(broker)
         assert dropped(found) == 0

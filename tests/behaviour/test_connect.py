@@ -95,7 +95,9 @@ def test_response_information_is_sent_on_request(tmp_path: Path, asked: int, cli
         assert core.connect(client_id, properties=properties).connack.properties.response_information == told
 
 
-@pytest.mark.parametrize("version, others", [(5, {}), (4, {"response_information": "replies"}), (5, {"response_information": "%u"})])
+@pytest.mark.parametrize(
+    "version, others", [(5, {}), (4, {"response_information": "replies"}), (5, {"response_information": "%u"})]
+)
 def test_response_information_is_omitted(tmp_path: Path, version: int, others: dict[str, str]) -> None:
     """None is configured, the protocol version has none, or the client has no user name to insert."""
     properties = Properties()
@@ -110,7 +112,9 @@ def test_assigned_client_ids_differ(broker: BrokerProcess) -> None:
         assert len(names) == 2 and None not in names
 
 
-@pytest.mark.parametrize("packet", [b"\xc0\x00", b"\x30\x03\x00\x01a", b"\x82\x06\x00\x01\x00\x01a\x00", b"\xe0\x00", b"\xf0\x00"])
+@pytest.mark.parametrize(
+    "packet", [b"\xc0\x00", b"\x30\x03\x00\x01a", b"\x82\x06\x00\x01\x00\x01a\x00", b"\xe0\x00", b"\xf0\x00"]
+)
 def test_a_packet_before_connect_closes_the_connection_without_an_answer(broker: BrokerProcess, packet: bytes) -> None:
     with RawClient(broker.port) as client:
         client.send(packet)
@@ -122,7 +126,9 @@ def test_a_second_connect_is_a_protocol_error(connect: Callable[..., RawClient],
     client = connect("twice", version)
     client.send(Connect("twice", version))
     packets = client.expect_closed()
-    assert [packet.reason_code for packet in packets if isinstance(packet, Disconnect)] == ([0x82] if version == 5 else [])
+    assert [packet.reason_code for packet in packets if isinstance(packet, Disconnect)] == (
+        [0x82] if version == 5 else []
+    )
     assert len(packets) == (1 if version == 5 else 0)
 
 
@@ -140,11 +146,15 @@ def test_an_invalid_connect_is_refused_as_its_version_allows(
     with RawClient(broker.port, 5 if code is not None and code > 5 else 4) as client:
         client.send(data)
         answers = client.expect_closed()
-        assert [answer.reason_code for answer in answers if isinstance(answer, Connack)] == ([] if code is None else [code])
+        assert [answer.reason_code for answer in answers if isinstance(answer, Connack)] == (
+            [] if code is None else [code]
+        )
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_malformed_packets_close_only_their_sender(broker: BrokerProcess, connect: Callable[..., RawClient], version: int) -> None:
+def test_malformed_packets_close_only_their_sender(
+    broker: BrokerProcess, connect: Callable[..., RawClient], version: int
+) -> None:
     """Every malformed vector over TCP, one connection each, beside another client."""
     bystander = connect("bystander")
     bystander.subscribe("bystander/#", options=1)
@@ -289,7 +299,11 @@ def test_a_takeover_of_a_pending_connect(tmp_path: Path) -> None:
     ],
 )
 def test_session_present(
-    connect: Callable[..., RawClient], broker: BrokerProcess, first: dict[str, Any], second: dict[str, Any], present: bool
+    connect: Callable[..., RawClient],
+    broker: BrokerProcess,
+    first: dict[str, Any],
+    second: dict[str, Any],
+    present: bool,
 ) -> None:
     connect("present", **first).disconnect()
     with RawClient(broker.port) as client:

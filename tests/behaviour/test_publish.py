@@ -378,12 +378,18 @@ def test_a_long_message_received_in_parts_is_forwarded_unchanged(
     found = []
     for pieces in (piece, 1 << 24):
         with Core(tmp_path / str(pieces)) as core:
-            clients = [core.connect("five", 5), core.connect("four", 4), core.connect("third", 5, clean_start=third != "kept")]
+            clients = [
+                core.connect("five", 5),
+                core.connect("four", 4),
+                core.connect("third", 5, clean_start=third != "kept"),
+            ]
             for client in clients[:2]:
                 client.subscribe("long/+")
             clients[2].subscribe("$share/group/long/+" if third == "shared" else "long/+")
             publisher = core.connect("p", version)
-            sent = b"".join(given if isinstance(given, bytes) else given.encode(version) for given in packets) + b"\xc0\0"
+            sent = (
+                b"".join(given if isinstance(given, bytes) else given.encode(version) for given in packets) + b"\xc0\0"
+            )
             for start in range(first, len(sent), pieces):
                 if start == first:
                     publisher.send(sent[:first])

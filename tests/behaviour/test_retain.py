@@ -49,7 +49,12 @@ def test_a_new_subscription_gets_retained_messages(
     subscriber.send(Subscribe(1, [Subscription(f"{name}/+", granted)]))
     subscriber.expect(Suback)
     message = subscriber.take()
-    assert (message.topic, message.payload, message.retain, message.qos) == (f"{name}/a", b"new", True, min(qos, granted))
+    assert (message.topic, message.payload, message.retain, message.qos) == (
+        f"{name}/a",
+        b"new",
+        True,
+        min(qos, granted),
+    )
     subscriber.expect_nothing()
 
 
@@ -82,12 +87,18 @@ def test_retain_handling(connect: Callable[..., RawClient], handling: int, first
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_repeated_filter_in_one_subscribe_replaces_the_earlier(connect: Callable[..., RawClient], version: int) -> None:
+def test_a_repeated_filter_in_one_subscribe_replaces_the_earlier(
+    connect: Callable[..., RawClient], version: int
+) -> None:
     """As if each filter had a packet of its own [MQTT-3.8.4-5]."""
     topic = f"again/{version}"
     client = connect(f"again-{version}", version)
     client.publish(topic, b"x", 2, retain=True)
-    client.send(Subscribe(7, [Subscription(topic, 2), Subscription("again/none", 1), Subscription(topic, 0), Subscription(topic, 1)]))
+    client.send(
+        Subscribe(
+            7, [Subscription(topic, 2), Subscription("again/none", 1), Subscription(topic, 0), Subscription(topic, 1)]
+        )
+    )
     assert client.expect(Suback).reason_codes == [2, 1, 0, 1]
     assert [client.take().qos for _ in range(3)] == [2, 0, 1]
     client.publish(topic, b"y", 2)
@@ -120,7 +131,9 @@ def test_a_replay_ends_at_unsubscribe_and_a_new_subscription_starts_another(tmp_
             publisher.publish(f"t/{n}", b"x" * 100, 1, retain=True)
         client = core.connect("c")
         core.eager = False
-        client.send(Subscribe(1, [Subscription("t/#", 0)]), Unsubscribe(2, ["t/#"]), Subscribe(3, [Subscription("t/1", 0)]))
+        client.send(
+            Subscribe(1, [Subscription("t/#", 0)]), Unsubscribe(2, ["t/#"]), Subscribe(3, [Subscription("t/1", 0)])
+        )
         assert 0 < len([packet for packet in client.arrived() if isinstance(packet, Publish)]) < 40
         client.connection.resume_sending()
         core.settle()

@@ -170,7 +170,11 @@ def test_unacknowledged_messages_of_a_leaving_member_go_to_another(tmp_path: Pat
         assert [(packet.payload, packet.dup) for packet in got] == [(b"1", False), (b"2", False), (b"3", False)]
         core.kill()
         again = core.connect("second", clean_start=False, properties=persistent)
-        assert [(packet.payload, packet.dup) for packet in again.arrived()] == [(b"1", True), (b"2", True), (b"3", True)]
+        assert [(packet.payload, packet.dup) for packet in again.arrived()] == [
+            (b"1", True),
+            (b"2", True),
+            (b"3", True),
+        ]
         if expiry:
             back = core.connect("first", clean_start=False, properties=properties)
             assert back.connack.session_present and back.arrived() == []

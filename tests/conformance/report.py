@@ -1,7 +1,7 @@
 """``make conformance``: run the conformance tests and write docs/conformance.md.
 
-The document has every statement that binds a server, with the results of its tests in this run, or with the reason why no
-test is possible.
+The document has every statement that binds a server, with the results of its tests in this run, or with the reason why
+no test is possible.
 """
 
 from __future__ import annotations

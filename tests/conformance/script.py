@@ -1,8 +1,8 @@
 """Conformance cases: the packets that clients send, and those that they must receive.
 
 A case names the statements that it tests. Its client ids and topics have a prefix of their own (written ``~``), so that
-cases can share a broker and run concurrently. Each step ends with a packet, a closed socket or a PINGRESP; only ``wait``
-lets time pass, where the standard counts in seconds.
+cases can share a broker and run concurrently. Each step ends with a packet, a closed socket or a PINGRESP; only
+``wait`` lets time pass, where the standard counts in seconds.
 """
 
 from __future__ import annotations

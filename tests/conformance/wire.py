@@ -97,8 +97,8 @@ def props(values: Sequence[Property]) -> bytes:
 class Packet:
     """A packet by its fields: to send, received, or expected.
 
-    A field of an expected packet may be ``ANY`` or a function. ``props`` are pairs in the packet's order; if a case does
-    not set them, an expected PUBLISH has none and other packets may have any.
+    A field of an expected packet may be ``ANY`` or a function. ``props`` are pairs in the packet's order; if a case
+    does not set them, an expected PUBLISH has none and other packets may have any.
     """
 
     def __init__(self, kind: str, **fields: Any) -> None:

@@ -1,7 +1,7 @@
 """Single packets, most of them with a small fault: the codec and a broker core against the reference decoder.
 
-Both refuse exactly the packets that the reference refuses, decode the others to the same fields, and subscribers receive
-exactly the published messages. Most packets are followed by a valid one, which must not be affected.
+Both refuse exactly the packets that the reference refuses, decode the others to the same fields, and subscribers
+receive exactly the published messages. Most packets are followed by a valid one, which must not be affected.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def _listed(properties: Properties) -> list[tuple[int, Value]]:
 class Expectation:
     """The expected effects of the bytes that a connected client sends.
 
-    ``answers`` are types and packet ids of the packets sent to it, without PUBLISH; ``messages`` are those that subscribers
-    of all topics receive.
+    ``answers`` are types and packet ids of the packets sent to it, without PUBLISH; ``messages`` are those that
+    subscribers of all topics receive.
     """
 
     def __init__(self, data: bytes, version: int) -> None:

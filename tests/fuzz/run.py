@@ -1,7 +1,7 @@
 """``make fuzz``: rounds of invalid input against the codec, the broker core and a broker process, for some seconds.
 
-A round depends only on the seed and its number: ``--seed S --first N --rounds 1`` repeats it. The exit status is 1 if there
-are findings.
+A round depends only on the seed and its number: ``--seed S --first N --rounds 1`` repeats it. The exit status is 1 if
+there are findings.
 """
 
 from __future__ import annotations

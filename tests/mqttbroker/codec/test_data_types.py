@@ -78,7 +78,21 @@ def test_invalid_utf8(raw: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["\x01", "a\nb", "\x1f", "\x7f", "\x80", "\x9f", "\ufdd0", "\ufdef", "\ufffe", "\uffff", "\U0001fffe", "\U0010ffff"]
+    "text",
+    [
+        "\x01",
+        "a\nb",
+        "\x1f",
+        "\x7f",
+        "\x80",
+        "\x9f",
+        "\ufdd0",
+        "\ufdef",
+        "\ufffe",
+        "\uffff",
+        "\U0001fffe",
+        "\U0010ffff",
+    ],
 )
 def test_control_characters_and_noncharacters_are_refused(text: str) -> None:
     """Section 1.5.4 lets a server refuse them."""
@@ -88,7 +102,9 @@ def test_control_characters_and_noncharacters_are_refused(text: str) -> None:
     assert caught.value.reason_code == 0x81
 
 
-@pytest.mark.parametrize("text", [" ", "\xa0", "\xad", "\u200d", "\u2028", "\ue000", "\ufdcf", "\ufffd", "\U0001fffd", "\U0010fffd"])
+@pytest.mark.parametrize(
+    "text", [" ", "\xa0", "\xad", "\u200d", "\u2028", "\ue000", "\ufdcf", "\ufffd", "\U0001fffd", "\U0010fffd"]
+)
 def test_other_unprintable_characters_are_accepted(text: str) -> None:
     data = encode_utf8(text)
     assert decode_utf8(data, 0, len(data)) == (text, len(data))

@@ -27,7 +27,13 @@ from mqttbroker.codec.properties import (
 from mqttbroker.codec.reason_codes import AUTH, CONNACK, CONNECT, PUBLISH, SUBSCRIBE, MQTTError
 
 PACKETS = sorted({packet_type for row in PROPERTIES for packet_type in row.packets})
-SHORTEST = {BYTE: b"\1", TWO_BYTES: b"\0\1", FOUR_BYTES: b"\0\0\0\1", VARINT: b"\1", STRING_PAIR: b"\0\0\0\0"}  # other types: b"\0\1x"
+SHORTEST = {
+    BYTE: b"\1",
+    TWO_BYTES: b"\0\1",
+    FOUR_BYTES: b"\0\0\0\1",
+    VARINT: b"\1",
+    STRING_PAIR: b"\0\0\0\0",
+}  # other types: b"\0\1x"
 each_property = pytest.mark.parametrize("row", PROPERTIES, ids=lambda row: row.attribute)
 
 

@@ -21,7 +21,9 @@ from sessions.session import Session, Subscription
 CONTEXT = SessionContext(Journal(True), SessionLimits())
 
 STRATEGIES: list[Callable[[], Strategy]] = [RoundRobin, lambda: RandomMember(Random(5).random), HashTopic, LeastLoaded]
-every_strategy = pytest.mark.parametrize("make", STRATEGIES, ids=["round_robin", "random", "hash_topic", "least_loaded"])
+every_strategy = pytest.mark.parametrize(
+    "make", STRATEGIES, ids=["round_robin", "random", "hash_topic", "least_loaded"]
+)
 
 AVAILABLE, STALLED, FULL, OFFLINE, LOST = range(5)
 RANK = {AVAILABLE: 0, STALLED: 1, FULL: 1, OFFLINE: 2}
@@ -50,7 +52,10 @@ def chosen(strategy: Strategy, group: Group, topic: str = "t") -> int:
 
 @every_strategy
 @settings(deadline=None)
-@given(states=st.lists(st.integers(AVAILABLE, LOST), max_size=6), topics=st.lists(st.text(max_size=3), min_size=1, max_size=8))
+@given(
+    states=st.lists(st.integers(AVAILABLE, LOST), max_size=6),
+    topics=st.lists(st.text(max_size=3), min_size=1, max_size=8),
+)
 def test_the_chosen_member_is_of_the_best_class(
     make: Callable[[], Strategy], states: list[int], topics: list[str]
 ) -> None:
@@ -62,7 +67,9 @@ def test_the_chosen_member_is_of_the_best_class(
 
 
 @every_strategy
-@pytest.mark.parametrize("states", [(AVAILABLE,) * 4, (FULL, AVAILABLE, LOST, AVAILABLE, OFFLINE), (FULL, STALLED), (OFFLINE, LOST, OFFLINE)])
+@pytest.mark.parametrize(
+    "states", [(AVAILABLE,) * 4, (FULL, AVAILABLE, LOST, AVAILABLE, OFFLINE), (FULL, STALLED), (OFFLINE, LOST, OFFLINE)]
+)
 def test_every_member_of_the_best_class_is_chosen(make: Callable[[], Strategy], states: tuple[int, ...]) -> None:
     strategy, group = make(), group_of(*states)
     best = min(RANK[state] for state in states if state != LOST)

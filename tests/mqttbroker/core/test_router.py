@@ -27,14 +27,16 @@ def session(name: str) -> Session:
 
 LEVEL = st.sampled_from(["a", "b", "$s", ""])
 TOPIC = st.lists(LEVEL, min_size=1, max_size=3).map("/".join).filter(bool)
-FILTER = st.lists(st.sampled_from(["a", "b", "+", ""]), min_size=1, max_size=3).map("/".join).filter(bool) | st.sampled_from(
-    ["#", "a/#", "+/b/#", "$s/#", "/#"]
-)
+FILTER = st.lists(st.sampled_from(["a", "b", "+", ""]), min_size=1, max_size=3).map("/".join).filter(
+    bool
+) | st.sampled_from(["#", "a/#", "+/b/#", "$s/#", "/#"])
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from("subscribe unsubscribe route".split()), FILTER, TOPIC, st.integers(0, 2)), max_size=40),
+    st.lists(
+        st.tuples(st.sampled_from("subscribe unsubscribe route".split()), FILTER, TOPIC, st.integers(0, 2)), max_size=40
+    ),
     st.integers(1, 20),
 )
 def test_routes_equal_a_plain_model(steps: list[tuple[str, str, str, int]], cache_size: int) -> None:
@@ -97,7 +99,16 @@ def test_no_local_on_all_subscriptions_excludes_own_messages() -> None:
 
 @pytest.mark.parametrize(
     "topic, code",
-    [(b"", 0x81), (b"a/+", 0x81), (b"#", 0x81), (b"a\0", 0x81), (b"\xff", 0x81), (b"a\n", 0x81), (b"x" * 51, 0x90), (b"/" * 10, 0x90)],
+    [
+        (b"", 0x81),
+        (b"a/+", 0x81),
+        (b"#", 0x81),
+        (b"a\0", 0x81),
+        (b"\xff", 0x81),
+        (b"a\n", 0x81),
+        (b"x" * 51, 0x90),
+        (b"/" * 10, 0x90),
+    ],
 )
 def test_invalid_topic_names_are_refused(topic: bytes, code: int) -> None:
     router = make()
@@ -106,7 +117,17 @@ def test_invalid_topic_names_are_refused(topic: bytes, code: int) -> None:
     assert caught.value.reason_code == code and not router.cache
 
 
-@pytest.mark.parametrize("topic, reserved", [(b"$SYS", True), (b"$SYS/a", True), (b"$SYSTEM", False), (b"a/$SYS", False), (b"$share/g/a", True), (b"$share", False)])
+@pytest.mark.parametrize(
+    "topic, reserved",
+    [
+        (b"$SYS", True),
+        (b"$SYS/a", True),
+        (b"$SYSTEM", False),
+        (b"a/$SYS", False),
+        (b"$share/g/a", True),
+        (b"$share", False),
+    ],
+)
 def test_reserved_topics(topic: bytes, reserved: bool) -> None:
     assert make().route(topic).reserved is reserved
 
@@ -140,7 +161,12 @@ def test_a_stream_is_in_a_route_once() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("record record since since record_all".split()), FILTER, TOPIC, st.integers(0, 9)), max_size=20))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("record record since since record_all".split()), FILTER, TOPIC, st.integers(0, 9)),
+        max_size=20,
+    )
+)
 def test_since_never_misses_a_change(steps: list[tuple[str, str, str, int]]) -> None:
     changes = FilterChanges(1)
     recorded: list[tuple[int, str]] = []
@@ -187,4 +213,12 @@ def test_changes_are_recorded_up_to_the_capacity() -> None:
     for number, topic_filter in enumerate(("a/#", "b/+", "c/#", "d/#", "e/#"), 1):
         changes.record(topic_filter, number)
     asked = [(1, "z"), (2, "z"), (2, "c/1"), (3, "c/1"), (3, "d/1"), (4, "e/1"), (5, "e/1")]
-    assert [changes.since(revision, topic) for revision, topic in asked] == [True, False, True, False, True, True, False]
+    assert [changes.since(revision, topic) for revision, topic in asked] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
