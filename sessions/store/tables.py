@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import sqlite3
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Iterable
+from typing import Any, Iterable, TypeVar
 
 from sessions.rows import QueueRow, RetainedRow, SessionRow, SubscriptionRow
 from sessions.store import statements as sql
 from sessions.store.interface import CorruptStore, Partition, Recovered
 from sessions.store.schema import APPLICATION_ID
 from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
+
+
+R = TypeVar("R", bound=tuple[Any, ...])
+
+
+def _select(columns: Iterable[str], table: str) -> str:
+    return f"SELECT {', '.join(columns)} FROM {table}"
+
+
+def _rows(row_type: type[R], found: Iterable[tuple[Any, ...]]) -> list[R]:
+    """The rows as NamedTuples; a start reads so many that `_make` would take noticeably longer."""
+    return list(map(partial(tuple.__new__, row_type), found))
 
 
 class SqliteTables:
@@ -32,14 +45,10 @@ class SqliteTables:
 
     def recover(self) -> Recovered:
         connection = self._connection
-
-        def rows(columns: Iterable[str], table: str) -> sqlite3.Cursor:
-            return connection.execute(f"SELECT {', '.join(columns)} FROM {table}")
-
-        sessions = list(map(SessionRow._make, rows(SessionRow._fields, "sessions ORDER BY session_id")))
-        subscriptions = list(map(SubscriptionRow._make, rows(SubscriptionRow._fields, "subscriptions")))
-        retained = list(map(RetainedRow._make, rows(RetainedRow._fields, "retained")))
-        queues = list(map(QueueRow._make, connection.execute(sql.QUEUES)))
+        sessions = _rows(SessionRow, connection.execute(_select(SessionRow._fields, "sessions ORDER BY session_id")))
+        subscriptions = _rows(SubscriptionRow, connection.execute(_select(SubscriptionRow._fields, "subscriptions")))
+        retained = _rows(RetainedRow, connection.execute(_select(RetainedRow._fields, "retained")))
+        queues = _rows(QueueRow, connection.execute(sql.QUEUES))
         known = {row.session_id for row in sessions}
         unknown = {row.session_id for row in subscriptions} - known
         if unknown:

@@ -16,7 +16,7 @@ from typing import Optional, Union
 from sessions.store.committer import Committer
 from sessions.store.database import Database
 from sessions.store.failure_log import FailureLog
-from sessions.store.interface import Done, Recovered, StoreError, StreamLog
+from sessions.store.interface import Done, Recovered, StoreError, StreamLog, Tables
 from sessions.store.maintenance import Maintenance
 from sessions.store.tables import SqliteTables
 from sessions.write_set import Page, WriteSet
@@ -91,7 +91,7 @@ class Writer:
 
     def __init__(self, database: Database, tables: SqliteTables, stream_log: Optional[StreamLog]) -> None:
         self._database = database
-        self._tables = tables
+        self._tables: Tables = tables
         self._has_stream_log = stream_log is not None
         self._failures = FailureLog()
         self._committer = Committer(database, tables, stream_log, self._failures)
