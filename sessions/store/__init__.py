@@ -1,1 +1,6 @@
-"""The SQLite store: the writer thread, the tables, and their check, repair and copy."""
+"""The durable store: its interface, and the implementation with SQLite and the stream log.
+
+``interface`` is what the broker needs of a store. ``writer`` has the thread, ``committer`` the commit, ``tables`` and
+``statements`` the rows, ``database`` the file, ``maintenance`` the work between commits. ``check``, ``salvage`` (with
+``pages``) and ``database_copy`` are for the command line.
+"""

@@ -14,7 +14,6 @@ from sessions.store.interface import CorruptStore, Partition, Recovered
 from sessions.store.schema import APPLICATION_ID
 from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
 
-
 R = TypeVar("R", bound=tuple[Any, ...])
 
 
