@@ -163,8 +163,8 @@ def _append_span(spans: List[Span], batch: Batch) -> None:
 def check_partition(directory: Path, end: Optional[int], live: bool) -> PartitionState:
     """Read every batch of a partition up to `end`, the end offset in the database.
 
-    If `end` is None, the partition is checked as far as it goes.  ``live``: a broker has it open, and had when `end` was
-    read.  Each problem begins with the file's name.  Raises `OSError` if the directory cannot be read.
+    If `end` is None, the partition is checked as far as it goes.  ``live``: a broker has it open, and had it open when
+    `end` was read.  Each problem begins with the file's name.  Raises `OSError` if the directory cannot be read.
     """
     problems: List[str] = []
     try:

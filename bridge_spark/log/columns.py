@@ -132,7 +132,7 @@ class ColumnBuilder:
         return tuple(stored)
 
     def view_batch(self, buffer: pa.Buffer, batch: Batch, columns: Columns, start: int, end: int) -> pa.RecordBatch:
-        """The stored columns and offsets of a checked batch, from offset ``start`` up to ``end``; views of ``buffer``."""
+        """The stored columns and offsets of a checked batch, from ``start`` up to ``end``, as views of ``buffer``."""
         arrays = []
         for name in self.stored_columns:
             data = buffer.slice(*getattr(columns, name))

@@ -25,7 +25,13 @@ from bridge_spark.log.high_watermark import (
 )
 from bridge_spark.log.record_batch import SegmentError, encode_batches, read_header
 from bridge_spark.log.segment import Segment, append_batch, empty_segment, read_sealed_segment, recover_segment
-from bridge_spark.log.segment_names import INDEX_SUFFIX, SEALED_SUFFIX, SEGMENT_SUFFIX, UNFINISHED_SUFFIX, segment_offsets
+from bridge_spark.log.segment_names import (
+    INDEX_SUFFIX,
+    SEALED_SUFFIX,
+    SEGMENT_SUFFIX,
+    UNFINISHED_SUFFIX,
+    segment_offsets,
+)
 from bridge_spark.log.sparse_index import INDEX_ENTRY, IndexEntry
 from bridge_spark.log.stream_config import StreamConfig, StreamLogDamage, StreamLogError
 from sessions.message import Message
@@ -112,9 +118,9 @@ class Partition:
             end = published
         if end is not None and end < published:
             reason = (
-                f"the database ends at offset {end} but readers have seen offsets up to {published}: it is older than the"
-                " log; restore the database that belongs to the log, or run mqttbroker repair-store, which keeps the"
-                " longer log"
+                f"the database ends at offset {end} but readers have seen offsets up to {published}: it is older than"
+                " the log; restore the database that belongs to the log, or run mqttbroker repair-store, which keeps"
+                " the longer log"
             )
             raise StreamLogError(self._error_text(reason))
         for unfinished in self.directory.glob(f"*{UNFINISHED_SUFFIX}"):
@@ -132,7 +138,8 @@ class Partition:
             ends = f"the log ends at offset {found} but the database at {end}: {missing}"
             raise StreamLogDamage(self._error_text(ends))
         if found < published:
-            logger.warning("event=offsets_lost partition=%s first_offset=%d last_offset=%d", self.directory, found, published - 1)
+            lost = self.directory, found, published - 1
+            logger.warning("event=offsets_lost partition=%s first_offset=%d last_offset=%d", *lost)
         self._open(parts, found)
 
     def _open(self, parts: List[Segment], end: int) -> None:
@@ -335,7 +342,9 @@ class Partition:
     def roll(self, now: float) -> bool:
         """Close the active segment if it is older than `segment_age`; whether it was closed."""
         part = self._active
-        if part is None or self._pending or self._must_cut or now - part.first_timestamp / 1e6 < self.config.segment_age:
+        if part is None or self._pending or self._must_cut:
+            return False
+        if now - part.first_timestamp / 1e6 < self.config.segment_age:
             return False
         self._close_active(part)
         self._publish()

@@ -83,7 +83,7 @@ class Predicate:
         return tuple(name for name in COLUMNS if not getattr(self, name).unbounded)
 
     def offsets(self, start: int, end: int) -> tuple[int, int]:
-        """Narrow the offsets from ``start`` up to ``end``, exclusive, to those that may match; (end, end) if none may."""
+        """Narrow the offsets from ``start`` up to ``end``, exclusive, to those that may match; (end, end) for none."""
         low, high = start, end
         if self.offset.first is not None:
             low = max(low, self.offset.first)

@@ -57,7 +57,7 @@ def empty_segment(first_offset: int) -> Segment:
 def append_batch(
     part: Segment, first_offset: int, count: int, size: int, times: Sequence[int]
 ) -> Tuple[Segment, Optional[IndexEntry]]:
-    """`part` after a batch of `count` records and `size` bytes was appended, and the batch's index entry if it has one."""
+    """The segment after appending a batch of `count` records and `size` bytes, and the batch's index entry, if any."""
     empty = part.size == 0
     first = times[0] if empty else part.first_timestamp
     latest = max(times)

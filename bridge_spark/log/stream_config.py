@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Optional, Sequence
 
 FORMAT_VERSION = 2
-"""Of `stream.json` and of the manifest.  Programs refuse a higher version than their own.  2: segments may be sealed."""
+"""Of `stream.json` and the manifest.  Programs refuse a version above their own.  2: segments may be sealed."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 

@@ -109,8 +109,9 @@ class StreamLogs:
             if not 1 <= version <= FORMAT_VERSION:
                 raise StreamLogError(f"{path}: format {version}, but this program reads up to format {FORMAT_VERSION}")
             if partitions != config.partitions:
-                raise StreamLogError(f"stream {config.name!r} has {partitions} partitions and cannot get {config.partitions}, "
-                                     f"as keys would move: set partitions = {partitions}, or give the stream another name")
+                change = f"{partitions} partitions and cannot get {config.partitions}"
+                raise StreamLogError(f"stream {config.name!r} has {change}, as keys would move: set partitions = "
+                                     f"{partitions}, or give the stream another name")
             if known == description:
                 return
         directory.mkdir(parents=True, exist_ok=True)
@@ -239,7 +240,7 @@ class StreamLogs:
         return sorted(self._streams)
 
     def manifest(self, name: str) -> Dict[str, Any]:
-        """The committed segments of a stream, for JSON (`PartitionView.describe`).  Raises `KeyError` for an unknown stream."""
+        """The committed segments of a stream (see `PartitionView.describe`).  Raises `KeyError` for an unknown stream."""
         count = self._streams[name].partitions
         return {
             "stream": name,
@@ -283,7 +284,7 @@ class StreamLogs:
         return any(config.seal for config in self._streams.values())
 
     def unsealed(self) -> Iterator[Tuple[Key, Path, Segment]]:
-        """The closed segments that need sealing, with their partition's directory; in each partition the oldest first."""
+        """The closed segments that need sealing, with their partition's directory; per partition the oldest first."""
         for key, partition in self._partitions.items():
             if partition.config.seal:
                 for part in partition.closed:

@@ -88,7 +88,7 @@ def make_session(config: IngestConfig) -> SparkSession:
              if callable(signal.getsignal(number)) and signal.getsignal(number) is not signal.default_int_handler]
     session: SparkSession = builder.getOrCreate()
     if threading.current_thread() is threading.main_thread() and interrupt not in (None, signal.default_int_handler):
-        signal.signal(signal.SIGINT, interrupt)  # instead of Spark's, which cancels all jobs and raises KeyboardInterrupt
+        signal.signal(signal.SIGINT, interrupt)  # Spark's cancels all jobs and raises KeyboardInterrupt
     if submitted:
         for number in handled:
             _forward_signal(number, session)
@@ -136,7 +136,7 @@ class _SignalForwarder:
 
 
 def _forward_signal(number: signal.Signals, session: SparkSession) -> None:
-    """Forward a signal from ``spark-submit``, the JVM that is this process's parent and would exit at once otherwise."""
+    """Forward a signal from ``spark-submit``, the parent JVM, which would otherwise exit at once."""
     from pyspark import java_gateway
 
     gateway: Any = java_gateway

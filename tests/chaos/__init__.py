@@ -1,1 +1,1 @@
-"""`make chaos`: clients that die and a broker that is killed, and a verdict on what was acknowledged."""
+"""`make chaos`: kills a broker under load and checks every guarantee on acknowledged messages."""

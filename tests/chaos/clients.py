@@ -1,7 +1,4 @@
-"""The clients of a run: publishers, subscribers that stay or come and go, and readers of what is retained.
-
-Rule: they do what their schedule says and nothing else; how they fare is for the record to say.
-"""
+"""The clients of a run: publishers, subscribers, and readers of retained messages.  They follow their schedules."""
 
 from __future__ import annotations
 
@@ -10,20 +7,20 @@ from random import Random
 from typing import NamedTuple, Optional
 
 from chaos.device import Device, Link
-from chaos.record import KEPT, RETAINED, Record, Sent
+from chaos.record import RETAINED, RETAINED_TOPICS, Record, Sent
 from chaos.schedule import CUT, LEAVE, TAKEOVER, Habits, Load, Stay
 from mqttbroker.codec.packets import Puback, Publish, Pubrec
 
-# A publisher's topics by number: kept by queues and the stream, by queues alone, by the stream alone.
+# A publisher's topics by number: in queues and the stream, in queues only, in the stream only.
 TOPICS = ("chaos/{}/both", "chaos/{}/too", "chaos/{}/queue", "log/{}")
 SUBSCRIBED = "chaos/#"
 STREAM_FILTERS = ("chaos/+/both", "chaos/+/too", "log/#")
-WINDOW = 40  # messages of a publisher under way
-TRIES = 50  # round trips in which retained messages must come
+WINDOW = 40  # messages in flight per publisher
+TRIES = 50  # round trips within which retained messages must arrive
 
 
 class Broker(NamedTuple):
-    """Where clients find the broker: ``up`` while it listens, ``finishing`` when it will not be killed any more."""
+    """The broker as clients see it: ``up`` is set while it listens, ``finishing`` after the last kill."""
 
     port: int
     up: asyncio.Event
@@ -31,13 +28,13 @@ class Broker(NamedTuple):
 
 
 class Client(Device):
-    """A device that comes and goes by habit."""
+    """A device that connects and disconnects on a schedule."""
 
-    async def live(self, broker: Broker, habits: Habits) -> None:
-        """Until the end of the kills; then it stays."""
+    async def follow(self, broker: Broker, habits: Habits) -> None:
+        """Follow the schedule until the last kill."""
         while not broker.finishing.is_set():
             stay = habits.next()
-            link = await self._connected(broker, stay)
+            link = await self._connect(broker, stay)
             await _first_of(link.closed, broker.finishing, stay.seconds)
             if link.closed.is_set() or broker.finishing.is_set():
                 continue
@@ -46,37 +43,37 @@ class Client(Device):
             if stay.end != TAKEOVER:
                 await asyncio.sleep(stay.away)
 
-    async def remain(self, broker: Broker) -> None:
-        """Be there, whatever happens."""
+    async def stay_connected(self, broker: Broker) -> None:
+        """Connect, and reconnect whenever the connection ends."""
         while True:
             link = self.link
             if link is None or not link.up:
-                link = await self._connected(broker, Stay(0, 0, CUT, 0, False, 65535))
+                link = await self._connect(broker, Stay(0, 0, CUT, 0, False, 65535))
             await link.closed.wait()
 
-    async def _connected(self, broker: Broker, stay: Stay) -> Link:
+    async def _connect(self, broker: Broker, stay: Stay) -> Link:
         while True:
             await broker.up.wait()
-            link = await self.connect(broker.port, stay.laziness, stay.receive_maximum)
+            link = await self.connect(broker.port, stay.ack_delay, stay.receive_maximum)
             if link is not None and await self.arrived():
                 return link
             await asyncio.sleep(0.02)
 
     async def arrived(self) -> bool:
-        """What it does first on a new connection; false if the connection ended over it."""
+        """Start work on a new connection; False if the connection ended meanwhile."""
         return True
 
-    def go_deaf(self) -> Optional[Link]:
-        """Hear nothing more on this connection, which is not over yet."""
+    def stop_reading(self) -> Optional[Link]:
+        """Read nothing more on the connection without closing it; return the connection."""
         link = self.link
         if link is None or not link.up:
             return None
-        link.forsake()
+        link.abandon()
         return link
 
     def _end(self, link: Link, stay: Stay) -> None:
         if stay.end == TAKEOVER:
-            link.forsake()
+            link.abandon()
         elif stay.end == LEAVE:
             self.leave()
         else:
@@ -84,7 +81,7 @@ class Client(Device):
 
 
 class Publisher(Client):
-    """Publishes at QoS 1 and 2, several topics, some of it retained."""
+    """Publishes at QoS 1 and 2 to several topics; some messages are retained."""
 
     def __init__(self, name: str, version: int, record: Record, load: Load) -> None:
         super().__init__(name, version, record)
@@ -103,16 +100,16 @@ class Publisher(Client):
 
     def _new(self, topic: int, qos: int, retain: bool, size: int) -> Sent:
         if retain:
-            return self.record.send(self.name, f"{KEPT}{self.name}/{qos}", qos, True, size if size > 20 else 0)
+            return self.record.send(self.name, f"{RETAINED_TOPICS}{self.name}/{qos}", qos, True, size if size > 20 else 0)
         return self.record.send(self.name, TOPICS[topic].format(self.name), qos, False, size)
 
-    def go_deaf(self) -> Optional[Link]:
-        """Not without some last words, whose acknowledgements it will not hear."""
+    def stop_reading(self) -> Optional[Link]:
+        """Publish messages whose acknowledgements will not be read, then stop reading."""
         if self.up and len(self.outgoing) < WINDOW:
             for topic in range(len(TOPICS)):
                 for qos in (1, 2):
                     self.publish(self._new(topic, qos, False, 60))
-        return super().go_deaf()
+        return super().stop_reading()
 
     def connected(self) -> None:
         self.room.set()
@@ -128,50 +125,50 @@ class Publisher(Client):
 
 
 class Subscriber(Client):
-    """Has one subscription at ``qos``, whose session lasts unless ``lasting`` is false."""
+    """A client with one subscription at ``qos``, a shared one if it has a ``group``."""
 
     def __init__(
-        self, name: str, version: int, record: Record, qos: int, group: str = "", lasting: bool = True
+        self, name: str, version: int, record: Record, qos: int, group: str = "", persistent: bool = True
     ) -> None:
-        super().__init__(name, version, record, lasting)
+        super().__init__(name, version, record, persistent)
         self.topic_filter = f"$share/{group}/{SUBSCRIBED}" if group else SUBSCRIBED
         self.qos = qos
         self.group = group
 
     async def arrived(self) -> bool:
-        if self.known and self.lasting:
+        if self.known and self.persistent:
             return True
-        there = await self.subscribe(self.topic_filter, self.qos)
+        subscribed = await self.subscribe(self.topic_filter, self.qos)
         self.record.since[self.label] = len(self.record.sent)
-        return there
+        return subscribed
 
 
 class RetainedReader(Device):
-    """Subscribes anew to all that is retained, again and again, and compares it with what was acknowledged."""
+    """Repeatedly subscribes to all retained messages and compares them with the acknowledged ones."""
 
     def __init__(self, name: str, version: int, record: Record, seed: str) -> None:
         super().__init__(name, version, record, False)
         self.random = Random(f"{seed}:{name}")
         self.found: dict[str, Optional[Sent]] = {}
 
-    async def look_all(self, broker: Broker) -> None:
+    async def check_repeatedly(self, broker: Broker) -> None:
         while True:
             await broker.up.wait()
-            await self.look(broker)
+            await self.check(broker)
             await asyncio.sleep(self.random.uniform(0.05, 0.5))
 
-    async def look(self, broker: Broker) -> None:
+    async def check(self, broker: Broker) -> None:
         if await self.connect(broker.port) is None:
             return
-        owed = dict(self.record.last_kept)
+        expected = dict(self.record.last_retained)
         self.found = {}
-        if await self.subscribe(f"{KEPT}#", 2):
+        if await self.subscribe(f"{RETAINED_TOPICS}#", 2):
             for _ in range(TRIES):
                 if not await self.ping():
                     break
-                wrong = [text for topic, floor in owed.items() if (text := self._judge(topic, floor))]
+                wrong = [text for topic, floor in expected.items() if (text := self._judge(topic, floor))]
                 if not wrong:
-                    self.record.checked[RETAINED] += len(owed)
+                    self.record.checked[RETAINED] += len(expected)
                     break
             else:
                 for text in wrong:
@@ -180,7 +177,7 @@ class RetainedReader(Device):
         self.link.cut()
 
     def _judge(self, topic: str, floor: int) -> str:
-        """What is wrong with the value of a topic whose last acknowledged message is number ``floor``."""
+        """The error in the value of a topic whose last acknowledged message is number ``floor``, or ""."""
         message = self.found.get(topic)
         if message is not None and message.number < floor:
             return f"{topic} is {message} after {self.record.sent[floor]} was acknowledged"
@@ -198,7 +195,7 @@ class RetainedReader(Device):
 
 
 async def _first_of(one: asyncio.Event, other: asyncio.Event, seconds: float) -> None:
-    """Until one of them is set, but no longer than that."""
+    """Wait until one of the events is set, or for ``seconds``."""
     waits = [asyncio.ensure_future(event.wait()) for event in (one, other)]
     try:
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

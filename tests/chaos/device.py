@@ -1,8 +1,8 @@
-"""A client as a device is one: state that survives its death, and connections that do not.
+"""An MQTT client whose state survives its connections.
 
-Rule: what a `Device` holds is what it has written down, always before the packet that tells of it leaves; a `Link` has
-nothing that a later one needs. So a device may be cut off, or taken over by itself, at any byte. Whatever a broker
-must not do towards such a client is written into the record as a fault.
+A `Device` updates its state before it sends the packet that depends on it.  A `Link` has no state that a later
+connection needs.  So the connection may be cut, or taken over by the same client, at any byte.  Protocol errors of the
+broker are recorded as faults.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from mqttbroker.codec.packets import (
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import NO_MATCHING_SUBSCRIBERS, SUCCESS, MQTTError
 
-PATIENCE = 30.0  # seconds for an answer that must come
+TIMEOUT = 30.0  # seconds for a required answer
 NOT_FOUND = 0x92
-PACKET_IDS = 100  # few, so that each is soon used again
+PACKET_IDS = 100  # few, so that each is reused soon
 
 
 class Link(asyncio.Protocol):
-    """One connection of a device; ``laziness`` is how many seconds its answers wait, in their order."""
+    """One connection of a device; acknowledgements are sent in order, ``ack_delay`` seconds late."""
 
-    def __init__(self, device: Device, laziness: float, receive_maximum: int) -> None:
+    def __init__(self, device: Device, ack_delay: float, receive_maximum: int) -> None:
         loop = asyncio.get_running_loop()
         self.device = device
-        self.laziness = laziness
+        self.ack_delay = ack_delay
         self.receive_maximum = receive_maximum
         self.transport: Optional[asyncio.Transport] = None
-        self.dead = False  # the device no longer looks at it
+        self.abandoned = False  # the device ignores it
         self.up = False
         self.closed = asyncio.Event()
         self.connack: asyncio.Future[bool] = loop.create_future()
         self.reply: Optional[asyncio.Future[bool]] = None  # to SUBSCRIBE or PINGREQ
-        self.unanswered: set[int] = set()  # packet ids that the broker may not use again yet
-        # Packet ids in the order in which their acknowledgements must come.
+        self.unanswered: set[int] = set()  # packet ids in use by the broker
+        # Packet ids in the order in which their acknowledgements must arrive.
         self.order: dict[type[Packet], deque[int]] = {Puback: deque(), Pubrec: deque(), Pubrel: deque()}
         self._answers: list[tuple[bytes, int]] = []
         self._bytes = b""
@@ -63,18 +63,18 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, error: Optional[Exception]) -> None:
         self.up = False
-        self.dead = True
+        self.abandoned = True
         self.closed.set()
         for future in (self.connack, self.reply):
             if future is not None and not future.done():
                 future.set_result(False)
 
     def data_received(self, data: bytes) -> None:
-        if self.dead:
+        if self.abandoned:
             return
         data = self._bytes + data
         position = 0
-        while not self.dead:
+        while not self.abandoned:
             try:
                 packet, after = decode(data, self.device.version, position)
             except MQTTError as error:
@@ -84,20 +84,20 @@ class Link(asyncio.Protocol):
             if packet is None:
                 break
             position = after
-            self.device.hear(self, packet)
+            self.device.handle(self, packet)
         self._bytes = data[position:]
 
     def send(self, packet: Packet) -> None:
         self.write(packet.encode(self.device.version))
 
     def write(self, data: bytes) -> None:
-        if not self.dead and self.transport is not None and not self.transport.is_closing():
+        if not self.abandoned and self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
     def answer(self, packet: Packet, done: int = 0) -> None:
-        """Send it when the link gets round to it; that frees the packet id ``done``."""
+        """Send a packet after the delay; that frees the packet id ``done``."""
         if not self._answers:
-            asyncio.get_running_loop().call_later(self.laziness, self._send_answers)
+            asyncio.get_running_loop().call_later(self.ack_delay, self._send_answers)
         self._answers.append((packet.encode(self.device.version), done))
 
     def _send_answers(self) -> None:
@@ -106,30 +106,30 @@ class Link(asyncio.Protocol):
         self._answers = []
 
     def cut(self) -> None:
-        """End it without a word; what is on its way to the device is lost."""
-        self.forsake()
+        """Abort the connection; packets in flight to the device are lost."""
+        self.abandon()
         if self.transport is not None:
             self.transport.abort()
 
-    def forsake(self) -> None:
-        """The device has lost sight of it, and the broker does not know."""
-        self.dead = True
+    def abandon(self) -> None:
+        """Stop reading and writing without closing the connection."""
+        self.abandoned = True
         self.up = False
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
 
 
 class Device:
-    """A client with a session that lasts, unless ``lasting`` is false."""
+    """A client; ``persistent`` sessions survive disconnects."""
 
-    def __init__(self, name: str, version: int, record: Record, lasting: bool = True) -> None:
+    def __init__(self, name: str, version: int, record: Record, persistent: bool = True) -> None:
         self.name = name
-        self.label = name  # of its deliveries in the record
+        self.label = name  # key of its deliveries in the record
         self.version = version
         self.record = record
-        self.lasting = lasting
-        self.known = False  # the broker has acknowledged something in this session
-        self.outgoing: dict[int, tuple[Sent, bool]] = {}  # packet id -> message, whether its PUBREC came
+        self.persistent = persistent
+        self.known = False  # the broker has acknowledged something in this session, so it must have the session
+        self.outgoing: dict[int, tuple[Sent, bool]] = {}  # packet id -> message, whether PUBREC arrived
         self.incoming: dict[int, int] = {}  # QoS 2 packet id -> number, until its PUBREL
         self.last_packet_id = 0
         self.link: Optional[Link] = None
@@ -138,16 +138,16 @@ class Device:
     def up(self) -> bool:
         return self.link is not None and self.link.up
 
-    # --- connecting -----------------------------------------------------------------------------------------------
+    # --- connection -----------------------------------------------------------------------------------------------
 
-    async def connect(self, port: int, laziness: float = 0.0, receive_maximum: int = 65535) -> Optional[Link]:
-        """A connection that has its CONNACK; it takes over one that is still open. None if the broker is gone."""
-        if not self.lasting:
+    async def connect(self, port: int, ack_delay: float = 0.0, receive_maximum: int = 65535) -> Optional[Link]:
+        """Connect and wait for CONNACK, taking over an open connection.  None if the broker is down."""
+        if not self.persistent:
             self.incoming.clear()
             self.label = f"{self.name}, connection {self.record.counts[self.name]}"
             self.record.counts[self.name] += 1
         old = self.link
-        link = Link(self, laziness, receive_maximum)
+        link = Link(self, ack_delay, receive_maximum)
         try:
             await asyncio.get_running_loop().create_connection(lambda: link, "127.0.0.1", port)
         except OSError:
@@ -155,13 +155,13 @@ class Device:
         self.link = link
         properties = Properties()
         if self.version == 5:
-            properties.session_expiry_interval = 0xFFFFFFFF if self.lasting else 0
+            properties.session_expiry_interval = 0xFFFFFFFF if self.persistent else 0
             properties.receive_maximum = receive_maximum
-        link.send(Connect(self.name, self.version, not self.lasting, properties=properties))
-        welcome = await self._wait(link, link.connack, "CONNACK")
+        link.send(Connect(self.name, self.version, not self.persistent, properties=properties))
+        accepted = await self._wait(link, link.connack, "CONNACK")
         if old is not None:
             old.cut()
-        return link if welcome else None
+        return link if accepted else None
 
     async def subscribe(self, topic_filter: str, qos: int) -> bool:
         assert self.link is not None
@@ -169,38 +169,38 @@ class Device:
         return await self._reply("SUBACK")
 
     async def ping(self) -> bool:
-        """Whether the broker has handled all that was sent before; false if the connection ended."""
+        """Wait until the broker has handled all packets sent before; False if the connection ended."""
         assert self.link is not None
         self.link.send(Pingreq())
         return await self._reply("PINGRESP")
 
-    async def _reply(self, what: str) -> bool:
+    async def _reply(self, packet_name: str) -> bool:
         link = self.link
         if link is None or link.closed.is_set():
             return False
         link.reply = asyncio.get_running_loop().create_future()
-        return await self._wait(link, link.reply, what)
+        return await self._wait(link, link.reply, packet_name)
 
-    async def _wait(self, link: Link, future: asyncio.Future[bool], what: str) -> bool:
+    async def _wait(self, link: Link, future: asyncio.Future[bool], packet_name: str) -> bool:
         try:
-            return await asyncio.wait_for(future, PATIENCE)
+            return await asyncio.wait_for(future, TIMEOUT)
         except TimeoutError:
-            self.fault(PROTOCOL, f"got no {what} within {PATIENCE} s")
+            self.fault(PROTOCOL, f"got no {packet_name} within {TIMEOUT} s")
             link.cut()
             return False
 
     def leave(self) -> None:
-        """DISCONNECT; the session stays."""
+        """Send DISCONNECT and close; the session remains."""
         if self.link is not None:
             self.link.send(Disconnect())
-            self.link.dead = True
+            self.link.abandoned = True
             if self.link.transport is not None:
                 self.link.transport.close()
 
-    # --- packets that come ----------------------------------------------------------------------------------------
+    # --- received packets -----------------------------------------------------------------------------------------
 
-    def hear(self, link: Link, packet: Packet) -> None:
-        self.record.heard(type(packet).__name__)
+    def handle(self, link: Link, packet: Packet) -> None:
+        self.record.on_packet(type(packet).__name__)
         self.record.progressed()
         if isinstance(packet, Publish):
             self.receive(link, packet)
@@ -209,7 +209,7 @@ class Device:
         elif isinstance(packet, (Puback, Pubrec, Pubcomp)):
             self._acknowledged(link, packet)
         elif isinstance(packet, Connack):
-            self._welcome(link, packet)
+            self._connacked(link, packet)
         elif isinstance(packet, (Suback, Pingresp)) and link.reply is not None:
             self.known = self.known or isinstance(packet, Suback)
             if not link.reply.done():
@@ -218,15 +218,15 @@ class Device:
             code = getattr(packet, "reason_code", 0)
             self.fault(PROTOCOL, f"was sent {type(packet).__name__} with reason code {code:#x}")
 
-    def _welcome(self, link: Link, packet: Connack) -> None:
+    def _connacked(self, link: Link, packet: Connack) -> None:
         self.record.checked[SESSION] += self.known
         if packet.reason_code or link.connack.done():
             self.fault(PROTOCOL, f"was sent CONNACK with reason code {packet.reason_code:#x}")
             link.cut()
             return
         if not packet.session_present:
-            if self.known and self.lasting:
-                self.fault(SESSION, "came back and found no session")
+            if self.known and self.persistent:
+                self.fault(SESSION, "reconnected and the session was gone")
             self.incoming.clear()
             self.outgoing = {key: value for key, value in self.outgoing.items() if not value[1]}
         link.up = True
@@ -239,7 +239,7 @@ class Device:
         self.connected()
 
     def connected(self) -> None:
-        """The connection is there and what was under way is sent again."""
+        """Called after CONNACK and after in-flight packets were sent again."""
 
     def fault(self, row: str, text: str) -> None:
         self.record.fault(row, f"{self.name} {text}")
@@ -247,7 +247,7 @@ class Device:
     # --- receiving ------------------------------------------------------------------------------------------------
 
     def receive(self, link: Link, packet: Publish) -> None:
-        """A PUBLISH: write it down unless it is one that was received before, and answer."""
+        """Record a PUBLISH unless it was received before, and acknowledge it."""
         message = self.record.identify(self.name, packet.topic, packet.payload, packet.qos)
         if message is None:
             return
@@ -266,7 +266,7 @@ class Device:
             self.incoming[packet_id] = message.number
             self.record.deliver(self.label, message, 2)
         elif known != message.number:
-            self.fault(MISSING_2, f"takes {message} for message {known}, which had its packet id {packet_id}")
+            self.fault(MISSING_2, f"was sent {message} under packet id {packet_id} of incomplete message {known}")
         elif not packet.dup:
             self.fault(PROTOCOL, f"was sent {message} again without DUP")
         link.order[Pubrel].append(packet_id)
@@ -280,14 +280,14 @@ class Device:
     # --- sending --------------------------------------------------------------------------------------------------
 
     def publish(self, message: Sent) -> None:
-        """Write down and send a new message."""
+        """Record and send a new message."""
         assert self.link is not None
         packet_id = self.next_packet_id()
         self.outgoing[packet_id] = (message, False)
         self._send(self.link, packet_id, message, False)
 
     def publish_half(self, message: Sent) -> None:
-        """The same, and die in the middle of it."""
+        """Record a new message, send half of its packet and cut the connection."""
         assert self.link is not None
         packet_id = self.next_packet_id()
         self.outgoing[packet_id] = (message, False)
@@ -329,10 +329,10 @@ class Device:
             link.answer(Pubrel(packet_id))
 
     def settled(self) -> None:
-        """A packet id is free again."""
+        """Called when a packet id is free again."""
 
     def _in_order(self, link: Link, packet: Packet, expected: bool) -> None:
-        """[MQTT-4.6.0-2] [MQTT-4.6.0-3] [MQTT-4.6.0-4], on the connection where the exchange began."""
+        """Check the order of acknowledgements on this connection [MQTT-4.6.0-2] [MQTT-4.6.0-3] [MQTT-4.6.0-4]."""
         assert isinstance(packet, (Puback, Pubrec, Pubrel))
         order = link.order[type(packet)]
         if not expected:

@@ -1,7 +1,4 @@
-"""The stream log as a reader sees it, record by record: by the project's own decoder, and by Arrow without Spark.
-
-Rule: only what the manifest calls committed is read, and both ways read the same slices of the same files.
-"""
+"""Reads the committed records of a stream log in two ways: with the log's own decoder, and with Arrow as Spark does."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from bridge_spark.source.slice_reader import log_batches, read_slices
 from bridge_spark.source.storage import Manifest
 
 
-class Stored(NamedTuple):
+class StoredRecord(NamedTuple):
     """One record of the log."""
 
     partition: int
@@ -43,25 +40,25 @@ SCHEMA = pa.schema(
 
 
 class LogReader:
-    """Reads one stream below a data directory, running broker or not."""
+    """Reads one stream below a data directory, whether or not a broker runs."""
 
     def __init__(self, data_dir: Path, stream: str) -> None:
         self.stream = stream
         self._storage = DirectoryStorage(str(data_dir), stream)
         self._seen: Optional[Offsets] = None
 
-    def records(self) -> list[Stored]:
-        """Everything that is committed, by the project's own decoder."""
+    def records(self) -> list[StoredRecord]:
+        """All committed records, by the log's own decoder."""
         return self._decoded(self._slices(self._storage.manifest(), None))
 
-    def arrow_records(self) -> list[Stored]:
-        """The same by way of Arrow."""
-        maker = ColumnBuilder(SCHEMA, self.stream, None)
-        batches = read_slices(self._storage, self._slices(self._storage.manifest(), None), maker, True)
-        return [Stored(*row.values()) for batch in batches for row in batch.to_pylist()]
+    def arrow_records(self) -> list[StoredRecord]:
+        """All committed records, by Arrow."""
+        builder = ColumnBuilder(SCHEMA, self.stream, None)
+        batches = read_slices(self._storage, self._slices(self._storage.manifest(), None), builder, True)
+        return [StoredRecord(*row.values()) for batch in batches for row in batch.to_pylist()]
 
-    def new_records(self) -> list[Stored]:
-        """What has been committed since the last call."""
+    def new_records(self) -> list[StoredRecord]:
+        """The records committed since the last call."""
         manifest = self._storage.manifest()
         start, self._seen = self._seen, latest(manifest)
         return self._decoded(self._slices(manifest, start))
@@ -70,9 +67,9 @@ class LogReader:
         tasks = Planner(self._storage).plan(manifest, start or earliest(manifest), latest(manifest), None)
         return [part for task in tasks for part in task]
 
-    def _decoded(self, slices: list[Slice]) -> list[Stored]:
+    def _decoded(self, slices: list[Slice]) -> list[StoredRecord]:
         return [
-            Stored(part.partition, offset, message.topic, message.payload, message.qos, message.publisher)
+            StoredRecord(part.partition, offset, message.topic, message.payload, message.qos, message.publisher)
             for part in slices
             for data, batch in log_batches(self._storage, part)
             for offset, message in enumerate(decode_messages(data, batch), batch.first_offset)

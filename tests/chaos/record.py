@@ -1,7 +1,7 @@
-"""The recorder: what was sent, what was acknowledged to whom, who received what in which order.
+"""The record of a run: messages sent, acknowledgements, deliveries in their order, and faults.
 
-Rule: it stands outside the broker and believes the clients alone. A message is known by its number, which its payload
-begins with; numbers rise in the order in which messages were first sent.
+Only clients write it.  A message is identified by its number, with which its payload begins.  Numbers increase in the
+order in which messages were first sent.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ MISSING_2 = "acknowledged QoS 2 messages missing at a persistent subscriber"
 TWICE = "QoS 2 messages delivered twice"
 ORDER = "first deliveries and acknowledgements out of order"
 RETAINED = "retained values older than the last acknowledged"
-SESSION = "sessions that were there before and are not present"
-PROTOCOL = "packets that no broker may send, or that do not come"
+SESSION = "persistent sessions that were lost"
+PROTOCOL = "packets that a broker must not send, or that are missing"
 LOG_MISSING = "acknowledged messages missing in the stream log"
 LOG_TWICE = "QoS 2 messages twice in the stream log"
 LOG_ORDER = "messages out of order in the stream log"
-LOG_CHANGED = "records of the stream log that a reader saw and that changed"
-LOG_READERS = "records that the log's two readers see differently"
-LEFT = "rows left in the database once all was delivered"
+LOG_CHANGED = "records of the stream log that changed after they were read"
+LOG_READERS = "records that the two readers of the log decode differently"
+LEFT = "rows left in the database after all messages were delivered"
 ROWS = (
     MISSING_1, MISSING_2, TWICE, ORDER, RETAINED, SESSION, PROTOCOL,
     LOG_MISSING, LOG_TWICE, LOG_ORDER, LOG_CHANGED, LOG_READERS, LEFT,
 )  # fmt: skip
 
-KEPT = "kept/"  # topics whose messages are retained, one QoS each
+RETAINED_TOPICS = "kept/"  # prefix of topics with retained messages, one QoS each
 
 
 class Sent(NamedTuple):
-    """A message as its publisher sent it; an empty payload clears what is retained."""
+    """A message as its publisher sent it; an empty payload clears the retained message."""
 
     number: int
     publisher: str
@@ -46,28 +46,31 @@ class Sent(NamedTuple):
 
 
 class Record:
-    """One run's memory.  ``heard`` is told the name of every packet that a client was sent."""
+    """The record of one run.
+
+    ``on_packet`` is called with the name of every packet that a client receives, ``progressed`` after it.
+    """
 
     def __init__(self) -> None:
         self.sent: dict[int, Sent] = {}
         self.acknowledged: set[int] = set()
         self.deliveries: dict[str, list[tuple[int, int]]] = {}  # by subscriber: number, QoS
         self.seen: dict[str, set[int]] = {}
-        # By subscriber, the last number sent when its subscription was there; what was sent before may come to it
-        # first when it is repeated, and so after what was sent later.
+        # By subscriber, the last number sent before its SUBACK.  Earlier messages may reach it only when they are
+        # sent again, after later ones, so their order is not checked.
         self.since: dict[str, int] = {}
         self.cleared: dict[str, list[int]] = {}  # by topic, numbers that cleared it
-        self.last_kept: dict[str, int] = {}  # by topic, the last number that was acknowledged
+        self.last_retained: dict[str, int] = {}  # by topic, the last number that was acknowledged
         self.checked: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self.faults: dict[str, list[str]] = {row: [] for row in ROWS}
-        self.heard: Callable[[str], None] = lambda kind: None
+        self.on_packet: Callable[[str], None] = lambda kind: None
         self.progressed: Callable[[], None] = lambda: None
 
     # --- publishers -----------------------------------------------------------------------------------------------
 
     def send(self, publisher: str, topic: str, qos: int, retain: bool, size: int) -> Sent:
-        """A new message; size 0 makes it one that clears a topic."""
+        """A new message; size 0 clears the topic's retained message."""
         number = len(self.sent) + 1
         payload = b"%d " % number
         message = Sent(number, publisher, topic, qos, retain, payload + b"." * (size - len(payload)) if size else b"")
@@ -77,28 +80,28 @@ class Record:
         return message
 
     def acknowledge(self, message: Sent) -> None:
-        """PUBACK, or PUBREC: the broker has it."""
+        """The publisher received PUBACK or PUBREC."""
         self.acknowledged.add(message.number)
         if message.retain:
-            self.last_kept[message.topic] = max(message.number, self.last_kept.get(message.topic, 0))
+            self.last_retained[message.topic] = max(message.number, self.last_retained.get(message.topic, 0))
 
     def all_acknowledged(self) -> list[Sent]:
         return [self.sent[number] for number in sorted(self.acknowledged)]
 
     # --- subscribers ----------------------------------------------------------------------------------------------
 
-    def identify(self, who: str, topic: str, payload: bytes, qos: int) -> Optional[Sent]:
-        """The message, if it is as somebody sent it at that QoS or a higher one."""
+    def identify(self, receiver: str, topic: str, payload: bytes, qos: int) -> Optional[Sent]:
+        """The message with this topic and payload, sent at this QoS or a higher one; else a fault and None."""
         digits, _, _ = payload.partition(b" ")
         message = self.sent.get(int(digits)) if digits.isdigit() else None
         self.checked[PROTOCOL] += 1
         if message is None or (message.topic, message.payload) != (topic, payload) or not 0 < qos <= message.qos:
-            self.fault(PROTOCOL, f"{who} was sent {payload[:20]!r} to {topic} at QoS {qos}, which nobody published")
+            self.fault(PROTOCOL, f"{receiver} was sent {payload[:20]!r} to {topic} at QoS {qos}, which nobody published")
             return None
         return message
 
     def deliver(self, subscriber: str, message: Sent, qos: int) -> None:
-        """A delivery that the subscriber does not know for a repetition."""
+        """A delivery that is not a recognisable repetition."""
         self.deliveries.setdefault(subscriber, []).append((message.number, qos))
         self.seen.setdefault(subscriber, set()).add(message.number)
 

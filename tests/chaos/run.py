@@ -1,7 +1,6 @@
-"""``make chaos``: clients at work, a broker killed again and again, and the verdict.
+"""``make chaos``: runs clients against a broker that is killed repeatedly, and checks the record.
 
-Rule: the seed decides when who dies and what is sent; everything that is waited for is waited for by an event, and a
-run that does not come to rest is a finding. Exit status 1 if anything was found.
+The seed decides the schedule of kills, connections and messages.  Exit status 1 if there is any finding.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from typing import Any, Optional
 from support.broker_process import BrokerProcess
 
 from chaos.clients import STREAM_FILTERS, SUBSCRIBED, TOPICS, Broker, Client, Publisher, RetainedReader, Subscriber
-from chaos.log_reader import LogReader, Stored
+from chaos.log_reader import LogReader, StoredRecord
 from chaos.record import PROTOCOL, Record
 from chaos.schedule import CUT, LEAVE, TAKEOVER, Habits, Life, Load, lives
 from chaos.verdict import findings, judge_database, judge_deliveries, judge_log, left, table
 from mqttbroker import build_kind
 from topic_matcher.filters import matches
 
-QUIET = 20.0  # seconds without a packet after which none is expected any more
-LOOK = 0.1  # seconds without a packet after which it is looked whether all is done
-MOMENT = 2.0  # seconds that a kill waits for its moment
+QUIET = 20.0  # seconds without a packet after which a run ends
+IDLE = 0.1  # seconds without a packet after which the run checks whether everything is complete
+TRIGGER_WAIT = 2.0  # seconds that a kill waits for its trigger
 STREAM = "chaos"
 CONFIG: dict[str, Any] = {
     # Small, so that queues are paged and segments roll.
@@ -37,7 +36,7 @@ CONFIG: dict[str, Any] = {
 
 
 class Run:
-    """One run: ``kills`` lives of a broker that last ``seconds`` together."""
+    """One run: a broker is killed ``kills`` times in ``seconds``."""
 
     def __init__(self, seed: str, kills: int, seconds: float) -> None:
         self.seed = seed
@@ -55,45 +54,46 @@ class Run:
             Subscriber("away-v5", 5, record, 2),
             *(Subscriber(f"member-{n}", 4 + n % 2, record, 2, "group") for n in range(3)),
         ]
-        self.lasting: list[Client] = [*self.publishers, *self.subscribers]
-        self.lives = lives(seed, kills, seconds, len(self.lasting))
-        self.visitor = Subscriber("visitor", 5, record, 2, lasting=False)
+        self.persistent: list[Client] = [*self.publishers, *self.subscribers]
+        self.lives = lives(seed, kills, seconds, len(self.persistent))
+        self.transient = Subscriber("visitor", 5, record, 2, persistent=False)
         self.readers = [RetainedReader(f"reader-v{version}", version, record, seed) for version in (4, 5)]
-        self.glimpses: list[Stored] = []
+        self.early_reads: list[StoredRecord] = []
         self.log = LogReader(self.process.data_dir, STREAM)
         self.database = self.process.data_dir / "mqttbroker.db"
         self._awaited: Optional[Life] = None
         self._left = 0
-        self._moment = asyncio.Event()
+        self._triggered = asyncio.Event()
         self._progress = asyncio.Event()
-        record.heard = self._heard
+        record.on_packet = self._on_packet
         record.progressed = self._progress.set
 
-    async def go(self) -> None:
-        """To the end, the verdict in the record."""
+    async def run(self) -> None:
+        """Run to the end and check the record."""
         await asyncio.to_thread(self.process.start)
         self.broker = Broker(self.process.port, asyncio.Event(), asyncio.Event())
         self.broker.up.set()
         for subscriber in self.subscribers:
             assert await subscriber.connect(self.process.port) and await subscriber.arrived()
         async with asyncio.TaskGroup() as group:
-            living = [group.create_task(client.live(self.broker, self._habits(client))) for client in self.lasting]
+            following = [group.create_task(client.follow(self.broker, self._habits(client)))
+                         for client in self.persistent]
             working = [group.create_task(publisher.publish_all()) for publisher in self.publishers]
-            working += [group.create_task(reader.look_all(self.broker)) for reader in self.readers]
-            working.append(group.create_task(self.visitor.live(self.broker, self._habits(self.visitor))))
+            working += [group.create_task(reader.check_repeatedly(self.broker)) for reader in self.readers]
+            working.append(group.create_task(self.transient.follow(self.broker, self._habits(self.transient))))
             for life in self.lives:
                 await self._live(life)
             for task in working:
                 task.cancel()
             self.broker.finishing.set()
-            await asyncio.gather(*living)
-            remaining = [group.create_task(client.remain(self.broker)) for client in self.lasting]
-            await self._rest()
-            for task in remaining:
+            await asyncio.gather(*following)
+            connected = [group.create_task(client.stay_connected(self.broker)) for client in self.persistent]
+            await self._wait_until_complete()
+            for task in connected:
                 task.cancel()
         for reader in self.readers:
-            await reader.look(self.broker)
-        await self._end()
+            await reader.check(self.broker)
+        await self._check()
 
     def _habits(self, client: Client) -> Habits:
         away = 1.5 if client.name.startswith(("away", "member")) else 0.05
@@ -102,81 +102,81 @@ class Run:
     # --- the broker -----------------------------------------------------------------------------------------------
 
     async def _live(self, life: Life) -> None:
-        """One life of the broker that is up, to the start of the next."""
+        """Let the broker run, kill it and restart it."""
         await asyncio.sleep(life.seconds)
-        deaf = [self.lasting[number].go_deaf() for number in sorted(life.deaf)]
-        if life.moment:
-            await self._moment_of(life)
+        unread = [self.persistent[number].stop_reading() for number in sorted(life.not_reading)]
+        if life.trigger:
+            await self._wait_for_trigger(life)
         else:
-            await asyncio.sleep(life.deafness)
+            await asyncio.sleep(life.not_reading_s)
         self.broker.up.clear()
         await asyncio.to_thread(self.process.kill)
         self.record.counts["kills"] += 1
-        for link in deaf:
+        for link in unread:
             if link is not None:
                 link.closed.set()
-        self.glimpses += await asyncio.to_thread(self.log.new_records)
-        if life.stillborn:
+        self.early_reads += await asyncio.to_thread(self.log.new_records)
+        if life.restart_kill_s:
             self.process.launch()
-            await asyncio.sleep(life.stillborn)
+            await asyncio.sleep(life.restart_kill_s)
             await asyncio.to_thread(self.process.kill)
-            self.record.counts["stillborn"] += 1
+            self.record.counts["kills at start"] += 1
         await asyncio.to_thread(self.process.start)
         self.broker.up.set()
 
-    async def _moment_of(self, life: Life) -> None:
+    async def _wait_for_trigger(self, life: Life) -> None:
         self._left = life.count
-        self._moment.clear()
+        self._triggered.clear()
         self._awaited = life
         try:
-            await asyncio.wait_for(self._moment.wait(), MOMENT)
+            await asyncio.wait_for(self._triggered.wait(), TRIGGER_WAIT)
         except TimeoutError:
             self._awaited = None
 
-    def _heard(self, kind: str) -> None:
-        """The moment that a life waits for may have come: the broker dies before the client does anything more."""
-        if self._awaited is not None and kind == self._awaited.moment:
+    def _on_packet(self, kind: str) -> None:
+        """Kill the broker at its trigger, before the client handles the packet."""
+        if self._awaited is not None and kind == self._awaited.trigger:
             self._left -= 1
             if self._left <= 0:
                 self._awaited = None
                 os.kill(self.process.pid, signal.SIGKILL)
                 self.broker.up.clear()
-                self._moment.set()
+                self._triggered.set()
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    async def _rest(self) -> None:
-        """Until everything is delivered and completed, or nothing happens any more."""
+    async def _wait_until_complete(self) -> None:
+        """Wait until everything is delivered and acknowledged, or no packet arrives for `QUIET` seconds."""
         quiet = 0.0
         while quiet < QUIET:
             self._progress.clear()
             try:
-                await asyncio.wait_for(self._progress.wait(), LOOK)
+                await asyncio.wait_for(self._progress.wait(), IDLE)
                 quiet = 0.0
             except TimeoutError:
-                # Repetitions at QoS 1 may be on their way to clients that have everything.
+                # QoS 1 messages may be sent again to clients that have them.
                 if self._complete() and not any((await asyncio.to_thread(left, self.database)).values()):
                     return
-                quiet += LOOK
+                quiet += IDLE
 
     def _complete(self) -> bool:
         if any(publisher.outgoing for publisher in self.publishers):
             return False
         if any(subscriber.incoming for subscriber in self.subscribers):
             return False
-        wanted = sum(matches(SUBSCRIBED, message.topic) for message in self.record.sent.values())
+        expected = sum(matches(SUBSCRIBED, message.topic) for message in self.record.sent.values())
         together: set[int] = set()
         for subscriber in self.subscribers:
             seen = self.record.seen.get(subscriber.name, set())
             if subscriber.group:
                 together |= seen
-            elif len(seen) < wanted:
+            elif len(seen) < expected:
                 return False
-        return len(together) == wanted
+        return len(together) == expected
 
-    async def _end(self) -> None:
+    async def _check(self) -> None:
         record = self.record
-        for client in self.lasting:
+        for client in self.persistent:
             if client.up:
                 await client.ping()
             client.leave()
@@ -185,40 +185,40 @@ class Run:
             for packet_id, number in client.incoming.items():
                 record.fault(PROTOCOL, f"{client.name} got no PUBREL {packet_id} for {record.sent[number]}")
         await asyncio.to_thread(self.process.terminate)
-        alone = [subscriber.name for subscriber in self.subscribers if not subscriber.group]
+        single = [subscriber.name for subscriber in self.subscribers if not subscriber.group]
         members = [subscriber.name for subscriber in self.subscribers if subscriber.group]
-        judge_deliveries(record, SUBSCRIBED, alone, {"group": members})
-        judge_log(record, self.log, STREAM_FILTERS, self.glimpses)
+        judge_deliveries(record, SUBSCRIBED, single, {"group": members})
+        judge_log(record, self.log, STREAM_FILTERS, self.early_reads)
         judge_database(record, self.database)
 
     def summary(self, seconds: float) -> str:
         counts, record = self.record.counts, self.record
-        kept = sum(message.retain for message in record.sent.values())
+        retained = sum(message.retain for message in record.sent.values())
         deliveries = sum(map(len, record.deliveries.values()))
         return (
             f"chaos: seed {self.seed}, {build_kind()} build, {seconds:.0f} s\n"
-            f"  broker: {counts['kills']} kills under load, {counts['stillborn']} more while it started\n"
-            f"  clients: {counts[CUT]} cut off, {counts[TAKEOVER]} taken over by themselves, {counts[LEAVE]} left\n"
-            f"  messages: {len(record.sent) - kept:,} and {kept:,} retained, {len(record.acknowledged):,} acknowledged, "
-            f"{deliveries:,} deliveries\n\n{table(record)}"
+            f"  broker: {counts['kills']} kills under load, {counts['kills at start']} more during a start\n"
+            f"  clients: {counts[CUT]} cut off, {counts[TAKEOVER]} taken over, {counts[LEAVE]} disconnected\n"
+            f"  messages: {len(record.sent) - retained:,} and {retained:,} retained, "
+            f"{len(record.acknowledged):,} acknowledged, {deliveries:,} deliveries\n\n{table(record)}"
         )
 
 
 async def chaos(seed: str, kills: int, seconds: float) -> tuple[Record, str]:
-    """The record of a run, judged, and its summary."""
+    """Run; return the checked record and its summary."""
     begin = time.monotonic()
     run = Run(seed, kills, seconds)
     try:
-        await run.go()
+        await run.run()
     finally:
         await asyncio.to_thread(run.process.close)
     return run.record, run.summary(time.monotonic() - begin)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="make chaos", description="Kill a broker under load and judge what is left.")
+    parser = argparse.ArgumentParser(prog="make chaos", description="Kill a broker under load and check what it kept.")
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=120.0, help="of the broker's lives together")
+    parser.add_argument("--seconds", type=float, default=120.0, help="total running time of the broker")
     parser.add_argument("--seed", default="1")
     options = parser.parse_args()
     record, summary = asyncio.run(chaos(options.seed, options.kills, options.seconds))

@@ -1,7 +1,7 @@
-"""What happens when: everything that a seed decides.
+"""The schedule of a run, as decided by its seed.
 
-Rule: every actor draws from a generator of its own, a fixed number of values per step, so that the n-th step of each
-is the same in every run with that seed, however fast the machine is. Times are in seconds.
+Every actor draws a fixed number of values per step from its own generator, so the n-th step of each is the same in
+every run with that seed.  Times are in seconds.
 """
 
 from __future__ import annotations
@@ -11,47 +11,47 @@ from typing import NamedTuple
 
 # Ways to end a connection.
 CUT, TAKEOVER, LEAVE = "cut", "takeover", "leave"
-# What a kill of the broker waits for: a packet that one of the clients has just been sent.
-MOMENTS = ("", "", "Puback", "Pubrec", "Pubcomp", "Publish", "Pubrel")
+# The packet sent to a client that triggers a kill; "" for none.
+TRIGGERS = ("", "", "Puback", "Pubrec", "Pubcomp", "Publish", "Pubrel")
 
 
 class Life(NamedTuple):
-    """One life of the broker: so long, then until the clients have seen so many packets of a kind ("": at once)."""
+    """One life of the broker: it is killed after ``seconds`` and then ``count`` packets of the kind ``trigger``."""
 
     seconds: float
-    moment: str
+    trigger: str
     count: int
-    stillborn: float  # killed once more so soon after it is started again; 0 = not
-    deaf: frozenset[int]  # the clients, by number, that hear nothing of its last moments,
-    deafness: float  # which last so long, unless it is a packet that is waited for
+    restart_kill_s: float  # killed again so long after the restart; 0 for not
+    not_reading: frozenset[int]  # numbers of the clients that stop reading before the kill
+    not_reading_s: float  # how long before it, if there is no trigger
 
 
 class Stay(NamedTuple):
     """One connection of a client."""
 
     seconds: float
-    laziness: float  # how long answers wait
+    ack_delay: float
     end: str
-    away: float  # after it, unless it ends by a takeover
-    half: bool  # it ends in the middle of a PUBLISH
+    away: float  # time until the next connection, except after a takeover
+    half: bool  # ends in the middle of a PUBLISH
     receive_maximum: int
 
 
 class Burst(NamedTuple):
-    """Messages of a publisher: for each the number of its topic, QoS, whether it is retained, and its size."""
+    """Messages of a publisher, each as (topic number, QoS, retain, size), after a pause."""
 
     pause: float
     messages: list[tuple[int, int, bool, int]]
 
 
 def lives(seed: str, kills: int, seconds: float, clients: int) -> list[Life]:
-    """So many lives, so many seconds together, among so many clients."""
+    """A schedule of ``kills`` lives that take ``seconds`` in total, with ``clients`` clients."""
     random = Random(f"{seed}:broker")
     weights = [random.expovariate(1) + 0.05 for _ in range(kills)]
     return [
         Life(
             seconds * weight / sum(weights),
-            random.choice(MOMENTS),
+            random.choice(TRIGGERS),
             random.randint(1, 40),
             random.choice((0.0,) * 6 + (random.uniform(0.05, 0.8),)),
             frozenset(random.sample(range(clients), random.randint(0, clients // 2))),
@@ -62,7 +62,7 @@ def lives(seed: str, kills: int, seconds: float, clients: int) -> list[Life]:
 
 
 class Habits:
-    """How a client comes and goes: it stays and is away for so long on average."""
+    """The connections of a client; ``stay`` and ``away`` are averages."""
 
     def __init__(self, seed: str, name: str, stay: float, away: float) -> None:
         self.random = Random(f"{seed}:{name}:stay")
@@ -82,7 +82,7 @@ class Habits:
 
 
 class Load:
-    """What a publisher publishes, to topics 0 to ``topics`` - 1."""
+    """The messages of a publisher, to the topics 0 to ``topics`` - 1; ``pause`` is an average."""
 
     def __init__(self, seed: str, name: str, topics: int, pause: float) -> None:
         self.random = Random(f"{seed}:{name}:load")

@@ -1,7 +1,6 @@
-"""The verdict: what the record and the broker's files say together, one row per promise.
+"""Checks of the record and the broker's files, one row per guarantee.
 
-Rule: every row counts what was checked beside what was found, so that a run that saw nothing does not pass for one
-that found nothing; what was found is named.
+Every row counts its checks beside its findings, so that a run without checks does not pass.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from chaos.log_reader import LogReader, Stored
+from chaos.log_reader import LogReader, StoredRecord
 from chaos.record import (
     LEFT,
     LOG_CHANGED,
@@ -29,26 +28,25 @@ from chaos.record import (
 )
 from topic_matcher.filters import matches
 
-NAMED = 10  # findings of a row that are printed
+NAMED = 10  # printed findings per row
 
 
 def judge_deliveries(
-    record: Record, subscribed: str, owed: Iterable[str], groups: dict[str, list[str]]
+    record: Record, subscribed: str, subscribers: Iterable[str], groups: dict[str, list[str]]
 ) -> None:
-    """``owed``: the subscribers that must have all that the filter ``subscribed`` matches; ``groups``: members that
-    must have it together."""
-    wanted = [message for message in record.all_acknowledged() if matches(subscribed, message.topic)]
-    seen = {name: record.seen.get(name, set()) for name in owed}
+    """Check that each subscriber, and each group together, received all acknowledged messages of the filter."""
+    expected = [message for message in record.all_acknowledged() if matches(subscribed, message.topic)]
+    seen = {name: record.seen.get(name, set()) for name in subscribers}
     for group, members in groups.items():
         seen[group] = set().union(*(record.seen.get(member, set()) for member in members))
         together = [delivery for member in members for delivery in record.deliveries.get(member, [])]
         _judge_once(record, group, together)
     for name, numbers in seen.items():
-        for message in wanted:
+        for message in expected:
             row = MISSING_1 if message.qos == 1 else MISSING_2
             record.checked[row] += 1
             if message.number not in numbers:
-                record.fault(row, f"{name} has not got {message}")
+                record.fault(row, f"{name} did not receive {message}")
     in_groups = {member for members in groups.values() for member in members}
     for name, deliveries in record.deliveries.items():
         if name not in in_groups:
@@ -62,11 +60,11 @@ def _judge_once(record: Record, name: str, deliveries: list[tuple[int, int]]) ->
     record.checked[TWICE] += len(times)
     for number, count in times.items():
         if count > 1:
-            record.fault(TWICE, f"{name} got {record.sent[number]} {count} times")
+            record.fault(TWICE, f"{name} received {record.sent[number]} {count} times")
 
 
 def _judge_order(record: Record, row: str, name: str, numbers: Iterable[int]) -> None:
-    """Per publisher, topic and QoS the first appearances never go backwards [MQTT-4.6.0-5]."""
+    """Check that first deliveries per publisher, topic and QoS are in order [MQTT-4.6.0-5]."""
     last: dict[tuple[str, str, int], Sent] = {}
     seen: set[int] = set()
     for number in numbers:
@@ -78,33 +76,33 @@ def _judge_order(record: Record, row: str, name: str, numbers: Iterable[int]) ->
         before = last.get(key)
         record.checked[row] += 1
         if before is not None and before.number > number:
-            record.fault(row, f"{name} got {before} before {message}")
+            record.fault(row, f"{name} received {before} before {message}")
         else:
             last[key] = message
 
 
-def judge_log(record: Record, reader: LogReader, filters: Sequence[str], glimpses: list[Stored]) -> None:
-    """The stream of these filters against what was acknowledged; ``glimpses`` is what was read of it during the run."""
+def judge_log(record: Record, reader: LogReader, filters: Sequence[str], early_reads: list[StoredRecord]) -> None:
+    """Check the stream of these filters; ``early_reads`` are records that were read during the run."""
     stored = reader.records()
-    by_place = {(found.partition, found.offset): found for found in stored}
+    by_offset = {(found.partition, found.offset): found for found in stored}
     record.checked[LOG_READERS] += len(stored)
     for one, other in zip(stored, arrow := reader.arrow_records()):
         if one != other:
             record.fault(LOG_READERS, f"partition {one.partition}, offset {one.offset}: {one} and {other}")
     if len(stored) != len(arrow):
         record.fault(LOG_READERS, f"{len(stored)} and {len(arrow)} records")
-    record.checked[LOG_CHANGED] += len(glimpses)
-    for glimpse in glimpses:
-        now = by_place.get((glimpse.partition, glimpse.offset))
-        if now != glimpse:
-            record.fault(LOG_CHANGED, f"partition {glimpse.partition}, offset {glimpse.offset}: {glimpse}, then {now}")
+    record.checked[LOG_CHANGED] += len(early_reads)
+    for early in early_reads:
+        now = by_offset.get((early.partition, early.offset))
+        if now != early:
+            record.fault(LOG_CHANGED, f"partition {early.partition}, offset {early.offset}: {early}, then {now}")
     numbers: list[int] = []
     for found in stored:
         message = record.identify("the stream log", found.topic, found.payload, found.qos)
         if message is not None:
             numbers.append(message.number)
             if (message.publisher, message.qos) != (found.client_id, found.qos):
-                record.fault(LOG_CHANGED, f"{message} stands in the log as {found}")
+                record.fault(LOG_CHANGED, f"{message} is in the log as {found}")
     times = Counter(numbers)
     for message in record.all_acknowledged():
         if any(matches(topic_filter, message.topic) for topic_filter in filters):
@@ -120,7 +118,7 @@ def judge_log(record: Record, reader: LogReader, filters: Sequence[str], glimpse
 
 
 def left(database: Path) -> dict[str, int]:
-    """How many rows there are of what is not yet delivered or not yet completed, by table."""
+    """The number of rows for messages that are not delivered or not acknowledged yet, by table."""
     connection = sqlite3.connect(database)
     try:
         return {
@@ -132,7 +130,7 @@ def left(database: Path) -> dict[str, int]:
 
 
 def judge_database(record: Record, database: Path) -> None:
-    """Once everything was delivered and completed, nothing of it is left."""
+    """Check that no rows are left after everything was delivered and acknowledged."""
     for name, count in left(database).items():
         record.checked[LEFT] += 1
         if count:
@@ -140,7 +138,7 @@ def judge_database(record: Record, database: Path) -> None:
 
 
 def table(record: Record) -> str:
-    """One line per row: how much was checked, how much found."""
+    """A line per row: the number of checks and of findings."""
     lines = [f"{'':64}{'checked':>10}{'found':>8}"]
     for row in ROWS:
         lines.append(f"{row:64}{record.checked[row]:>10,}{len(record.faults[row]):>8,}")
@@ -148,7 +146,7 @@ def table(record: Record) -> str:
 
 
 def findings(record: Record) -> str:
-    """The offending messages by row; "" if there are none."""
+    """The findings by row; "" if there are none."""
     lines: list[str] = []
     for row, texts in record.faults.items():
         if texts:

@@ -1,7 +1,7 @@
 """A program that seals the log below a data directory as a broker does, and ends when all closed segments are sealed.
 
-It creates the log of `damaged_log` if there is none.  Exit status 0: each closed segment is sealed and its unsealed file
-is removed; 3: sealing failed; 4: there was no closed segment.
+It creates the log of `damaged_log` if there is none.  Exit status 0: each closed segment is sealed and its unsealed
+file is removed; 3: sealing failed; 4: there was no closed segment.
 """
 
 from __future__ import annotations

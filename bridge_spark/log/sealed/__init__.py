@@ -1,1 +1,1 @@
-"""Sealed segments: closed segments rewritten as Parquet; their footer, writing, reading and salvage, and the sealing process."""
+"""Sealed segments, which are closed segments rewritten as Parquet: footer, writer, reader, salvage, worker process."""

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sealer:
-    """Seals the closed segments of `logs` from `start` to `stop`.  Does nothing if no stream is configured to be sealed."""
+    """Seals the closed segments of `logs` from `start` to `stop`.  Does nothing if no stream is to be sealed."""
 
     def __init__(self, logs: StreamLogs) -> None:
         self._logs = logs

@@ -28,8 +28,8 @@ def run(job: dict[str, Any]) -> None:
     else:
         from bridge_spark.log.sealed.writer import ClosedSegment, seal
 
-        seal(ClosedSegment(source, job["stream"], job["partition"], job["first_offset"], job["end_offset"], job["size"]),
-             target)
+        offsets = job["first_offset"], job["end_offset"]
+        seal(ClosedSegment(source, job["stream"], job["partition"], *offsets, job["size"]), target)
 
 
 def _reason(error: Exception) -> str:

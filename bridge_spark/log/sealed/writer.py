@@ -94,8 +94,8 @@ class ClosedSegment(NamedTuple):
 def seal(source: ClosedSegment, target: Path) -> None:
     """Write and sync the sealed segment `target`.  The caller syncs the directory.
 
-    Raises `SegmentError` if the segment is damaged or `target` differs from it, `OSError` if `target` cannot be written.
-    After an error an unfinished `target` may remain.
+    Raises `SegmentError` if the segment is damaged or `target` differs from it, `OSError` if `target` cannot be
+    written.  After an error an unfinished `target` may remain.
     """
     fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
     try:

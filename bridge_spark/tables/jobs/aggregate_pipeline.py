@@ -1,7 +1,7 @@
 """The pipeline of one aggregate table: a row for each window and group.
 
-A window is written once, after the watermark has passed its end, and never changes.  Later messages are counted as late;
-the table of messages has them in any case.
+A window is written once, after the watermark has passed its end, and never changes.  Later messages are counted as
+late; the table of messages has them in any case.
 """
 
 from __future__ import annotations

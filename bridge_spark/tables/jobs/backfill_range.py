@@ -1,7 +1,7 @@
 """The range of a backfill: two times, or two offsets for each of some partitions.  Needs no Spark.
 
-A range is half open.  A range of offsets has nothing of the partitions that it does not name.  Times are times of receipt
-in the past, so that a range always has the same messages.
+A range is half open.  A range of offsets has nothing of the partitions that it does not name.  Times are times of
+receipt in the past, so that a range always has the same messages.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def new_fields(
 
 
 def seen_fields(extra: Column) -> Column:
-    """An aggregate: each field of the maps ``extra``, prefixed with the first character of its value; with repetitions."""
+    """An aggregate: each field of the maps ``extra``, prefixed with its value's first character; with repetitions."""
     return F.flatten(F.collect_set(F.transform(
         F.map_entries(extra), lambda entry: F.concat(F.substring(entry.value, 1, 1), entry.key))))
 

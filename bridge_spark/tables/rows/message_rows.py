@@ -103,7 +103,8 @@ class MessageRows:
     def deduplicated(self, found: DataFrame) -> DataFrame:
         """The first message of each key within the watermark.  A key with a NULL has no duplicates."""
         keys = self._duplicate_keys()
-        return self.with_event_time(found).withColumns(keys).withWatermark(EVENT_TIME, f"{self._table.sink.watermark} seconds") \
+        timed = self.with_event_time(found).withColumns(keys)
+        return timed.withWatermark(EVENT_TIME, f"{self._table.sink.watermark} seconds") \
             .dropDuplicatesWithinWatermark([*keys])
 
     def first_of_each(self, found: DataFrame) -> DataFrame:
@@ -139,8 +140,10 @@ class MessageRows:
         return new_fields(counts["fields"], [name for name, _ in self._columns], recorded.added, recorded.types)
 
     def late(self, messages: DataFrame, watermark: int) -> DataFrame:
-        """Those of ``messages`` that parse and whose event time is not after the watermark (milliseconds), as dead letters
-        with that reason."""
+        """Those of ``messages`` that parse and whose event time is not after the watermark (milliseconds).
+
+        They have that reason as dead letters.
+        """
         found = self.with_event_time(self.parse(messages))
         late = found.where(F.col(REASON).isNull() & (F.col(EVENT_TIME) <= F.timestamp_millis(F.lit(watermark))))
         until = datetime.fromtimestamp(watermark / 1000, timezone.utc).isoformat(timespec="milliseconds")

@@ -1,4 +1,4 @@
-"""bridge_spark.log.backup: a copy has all records up to one offset, while the log grows, is damaged or is cut by retention."""
+"""bridge_spark.log.backup: a copy has all records up to one offset, also while the log changes."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def at(milliseconds: float) -> str:
 
 
 def write_segments(data: Path) -> None:
-    """Write messages 0 to 199, even ones to partition 0, in segments of 40 with an index entry for every 16; some do not parse."""
+    """Write messages 0 to 199, even ones to partition 0, in segments of 40 with an index entry per 16; some bad."""
     writer = StreamWriter(data, partitions=2)
     for partition in (0, 1):
         for first in range(0, 100, 4):

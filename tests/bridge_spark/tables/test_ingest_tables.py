@@ -100,7 +100,7 @@ def number(offset: int) -> int:
 
 
 def many(first: int, last: int, every: int = 1) -> list[Any]:
-    """The messages with these offsets: readings of three devices, every ``every`` seconds, out of order; some do not parse."""
+    """Messages from ``first`` up to ``last``: readings of three devices, out of order; some do not parse."""
     return [message(offset * every, payload=b"bad") if offset % 40 == 9 else
             reading(n, "abc"[n % 3], n * every, (n * 37) % 101 / 4) for offset in range(first, last) for n in [number(offset)]]
 
