@@ -153,6 +153,9 @@ class BuildCompiled(build_ext):
             multi_file=False,
             target_dir=str(ROOT / "build" / "mypyc"),
         )
+        for extension in self.distribution.ext_modules:
+            # Without it a compiler does not inline the functions of position-independent code, as they could be replaced.
+            extension.extra_compile_args.append("-fno-semantic-interposition")
         self.initialize_options()
         self.finalize_options()
         super().run()

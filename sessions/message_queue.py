@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Final, Optional
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from sessions.context import DROP_OLDEST, SessionContext
 from sessions.delivery import Delivery
@@ -31,7 +31,7 @@ class MessageQueue:
         self.session_id = session_id
         self.entries: Deque[Delivery] = _NO_ENTRIES
         self.memory_bytes = 0  # sizes of the messages in `entries`
-        self.message_count = 0  # queued and in flight
+        self.message_count: i64 = 0  # queued and in flight
         self.byte_count = 0
         self.loaded_seq = 0  # newest entry that is or was in memory
         self.stored_seq = 0  # newest entry that is only on disk; 0 if there is none

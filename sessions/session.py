@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Deque, Dict, Final, List, Optional
 
+from mypy_extensions import i64
+
 from sessions.backpressure import Backpressure
 from sessions.context import SessionContext
 from sessions.delivery import (
@@ -96,7 +98,7 @@ class Session(DeliveryOwner):
         return self.queue.message_count
 
     @property
-    def packet_ids_in_use(self) -> int:
+    def packet_ids_in_use(self) -> i64:
         return self.window.packet_ids_in_use
 
     def add_pending_retained(self, subscriptions: List[Subscription]) -> None:
@@ -174,7 +176,7 @@ class Session(DeliveryOwner):
         """Whether a message of ``size`` bytes would exceed a limit of this session's queue."""
         return self.queue.full(size)
 
-    def allocate_unpersisted(self, qos: int) -> int:
+    def allocate_unpersisted(self, qos: i64) -> i64:
         """The packet id of a QoS 1 or 2 message that is sent at once and not kept; 0 if it must be offered.
 
         Only for a session that ends with its connection, and a message that no other session may get instead.
@@ -195,7 +197,7 @@ class Session(DeliveryOwner):
         """Whether `allocate_shared` is allowed for a message of ``size`` bytes."""
         return self.id == 0 and self.open and not self.queue.full(size)
 
-    def allocate_shared(self, message: SharedInFlight) -> int:
+    def allocate_shared(self, message: SharedInFlight) -> i64:
         """The packet id of a QoS 1 message of a shared subscription that is sent at once; only if `can_send_shared`."""
         self.queue.message_count += 1
         return self.window.allocate_shared(message)
@@ -283,7 +285,7 @@ class Session(DeliveryOwner):
 
     # -- acknowledgements -----------------------------------------------------
 
-    def acknowledge(self, packet_id: int) -> int:
+    def acknowledge(self, packet_id: i64) -> int:
         """PUBACK [MQTT-4.3.2-5]."""
         queue = self.queue
         window = self.window
@@ -300,7 +302,7 @@ class Session(DeliveryOwner):
             self.send_queued()
         return ACCEPTED
 
-    def publish_received(self, packet_id: int) -> int:
+    def publish_received(self, packet_id: i64) -> int:
         """PUBREC with success: from now on the PUBLISH is never sent again [MQTT-4.3.3-8]."""
         window = self.window
         if window.release_first(packet_id):
@@ -331,7 +333,7 @@ class Session(DeliveryOwner):
             journal.update_entry(message)
         return ACCEPTED
 
-    def publish_refused(self, packet_id: int) -> int:
+    def publish_refused(self, packet_id: i64) -> int:
         """PUBREC with a reason code of 0x80 or above ends the delivery [MQTT-4.3.3-4]."""
         message = self.window.find(packet_id)
         if message is None:
@@ -342,7 +344,7 @@ class Session(DeliveryOwner):
         self.send_queued()
         return ACCEPTED
 
-    def complete(self, packet_id: int) -> int:
+    def complete(self, packet_id: i64) -> int:
         """PUBCOMP: the packet id is free."""
         queue = self.queue
         window = self.window
@@ -359,7 +361,7 @@ class Session(DeliveryOwner):
             self.send_queued()
         return ACCEPTED
 
-    def _finish(self, packet_id: int, message: InFlight) -> None:
+    def _finish(self, packet_id: i64, message: InFlight) -> None:
         """End the delivery of a message in flight."""
         self.window.remove(packet_id)
         if isinstance(message, Delivery):
@@ -455,7 +457,7 @@ class Session(DeliveryOwner):
         else:
             entry.phase = AWAIT_PUBREC
 
-    def _send_pubrel(self, packet_id: int) -> None:
+    def _send_pubrel(self, packet_id: i64) -> None:
         connection = self.connection
         if connection is not None:
             connection.send_pubrel(packet_id)

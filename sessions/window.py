@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, Final, List, Optional, Union
 
-from mypy_extensions import mypyc_attr
+from mypy_extensions import i64, mypyc_attr
 
 from sessions.delivery import Delivery
 from sessions.journal import AWAIT_PUBACK, AWAIT_PUBCOMP, AWAIT_PUBREC
@@ -81,7 +81,7 @@ class SharedInFlightQueue:
 
     def __init__(self) -> None:
         self._messages: List[Optional[SharedInFlight]] = []  # None where acknowledged
-        self._first = 0  # index of the oldest one in flight
+        self._first: i64 = 0  # index of the oldest one in flight
 
     def append(self, message: SharedInFlight) -> None:
         self._messages.append(message)
@@ -128,21 +128,21 @@ class InFlightWindow:
     """
 
     def __init__(self, send_maximum: int, unpersisted_maximum: int) -> None:
-        self.send_maximum = send_maximum
-        self.unpersisted_maximum = unpersisted_maximum
-        self.last_packet_id = 0
+        self.send_maximum: i64 = send_maximum
+        self.unpersisted_maximum: i64 = unpersisted_maximum
+        self.last_packet_id: i64 = 0
         # Keys are ints typed as object: mypyc boxes each once, not at every lookup.
         self.in_flight = _NONE_IN_FLIGHT
         # Unpersisted messages of one kind under the consecutive ids from `range_start` up to but not including
         # `range_end`. At QoS 2 those before `range_released` await PUBCOMP, the others PUBREC.
-        self.range_start = 1
-        self.range_end = 1
-        self.range_released = 1
-        self.range_kind = _QOS_1
+        self.range_start: i64 = 1
+        self.range_end: i64 = 1
+        self.range_released: i64 = 1
+        self.range_kind: i64 = _QOS_1
         self.range_messages = _NO_SHARED  # those of the range, if its kind is _SHARED
 
     @property
-    def packet_ids_in_use(self) -> int:
+    def packet_ids_in_use(self) -> i64:
         return len(self.in_flight) + self.range_end - self.range_start
 
     @property
@@ -152,13 +152,13 @@ class InFlightWindow:
 
     # -- allocating packet ids ------------------------------------------------
 
-    def allocate_unpersisted(self, qos: int) -> int:
+    def allocate_unpersisted(self, qos: i64) -> i64:
         """The packet id of a new unpersisted message."""
         if qos == 2:
             return self._extend_range(_QOS_2) or self.add(_AWAITS_PUBREC)
         return self._extend_range(_QOS_1) or self.add(_AWAITS_PUBACK)
 
-    def allocate_shared(self, message: SharedInFlight) -> int:
+    def allocate_shared(self, message: SharedInFlight) -> i64:
         """The packet id of a new shared in-flight message."""
         packet_id = self._extend_range(_SHARED)
         if packet_id == 0:
@@ -170,9 +170,9 @@ class InFlightWindow:
         self.range_messages.append(message)
         return packet_id
 
-    def _extend_range(self, kind: int) -> int:
+    def _extend_range(self, kind: i64) -> i64:
         """Append the next packet id to the range; 0 if that id is in use or the range is of another kind."""
-        packet_id: int = self.last_packet_id + 1
+        packet_id: i64 = self.last_packet_id + 1
         if self.range_start == self.range_end:
             self.range_start = self.range_end = self.range_released = packet_id
             self.range_kind = kind
@@ -187,10 +187,10 @@ class InFlightWindow:
         self.last_packet_id = packet_id
         return packet_id
 
-    def add(self, message: InFlight) -> int:
+    def add(self, message: InFlight) -> i64:
         """Put a message in flight under the next unused packet id, counting 1, 2, 3 … [MQTT-2.2.1-4]."""
         in_flight = self.in_flight
-        packet_id: int = self.last_packet_id
+        packet_id: i64 = self.last_packet_id
         while True:
             packet_id += 1
             if packet_id > 65535:
@@ -216,7 +216,7 @@ class InFlightWindow:
 
     # -- acknowledgements of the range, in order ------------------------------
 
-    def acknowledge_first(self, packet_id: int) -> bool:
+    def acknowledge_first(self, packet_id: i64) -> bool:
         """PUBACK: free the packet id if it is the first of a QoS 1 range."""
         kind = self.range_kind
         if packet_id != self.range_start or packet_id == self.range_end or kind == _QOS_2:
@@ -226,14 +226,14 @@ class InFlightWindow:
             self.range_messages.drop()
         return True
 
-    def release_first(self, packet_id: int) -> bool:
+    def release_first(self, packet_id: i64) -> bool:
         """PUBREC: await PUBCOMP if it is the first packet id of a QoS 2 range that awaits PUBREC."""
         if packet_id != self.range_released or packet_id == self.range_end or self.range_kind != _QOS_2:
             return False
         self.range_released = packet_id + 1
         return True
 
-    def complete_first(self, packet_id: int) -> bool:
+    def complete_first(self, packet_id: i64) -> bool:
         """PUBCOMP: free the packet id if it is the first of a QoS 2 range and awaits PUBCOMP."""
         if packet_id != self.range_start or packet_id >= self.range_released or self.range_kind != _QOS_2:
             return False
@@ -242,7 +242,7 @@ class InFlightWindow:
 
     # -- everything else in flight --------------------------------------------
 
-    def find(self, packet_id: int) -> Optional[InFlight]:
+    def find(self, packet_id: i64) -> Optional[InFlight]:
         """The message under a packet id, in `in_flight` from now on; None if the id is not in use."""
         if self.range_start <= packet_id < self.range_end:
             while self.range_start <= packet_id:
@@ -253,7 +253,7 @@ class InFlightWindow:
         """Whether the delivery is in flight."""
         return self.in_flight.get(entry.packet_id) is entry
 
-    def remove(self, packet_id: int) -> None:
+    def remove(self, packet_id: i64) -> None:
         """Free the packet id of a message in `in_flight`."""
         del self.in_flight[packet_id]
 
@@ -264,7 +264,7 @@ class InFlightWindow:
         del self.in_flight[entry.packet_id]
         return True
 
-    def await_pubcomp(self, packet_id: int) -> None:
+    def await_pubcomp(self, packet_id: i64) -> None:
         """PUBREC of an unpersisted message in `in_flight`."""
         self.in_flight[packet_id] = _AWAITS_PUBCOMP
 

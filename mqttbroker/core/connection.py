@@ -74,7 +74,7 @@ class Connection(ClientConnection):
         self.last_received = now
         self.maximum_packet_size: i64 = 0xFFFFFFFF
         self.problem_information = True
-        self.zero_copy_version: i64 = 0  # protocol version whose PUBLISH packets this client is sent unchanged; 0 = none
+        self.zero_copy_version: i64 = 0  # protocol version whose PUBLISH packets are sent unchanged; 0 = none
         self.topic_aliases: Optional[TopicAliases] = None  # None if the client accepts none
         self.flush_requested = False
 
@@ -113,7 +113,7 @@ class Connection(ClientConnection):
         if not self.flush_requested:
             self._enter_flush_queue()
 
-    def send_ack(self, packet_type: int, packet_id: int) -> None:
+    def send_ack(self, packet_type: i64, packet_id: i64) -> None:
         """Queue a PUBACK, PUBREC, PUBREL or PUBCOMP with reason code 0."""
         if self.state == CLOSED:
             return
@@ -146,7 +146,7 @@ class Connection(ClientConnection):
             parts.append(first)
             parts += pieces
 
-    def send_publish_parts(self, header: bytes, packet_id: int, rest: bytes, size: i64) -> None:
+    def send_publish_parts(self, header: bytes, packet_id: i64, rest: bytes, size: i64) -> None:
         """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes; all but the packet id is shared with other subscribers."""
         self._admit(size, False)
         parts = self.outbox.parts
@@ -303,7 +303,7 @@ class Connection(ClientConnection):
             self.send_publish_parts(header, packet_id, rest, size)
 
     def _send_encoded_aliased(
-        self, outgoing: Outgoing, qos: int, retain: bool, duplicate: bool, packet_id: int, subscription_ids: bytes
+        self, outgoing: Outgoing, qos: int, retain: bool, duplicate: bool, packet_id: i64, subscription_ids: bytes
     ) -> bool:
         """Encode and send a PUBLISH, with a topic alias if one is free; false if it is too large for the client."""
         aliases = cast(TopicAliases, self.topic_aliases)

@@ -15,9 +15,6 @@ from mqttbroker.core.connection import CLOSED, CONNECTED, CONNECTING
 from mqttbroker.core.long_packet import LONG_PACKET, LongPacket, payload_start
 from mqttbroker.core.protocol import Protocol
 
-# First bytes of PUBACK, PUBREC, PUBREL and PUBCOMP. With a Remaining Length of 2 they are a packet id and nothing else.
-_ACK_FIRST_BYTES: Final = [first in (0x40, 0x50, 0x62, 0x70) for first in range(256)]
-
 # Shared by the connections without an incomplete packet, because an empty bytearray takes 56 bytes. Stays empty.
 _NOTHING: Final = bytearray()
 
@@ -158,7 +155,12 @@ class PacketReader:
             packet_type: i64 = first >> 4
             if packet_type == PUBLISH and connection.state == CONNECTED:
                 protocol.publish_handler().handle(data, position, body, end, first)
-            elif remaining == 2 and _ACK_FIRST_BYTES[first] and connection.state == CONNECTED:
+            elif (
+                # A PUBACK, PUBREC, PUBREL or PUBCOMP that is a packet id and nothing else.
+                remaining == 2
+                and (first == 0x40 or first == 0x50 or first == 0x62 or first == 0x70)
+                and connection.state == CONNECTED
+            ):
                 protocol.acknowledge(packet_type, (data[body] << 8) | data[body + 1], 0)
             else:
                 protocol.check_connect_size(first, data, body, end - position)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Callable, Final, List, Optional, cast
 
+from mypy_extensions import i64
+
 from mqttbroker.codec.packets import (
     Auth,
     Connack,
@@ -85,7 +87,7 @@ class Protocol:
 
     # -- what is allowed --------------------------------------------------------
 
-    def check_allowed(self, packet_type: int) -> None:
+    def check_allowed(self, packet_type: i64) -> None:
         """Raise `MQTTError` for a packet that a client may not send in this state."""
         state = self.connection.state
         if _ALLOWED[state][packet_type]:
@@ -94,19 +96,19 @@ class Protocol:
             raise MQTTError(PROTOCOL_ERROR, "the first packet is not CONNECT")
         raise MQTTError(PROTOCOL_ERROR, f"a client may not send packet type {packet_type} now")
 
-    def check_connect_size(self, first: int, data: bytes, body: int, size: int) -> None:
+    def check_connect_size(self, first: i64, data: bytes, body: i64, size: i64) -> None:
         """Raise `MQTTError` if the first packet, of ``size`` bytes, is larger than a CONNECT may be."""
         if self.connection.state == AWAIT_CONNECT and size > self.broker.terms.max_connect_size:
             raise self.too_large(first, data, body, size)
 
-    def too_large(self, first: int, data: bytes, body: int, size: int) -> MQTTError:
+    def too_large(self, first: i64, data: bytes, body: i64, size: i64) -> MQTTError:
         """The error for a packet of ``size`` bytes; a client whose CONNECT shows version 5 is told in a CONNACK."""
         level = 5 if first == 0x10 and data[body : body + len(_CONNECT_V5)] == _CONNECT_V5 else -1
         return MQTTError(PACKET_TOO_LARGE, f"packet of {size} bytes", level)
 
     # -- packets ----------------------------------------------------------------
 
-    def control(self, packet_type: int, flags: int, data: bytes, body: int, end: int) -> None:
+    def control(self, packet_type: i64, flags: i64, data: bytes, body: i64, end: i64) -> None:
         """A packet that has no faster way; its variable header is at ``body``, and it ends at ``end``."""
         self.check_allowed(packet_type)
         connection = self.connection
@@ -133,15 +135,15 @@ class Protocol:
         elif packet_type == DISCONNECT:
             self._disconnect(session, cast(Disconnect, packet))
         else:
-            packet_id: int = (data[body] << 8) | data[body + 1]
+            packet_id: i64 = (data[body] << 8) | data[body + 1]
             self.acknowledge(packet_type, packet_id, data[body + 2] if end > body + 2 else 0)
 
-    def acknowledge(self, packet_type: int, packet_id: int, reason_code: int) -> None:
+    def acknowledge(self, packet_type: i64, packet_id: i64, reason_code: i64) -> None:
         """PUBACK, PUBREC, PUBREL or PUBCOMP of a connected client."""
         if packet_id == 0:  # [MQTT-2.2.1-3]
             raise MQTTError(PROTOCOL_ERROR, "acknowledgement of packet id 0")
         session = cast(Session, self.connection.session)
-        outcome = ACCEPTED
+        outcome: int = ACCEPTED
         if packet_type == PUBACK:
             outcome = session.acknowledge(packet_id)
         elif packet_type == PUBCOMP:
@@ -161,7 +163,7 @@ class Protocol:
             # The delivery would never end.
             raise MQTTError(PROTOCOL_ERROR, f"packet type {packet_type} is not what packet id {packet_id} waits for")
 
-    def _pubrel(self, session: Session, packet_id: int) -> None:
+    def _pubrel(self, session: Session, packet_id: i64) -> None:
         """Free the packet id, and send PUBCOMP when that is on disk [MQTT-4.3.3-11]."""
         connection = self.connection
         key: object = packet_id

@@ -134,8 +134,9 @@ class PublishHandler:
             body = topic_end - 2 - len(topic)
             start = 0
             end = payload + size
-        if (self.restricted or route.reserved or first & 1 == 1) and self._rejects(route, first, packet_id, end - payload):
-            return
+        if self.restricted or route.reserved or first & 1 == 1:
+            if self._rejects(route, first, packet_id, end - payload):
+                return
         if first == 0x30 and route.direct:
             self._forward_qos0(data[start:end], rest - start, payload - start, route, properties, more)
             return
@@ -242,8 +243,10 @@ class PublishHandler:
             if target.zero_copy and target.qos and interface is not None and interface.ready:
                 connection = cast(Connection, interface)
                 granted: i64 = target.qos if target.qos < qos else qos
+                own_id: i64 = 0
                 if connection.zero_copy_version == version:
-                    own_id = receiver.allocate_unpersisted(granted) if size <= connection.maximum_packet_size else 0
+                    if size <= connection.maximum_packet_size:
+                        own_id = receiver.allocate_unpersisted(granted)
                     if own_id:
                         header = route.qos1_header if granted == 1 else route.qos2_header
                         connection.send_publish_parts(header, own_id, rest, size)

@@ -23,7 +23,7 @@ from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import server_context
 from mqttbroker.net.websocket import WebSocket
-from mqttbroker.net.wire import FlushScheduler, Wire
+from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
 
 log = logging.getLogger("mqttbroker")
 
@@ -52,6 +52,7 @@ class OpenListener:
         self.listener_policy = listener_policy
         self.scheduler = scheduler
         self.sockets = sockets
+        self._endpoint = Endpoint(scheduler, listener_policy, sockets, new_client_id, defect)
         self._sockets: List[socket.socket] = []
         self._servers: List[asyncio.AbstractServer] = []
         self._acceptors: List[Acceptor] = []
@@ -119,7 +120,7 @@ class OpenListener:
 
     def _client(self) -> Any:
         """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""
-        wire = Wire(self.scheduler, self.listener_policy, self.sockets, new_client_id, defect)
+        wire = Wire(self._endpoint)
         if self.listener.type in ("ws", "wss"):
             return WebSocket(wire, self.listener.origins)
         return wire

@@ -80,7 +80,7 @@ class FlushScheduler:
             try:
                 wire.flush()
             except Exception:
-                wire.on_error(connection)
+                wire.endpoint.on_error(connection)
         # Behind the connections for which there was no room in this flush.
         for connection in self._partly_written:
             connection.request_flush()
@@ -137,29 +137,36 @@ class FlushScheduler:
             self._monitor_backpressure()
 
 
-class Wire:
-    """One client's transport, and the connection behind it.
+class Endpoint:
+    """What the wires of one listener share.
 
-    ``on_error`` is called with the connection for an exception that is a defect of the broker.
+    ``new_client_id`` makes a client id for a client that sends none. ``on_error`` is called with the connection for an
+    exception that is a defect of the broker.
     """
 
     def __init__(
         self,
         scheduler: FlushScheduler,
-        listener_policy: ListenerPolicy,
+        policy: ListenerPolicy,
         sockets: OpenSockets,
         new_client_id: Callable[[], str],
         on_error: Any,
     ) -> None:
         self.scheduler = scheduler
-        self.broker = scheduler.broker
-        self.listener_policy = listener_policy
+        self.policy = policy
         self.sockets = sockets
-        self.counted_open = False  # in `sockets`
-        self.half_open = False  # until a CONNECT was received
-        self.counted = False  # in `ListenerPolicy.clients`
         self.new_client_id = new_client_id
         self.on_error = on_error
+
+
+class Wire:
+    """One client's transport, and the connection behind it."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.counted_open = False  # in `OpenSockets`
+        self.half_open = False  # until a CONNECT was received
+        self.counted = False  # in `ListenerPolicy.clients`
         self.transport: Any = None
         self.closing = False
         self.reading_paused = False
@@ -167,25 +174,34 @@ class Wire:
         self._unhandled: bytes = b""  # received data that is not handled yet, from `_unhandled_from` on
         self._unhandled_from = 0
 
+    @property
+    def broker(self) -> Broker:
+        return self.endpoint.scheduler.broker
+
+    @property
+    def listener_policy(self) -> ListenerPolicy:
+        return self.endpoint.policy
+
     # -- asyncio's protocol -----------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
         peer = transport.get_extra_info("peername")
         address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+        endpoint = self.endpoint
+        now = endpoint.scheduler.update_clock()
         broker = self.broker
-        self.connection = broker.accept(address, self.listener_policy.terms, self.scheduler.update_clock())
+        self.connection = broker.accept(address, endpoint.policy.terms, now)
         self.connection.wire = self
-        self.protocol = Protocol(broker, self.connection, self.new_client_id)
-        self.reader = PacketReader(self.protocol)
-        self.counted_open = self.half_open = self.sockets.add(self)
+        self.reader = PacketReader(Protocol(broker, self.connection, endpoint.new_client_id))
+        self.counted_open = self.half_open = endpoint.sockets.add(self)
         if not self.counted_open:
             self.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.closing:
             return
-        now = self.scheduler.update_clock()
+        now = self.endpoint.scheduler.update_clock()
         if not self._unhandled:
             if len(data) <= READ_SLICE:
                 self._handle(data, 0, -1, now)
@@ -215,10 +231,10 @@ class Wire:
             self._close_timer = None
         if self.counted_open:
             self.counted_open = False
-            self.sockets.remove(self)
+            self.endpoint.sockets.remove(self)
         if self.counted:
             self.counted = False
-            self.listener_policy.clients -= 1
+            self.endpoint.policy.clients -= 1
         self.lost(f"connection lost: {error}" if error else "closed by the client")
         # No reference cycle may remain: only the garbage collector would find it, which stops the loop.
         self.connection.wire = None
@@ -235,7 +251,7 @@ class Wire:
         until = now + READ_TIME
         while position < size and now < until and not self.reading_paused and not self.closing:
             position = self._handle(data, position, position + READ_SLICE, now)
-            now = self.scheduler.update_clock()
+            now = self.endpoint.scheduler.update_clock()
         if position >= size:
             self._unhandled = b""
             if size < READ_PAUSE:
@@ -248,20 +264,20 @@ class Wire:
 
     def _handle(self, data: bytes, start: int, stop: int, now: float) -> int:
         """Handle the packets that begin before ``stop``; returns the position after what was handled."""
-        scheduler = self.scheduler
+        scheduler = self.endpoint.scheduler
         connection = self.connection
         position: int = len(data)
         try:
             position = self.reader.receive(data, now, start, min(stop, position))
         except Exception:
             # A defect of the broker ends the connection that met it, and no other.
-            self.on_error(connection)
+            self.endpoint.on_error(connection)
         if self.half_open and connection.state != AWAIT_CONNECT:
             self.half_open = False
-            self.sockets.protect(self)
+            self.endpoint.sockets.protect(self)
         if connection.blocked:
             self._pause_reading_if_blocked()
-        journal = self.broker.journal
+        journal = scheduler.broker.journal
         if journal.has_pending and journal.writer_idle and (scheduler.eager or journal.has_page_requests):
             scheduler.schedule()
         return position
@@ -291,7 +307,7 @@ class Wire:
             return
         if outbox.parts and not outbox.writing_paused:
             if outbox.has_large_part:
-                self.scheduler.write_large(connection, transport)
+                self.endpoint.scheduler.write_large(connection, transport)
             else:
                 transport.write(outbox.drain())
             if not outbox.writing_paused:
@@ -308,18 +324,18 @@ class Wire:
         self.reader.resume()
         self._pause_reading_if_blocked()
         if self._unhandled and not self.reading_paused:
-            self._handle_slices(self.scheduler.update_clock())
+            self._handle_slices(self.endpoint.scheduler.update_clock())
 
     # -- the end ----------------------------------------------------------------
 
     def lost(self, reason: str) -> None:
         """Nothing more will be received."""
-        self.scheduler.update_clock()
-        self.protocol.lost(reason)
+        self.endpoint.scheduler.update_clock()
+        self.reader.protocol.lost(reason)
 
     def refuse(self, reason_code: int, detail: str) -> None:
         """The client violated the protocol that carries the packets."""
-        self.scheduler.update_clock()
+        self.endpoint.scheduler.update_clock()
         self.broker.outbound.counters.protocol_errors += 1
         self.connection.disconnect(reason_code, detail)
 
@@ -329,7 +345,7 @@ class Wire:
         self.transport.abort()
 
     def close(self) -> None:
-        """Close the sending side after the last bytes, and the other one when the client does, or `CLOSE_TIMEOUT` later.
+        """Close the sending side; the other one is closed when the client closes it, or after `CLOSE_TIMEOUT`.
 
         If both were closed at once, the kernel would answer the client's next bytes with a reset, and the client would
         lose what it has not read yet, such as the DISCONNECT that tells it why.
@@ -338,7 +354,7 @@ class Wire:
             return
         self.closing = True
         if self.counted_open:
-            self.sockets.unprotect(self)
+            self.endpoint.sockets.unprotect(self)
         transport = self.transport
         if transport.can_write_eof():
             transport.write_eof()
@@ -346,4 +362,4 @@ class Wire:
                 transport.resume_reading()
         else:
             transport.close()
-        self._close_timer = self.scheduler.loop.call_later(CLOSE_TIMEOUT, transport.abort)
+        self._close_timer = self.endpoint.scheduler.loop.call_later(CLOSE_TIMEOUT, transport.abort)

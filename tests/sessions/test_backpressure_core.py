@@ -23,7 +23,7 @@ from mqttbroker.codec.properties import Properties
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import READ_SLICE, FlushScheduler, Wire
+from mqttbroker.net.wire import READ_SLICE, Endpoint, FlushScheduler, Wire
 from sessions.counters import Counters
 from sessions.session import Session
 
@@ -76,7 +76,9 @@ class Plant:
             raise
 
         security = Security(self.core.settings)
-        wire = Wire(self.scheduler, ListenerPolicy(security.policy, self.core.terms, None, False), OpenSockets(1000, 1000, Counters()), lambda: name, defect)
+        policy = ListenerPolicy(security.policy, self.core.terms, None, False)
+        sockets = OpenSockets(1000, 1000, Counters())
+        wire = Wire(Endpoint(self.scheduler, policy, sockets, lambda: name, defect))
         wire.connection_made(Transport())
         properties = Properties()
         properties.receive_maximum = window

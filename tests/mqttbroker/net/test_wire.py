@@ -29,7 +29,7 @@ from mqttbroker.core.long_packet import MIN_PIECE
 from mqttbroker.core.outbox import LARGE_PART
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import LARGE_WRITE, LARGE_WRITES, READ_PAUSE, READ_SLICE, FlushScheduler, Wire
+from mqttbroker.net.wire import LARGE_WRITE, LARGE_WRITES, READ_PAUSE, READ_SLICE, Endpoint, FlushScheduler, Wire
 from sessions.counters import Counters
 
 
@@ -49,7 +49,9 @@ def join(core: Core, loop: Loop, scheduler: FlushScheduler, name: str) -> Wire:
         raise AssertionError("a defect")
 
     security = Security(core.settings)
-    wire = Wire(scheduler, ListenerPolicy(security.policy, core.terms, None, False), OpenSockets(1000, 1000, Counters()), lambda: name, defect)
+    policy = ListenerPolicy(security.policy, core.terms, None, False)
+    sockets = OpenSockets(1000, 1000, Counters())
+    wire = Wire(Endpoint(scheduler, policy, sockets, lambda: name, defect))
     wire.connection_made(Transport())
     wire.data_received(Connect(name, 5).encode(5))
     wire.data_received(Subscribe(1, [Subscription("a/+", 0)]).encode(5))
