@@ -1,4 +1,4 @@
-"""The exchange with the store: the write set it gets next, and what follows from its answer."""
+"""The exchange with the store: write sets go out one at a time, and their commits or failures come back."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Route:
         self.qos2_header = b"\x34" + length_and_topic
 
     def targets_for(self, publisher: Optional[Session]) -> List[Target]:
-        """The targets of a message of ``publisher``, whose No Local subscriptions do not count [MQTT-3.8.3-3]."""
+        """The targets of a message of ``publisher``, without its own No Local subscriptions [MQTT-3.8.3-3]."""
         if not self.no_local:
             return self.targets
         targets: List[Target] = []

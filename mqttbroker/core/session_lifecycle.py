@@ -1,4 +1,4 @@
-"""The end of connections and sessions: what is published, stored and forgotten when a client leaves."""
+"""Disconnected and ended sessions: publish their wills, save them, delete them."""
 
 from __future__ import annotations
 

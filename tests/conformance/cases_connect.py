@@ -118,7 +118,7 @@ CONNACKS = [
         a.send(SUBSCRIBE(1, ("~/0", 0), ("~/1", 1), ("~/2", 2))), a.get(SUBACK(1, 0, 1, 2)),
     ]),
     Case("response-information-on-request", None, "3.1.2-28", [
-        a.connect(client="who-asks", props=[(RESPONSE_REQUEST, 1)], has=having((RESPONSE_INFORMATION, "replies/who-asks"))),
+        a.connect(client="asking", props=[(RESPONSE_REQUEST, 1)], has=having((RESPONSE_INFORMATION, "replies/asking"))),
         a.connect(props=[(RESPONSE_REQUEST, 0)], has=without(RESPONSE_INFORMATION)),
         a.connect(has=without(RESPONSE_INFORMATION)),
     ], broker="small"),

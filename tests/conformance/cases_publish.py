@@ -1,4 +1,4 @@
-"""PUBLISH to whoever is owed it: retained messages, properties, aliases, packet ids and the exchanges of each QoS."""
+"""PUBLISH: retained messages, properties, topic aliases, packet ids and the exchanges of each QoS."""
 
 from __future__ import annotations
 

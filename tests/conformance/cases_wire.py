@@ -65,16 +65,16 @@ def in_property(texts: Sequence[bytes]) -> Iterator[tuple[str, str, list[Raw]]]:
 
 
 def strings() -> Iterator[Case]:
-    for what, texts, four, five in (
+    for fault, texts, four, five in (
         ("not-utf-8", BAD_STRINGS, "1.5.3-1", "1.5.4-1"),
         ("with-nul", (NUL,), "1.5.3-2 4.7.3-2", "1.5.4-2 4.7.3-2"),
     ):
         for place, v4, v5, packets in in_text(texts):
-            yield breaks(f"{place}-{what}", f"{v4} {four} 4.8.0-1", f"{v5} {five} 4.13.1-1", *packets, code=Codes(0x81))
+            yield breaks(f"{place}-{fault}", f"{v4} {four} 4.8.0-1", f"{v5} {five} 4.13.1-1", *packets, code=Codes(0x81))
         for place, v4, v5, packets in in_connect(texts):
-            yield spoils(f"{place}-{what}", f"{v4} {four} 3.1.4-1", f"{v5} {five} 3.1.4-1", *packets, code=0x81)
+            yield spoils(f"{place}-{fault}", f"{v4} {four} 3.1.4-1", f"{v5} {five} 3.1.4-1", *packets, code=0x81)
         for place, v5, packets in in_property(texts):
-            yield breaks(f"{place}-{what}", None, f"{v5} {five}", *packets, code=0x81)
+            yield breaks(f"{place}-{fault}", None, f"{v5} {five}", *packets, code=0x81)
     yield Case("byte-order-mark-is-kept", "1.5.3-3 4.7.3-4", "1.5.4-3 4.7.3-4", [
         a.connect(client="\ufeff~a"),
         a.subscribe("~/\ufeffx"), a.subscribe("~/y"),

@@ -57,9 +57,9 @@ class Violation(AssertionError):
     """The server sent something that it may not."""
 
 
-def check(holds: bool, what: str) -> None:
+def check(holds: bool, violation: str) -> None:
     if not holds:
-        raise Violation(what)
+        raise Violation(violation)
 
 
 # --- writing ------------------------------------------------------------------------------------------------------

@@ -92,26 +92,26 @@ class CodecTarget:
     def _compare(self, packet: bytes, version: int, before: bytes, behind: bytes) -> None:
         self.packets += 1
         data, start = before + packet + behind, len(before)
-        what = f"version {version}, {packet[:300].hex()}, then {behind.hex()}"
-        expected, end, why = _read(data, start, version)
+        context = f"version {version}, {packet[:300].hex()}, then {behind.hex()}"
+        expected, end, reason = _read(data, start, version)
         try:
             decoded, after = decode(data, version, start)
         except MQTTError as error:
-            if expected is not None or not why:
-                raise Finding(f"refused as {error}, but the standard allows it: {what}") from None
+            if expected is not None or not reason:
+                raise Finding(f"refused as {error}, but the standard allows it: {context}") from None
             return
-        if why:
-            raise Finding(f"accepted, but {why}: {what}")
+        if reason:
+            raise Finding(f"accepted, but {reason}: {context}")
         if after != end or (decoded is None) is not (expected is None):
-            raise Finding(f"ended at {after - start} instead of {end - start}: {what}")
+            raise Finding(f"ended at {after - start} instead of {end - start}: {context}")
         if decoded is None or expected is None:
             return
         self.taken += 1
         if not described(decoded).same(expected):
-            raise Finding(f"read as {described(decoded)} instead of {expected}: {what}")
-        again, _, why = _read(decoded.encode(version), 0, version)
+            raise Finding(f"read as {described(decoded)} instead of {expected}: {context}")
+        again, _, reason = _read(decoded.encode(version), 0, version)
         if again is None or not again.same(expected):
-            raise Finding(f"written as {again} {why} instead of {expected}: {what}")
+            raise Finding(f"written as {again} {reason} instead of {expected}: {context}")
 
 
 def _read(data: bytes, start: int, version: int) -> tuple[Optional[Parsed], int, str]:
@@ -280,9 +280,9 @@ class Witness:
         messages: list[Parsed] = []
         data, position = self.client.connection.outbox.drain(), 0
         while position < len(data):
-            packet, position, why = _read(data, position, self.version)
+            packet, position, reason = _read(data, position, self.version)
             if packet is None:
-                raise Finding(f"a subscriber got {data[position:][:100].hex()}: {why}")
+                raise Finding(f"a subscriber got {data[position:][:100].hex()}: {reason}")
             if packet.kind == "publish":
                 messages.append(packet)
                 if packet.fields["qos"]:
@@ -342,14 +342,14 @@ class ExchangeTarget:
         self.packets += 1
         for piece in _pieces(sampler.random, data):
             client.send(piece)
-        what = f"version {version}, {tested[:300].hex()}{', and more' if len(data) > len(tested) else ''}"
+        context = f"version {version}, {tested[:300].hex()}{', and more' if len(data) > len(tested) else ''}"
         try:
             expected = Expectation(data, version)
             self._check(client, expected)
             for witness in witnesses:
                 witness.expect(expected.messages)
         except Finding as finding:
-            raise Finding(f"{finding}: {what}") from None
+            raise Finding(f"{finding}: {context}") from None
         self.messages += len(expected.messages)
         client.close()
         core.clients.remove(client)

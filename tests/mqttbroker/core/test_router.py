@@ -1,4 +1,4 @@
-"""Routes: a cached route always equals what the subscriptions say."""
+"""Routes: a cached route always equals a fresh lookup of the subscriptions."""
 
 from __future__ import annotations
 
