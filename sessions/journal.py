@@ -1,8 +1,8 @@
-"""The journal: gathers what the event loop wants on disk until the store's writer is free.
+"""The journal: gathers the event loop's changes until the store's writer is free.
 
-At most one batch is with the writer while the next one gathers. Closing a batch turns what is still needed of it into
-one `WriteSet`; an `Entry` whose subscriber acknowledges before that is never written. A `Gate` waits for the commit of
-the batch that holds its data, and no longer.
+At most one batch is with the writer while the next one gathers. Closing a batch turns the operations that are still
+needed into one `WriteSet`; an `Entry` whose subscriber acknowledges before that is never written. A `Gate` waits for
+the commit of the batch that holds its data, and no longer.
 
 The caller hands the write set to a store and reports the outcome by `committed` or `failed`.
 """

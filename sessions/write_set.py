@@ -1,4 +1,4 @@
-"""What one commit writes, and what is read after it: plain values in lists.
+"""The changes of one commit and the reads after it: plain values in lists.
 
 A write set belongs to one thread at a time: the event loop fills it and hands it to the writer, which hands it back
 through the store's ``done``.
@@ -128,7 +128,7 @@ class WriteSet:
         self.after_failure = False
 
     def has_changes(self) -> bool:
-        """Whether there is anything to commit, apart from what is to be read."""
+        """Whether there is anything to commit; pages and queries alone need no commit."""
         return bool(
             self.deleted_sessions
             or self.sessions

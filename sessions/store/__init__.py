@@ -1,6 +1,6 @@
 """The durable store: its interface, and the implementation with SQLite and the stream log.
 
-``interface`` is what the broker needs of a store. ``writer`` has the thread, ``committer`` the commit, ``tables`` and
-``statements`` the rows, ``database`` the file, ``maintenance`` the work between commits. ``check``, ``salvage`` (with
-``pages``) and ``database_copy`` are for the command line.
+``interface`` has the protocols that the broker uses. ``writer`` has the thread, ``committer`` the commit, ``tables``
+and ``statements`` the rows, ``database`` the file, ``maintenance`` the work between commits. ``check``, ``salvage``
+(with ``pages``) and ``database_copy`` are for the command line.
 """

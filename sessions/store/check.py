@@ -1,4 +1,4 @@
-"""Checks a database of the store for what SQLite does not check: references between rows, and sizes.
+"""Checks a database of the store beyond SQLite's own check: references between rows, and sizes.
 
 A check writes neither to the database nor to its write-ahead log, and sees one commit of a database in use.
 """
@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from sessions.store.schema import APPLICATION_ID, MIGRATIONS
 
-# The tables in the order of reports, and what their rows are called there.
+# The tables in the order of reports, and the name of their rows there.
 TABLES = {
     "sessions": "sessions",
     "subscriptions": "subscriptions",

@@ -83,7 +83,7 @@ class Committer:
             self._failures.report("high watermarks stay behind until the next commit", error)
 
     def roll_back(self) -> None:
-        """Undo what failed; if that fails, it is tried again before the next commit."""
+        """Undo a failed commit; if that fails too, it is tried again before the next commit."""
         try:
             self._undo()
         except Exception as error:

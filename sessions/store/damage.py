@@ -25,7 +25,7 @@ def is_corrupt(error: Optional[BaseException]) -> bool:
 class DamageMarker:
     """The file ``<database>.suspect``: it makes the next start check every page.
 
-    ``found`` is what SQLite said of the first damaged page since the start.
+    ``found`` is SQLite's message about the first damaged page since the start.
     """
 
     def __init__(self, database: Path) -> None:

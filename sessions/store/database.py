@@ -109,7 +109,7 @@ class Database:
     def sync_recovered(self) -> None:
         """Sync commits that a killed process may have left in memory only.
 
-        Nothing would commit them again: a repeated QoS 2 PUBLISH is acknowledged from what is read at start.
+        Nothing would commit them again: a repeated QoS 2 PUBLISH is acknowledged by the state read at start.
         """
         try:
             self.connection.execute("PRAGMA wal_checkpoint").fetchone()

@@ -1,7 +1,7 @@
-"""What the broker needs of a store, whichever database is behind it.
+"""The store as the broker uses it, independent of the database.
 
 A store has two parts. The commit log makes write sets durable, in order and each whole or not at all; the tables are
-the state that all write sets add up to: what a start recovers, and what pages and queries read.
+the state that all write sets add up to, read at start and by pages and queries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CorruptStore(StoreError):
 
 
 class Recovered(NamedTuple):
-    """What the tables hold at start.
+    """The contents of the tables at start, except queued messages.
 
     ``disconnected_at`` is None for a session whose client was connected when the broker was killed. ``queues`` has the
     sessions with stored entries. The ``next_`` ids are greater than any that is stored.
@@ -55,7 +55,7 @@ class CommitLog(Protocol):
         """Hand over a write set; never blocks."""
 
     def stop(self) -> None:
-        """Commit what was submitted, and close."""
+        """Commit everything submitted, and close."""
 
 
 class Tables(Protocol):
@@ -71,7 +71,7 @@ class Tables(Protocol):
         """The page; a failure is its ``error``."""
 
     def run_query(self, query: EntryQuery) -> None:
-        """Fill in what a query asks for; its rows stay empty if they cannot be read."""
+        """Fill in the result of a query; its rows stay empty if they cannot be read."""
 
 
 class Store(CommitLog, Protocol):

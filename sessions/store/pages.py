@@ -36,7 +36,7 @@ Record = tuple[object, ...]
 
 
 class _Unreadable(Exception):
-    """These bytes are not what SQLite writes."""
+    """These bytes are not valid in a SQLite file."""
 
 
 class PageFile:

@@ -316,7 +316,7 @@ def _blobs(text: str) -> list[bytes]:
 
 
 def run_query(connection: sqlite3.Connection, query: EntryQuery) -> None:
-    """Fill in what a query asks for; its rows stay empty if they cannot be read."""
+    """Fill in the result of a query; its rows stay empty if they cannot be read."""
     try:
         if query.session_id:
             bounds: tuple[int, ...] = (query.session_id, query.after_seq, query.limit)

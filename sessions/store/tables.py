@@ -1,4 +1,4 @@
-"""The tables: what a write set does to the rows in SQLite, and what is read of them."""
+"""The tables: applies write sets to the rows in SQLite, and reads them."""
 
 from __future__ import annotations
 

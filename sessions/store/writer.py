@@ -136,7 +136,7 @@ class Writer:
         return self._submitted.get()
 
     def _write(self, write_set: WriteSet, done: Done) -> None:
-        """Commit a write set, read what it asks for, and report."""
+        """Commit a write set, read its pages and queries, and report."""
         pages: list[Page] = []
         failure: Optional[Exception] = None
         try:

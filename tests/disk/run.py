@@ -80,7 +80,7 @@ class PowerLoss:
                 self._serve(disk, number)
 
     def _moment(self, number: int) -> int:
-        """The time of the power loss; clients were told everything recorded before it."""
+        """The time of the power loss, at the start of this call."""
         return self.calls[number].began if number < len(self.calls) else NEVER
 
     def _left(self, disk: Disk, number: int, purpose: str) -> Path:
