@@ -220,6 +220,15 @@ def test_a_page_row_has_entry_and_message(opened: Opened) -> None:
     ]
 
 
+@pytest.mark.parametrize("packet_ids", [[0], [7], [10], [0, 0, 0], [5, 5], [11, 12], [1, 11, 1], [11, 1], [65535, 65535]])
+def test_a_page_has_the_packet_id_of_each_entry(opened: Opened, packet_ids: List[int]) -> None:
+    _, writer = opened()
+    write_set = queued(1, list(range(1, len(packet_ids) + 1)))
+    write_set.entry_updates = [(packet_id, 2, 1, seq) for seq, packet_id in enumerate(packet_ids, 1)]
+    writer.commit(write_set)
+    assert [row.packet_id for row in writer.page(1).rows] == packet_ids
+
+
 def test_a_page_sees_the_commit_it_was_submitted_with(opened: Opened) -> None:
     _, writer = opened()
     write_set = queued(1, [1])
