@@ -48,7 +48,7 @@ class SortedIds:
             chunk.insert(bisect_left(chunk, client_id), client_id)
         if len(chunk) > MAX_CHUNK:
             upper = chunk[MAX_CHUNK // 2 :]
-            del chunk[MAX_CHUNK // 2 :]
+            self._chunks[number] = chunk[: MAX_CHUNK // 2]  # a copy, which has no spare capacity
             self._chunks.insert(number + 1, upper)
             self._lows.insert(number + 1, upper[0])
 

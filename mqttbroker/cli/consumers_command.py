@@ -76,7 +76,7 @@ def _rows(client: Any, stream: str) -> list[tuple[str, ...]]:
 
 
 def _retention(place: dict[str, Any]) -> str:
-    """What a consumer has lost to retention or is about to lose; "" if it is not at risk."""
+    """The offsets lost to retention, or the time or bytes left until some are; "" without risk."""
     if place["lost"]:
         return f"{place['lost']} lost"
     if not place["at_risk"]:
