@@ -31,15 +31,12 @@ class AckGate(Gate):
         self.connection = connection
         self.packet_type = packet_type
         self.packet_id = packet_id
+        # Whether the client may use the packet id again after this acknowledgement.
+        self.ends_exchange = packet_type == PUBACK or packet_type == PUBCOMP
         self.reason_code = 0
         self.packet: Optional[bytes] = None
         self.on_sent: Any = None
         self.next: Optional[AckGate] = None  # in the queue
-
-    @property
-    def ends_exchange(self) -> bool:
-        """Whether it is the acknowledgement after which the client may use the packet id again."""
-        return self.packet_type == PUBACK or self.packet_type == PUBCOMP
 
     def opened(self) -> None:
         """Send this acknowledgement and those behind it, as far as they are open."""

@@ -1,4 +1,4 @@
-"""Long packets while they come: few pieces, nothing lost, and where the payload begins."""
+"""Long packets: few pieces, no byte lost, and the position of the payload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mqttbroker.core.long_packet import MIN_PIECE, LongPacket, payload_start, to
 
 
 @given(st.lists(st.integers(1, 3 * MIN_PIECE), min_size=1, max_size=30))
-def test_the_pieces_are_the_packet_and_few(sizes: list[int]) -> None:
+def test_the_pieces_are_few_and_make_the_packet(sizes: list[int]) -> None:
     packet = bytes(range(251)) * (sum(sizes) // 251 + 1)
     packet = packet[: sum(sizes)]
     found = LongPacket(packet[: sizes[0]], len(packet))
@@ -27,7 +27,7 @@ def test_the_pieces_are_the_packet_and_few(sizes: list[int]) -> None:
     assert all(len(piece) >= MIN_PIECE for piece in pieces[:-1])
 
 
-def test_a_piece_that_is_long_enough_is_kept_as_it_came() -> None:
+def test_a_read_of_at_least_min_piece_bytes_is_not_copied() -> None:
     first, second = bytes(MIN_PIECE), bytes(2 * MIN_PIECE)
     found = LongPacket(first, 4 * MIN_PIECE)
     for part in (second, second[1:], b"x"):
@@ -39,7 +39,7 @@ def test_a_piece_that_is_long_enough_is_kept_as_it_came() -> None:
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("length", [0, 100, 200, 20_000])
-def test_where_the_payload_begins(version: int, qos: int, length: int) -> None:
+def test_payload_start_is_the_position_of_the_payload(version: int, qos: int, length: int) -> None:
     properties = Properties()
     properties.content_type = "x" * length if length else None
     packet = Publish("t/1", b"payload", qos, packet_id=1 if qos else 0, properties=properties).encode(version)
@@ -48,6 +48,6 @@ def test_where_the_payload_begins(version: int, qos: int, length: int) -> None:
         body += 1
     start = packet.index(b"payload")
     assert payload_start(packet, body, qos, version) == start
-    for size in range(body, min(start, 300)):  # the header is not whole: it is said to end beyond
+    for size in range(body, min(start, 300)):  # the variable header is incomplete
         assert payload_start(packet[:size], body, qos, version) > size
     assert payload_start(packet[:start], body, qos, version) == start

@@ -1,4 +1,4 @@
-"""The variants of one message, against the codec."""
+"""The packets of one message, compared with the codec."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read(data: bytes, version: int) -> Publish:
 
 
 @given(st.binary(max_size=300), st.sampled_from([4, 5]), st.integers(1, 2), st.integers(1, 65535))
-def test_parts_around_a_packet_id_make_the_packet(payload: bytes, version: int, qos: int, packet_id: int) -> None:
+def test_header_packet_id_and_rest_make_the_packet(payload: bytes, version: int, qos: int, packet_id: int) -> None:
     one = outgoing(payload)
     whole = one.header(version, qos) + packet_id.to_bytes(2, "big") + one.rest(version)
     assert whole == one.encode(version, qos, False, False, packet_id, b"")
@@ -42,7 +42,7 @@ def test_each_variant_is_encoded_once() -> None:
         assert one.rest(version) is one.rest(version)
 
 
-def test_the_parts_of_the_publisher_are_used_again() -> None:
+def test_the_parts_of_the_received_packet_are_reused() -> None:
     one = outgoing()
     came = encode_publish("tö".encode(), b"payload", 1, False, False, 77, 5, USER)
     one.set_parts(5, came[1:6], came[:6], came[8:])
@@ -50,7 +50,7 @@ def test_the_parts_of_the_publisher_are_used_again() -> None:
     assert b"k" not in one.header(4, 1) + one.rest(4)
 
 
-def test_what_belongs_to_one_delivery_comes_last() -> None:
+def test_properties_of_one_delivery_come_last() -> None:
     data = outgoing(expires_at=10 * SECOND, now=3 * SECOND).encode(5, 1, True, True, 9, b"\x0b\x05")
     packet = read(data, 5)
     assert (packet.retain, packet.dup, packet.packet_id) == (True, True, 9)
@@ -59,7 +59,7 @@ def test_what_belongs_to_one_delivery_comes_last() -> None:
     assert data.index(USER) < data.index(b"\x02\0\0\0\x07") < data.index(b"\x0b\x05")
 
 
-def test_expiry_is_what_is_left_rounded_up() -> None:
+def test_message_expiry_is_the_remaining_time_rounded_up() -> None:
     assert expiry_property(0, 5) == b""
     for left, seconds in ((10 * SECOND, 10), (10 * SECOND - 1, 10), (1, 1), (0, 0), (-5 * SECOND, 0)):
         assert expiry_property(100 * SECOND + left, 100 * SECOND) == b"\x02" + seconds.to_bytes(4, "big")

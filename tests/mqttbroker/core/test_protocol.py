@@ -1,4 +1,4 @@
-"""One client's packets, in memory: framing, what is legal when, and what each acknowledgement waits for."""
+"""Packets of one client, in memory: framing, the packets allowed in each state, and the order of acknowledgements."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kept() -> Properties:
 
 
 def keeper(core: Core) -> None:
-    """A durable session that is away, so that what matches ``kept/#`` has to be written."""
+    """Disconnect a persistent session that subscribes to ``kept/#``, so that its messages have to be stored."""
     core.connect("keeper", properties=kept()).subscribe("kept/#")
     core.clients[-1].disconnect()
 
@@ -62,7 +62,7 @@ TALK = [
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_talk_is_understood_in_pieces_of_any_size(tmp_path: Path, version: int, size: int) -> None:
+def test_packets_are_read_in_pieces_of_any_size(tmp_path: Path, version: int, size: int) -> None:
     with Core(tmp_path) as core:
         client = core.client(version)
         data = b"".join(packet.encode(version) for packet in [Connect("c", version, True, 60), *TALK[1:]])
@@ -80,8 +80,8 @@ def test_a_talk_is_understood_in_pieces_of_any_size(tmp_path: Path, version: int
 
 
 @pytest.mark.parametrize("cut", range(1, 40))
-def test_a_talk_is_understood_when_cut_anywhere(tmp_path: Path, cut: int) -> None:
-    """Every byte is the last of a piece in one of the cuts: pieces of 40 bytes, the first one shorter."""
+def test_packets_are_read_when_split_at_any_byte(tmp_path: Path, cut: int) -> None:
+    """Pieces of 40 bytes, the first one shorter: in one of the runs each byte is the last of a piece."""
     with Core(tmp_path) as core:
         client = core.client()
         data = b"".join(packet.encode(5) for packet in TALK)
@@ -90,7 +90,7 @@ def test_a_talk_is_understood_when_cut_anywhere(tmp_path: Path, cut: int) -> Non
         assert len(client.arrived()) == 11 and client.closed
 
 
-def test_no_more_is_taken_than_was_asked_for(tmp_path: Path) -> None:
+def test_receive_stops_after_the_packet_at_stop(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.connect("c")
         client.subscribe("t", options=0)
@@ -116,7 +116,7 @@ def malformed() -> list[Any]:
 
 @pytest.mark.parametrize("version, taken", [(3, True), (4, False), (5, False)])
 @pytest.mark.parametrize("again", ["6a 02 0001", "8a 06 0001 0001 61 00", "aa 05 0001 0001 61"])
-def test_only_3_1_marks_other_packets_than_publish_as_repeats(
+def test_only_version_3_1_allows_dup_in_other_packets_than_publish(
     tmp_path: Path, again: str, version: int, taken: bool
 ) -> None:
     data = bytes.fromhex(again)
@@ -132,7 +132,7 @@ def test_only_3_1_marks_other_packets_than_publish_as_repeats(
 
 
 @pytest.mark.parametrize("data", [b"\x00\xc0", b"\x20\x80", b"\xd0\xff\xff"])
-def test_a_packet_that_may_not_come_ends_the_connection_before_its_length_is_known(tmp_path: Path, data: bytes) -> None:
+def test_a_packet_that_is_not_allowed_closes_the_connection_before_its_length_is_known(tmp_path: Path, data: bytes) -> None:
     with Core(tmp_path) as core:
         client = core.connect("c")
         client.socket.sendall(data)
@@ -141,7 +141,7 @@ def test_a_packet_that_may_not_come_ends_the_connection_before_its_length_is_kno
 
 @pytest.mark.parametrize("pieces", [False, True], ids=["whole", "bytes"])
 @pytest.mark.parametrize("row", malformed())
-def test_a_malformed_packet_ends_its_own_connection_only(tmp_path: Path, row: Any, pieces: bool) -> None:
+def test_a_malformed_packet_closes_only_its_own_connection(tmp_path: Path, row: Any, pieces: bool) -> None:
     data = bytes.fromhex(row["hex"])
     with Core(tmp_path) as core:
         bystander = core.connect("bystander")
@@ -163,7 +163,7 @@ def test_a_malformed_packet_ends_its_own_connection_only(tmp_path: Path, row: An
             assert all(isinstance(answer, Connack) and answer.reason_code == 1 for answer in answers)
         elif version >= 5:
             assert [type(answer) for answer in answers] == [Disconnect]
-            # A client's PUBLISH may hold no Subscription Identifier at all [MQTT-3.3.4-6].
+            # A client's PUBLISH must not contain a Subscription Identifier [MQTT-3.3.4-6].
             barred = row["name"].startswith("PUBLISH: Subscription Identifier")
             assert answers[0].reason_code == (0x82 if barred else int(row["code"], 16))
         else:
@@ -186,7 +186,7 @@ def test_packets_that_a_client_may_not_send(tmp_path: Path, kind: int) -> None:
             assert first.arrived() == [] and first.closed
 
 
-def test_an_illegal_packet_is_refused_before_its_body_comes(tmp_path: Path) -> None:
+def test_a_packet_that_is_not_allowed_is_refused_before_its_body_arrives(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.client()
         client.send(b"\x30\xff\xff\x7f")
@@ -201,14 +201,14 @@ def test_a_second_connect_is_an_error(tmp_path: Path) -> None:
         assert client.closed
 
 
-def test_a_remaining_length_of_four_bytes_that_goes_on_is_refused_at_the_fourth(tmp_path: Path) -> None:
+def test_a_remaining_length_of_more_than_four_bytes_is_refused_at_the_fourth(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.connect("c")
         client.send(b"\x30\xff\xff\xff\xff")
         assert client.expect(Disconnect).reason_code == 0x81
 
 
-def test_what_follows_connect_in_one_write_waits_for_the_session(tmp_path: Path) -> None:
+def test_packets_sent_with_connect_wait_for_the_session(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.connect("c", properties=kept())
         client.subscribe("kept/1")
@@ -224,12 +224,12 @@ def test_what_follows_connect_in_one_write_waits_for_the_session(tmp_path: Path)
         assert [type(p) for p in client.arrived()] == [Connack, Publish, Pingresp, Publish, Pingresp, Puback]
 
 
-# --- what acknowledgements wait for -------------------------------------------------------------------------------
+# --- acknowledgements and commits ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [1, 2])
-def test_acknowledgements_leave_after_the_commit(tmp_path: Path, qos: int, version: int) -> None:
+def test_acknowledgements_are_sent_after_the_commit(tmp_path: Path, qos: int, version: int) -> None:
     with Core(tmp_path) as core:
         keeper(core)
         client = core.connect("p", version)
@@ -246,7 +246,7 @@ def test_acknowledgements_leave_after_the_commit(tmp_path: Path, qos: int, versi
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_what_nobody_keeps_is_acknowledged_at_once(tmp_path: Path, qos: int) -> None:
+def test_a_message_that_is_not_stored_is_acknowledged_at_once(tmp_path: Path, qos: int) -> None:
     with Core(tmp_path) as core:
         listener = core.connect("l")
         listener.subscribe("t")
@@ -260,7 +260,7 @@ def test_what_nobody_keeps_is_acknowledged_at_once(tmp_path: Path, qos: int) -> 
         assert not core.commit()
 
 
-def test_an_entry_acknowledged_before_its_batch_is_taken_never_reaches_the_disk(tmp_path: Path) -> None:
+def test_an_entry_acknowledged_before_its_batch_is_closed_is_not_written(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         subscriber = core.connect("s", properties=kept())
         subscriber.subscribe("t", options=1)
@@ -274,7 +274,7 @@ def test_an_entry_acknowledged_before_its_batch_is_taken_never_reaches_the_disk(
         assert write_set is not None and not write_set.entries and not write_set.messages
 
 
-def test_qos_2_leaves_after_the_commit_and_qos_1_before_it(tmp_path: Path) -> None:
+def test_qos_2_is_sent_after_the_commit_and_qos_1_before_it(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         subscriber = core.connect("s", properties=kept())
         subscriber.subscribe("t")
@@ -339,7 +339,7 @@ def test_a_repeated_qos_2_publish_is_not_published_twice(tmp_path: Path, moment:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_repeated_qos_2_publish_is_not_acknowledged_when_the_first_was_lost(tmp_path: Path, moment: str) -> None:
-    """The client goes before the store fails, and comes back before or after it does."""
+    """The client disconnects before the commit fails, and reconnects before or after."""
     with Core(tmp_path) as core:
         keeper(core)
         client = core.connect("p", properties=kept())
@@ -362,7 +362,7 @@ def test_a_repeated_qos_2_publish_is_not_acknowledged_when_the_first_was_lost(tm
 
 
 def test_a_full_window_can_be_sent_again(tmp_path: Path) -> None:
-    """Receive Maximum counts a message that comes again once."""
+    """A PUBLISH that is sent again does not count twice towards Receive Maximum."""
     with Core(tmp_path, receive_maximum=3) as core:
         keeper(core)
         messages = [Publish("kept/1", b"x", 2, False, False, n) for n in (1, 2, 3)]
@@ -415,7 +415,7 @@ def test_a_failed_commit_closes_a_3_1_1_client(tmp_path: Path, qos: int) -> None
         assert session is not None and session.queued_messages == 1
 
 
-def test_a_failed_commit_closes_who_waits_for_suback_and_the_subscription_is_kept(tmp_path: Path) -> None:
+def test_a_failed_commit_closes_a_client_that_waits_for_suback_and_keeps_the_subscription(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.connect("s", properties=kept())
         core.eager = False
@@ -428,7 +428,7 @@ def test_a_failed_commit_closes_who_waits_for_suback_and_the_subscription_is_kep
         assert session is not None and list(session.subscriptions) == ["t"]
 
 
-def test_a_failed_commit_refuses_the_clean_start_that_needs_it(tmp_path: Path) -> None:
+def test_a_failed_commit_refuses_a_clean_start_that_discards_a_stored_session(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         core.connect("s", properties=kept())
         core.eager = False
@@ -443,7 +443,7 @@ def test_a_failed_commit_refuses_the_clean_start_that_needs_it(tmp_path: Path) -
 # --- PUBLISH ------------------------------------------------------------------------------------------------------
 
 
-def test_properties_that_come_again_and_again_are_those_of_their_packet(tmp_path: Path) -> None:
+def test_cached_properties_belong_to_their_packet(tmp_path: Path) -> None:
     def told(text: str, expiry: int = -1) -> Properties:
         properties = Properties()
         properties.content_type = text
@@ -463,7 +463,7 @@ def test_properties_that_come_again_and_again_are_those_of_their_packet(tmp_path
             assert [packet.payload for packet in got] == [b"%d" % number for number in range(len(sent))]
             assert [repr(packet.properties) for packet in got] == [repr(properties) for properties in sent]
             assert [packet.payload for packet in older.arrived()] == [packet.payload for packet in got]
-        # The same section, in a packet that ends inside it, though the next one begins as it should end.
+        # The same properties in a packet that ends inside them; the next packet begins with the bytes that are missing.
         packet = Publish("t", b"", 0, properties=told("on0")).encode(5)
         client.send(packet, bytes((packet[0], packet[1] - 1)) + packet[2:-1] + packet)
         assert client.wait_for(Disconnect).reason_code == 0x81
@@ -471,7 +471,7 @@ def test_properties_that_come_again_and_again_are_those_of_their_packet(tmp_path
 
 @pytest.mark.parametrize("topic_filter", ["t/1", "t/+"])
 @pytest.mark.parametrize("cache", [1, 100])
-def test_a_publisher_of_one_topic_finds_who_comes_and_goes(tmp_path: Path, topic_filter: str, cache: int) -> None:
+def test_a_cached_route_follows_subscribes_and_unsubscribes(tmp_path: Path, topic_filter: str, cache: int) -> None:
     with Core(tmp_path, route_cache_size=cache) as core:
         publisher, other, listener = core.connect("p"), core.connect("o"), core.connect("l")
         for there in (False, True, False, True):
@@ -491,7 +491,7 @@ def test_a_publisher_of_one_topic_finds_who_comes_and_goes(tmp_path: Path, topic
     [("a/" * 128 + "a", 0x90), ("a" * 101, 0x90), ("a" * 100, None), ("a/" * 49 + "a", None)],
     ids=["levels", "length", "longest", "deepest"],
 )
-def test_limits_of_topic_names(tmp_path: Path, topic: str, code: int | None) -> None:
+def test_topic_names_above_the_limits_are_refused(tmp_path: Path, topic: str, code: int | None) -> None:
     with Core(tmp_path, max_topic_levels=50, max_topic_length=100) as core:
         client = core.connect("c")
         client.send(Publish(topic, b""))
@@ -504,7 +504,7 @@ def test_limits_of_topic_names(tmp_path: Path, topic: str, code: int | None) -> 
             assert client.subscribe(topic).reason_codes == [0x8F]
 
 
-def test_payload_format_is_checked_when_claimed(tmp_path: Path) -> None:
+def test_payload_format_1_requires_utf_8(tmp_path: Path) -> None:
     properties = Properties()
     properties.payload_format_indicator = 1
     with Core(tmp_path) as core:
@@ -515,7 +515,7 @@ def test_payload_format_is_checked_when_claimed(tmp_path: Path) -> None:
         assert client.expect(Disconnect).reason_code == 0x99
 
 
-def test_retained_messages_can_be_switched_off(tmp_path: Path) -> None:
+def test_retained_messages_can_be_disabled(tmp_path: Path) -> None:
     with Core(tmp_path, retain_available=False) as core:
         client = core.connect("c")
         assert client.connack.properties.retain_available == 0

@@ -1,4 +1,4 @@
-"""Topic aliases in both directions: whoever uses them, everybody gets the same messages."""
+"""Topic aliases in both directions: they change nothing but the size of packets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_topic_aliases_of_a_publisher(tmp_path: Path) -> None:
         client.wait_for(Disconnect)
 
 
-def test_each_subscriber_learns_aliases_of_its_own(tmp_path: Path) -> None:
+def test_each_subscriber_is_assigned_its_own_aliases(tmp_path: Path) -> None:
     properties = Properties()
     properties.topic_alias_maximum = 2
     with Core(tmp_path) as core:
@@ -73,8 +73,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("size", [0, 1, 100, 130, 70_000])
 @pytest.mark.parametrize("section", SECTIONS)
-def test_with_or_without_aliases_a_message_is_the_same(tmp_path: Path, section: str, size: int, qos: int) -> None:
-    """Towards clients of both versions, with room for an alias or none, and from a publisher that uses one or none."""
+def test_aliases_change_nothing_else_of_a_message(tmp_path: Path, section: str, size: int, qos: int) -> None:
+    """Subscribers of both versions, with and without aliases; publishers with and without aliases."""
     def told(alias: int) -> Properties:
         properties = Properties()
         for name, value in SECTIONS[section].items():
@@ -116,7 +116,7 @@ def test_with_or_without_aliases_a_message_is_the_same(tmp_path: Path, section: 
         assert received.publish_received == 8 and received.publish_sent == 24
 
 
-def test_what_an_alias_makes_too_large_is_sent_by_name(tmp_path: Path) -> None:
+def test_a_packet_that_an_alias_makes_too_large_is_sent_by_topic_name(tmp_path: Path) -> None:
     properties = Properties()
     properties.topic_alias_maximum, properties.maximum_packet_size = 1, 40
     with Core(tmp_path) as core:
@@ -138,8 +138,8 @@ def test_what_an_alias_makes_too_large_is_sent_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("alias", [1, -1])
-def test_a_long_packet_is_known_by_its_alias(tmp_path: Path, alias: int, qos: int) -> None:
-    """One that comes, and goes on, in pieces."""
+def test_a_long_packet_may_have_an_alias(tmp_path: Path, alias: int, qos: int) -> None:
+    """A packet that is received and sent in pieces."""
     limit, told = Properties(), Properties()
     limit.topic_alias_maximum = 1
     told.topic_alias, told.payload_format_indicator = alias, 1
@@ -162,7 +162,7 @@ def test_a_long_packet_is_known_by_its_alias(tmp_path: Path, alias: int, qos: in
 
 
 def congested(core: Core) -> CoreClient:
-    """A subscriber with room for aliases, whose socket takes no more."""
+    """A subscriber that accepts aliases and whose socket is full."""
     properties = Properties()
     properties.topic_alias_maximum = 5
     subscriber = core.connect("s", properties=properties)
@@ -173,7 +173,7 @@ def congested(core: Core) -> CoreClient:
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-def test_an_alias_is_taught_by_a_packet_that_leaves(tmp_path: Path, qos: int) -> None:
+def test_an_alias_is_assigned_only_by_a_packet_that_is_not_dropped(tmp_path: Path, qos: int) -> None:
     with Core(tmp_path, max_outbox_bytes=1024) as core:
         publisher, subscriber = core.connect("p"), congested(core)
         publisher.publish("first", b"x" * 1000, qos)
@@ -187,7 +187,7 @@ def test_an_alias_is_taught_by_a_packet_that_leaves(tmp_path: Path, qos: int) ->
         assert [(packet.topic, packet.properties.topic_alias) for packet in subscriber.arrived()] == [("dropped", 2), ("", 1)]
 
 
-def test_qos_1_is_not_dropped_under_an_alias(tmp_path: Path) -> None:
+def test_qos_1_with_an_alias_is_not_dropped(tmp_path: Path) -> None:
     with Core(tmp_path, max_outbox_bytes=1024) as core:
         publisher, subscriber = core.connect("p"), congested(core)
         sent = [b"%d" % number * 500 for number in range(5)]
@@ -198,14 +198,14 @@ def test_qos_1_is_not_dropped_under_an_alias(tmp_path: Path) -> None:
         while len(found) < 5:
             subscriber.connection.resume_sending()
             packets = [packet for packet in subscriber.arrived() if isinstance(packet, Publish)]
-            assert packets, "the rest does not come"
+            assert packets, "the rest was not sent"
             subscriber.send(*(Puback(packet.packet_id) for packet in packets))
             found += [packet.payload for packet in packets]
         assert found == sent and core.broker.outbound.counters.publish_dropped_slow == 0
 
 
 @pytest.mark.parametrize("granted", [0, 1, 2])
-def test_aliases_change_neither_qos_nor_what_belongs_to_the_subscription(tmp_path: Path, granted: int) -> None:
+def test_aliases_change_neither_qos_nor_subscription_identifiers(tmp_path: Path, granted: int) -> None:
     limit, identified = Properties(), Properties()
     limit.topic_alias_maximum = 2
     identified.subscription_identifiers = [7]
@@ -224,7 +224,7 @@ def test_aliases_change_neither_qos_nor_what_belongs_to_the_subscription(tmp_pat
 
 
 @pytest.mark.parametrize("expiry", [0, 5])
-def test_what_expires_says_so_without_its_alias(tmp_path: Path, expiry: int) -> None:
+def test_message_expiry_is_kept_when_an_alias_is_replaced(tmp_path: Path, expiry: int) -> None:
     told = Properties()
     told.topic_alias, told.message_expiry_interval = 1, expiry
     with Core(tmp_path) as core:
@@ -236,8 +236,8 @@ def test_what_expires_says_so_without_its_alias(tmp_path: Path, expiry: int) -> 
 
 @pytest.mark.parametrize("qos", [0, 1])
 @pytest.mark.parametrize("size", [127 - 4, 16_383 - 4])
-def test_a_packet_that_an_alias_makes_a_byte_too_large_is_sent_by_name(tmp_path: Path, size: int, qos: int) -> None:
-    """The alias brings it over the length that one byte less can tell."""
+def test_a_packet_that_an_alias_makes_one_byte_too_large_is_sent_by_topic_name(tmp_path: Path, size: int, qos: int) -> None:
+    """With the alias its Remaining Length takes one byte more."""
     with Core(tmp_path) as core:
         packet = Publish("t", b"x" * (size - 2 * qos), qos, packet_id=qos)
         properties = Properties()
@@ -249,10 +249,10 @@ def test_a_packet_that_an_alias_makes_a_byte_too_large_is_sent_by_name(tmp_path:
         assert (found.topic, found.payload, found.properties.topic_alias) == ("t", packet.payload, -1)
         publisher.publish("t", b"")
         (found,) = subscriber.arrived()
-        assert (found.topic, found.properties.topic_alias) == ("t", 1), "it was taught an alias that it never saw"
+        assert (found.topic, found.properties.topic_alias) == ("t", 1), "an alias was assigned that the client does not know"
 
 
-def test_numbers_are_found_and_taught_until_there_is_no_room() -> None:
+def test_aliases_are_assigned_up_to_the_maximum() -> None:
     aliases = TopicAliases(2)
     assert [aliases.find(b"a"), aliases.find(b"b"), aliases.find(b"a")] == [-1, -1, -1]
     aliases.assign(b"b")
@@ -261,7 +261,7 @@ def test_numbers_are_found_and_taught_until_there_is_no_room() -> None:
     assert [aliases.find(b"a"), aliases.find(b"b"), aliases.find(b"c")] == [2, 1, 0]
 
 
-def test_what_no_packet_can_hold_is_too_large() -> None:
+def test_a_topic_name_that_makes_the_packet_too_large_is_refused() -> None:
     beyond = 268_435_455 - 2 - 1 - 1
     assert publish_with_topic_name(0x30, b"t", b"", b"\0", b"", beyond)[:5] == b"\x30\xff\xff\xff\x7f"
     with pytest.raises(MQTTError) as refused:

@@ -1,4 +1,4 @@
-"""The wire: turns are shared, nothing is lost between them, and a client that is gone leaves nothing behind."""
+"""Wires: reading and writing are shared among clients, no bytes are lost, and closed connections are freed."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def join(core: Core, loop: Loop, scheduler: FlushScheduler, name: str) -> Wire:
     return wire
 
 
-def test_who_sends_much_takes_turns_with_the_others_and_loses_nothing(core: Core) -> None:
+def test_a_client_that_sends_much_does_not_delay_others_and_loses_nothing(core: Core) -> None:
     loop, scheduler = begin(core)
     loud, quiet = join(core, loop, scheduler, "loud"), join(core, loop, scheduler, "quiet")
     loop.turn()
     counters = core.broker.outbound.counters
     packet = Publish("b/loud", bytes(100), 0, False, False, 0).encode(5)
-    loop.look = 1.0  # each look at the clock uses a share up
+    loop.look = 1.0  # each call uses up READ_TIME
     count = 5 * READ_SLICE // len(packet)
     loud.data_received(packet * count + Publish("a/last", b"", 0, False, False, 0).encode(5))
     assert 0 < counters.publish_received < count / 2 and not loud.transport.reading
@@ -78,7 +78,7 @@ def test_who_sends_much_takes_turns_with_the_others_and_loses_nothing(core: Core
     assert loud.transport.written.endswith(Publish("a/last", b"", 0, False, False, 0).encode(5))
 
 
-def test_what_was_not_taken_in_yet_is_taken_before_what_comes_later(core: Core) -> None:
+def test_unhandled_data_is_handled_before_later_data(core: Core) -> None:
     loop, scheduler = begin(core)
     wire = join(core, loop, scheduler, "one")
     loop.turn()
@@ -91,15 +91,15 @@ def test_what_was_not_taken_in_yet_is_taken_before_what_comes_later(core: Core) 
     assert wire.transport.written == sent
 
 
-def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
+def test_large_packets_are_written_in_parts_and_in_order(core: Core) -> None:
     loop, scheduler = begin(core)
     wire = join(core, loop, scheduler, "one")
     wire.data_received(Subscribe(2, [Subscription("a/+", 1)]).encode(5))
     loop.turn()
     counters = core.broker.outbound.counters
     wire.transport.written, before = b"", counters.bytes_sent
-    bulky = Publish("a/1", bytes(10 * LARGE_PART), 1, False, False, 1)
-    for packet in (Publish("a/0", b"before", 0), bulky, Publish("a/2", b"after", 0)):
+    large = Publish("a/1", bytes(10 * LARGE_PART), 1, False, False, 1)
+    for packet in (Publish("a/0", b"before", 0), large, Publish("a/2", b"after", 0)):
         wire.data_received(packet.encode(5))
     written = [0]
     while loop.soon:
@@ -112,7 +112,7 @@ def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
     while position < len(wire.transport.written):
         packet, position = decode(wire.transport.written, 5, position)
         payloads.append(packet.payload if isinstance(packet, Publish) else type(packet))
-    assert payloads == [b"before", bulky.payload, Puback, b"after"]
+    assert payloads == [b"before", large.payload, Puback, b"after"]
     parts = len(wire.transport.parts)
     wire.data_received(Publish("a/1", b"small", 1, False, False, 2).encode(5))
     loop.turn()
@@ -120,7 +120,7 @@ def test_what_is_bulky_leaves_as_it_lies_there_and_in_order(core: Core) -> None:
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-def test_what_came_in_long_pieces_leaves_in_them(core: Core, qos: int) -> None:
+def test_a_long_packet_is_written_in_the_pieces_it_was_received_in(core: Core, qos: int) -> None:
     loop, scheduler = begin(core)
     reader, writer = join(core, loop, scheduler, "reader"), join(core, loop, scheduler, "writer")
     reader.data_received(Subscribe(2, [Subscription("a/+", qos)]).encode(5))
@@ -133,14 +133,14 @@ def test_what_came_in_long_pieces_leaves_in_them(core: Core, qos: int) -> None:
         writer.data_received(piece)
         loop.turn()
     loop.run()
-    assert reader.transport.written == packet  # the first packet identifier is 1 on either side
+    assert reader.transport.written == packet  # the packet id is 1 on either side
     assert core.broker.outbound.counters.publish_bytes_sent - before == len(packet)
     sent = [part.obj if isinstance(part, memoryview) else part for part in reader.transport.parts]
     assert set(map(id, sent)) >= set(map(id, pieces[1:]))
 
 
 @pytest.mark.parametrize("readers", [1, 10])
-def test_a_turn_writes_no_more_of_what_is_bulky_however_many_want_it(core: Core, readers: int) -> None:
+def test_large_writes_per_flush_are_bounded_over_all_clients(core: Core, readers: int) -> None:
     loop, scheduler = begin(core)
     wires = [join(core, loop, scheduler, f"reader{number}") for number in range(readers)]
     loop.turn()
@@ -151,7 +151,7 @@ def test_a_turn_writes_no_more_of_what_is_bulky_however_many_want_it(core: Core,
     before = 0
     while loop.soon:
         loop.turn()
-        if before > 3 * LARGE_WRITES:  # who was behind is served before the others are again
+        if before > 3 * LARGE_WRITES:  # each client was written to before the first was again
             assert all(wire.transport.written for wire in wires)
         after = sum(len(wire.transport.written) for wire in wires)
         assert after - before <= min(LARGE_WRITES, readers * LARGE_WRITE) + LARGE_PART
@@ -159,7 +159,7 @@ def test_a_turn_writes_no_more_of_what_is_bulky_however_many_want_it(core: Core,
     assert [wire.transport.written for wire in wires] == [packet] * readers
 
 
-def test_who_takes_no_more_is_not_asked_again_until_it_does(core: Core) -> None:
+def test_nothing_is_written_while_writing_is_paused(core: Core) -> None:
     loop, scheduler = begin(core)
     wire = join(core, loop, scheduler, "slow")
     loop.turn()
@@ -178,7 +178,7 @@ def test_who_takes_no_more_is_not_asked_again_until_it_does(core: Core) -> None:
 
 
 @pytest.mark.parametrize("writers, readers", [(1, 1), (1, 10), (10, 1)])
-def test_what_is_long_waits_within_the_limit_of_an_outbox_and_nobody_starves(core: Core, writers: int, readers: int) -> None:
+def test_large_packets_keep_the_outbox_within_its_limit_and_starve_nobody(core: Core, writers: int, readers: int) -> None:
     loop, scheduler = begin(core)
     sending = [join(core, loop, scheduler, f"writer{number}") for number in range(writers)]
     for wire in sending:
@@ -208,7 +208,7 @@ def test_what_is_long_waits_within_the_limit_of_an_outbox_and_nobody_starves(cor
     assert not core.broker.outbound.counters.publish_dropped_slow
 
 
-def test_a_queue_of_long_messages_fills_no_outbox_that_is_full(core: Core) -> None:
+def test_queued_large_messages_are_not_added_to_a_full_outbox(core: Core) -> None:
     loop, scheduler = begin(core)
     wire = join(core, loop, scheduler, "reader")
     wire.data_received(Subscribe(2, [Subscription("a/+", 1)]).encode(5))
@@ -225,7 +225,7 @@ def test_a_queue_of_long_messages_fills_no_outbox_that_is_full(core: Core) -> No
     assert len(wire.transport.written) > 30 * size and most <= core.broker.outbound.max_backlog + 2 * size
 
 
-def test_short_packets_behind_a_long_one_leave_with_it(core: Core) -> None:
+def test_short_packets_behind_a_large_one_are_joined(core: Core) -> None:
     loop, scheduler = begin(core)
     wire = join(core, loop, scheduler, "one")
     loop.turn()
@@ -242,20 +242,20 @@ def test_short_packets_behind_a_long_one_leave_with_it(core: Core) -> None:
     assert len(wire.transport.parts) < 50
 
 
-def test_a_replay_goes_on_when_what_it_sent_has_left(tmp_path: Path) -> None:
+def test_a_replay_continues_when_the_outbox_is_drained(tmp_path: Path) -> None:
     with Core(tmp_path, durability="off", max_outbox_bytes=65_536) as core:
         publisher = core.connect("p")
         for number in range(12):
             publisher.publish(f"t/{number}", bytes(100_000), 1, retain=True)
         loop, scheduler = begin(core)
-        scheduler.flush()  # of what Core has no wire for
+        scheduler.flush()  # the connections of Core have no wire
         wire = join(core, loop, scheduler, "one")
         wire.data_received(Subscribe(2, [Subscription("t/+", 0)]).encode(5))
         loop.run()
         assert len(wire.transport.written) > 1_200_000
 
 
-def test_after_much_from_one_client_the_others_are_read(core: Core) -> None:
+def test_reading_pauses_for_one_iteration_after_a_large_read(core: Core) -> None:
     loop, scheduler = begin(core)
     wire = join(core, loop, scheduler, "loud")
     loop.turn()
@@ -266,18 +266,18 @@ def test_after_much_from_one_client_the_others_are_read(core: Core) -> None:
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_an_acknowledgement_wakes_the_replay_that_waits_for_it(tmp_path: Path, qos: int) -> None:
+def test_an_acknowledgement_continues_the_replay_that_waits_for_it(tmp_path: Path, qos: int) -> None:
     with Core(tmp_path, durability="off", max_inflight=100, max_queued_messages=500) as core:
         publisher = core.connect("p")
         for number in range(1000):
             publisher.publish(f"t/{number}", b"x", qos, retain=True)
         loop, scheduler = begin(core)
-        scheduler.flush()  # of what Core has no wire for
+        scheduler.flush()  # the connections of Core have no wire
         wire = join(core, loop, scheduler, "one")
         wire.data_received(Subscribe(2, [Subscription("t/+", 2)]).encode(5))
         count = 0
         while count < 1000:
-            assert loop.soon, f"nobody goes on after {count}"
+            assert loop.soon, f"the replay stopped after {count}"
             while loop.soon:
                 loop.turn()
             written, wire.transport.written = wire.transport.written, b""
@@ -293,7 +293,7 @@ def test_an_acknowledgement_wakes_the_replay_that_waits_for_it(tmp_path: Path, q
 
 
 @pytest.mark.parametrize("polite", [True, False])
-def test_a_client_that_is_gone_leaves_no_cycle(core: Core, polite: bool) -> None:
+def test_a_closed_connection_leaves_no_reference_cycle(core: Core, polite: bool) -> None:
     loop, scheduler = begin(core)
 
     def visit(name: str) -> None:
