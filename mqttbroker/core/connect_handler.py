@@ -13,6 +13,7 @@ from typing import Final, Optional
 from mqttbroker.codec.packets import Auth, Connack, Connect, Will
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import (
+    CLIENT_IDENTIFIER_NOT_VALID,
     CONTINUE_AUTHENTICATION,
     NOT_AUTHORIZED,
     PACKET_TOO_LARGE,
@@ -111,6 +112,11 @@ class ConnectHandler:
         if connection.state != CONNECTING:
             return
         client_id = connection.client_id
+        if self._belongs_to_another(connection):
+            # Before anything is closed or ended. The standard's meaning of 0x85 and of return code 2 is "not allowed
+            # by the Server"; 0x87 would say that the user may not connect at all.
+            self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "the session belongs to another user")
+            return
         if not self._check_limits(connection):
             return
         if packet.will is not None and not self._check_will(connection, packet.will):
@@ -124,7 +130,7 @@ class ConnectHandler:
         else:
             expiry = max(0, packet.properties.session_expiry_interval)
         expiry = min(expiry, self.terms.max_session_expiry)
-        if old is not None and not packet.clean_start and self._may_resume(connection, old):
+        if old is not None and not packet.clean_start:
             session = old
             pending.session_present = True  # [MQTT-3.1.2-5]
         else:
@@ -182,14 +188,15 @@ class ConnectHandler:
             session = self.registry.get(client_id)
         return session
 
-    def _may_resume(self, connection: Connection, session: Session) -> bool:
-        """Whether this user may read the session's messages.
+    def _belongs_to_another(self, connection: Connection) -> bool:
+        """Whether the session of this client id belongs to another user, with or without access rules.
 
-        With restrictive rules a session belongs to one user; one without a user belongs to the first that resumes it.
+        A session without a user belongs to the first one that takes it over.
         """
-        if not self.rules.restrictive or session.username == connection.username:
-            return True
-        return session.username is None
+        session = self.registry.get(connection.client_id)
+        if session is None or session.username is None or session.username == connection.username:
+            return False
+        return not self.registry.is_over(session, self.lifecycle.now)
 
     def _set_user(self, session: Session, connection: Connection) -> None:
         """Give the session the rights of this user at this listener."""

@@ -347,16 +347,6 @@ def test_a_disconnected_session_keeps_its_user_through_a_restart(core: AclCore) 
     assert [message.topic for message in alice.arrived()] == ["a/1"]
 
 
-def test_another_user_does_not_resume_the_session(core: AclCore) -> None:
-    core.as_user("alice", "sleeper", properties=durable()).subscribe("a/#")
-    core.clients[-1].close()
-    bob = core.as_user("bob", "writer")
-    bob.publish("a/1", b"for alice", 1)
-    for user in ("bob", None):
-        thief = core.as_user(user, "sleeper", clean_start=False, properties=durable())
-        assert not thief.connack.session_present and thief.arrived() == []
-
-
 def test_an_anonymous_session_becomes_that_of_its_next_user(core: AclCore) -> None:
     nobody = core.as_user(None, "device", properties=durable())
     nobody.subscribe("a/#")

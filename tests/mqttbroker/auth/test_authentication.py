@@ -22,7 +22,12 @@ from support.raw_client import RawClient
 from mqttbroker.auth.authentication import NICENESS, Authenticator
 from mqttbroker.auth.passwords import Hash, Passwords, parse_hash
 from mqttbroker.codec.packets import Disconnect
-from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, SERVER_BUSY
+from mqttbroker.codec.reason_codes import (
+    BAD_USER_NAME_OR_PASSWORD,
+    CLIENT_IDENTIFIER_NOT_VALID,
+    NOT_AUTHORIZED,
+    SERVER_BUSY,
+)
 
 # alice: secret, bob: pass word, as mosquitto_passwd wrote them
 ALICE = "alice:$7$101$4bi5AyfE2xaqoXIs$RBrASIHOe9NGPzbq836FnJwkFoplgoeGYZDN44qtbvUPuOXvQOwn6INOjOQWl5+oPdMpDZzc0INzO0+xFwXmMw==\n"
@@ -267,6 +272,20 @@ def test_packets_sent_with_the_connect_are_handled_after_it(guarded: PasswordBro
         client.send(Connect("eager", 5, True, 60, username="alice", password=b"secret"), Pingreq())
         assert client.expect(Connack).reason_code == 0
         client.expect(Pingresp)
+
+
+def test_another_user_does_not_take_a_session(guarded: PasswordBroker) -> None:
+    with guarded.connect("alice", b"secret", 4, client_id="owned", clean_start=False) as alice:
+        alice.subscribe("own/#", options=1)
+        for version, code in ((5, CLIENT_IDENTIFIER_NOT_VALID), (4, 2)):
+            for user, password in (("bob", b"pass word"), (None, None)):
+                with guarded.open(version) as thief:
+                    connack = thief.connect("owned", username=user, password=password, clean_start=True)
+                    assert connack.reason_code == code
+                    thief.expect_closed()
+        assert alice.publish("own/1", b"mine", 1) == 0
+        assert alice.take().payload == b"mine"
+    guarded.process.wait_for_log("event=refused client=owned .*the session belongs to another user")
 
 
 def test_no_secret_is_logged(guarded: PasswordBroker) -> None:
