@@ -67,12 +67,12 @@ class Server:
         self.reread = reread
         self.security = Security(settings)
         self.streams: Optional[StreamLogs] = None
-        self.sealing: Optional[Sealer] = None
+        self.sealer: Optional[Sealer] = None
         self.consumers: Optional[ConsumerLag] = None
         if settings.streams:
             configs = stream_configs(settings)
             self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
-            self.sealing = Sealer(self.streams)
+            self.sealer = Sealer(self.streams)
             self.consumers = ConsumerLag(self.streams, configs, settings.consumers)
         self.store: Store = SqliteStore(settings.data_dir / DATABASE, settings.durability, self.streams)
         self.stopping = asyncio.Event()
@@ -101,8 +101,8 @@ class Server:
             self.broker, loop, self.store.submit, self.settings.durability != "interval"
         )
         self.store.start(self._answered)
-        if self.sealing is not None:
-            self.sealing.start()
+        if self.sealer is not None:
+            self.sealer.start()
         self.security.start(loop, self.scheduler.update_clock)
         tasks: List[asyncio.Task[None]] = []
         reloader = Reloader(self.reread, self.broker, self.security, self.listeners, self.settings.http)
@@ -127,8 +127,8 @@ class Server:
             for open_listener in self.listeners:
                 open_listener.close()
             self.security.stop()
-            if self.sealing is not None:
-                self.sealing.stop()
+            if self.sealer is not None:
+                self.sealer.stop()
             for task in tasks:
                 task.cancel()
             await self._drain()

@@ -33,7 +33,7 @@ READ_BYTES = 1 << 20
 _BATCH_START = re.compile(b"|".join((MAGIC, LOST_MAGIC)))
 
 
-class Span(NamedTuple):
+class FileSpan(NamedTuple):
     """A part of a segment file: undamaged batches, or damaged bytes.
 
     ``reason`` describes the damage, "" for undamaged batches.  ``lost``: the batches stand for offsets lost to damage
@@ -92,12 +92,12 @@ def read_file(path: Path) -> bytes:
     return b"".join(parts)
 
 
-def survey(data: bytes, first_offset: int, limit: Optional[int]) -> List[Span]:
+def survey(data: bytes, first_offset: int, limit: Optional[int]) -> List[FileSpan]:
     """The spans of a segment that begins with `first_offset`, up to the offset `limit`.
 
     A damaged span at the end covers all offsets up to `limit`, or none if `limit` is None.
     """
-    spans: List[Span] = []
+    spans: List[FileSpan] = []
     position, expected = 0, first_offset
     while position < len(data) and (limit is None or expected < limit):
         try:
@@ -108,11 +108,11 @@ def survey(data: bytes, first_offset: int, limit: Optional[int]) -> List[Span]:
             following = next_batch(data, position, expected, limit)
             if following is None:
                 end = expected if limit is None else limit
-                spans.append(Span(position, len(data) - position, expected, end, reason))
+                spans.append(FileSpan(position, len(data) - position, expected, end, reason))
                 break
             batch = following
             size = batch.position - position
-            spans.append(Span(position, size, expected, batch.first_offset, reason))
+            spans.append(FileSpan(position, size, expected, batch.first_offset, reason))
         _append_span(spans, batch)
         position, expected = batch.end, batch.end_offset
     return spans
@@ -150,13 +150,13 @@ def next_batch(data: bytes, position: int, expected: int, limit: Optional[int]) 
     return None
 
 
-def _append_span(spans: List[Span], batch: Batch) -> None:
+def _append_span(spans: List[FileSpan], batch: Batch) -> None:
     size = HEADER_BYTES + batch.body_length
     last = spans[-1] if spans else None
     if last is not None and not last.reason and last.lost == batch.lost:
         spans[-1] = last._replace(size=last.size + size, end_offset=batch.end_offset)
     else:
-        found = Span(batch.position, size, batch.first_offset, batch.end_offset, "", batch.lost)
+        found = FileSpan(batch.position, size, batch.first_offset, batch.end_offset, "", batch.lost)
         spans.append(found)
 
 
@@ -210,7 +210,7 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
 
 def survey_segment(
     directory: Path, first: int, limit: Optional[int], live: bool, problems: List[str]
-) -> Tuple[str, List[Span]]:
+) -> Tuple[str, List[FileSpan]]:
     """The file name of a segment and its spans.
 
     If the segment exists sealed and unsealed, the sealed file is used unless it is damaged.  Raises `FileNotFoundError`
@@ -225,14 +225,14 @@ def survey_segment(
         except SegmentError as error:
             if not (directory / segment_file_name(first)).exists():
                 end = first if limit is None else limit
-                return name, [Span(0, (directory / name).stat().st_size, first, end, error.reason)]
+                return name, [FileSpan(0, (directory / name).stat().st_size, first, end, error.reason)]
             problems.append(f"{name}: {error.reason}; {segment_file_name(first)} exists too")
         else:
             if limit is not None and part.end_offset > limit and not live:
                 problems.append(f"{name}: offsets {limit} to {part.end_offset - 1} are too many")
-            spans = [Span(0, part.size, *gap, "", True) for gap in part.lost]
+            spans = [FileSpan(0, part.size, *gap, "", True) for gap in part.lost]
             end = part.end_offset if limit is None else min(part.end_offset, limit)
-            return name, [*spans, Span(0, part.size, first, end)]
+            return name, [*spans, FileSpan(0, part.size, first, end)]
         try:
             return segment_file_name(first), survey(read_file(directory / segment_file_name(first)), first, limit)
         except FileNotFoundError:
@@ -241,7 +241,7 @@ def survey_segment(
     raise AssertionError("the second attempt returns or raises")
 
 
-def describe(name: str, span: Span) -> str:
+def describe(name: str, span: FileSpan) -> str:
     """One line about a damaged span of the segment file `name`."""
     where = f"{name}: bytes {span.position} to {span.position + span.size - 1}: {span.reason}"
     if span.size == 0:

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import List, NamedTuple, Optional
 
-from bridge_spark.log.check import Span, describe, read_file, survey
+from bridge_spark.log.check import FileSpan, describe, read_file, survey
 from bridge_spark.log.files import replace_file, sync_directory
 from bridge_spark.log.high_watermark import WATERMARK_FILE, Watermark, encode_watermark, read_watermark
 from bridge_spark.log.record_batch import SegmentError, encode_lost
@@ -121,7 +121,7 @@ def _repair_segment(
     directory: Path,
     first: int,
     data: bytes,
-    spans: List[Span],
+    spans: List[FileSpan],
     stop: int,
     stamp: str,
     lines: List[str],

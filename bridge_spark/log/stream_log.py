@@ -42,7 +42,7 @@ class StreamLogs:
 
     `clock` returns seconds since the Unix epoch.  Implements the `Log` protocol of `sessions.store.writer`: the writer
     thread calls `recover`, then `append`, `sync`, `rollback` and `committed`.  `streams`, `manifest`, `committed_file`,
-    `offset_for_timestamp`, `unsealed` and `put_sealed` may be called from any thread.
+    `offset_for_timestamp`, `unsealed` and `add_sealed` may be called from any thread.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StreamLogs:
         self._next_retention = 0.0
         self._sealed: Deque[Tuple[Key, Segment]] = deque()
         self._removable: Deque[Tuple[float, Key, int]] = deque()  # when which unsealed file may be removed
-        self.closed_more = threading.Event()  # set when `unsealed` may have new segments
+        self.segment_closed = threading.Event()  # set when `unsealed` may have new segments
         self.sealed_segments = 0  # since the start
         self.sealed_bytes_saved = 0
         self.sealing_failures = 0
@@ -194,7 +194,7 @@ class StreamLogs:
             except OSError as error:
                 logger.warning("event=retention_failed reason=%s", error)
         if rolled:
-            self.closed_more.set()
+            self.segment_closed.set()
 
     def _switch_to_sealed(self, now: float) -> None:
         """Show readers the sealed files; later remove the unsealed ones, unless a backup runs that may cut them."""
@@ -215,7 +215,7 @@ class StreamLogs:
             if config.seal:
                 for partition in partitions:
                     if partition.roll(now):
-                        self.closed_more.set()
+                        self.segment_closed.set()
             if config.retention_age is not None:
                 for partition in partitions:
                     partition.expire(int((now - config.retention_age) * 1e6))
@@ -279,7 +279,7 @@ class StreamLogs:
                     raise
 
     @property
-    def wants_sealing(self) -> bool:
+    def has_sealed_streams(self) -> bool:
         """Whether any stream is configured to be sealed."""
         return any(config.seal for config in self._streams.values())
 
@@ -291,6 +291,6 @@ class StreamLogs:
                     if not part.sealed:
                         yield key, partition.directory, part
 
-    def put_sealed(self, key: Key, part: Segment) -> None:
+    def add_sealed(self, key: Key, part: Segment) -> None:
         """The sealed file of a segment is on disk.  Readers see it after the next commit."""
         self._sealed.append((key, part))

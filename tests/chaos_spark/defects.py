@@ -80,11 +80,11 @@ def stateless() -> None:
 
 def dead_letters_last() -> None:
     """A batch is published before its dead letters are written."""
-    from bridge_spark.tables.jobs.query_job import Batch
+    from bridge_spark.tables.jobs.query_job import BatchContext
     from bridge_spark.tables.jobs.table_pipeline import TablePipeline
     from bridge_spark.tables.rows.payloads import dead_letters
 
-    def write(pipeline: TablePipeline, found: Any, batch: Batch) -> dict[str, Any]:
+    def write(pipeline: TablePipeline, found: Any, batch: BatchContext) -> dict[str, Any]:
         staged, counts = pipeline._stage_rows(found, batch)
         staged_bad = pipeline._bad.stage(batch.id)
         marker = {"checkpoint": batch.checkpoint.id(), **counts}

@@ -44,7 +44,7 @@ class Sealer:
         self._retry_waits: Dict[Tuple[Key, int], float] = {}
 
     def start(self) -> None:
-        if self._logs.wants_sealing:
+        if self._logs.has_sealed_streams:
             self._thread = threading.Thread(target=self._run, name="sealing", daemon=True)
             self._thread.start()
 
@@ -54,17 +54,17 @@ class Sealer:
         if thread is None:
             return
         self._stopping = True
-        self._logs.closed_more.set()
+        self._logs.segment_closed.set()
         while thread.is_alive():
             self._worker.kill()
             thread.join(0.05)
 
     def _run(self) -> None:
-        more = self._logs.closed_more
-        more.set()
+        segment_closed = self._logs.segment_closed
+        segment_closed.set()
         while not self._stopping:
-            more.wait(self._pause())
-            more.clear()
+            segment_closed.wait(self._pause())
+            segment_closed.clear()
             self._seal_all()
 
     def _seal_all(self) -> None:
@@ -112,7 +112,7 @@ class Sealer:
             return True
         self._not_before[name] = float("inf")
         self._retry_waits.pop(name, None)
-        self._logs.put_sealed(key, sealed)
+        self._logs.add_sealed(key, sealed)
         logger.info("event=segment_sealed file=%s bytes=%d before=%d", directory / sealed.file, sealed.size, part.size)
         return True
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import NumericType
 from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.ingest_config import AggregateConfig, TableConfig
 from bridge_spark.tables.ingest_session import IngestError
-from bridge_spark.tables.jobs.query_job import Batch, QueryJob
+from bridge_spark.tables.jobs.query_job import BatchContext, QueryJob
 from bridge_spark.tables.jobs.staged_files import write_staged
 from bridge_spark.tables.output.batch_table import BatchTable, Marker
 from bridge_spark.tables.output.table_format import open_table
@@ -64,7 +64,7 @@ class AggregatePipeline:
     def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
         return self._output.committed(batch, checkpoint)
 
-    def write(self, messages: DataFrame, batch: Batch) -> Marker:
+    def write(self, messages: DataFrame, batch: BatchContext) -> Marker:
         batch.columns.record(messages.schema)
         staged = self._output.stage(batch.id)
         marker = {"checkpoint": batch.checkpoint.id(), "rows": write_staged(messages, staged)}

@@ -36,7 +36,7 @@ _NO_WORKER = "Python worker failed to connect back"
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchContext:
     """A batch that is to be written, and the query it belongs to."""
 
     id: int
@@ -60,7 +60,7 @@ class Pipeline(Protocol):
     def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
         """The marker of a batch that was published; ``checkpoint`` is the checkpoint's id."""
 
-    def write(self, messages: DataFrame, batch: Batch) -> Marker:
+    def write(self, messages: DataFrame, batch: BatchContext) -> Marker:
         """Write and publish a batch; return its marker."""
 
 
@@ -190,7 +190,7 @@ class QueryJob:
             if marker is None:
                 assert self._query is not None
                 self._checkpoint.sync_offsets(batch)
-                marker = self._pipeline.write(messages, Batch(batch, self._checkpoint, self._columns, self._query))
+                marker = self._pipeline.write(messages, BatchContext(batch, self._checkpoint, self._columns, self._query))
             elif self._pipeline.state:
                 messages.write.format("noop").mode("overwrite").save()
         except (ForeignBatch, ColumnChange, IngestError) as error:

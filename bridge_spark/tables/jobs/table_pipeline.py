@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.ingest_config import TableConfig
 from bridge_spark.tables.ingest_session import IngestError, spark_path
-from bridge_spark.tables.jobs.query_job import Batch, QueryJob
+from bridge_spark.tables.jobs.query_job import BatchContext, QueryJob
 from bridge_spark.tables.jobs.staged_files import check_staged, write_staged
 from bridge_spark.tables.output.batch_table import BatchTable, Marker
 from bridge_spark.tables.output.parquet_table import ParquetBatchTable
@@ -53,7 +53,7 @@ class TablePipeline:
         self._bad.committed(batch, checkpoint)
         return self._good.committed(batch, checkpoint)
 
-    def write(self, found: DataFrame, batch: Batch) -> Marker:
+    def write(self, found: DataFrame, batch: BatchContext) -> Marker:
         if self._deduplicates:
             found.persist()
         try:
@@ -76,7 +76,7 @@ class TablePipeline:
             self._good.publish_empty(batch.id, staged)
         return marker
 
-    def _stage_rows(self, found: DataFrame, batch: Batch) -> tuple[Path, dict[str, Any]]:
+    def _stage_rows(self, found: DataFrame, batch: BatchContext) -> tuple[Path, dict[str, Any]]:
         """Write the table's rows; if they have fields that become columns now, write them again with those."""
         counted = self._rows.counted(found)
         staged = self._good.stage(batch.id)
@@ -95,7 +95,7 @@ class TablePipeline:
         counts.pop("fields", None)
         return staged, counts
 
-    def _late(self, batch: Batch) -> Optional[DataFrame]:
+    def _late(self, batch: BatchContext) -> Optional[DataFrame]:
         """The messages that Spark dropped from this batch because they came after the watermark, as dead letters.
 
         Spark only counts them.  They are found again by reading the batch's range with the watermark from the

@@ -70,7 +70,7 @@ def test_readers_see_the_sealed_file_before_the_unsealed_one_is_removed(director
     (key, where, part), *_ = logs.unsealed()
     assert (key, where, part.file) == (KEY, directory, before[0]["file"])
     sealed = seal_segment(directory / part.file, part.end_offset, keep=True)
-    logs.put_sealed(key, read_sealed_segment(sealed))
+    logs.add_sealed(key, read_sealed_segment(sealed))
     assert logs.manifest("s")["partitions"][0]["segments"] == before
     logs.committed()
     first, *others = logs.manifest("s")["partitions"][0]["segments"]
@@ -101,7 +101,7 @@ def test_a_segment_removed_by_retention_meanwhile_stays_removed(directory: Path)
     found, data = read_sealed_segment(sealed), sealed.read_bytes()
     logs._partitions[KEY].drop(1)
     sealed.write_bytes(data)
-    logs.put_sealed(KEY, found)
+    logs.add_sealed(KEY, found)
     logs.committed()
     assert not sealed.exists() and segment_offsets(directory)[0] == part.end_offset
     assert logs.sealed_segments == 0
