@@ -18,7 +18,7 @@ from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.router import Router, StreamRule
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
 from mqttbroker.core.wills import load_will
-from mqttbroker.net.listener_policy import PolicyByListener
+from mqttbroker.net.listener_policy import ListenerPolicy, PolicyByListener
 from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits
 from sessions.journal import Journal
 from sessions.registry import Registry
@@ -109,6 +109,27 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
         PolicyByListener(security.policy),
         security.rules,
     )
+
+
+def apply_limits(broker: Broker, settings: Settings) -> None:
+    """Put the limits and options of the core in force that may change while it runs."""
+    limits = settings.limits
+    fill(broker.terms, limits, settings)
+    fill(broker.context.limits, limits)
+    broker.context.backpressure_monitor.max_pause = limits.backpressure_wait
+    broker.outbound.max_backlog = limits.max_outbox_bytes
+    broker.outbound.max_acks = 2 * max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)
+    router = broker.router
+    router.cache_size, router.max_levels, router.max_length = (
+        limits.route_cache_size, limits.max_topic_levels, limits.max_topic_length
+    )
+
+
+def apply_to_listener(policy: ListenerPolicy, settings: Settings, listener: Listener, security: Security) -> None:
+    """Put a listener's options in force; connected clients keep the terms that they were told."""
+    policy.terms = listener_terms(settings, listener, security.rules_of(listener))
+    policy.max_connections = listener.max_connections
+    policy.policy = security.policy_of(listener)
 
 
 def restore(broker: Broker, recovered: Recovered, now: float) -> None:

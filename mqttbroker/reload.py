@@ -1,48 +1,61 @@
 """Reloads settings, password and ACL files, and certificates on SIGHUP.
 
-An invalid file changes nothing and is logged.
+Each setting that changed is applied and logged, or named as one that needs a restart. An invalid file changes nothing: the
+settings in force stay, and the log, /readyz and the metrics say so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
-from typing import Callable, List, Optional
+import re
+from typing import Any, Callable, List, Optional
 
 from mqttbroker.admin.http import HttpServer
-from mqttbroker.assembly import redirect_of
+from mqttbroker.assembly import apply_limits, apply_to_listener
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError
-from mqttbroker.config.settings import Http, Settings
+from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.logs import set_level
 from mqttbroker.net.listeners import OpenListener
+from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context
 
 log = logging.getLogger("mqttbroker")
 
+# Keys that may change while the broker runs, beside the contents of the files that others name.
+RELOADABLE = re.compile(
+    r"allow_anonymous|reveal_denials|response_information|sys_interval|log\.level|redirect\.\w+|limits\.\w+"
+    r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum)"
+)
+
 
 class Reloader:
-    """Applies the settings that may change while the broker runs: ``log.level``, ``[redirect]``, and all named files.
+    """Applies a changed configuration. ``settings`` are those in force.
 
-    ``reread`` loads the settings again and raises ConfigError.  ``http_settings`` are those of the start; ``http`` is
-    set once the HTTP server is open.
+    ``reread`` loads the settings again and raises ConfigError. ``http`` is set once the HTTP server is open.
     """
 
     def __init__(
         self,
         reread: Callable[[], Settings],
+        settings: Settings,
         broker: Broker,
         security: Security,
+        sockets: OpenSockets,
         listeners: List[OpenListener],
-        http_settings: Http,
     ) -> None:
+        self.settings = settings
         self.http: Optional[HttpServer] = None
+        self.problems: List[str] = []  # of the last reload
+        self.reloaded = asyncio.Event()  # set after each reload
         self._reread = reread
         self._broker = broker
         self._security = security
+        self._sockets = sockets
         self._listeners = listeners
-        self._http_settings = http_settings
         self._task: Optional[asyncio.Task[None]] = None
 
     def start(self) -> None:
@@ -61,31 +74,82 @@ class Reloader:
     async def _reload(self, previous: Optional[asyncio.Task[None]]) -> None:
         if previous is not None:
             await previous
-        self._apply_settings()
-        await self._security.reload(self._broker)
+        problems = self._reload_settings()
+        problems += await self._security.reload(self._broker)
         for listener in self._listeners:
-            await listener.reload()
-        self._renew_http_certificates()
+            problems += await listener.reload()
+        problems += self._renew_http_certificates()
+        self.problems = problems
+        self.reloaded.set()
 
-    def _apply_settings(self) -> None:
+    def _reload_settings(self) -> List[str]:
         try:
-            settings = self._reread()
+            wanted = self._reread()
         except ConfigError as error:
             for problem in error.problems:
                 log.error("event=reload_failed reason=%s", problem)
-            return
+            return error.problems
+        before, after = flatten(self.settings), flatten(wanted)
+        for key in sorted(before.keys() | after.keys()):
+            if before.get(key) == after.get(key):
+                continue
+            if RELOADABLE.fullmatch(key) and key in before and key in after:
+                self.settings = with_key(self.settings, key, after[key])
+                log.info("event=setting_changed key=%s", key)
+            else:
+                log.warning("event=restart_needed key=%s", key)
+        self._apply()
+        return []
+
+    def _apply(self) -> None:
+        settings = self.settings
         set_level(settings.log.level)
-        self._broker.terms.redirect = redirect = redirect_of(settings.redirect)
         log.info("event=log_level to=%s", settings.log.level)
+        apply_limits(self._broker, settings)
+        self._sockets.max_evictable = settings.limits.max_half_open
+        self._security.apply(settings)
+        for open_listener, listener in zip(self._listeners, settings.listeners):
+            apply_to_listener(open_listener.listener_policy, settings, listener, self._security)
+        redirect = self._broker.terms.redirect
         if redirect is not None:
             log.info("event=redirecting server_reference=%s rate=%d", redirect.server_reference, redirect.rate)
 
-    def _renew_http_certificates(self) -> None:
+    def _renew_http_certificates(self) -> List[str]:
         try:
-            context = http_context(self._http_settings)
+            context = http_context(self.settings.http)
         except OSError as error:
             log.error("event=reload_failed listener=http reason=%s", error)
-            return
+            return [f"http: {error}"]
         if context is not None and self.http is not None:
             self.http.renew(context)
             log.info("event=certificates_reloaded listener=http")
+        return []
+
+
+def flatten(settings: Settings) -> dict[str, Any]:
+    """All values by dotted key: ``limits.max_sessions``, ``listeners.0.port``, ``streams.0.filters``."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        parts = enumerate(value) if field.name in ("listeners", "streams") else [("", value)]
+        for index, part in parts:
+            prefix = f"{field.name}.{index}" if index != "" else field.name
+            if dataclasses.is_dataclass(part):
+                found |= {f"{prefix}.{inner.name}": getattr(part, inner.name) for inner in dataclasses.fields(part)}
+            else:
+                found[prefix] = part
+    return found
+
+
+def with_key(settings: Any, key: str, value: Any) -> Any:
+    """A copy with another value for a key of `flatten`."""
+    name, _, rest = key.partition(".")
+    if not rest:
+        return dataclasses.replace(settings, **{name: value})
+    part = getattr(settings, name)
+    if isinstance(part, tuple):
+        index, _, rest = rest.partition(".")
+        changed = list(part)
+        changed[int(index)] = with_key(part[int(index)], rest, value)
+        return dataclasses.replace(settings, **{name: tuple(changed)})
+    return dataclasses.replace(settings, **{name: with_key(part, rest, value)})

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import Callable, List, Optional, Sequence
 
 import uvloop
@@ -33,7 +34,7 @@ from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.file_limit import client_sockets
-from mqttbroker.logs import close, configure
+from mqttbroker.logs import close, configure, dropped_lines
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
@@ -105,7 +106,10 @@ class Server:
             self.sealer.start()
         self.security.start(loop, self.scheduler.update_clock)
         tasks: List[asyncio.Task[None]] = []
-        reloader = Reloader(self.reread, self.broker, self.security, self.listeners, self.settings.http)
+        reloader = Reloader(
+            self.reread, self.settings, self.broker, self.security, self.sockets, self.listeners
+        )
+        self.reloader = reloader
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
         loop.add_signal_handler(signal.SIGHUP, reloader.start)
@@ -157,6 +161,8 @@ class Server:
     async def _render_metrics(self) -> bytes:
         """The text of /metrics; called on the HTTP server's thread."""
         status = await asyncio.wrap_future(self.control_runner.call(self.control.status))
+        self.metrics.log_lines_dropped = dropped_lines()
+        self.metrics.reload_problems = len(self.reloader.problems)
         return self.metrics.render(status)
 
     async def _readiness(self) -> list[str]:
@@ -183,6 +189,7 @@ class Server:
                 counters=self.metrics.http_counters,
                 consumers=self.consumers,
                 max_connections=settings.max_connections,
+                warnings=lambda: [f"reload: {problem}" for problem in self.reloader.problems],
             )
             self.http.start()
         except OSError as error:
@@ -232,8 +239,7 @@ class Server:
 
     def _periodic_tasks(self) -> List[asyncio.Task[None]]:
         tasks = [asyncio.create_task(self._tick())]
-        if self.settings.sys_interval:
-            tasks.append(asyncio.create_task(self._publish_sys_topics()))
+        tasks.append(asyncio.create_task(self._publish_sys_topics()))
         if self.settings.durability == "interval":
             tasks.append(asyncio.create_task(self._write_at_intervals()))
         return tasks
@@ -260,9 +266,15 @@ class Server:
     async def _publish_sys_topics(self) -> None:
         topics = SysTopics(self.control, self.metrics, self.settings.sys_interval)
         while True:
-            self.scheduler.update_clock()
-            topics.publish()
-            await asyncio.sleep(self.settings.sys_interval)
+            interval = self.reloader.settings.sys_interval
+            if interval:
+                topics.interval = interval
+                self.scheduler.update_clock()
+                topics.publish()
+            reloaded = self.reloader.reloaded
+            reloaded.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reloaded.wait(), interval or None)
 
     async def _write_at_intervals(self) -> None:
         while True:

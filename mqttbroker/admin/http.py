@@ -150,12 +150,14 @@ class HttpServer:
         counters: Optional[Counters] = None,
         consumers: Optional[ConsumerLag] = None,
         max_connections: int = 1000,
+        warnings: Callable[[], List[str]] = list,
     ) -> None:
         self.host = host
         self.port = port
         self._logs = logs
         self._metrics = metrics
         self._readiness = readiness
+        self._warnings = warnings
         self._token = token.encode() if token else None
         self._context = context
         self._counters = Counters() if counters is None else counters
@@ -398,6 +400,8 @@ class HttpServer:
 
     async def _readyz(self, request: web.Request) -> web.StreamResponse:
         reasons = await self._readiness()
+        warnings = self._warnings()
+        detail = {"warnings": warnings} if warnings else {}
         if reasons:
-            return web.json_response({"status": "not ready", "reasons": reasons}, status=503)
-        return web.json_response({"status": "ok"})
+            return web.json_response({"status": "not ready", "reasons": reasons, **detail}, status=503)
+        return web.json_response({"status": "ok", **detail})

@@ -37,6 +37,8 @@ class Metrics:
         self.http_counters = Counters()
         self.streams = streams
         self.consumers = consumers
+        self.reload_problems = 0
+        self.log_lines_dropped = 0
         self._started = time.monotonic()
         self._process = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._process)
@@ -56,6 +58,12 @@ class Metrics:
         """All metrics of one scrape."""
         yield from self._broker_metrics(status)
         yield from self._stream_metrics()
+        yield GaugeMetricFamily(
+            "mqttbroker_reload_problems", "Problems of the last reload, which kept what was in force.", value=self.reload_problems
+        )
+        yield CounterMetricFamily(
+            "mqttbroker_log_lines_dropped", "Log lines dropped because stderr was not read.", value=self.log_lines_dropped
+        )
         yield from self._process.collect()
 
     def _broker_metrics(self, status: BrokerStatus) -> Iterator[Metric]:

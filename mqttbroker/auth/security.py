@@ -101,9 +101,15 @@ class Security:
         for authenticator in self._authenticators.values():
             authenticator.stop()
 
-    async def reload(self, broker: Broker) -> None:
-        """Read the files again and apply each valid one."""
+    def apply(self, settings: Settings) -> None:
+        """Use other settings, which name the same files."""
+        self._settings = settings
+        self.policy = self._policy(settings.password_file, settings.allow_anonymous)
+
+    async def reload(self, broker: Broker) -> list[str]:
+        """Read the files again and apply each valid one; returns the problems of the others."""
         loop = asyncio.get_running_loop()
+        problems: list[str] = []
         for path, key in self._password_files.items():
             try:
                 passwords = await loop.run_in_executor(None, _read_passwords, path, key)
@@ -111,7 +117,7 @@ class Security:
                 _disconnect_users(broker, authenticator, authenticator.replace(passwords))
                 log.info("event=passwords_reloaded file=%s users=%d", path, len(passwords.hashes))
             except ConfigError as error:
-                _log_failure(error)
+                problems += error.problems
         for path, key in self._acl_files.items():
             try:
                 acl = await loop.run_in_executor(None, _read_acl, path, key)
@@ -119,7 +125,10 @@ class Security:
                 broker.rules_changed()
                 log.info("event=acl_reloaded file=%s users=%d", path, len(acl.users))
             except ConfigError as error:
-                _log_failure(error)
+                problems += error.problems
+        for problem in problems:
+            log.error("event=reload_failed reason=%s", problem)
+        return problems
 
 
 def _note(files: dict[Path, str], path: Optional[Path], key: str) -> None:
@@ -134,11 +143,6 @@ def _disconnect_users(broker: Broker, authenticator: Authenticator, usernames: s
             policy = connection.wire.listener_policy.policy
             if isinstance(policy, PasswordPolicy) and policy.authenticator is authenticator:
                 connection.disconnect(NOT_AUTHORIZED, "the password was changed")
-
-
-def _log_failure(error: ConfigError) -> None:
-    for problem in error.problems:
-        log.error("event=reload_failed reason=%s", problem)
 
 
 def _read_passwords(path: Path, key: str) -> Passwords:

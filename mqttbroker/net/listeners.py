@@ -82,18 +82,19 @@ class OpenListener:
                 host, port = sock.getsockname()[:2]
                 log.info("event=listening type=%s host=%s port=%d", listener.type, host, port)
 
-    async def reload(self) -> None:
-        """Read the certificates again; if they are invalid, those in use stay."""
+    async def reload(self) -> List[str]:
+        """Read the certificates again; if they are invalid, those in use stay, and the problem is returned."""
         try:
             context = server_context(self.listener)
         except OSError as error:
             log.error("event=reload_failed listener=%s reason=%s", self.listener.address, error)
-            return
+            return [f"listener {self.listener.address}: {error}"]
         if context is None:
-            return
+            return []
         for acceptor in self._acceptors:
             acceptor.context = context
         log.info("event=certificates_reloaded listener=%s", self.listener.address)
+        return []
 
     def close(self) -> None:
         """Stop accepting; open connections stay."""

@@ -1,0 +1,100 @@
+"""SIGHUP: changed settings are applied or named, and a configuration with a mistake changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.broker_process import BrokerProcess
+from support.metric_samples import samples
+from support.raw_client import RawClient
+
+from mqttbroker.codec.packets import Connack
+from mqttbroker.config.settings import Listener, Settings, Stream
+from mqttbroker.reload import RELOADABLE, flatten, with_key
+
+Start = Callable[..., BrokerProcess]
+
+
+class Reloadable:
+    """A broker, and its configuration as a dictionary of dotted keys that a test changes."""
+
+    def __init__(self, start: Start, **keys: Any) -> None:
+        self.keys: dict[str, Any] = {"log.level": "info", **keys}
+        self.broker = start(config=self.toml())
+
+    def toml(self) -> str:
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.keys.items())
+
+    def reload(self, awaited: str = "event=log_level", **keys: Any) -> None:
+        self.keys |= {key.replace("__", "."): value for key, value in keys.items()}
+        self.broker.config.write_text(self.toml(), encoding="utf-8")
+        after = len(self.broker.lines)
+        os.kill(self.broker.pid, signal.SIGHUP)
+        self.broker.wait_for_log(awaited, after=after)
+
+    def connect(self, client_id: str = "c") -> Connack:
+        with RawClient(self.broker.port) as client:
+            return client.connect(client_id)
+
+
+def test_anonymous_clients_can_be_refused_and_admitted_again(start_broker: Start) -> None:
+    running = Reloadable(start_broker)
+    assert running.connect().reason_code == 0
+    running.reload(allow_anonymous=False)
+    assert running.connect().reason_code == 0x87
+    running.reload(allow_anonymous="loopback")
+    assert running.connect().reason_code == 0
+
+
+def test_limits_apply_to_new_connections(start_broker: Start) -> None:
+    running = Reloadable(start_broker)
+    broker = running.broker
+    with RawClient(broker.port) as early:
+        assert early.connect("early").properties.receive_maximum == 1000
+        running.reload(limits__receive_maximum=7, limits__max_packet_size="1KiB")
+        properties = running.connect("late").properties
+        assert (properties.receive_maximum, properties.maximum_packet_size) == (7, 1024)
+        early.publish("a", bytes(2000), qos=1)  # it was told of a larger maximum
+        early.ping()
+
+
+def test_keys_that_need_a_restart_are_named(start_broker: Start) -> None:
+    running = Reloadable(start_broker)
+    running.reload("event=restart_needed key=durability", durability="off", on_corrupt_store="refuse")
+    running.broker.wait_for_log("event=restart_needed key=on_corrupt_store")
+    assert running.connect().reason_code == 0
+
+
+def test_mistake_keeps_the_settings_in_force_and_is_reported_until_mended(start_broker: Start) -> None:
+    running = Reloadable(start_broker, **{"limits.receive_maximum": 9})
+    broker = running.broker
+    running.reload("event=reload_failed", limits__receive_maximum="many", allow_anonymous=False)
+    connack = running.connect()
+    assert (connack.reason_code, connack.properties.receive_maximum) == (0, 9)
+    ready = json.loads(broker.get("/readyz"))
+    assert ready["status"] == "ok" and "limits.receive_maximum" in ready["warnings"][0]
+    assert samples(broker.get("/metrics"))["mqttbroker_reload_problems"] == 1
+    running.reload(limits__receive_maximum=10, allow_anonymous=True)
+    assert running.connect().properties.receive_maximum == 10
+    assert json.loads(broker.get("/readyz")) == {"status": "ok"}
+
+
+@pytest.mark.parametrize("key", flatten(Settings(streams=(Stream("s", ("a/#",)),))))
+def test_each_key_can_be_replaced_by_its_name(key: str) -> None:
+    settings = Settings(listeners=(Listener(), Listener(port=7)), streams=(Stream("s", ("a/#",)),))
+    changed = with_key(settings, key, "changed")
+    assert flatten(changed) == flatten(settings) | {key: "changed"}
+
+
+def test_reloadable_keys_exist() -> None:
+    keys = flatten(Settings())
+    found = [key for key in keys if RELOADABLE.fullmatch(key)]
+    assert {"allow_anonymous", "limits.max_sessions", "listeners.0.max_connections", "sys_interval"} <= set(found)
+    assert not {"data_dir", "durability", "listeners.0.port", "http.port", "streams.0.filters"} & set(found)
+    assert len(found) > len(dataclasses.fields(Settings))
