@@ -1,7 +1,8 @@
 # The broker without Spark, compiled, as an unprivileged user:
 #   docker build -t mqttbroker . && docker run -p 1883:1883 mqttbroker
 # The data is in the volume /data. -e MQTTBROKER_<KEY>__<KEY>=VALUE sets a key of conf/mqttbroker.toml. Clients connect
-# from outside the container, so anonymous ones need -e MQTTBROKER_ALLOW_ANONYMOUS=true.
+# from outside the container, so anonymous ones need -e MQTTBROKER_ALLOW_ANONYMOUS=true. HTTP serves the
+# health check only, until -e MQTTBROKER_HTTP__HOST=0.0.0.0 and -e MQTTBROKER_HTTP__TOKEN=... open it.
 
 FROM python:3.13-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
@@ -20,7 +21,6 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     && install -d -o mqttbroker -g mqttbroker /data
 ENV MQTTBROKER_DATA_DIR=/data \
     MQTTBROKER_LISTENERS__0__HOST=0.0.0.0 \
-    MQTTBROKER_HTTP__HOST=0.0.0.0 \
     PYTHONUNBUFFERED=1
 USER mqttbroker
 VOLUME /data

@@ -169,6 +169,15 @@ class Server:
         """`unready` for the HTTP server's thread."""
         return await asyncio.wrap_future(self.control_runner.call(self.unready))
 
+    def _streams_protected(self) -> bool:
+        """Whether streams need a token: a request without one is anonymous, and on loopback."""
+        settings = self.settings
+        protected = settings.allow_anonymous is False or settings.acl_file is not None
+        if protected and settings.streams and not settings.http.has_token:
+            reason = "MQTT clients need a user or rules, so streams are not served over HTTP without a token"
+            log.warning("event=streams_need_token reason=%s", reason)
+        return protected
+
     # --- listeners ------------------------------------------------------------
 
     def _open_http(self) -> None:
@@ -184,7 +193,8 @@ class Server:
                 self.streams,
                 self._render_metrics,
                 self._readiness,
-                token=settings.token,
+                token=settings.bearer_token(),
+                streams_protected=self._streams_protected(),
                 context=context,
                 counters=self.metrics.http_counters,
                 consumers=self.consumers,

@@ -151,6 +151,7 @@ class HttpServer:
         consumers: Optional[ConsumerLag] = None,
         max_connections: int = 1000,
         warnings: Callable[[], List[str]] = list,
+        streams_protected: bool = False,
     ) -> None:
         self.host = host
         self.port = port
@@ -158,6 +159,7 @@ class HttpServer:
         self._metrics = metrics
         self._readiness = readiness
         self._warnings = warnings
+        self._streams_protected = streams_protected
         self._token = token.encode() if token else None
         self._context = context
         self._counters = Counters() if counters is None else counters
@@ -277,6 +279,8 @@ class HttpServer:
             known = hmac.compare_digest(given.strip().encode(errors="replace"), self._token)
             if scheme.lower() != "bearer" or not known:
                 return _error(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
+        elif self._streams_protected and request.path.startswith("/streams"):
+            return _error(403, "streams need a token: set http.token")
         try:
             return await handler(request)
         except web.HTTPException as error:

@@ -101,13 +101,11 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _check_config(file: Path) -> int:
-    from mqttbroker.auth.security import Security
+    from mqttbroker.config_check import check
 
     settings = load_settings(file, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
-    try:
-        Security(settings)  # reads the files that the settings name
-    except ConfigError as error:
-        raise ConfigError([f"{file}: {problem}" for problem in error.problems]) from None
+    if problems := check(settings):
+        raise ConfigError([f"{file}: {problem}" for problem in problems])
     print(f"{file}: fine")
     return 0
 

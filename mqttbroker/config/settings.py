@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Optional, TypeVar, Union, cast
 
@@ -30,7 +31,6 @@ from mqttbroker.config.setting_kinds import (
     OrNone,
     PartitionKey,
     Size,
-    Text,
     Texts,
     TopicPattern,
 )
@@ -91,6 +91,16 @@ class Limits:
     max_outbox_bytes: int = _key(Size("1KiB", "1TiB"), "4MiB")
     max_pending_write_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     route_cache_size: int = _key(Integer(1, 100_000_000), 100_000)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host to listen on is reachable from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 _LISTENER_TYPES = ("tcp", "tls", "ws", "wss", "unix")
@@ -177,9 +187,10 @@ class Http:
     With ``certfile`` and ``keyfile`` it uses TLS.
     """
 
-    host: str = _key(Text("a host name or address"), "127.0.0.1")
+    host: str = _key(Host(), "127.0.0.1")
     port: Optional[int] = _key(OrNone(Integer(0, 65535), "off"), 18083)
     token: Optional[str] = _key(OptionalText(), "")
+    token_file: Optional[Path] = _key(OptionalPath(), "")
     max_connections: int = _key(Integer(1, 1_000_000), 1000)
     certfile: Optional[Path] = _key(OptionalPath(), "")
     keyfile: Optional[Path] = _key(OptionalPath(), "")
@@ -190,6 +201,26 @@ class Http:
         for name, other in (("certfile", "keyfile"), ("keyfile", "certfile")):
             if getattr(self, name) is None and getattr(self, other) is not None:
                 yield name, f"is required with {other}"
+        if self.token is not None and self.token_file is not None:
+            yield "token_file", "token is set, too"
+        if self.port is not None and not self.has_token and not is_loopback(self.host):
+            yield "token", f"is required, or token_file, when the server can be reached at {self.host or 'every address'}"
+
+    @property
+    def has_token(self) -> bool:
+        return self.token is not None or self.token_file is not None
+
+    def bearer_token(self) -> Optional[str]:
+        """The token that requests need, None if they need none.  Raises OSError if its file is unreadable or empty."""
+        if self.token_file is None:
+            return self.token
+        try:
+            lines = self.token_file.read_text(encoding="utf-8").split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OSError(f"token_file {self.token_file}: {getattr(error, 'strerror', None) or error}") from None
+        if len(lines) != 1:
+            raise OSError(f"token_file {self.token_file}: must hold one word")
+        return lines[0]
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ LAYERS = {
     "mqttbroker.net": "codec config core",
     "mqttbroker.auth": "codec config core",
     "mqttbroker.admin": "codec config core net",
-    "mqttbroker.cli": "codec config core net auth admin server",
+    "mqttbroker.cli": "codec config core net auth admin server config_check",
 }
 
 

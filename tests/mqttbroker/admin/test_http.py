@@ -6,6 +6,8 @@ import http.client
 import json
 import socket
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
@@ -366,3 +368,39 @@ def test_malformed_http_is_refused_without_a_stack_in_the_log(start_broker: Call
     assert b"ok" in broker.get("/livez")
     broker.terminate()
     assert "Traceback" not in broker.log
+
+
+PROTECTED = [
+    ({"allow_anonymous": False}, True),
+    ({"acl_file": "rules"}, True),
+    ({"allow_anonymous": "loopback"}, False),
+]
+
+
+@pytest.mark.parametrize(("config", "protected"), PROTECTED)
+def test_streams_are_protected_as_anonymous_mqtt_clients_are(
+    start_broker: Callable[..., BrokerProcess], tmp_path: Path, config: Dict[str, Any], protected: bool
+) -> None:
+    (tmp_path / "rules").write_text("topic read a/#\n")
+    if "acl_file" in config:
+        config = {"acl_file": str(tmp_path / "rules")}
+    broker = start_broker(config={**config, "streams": {"x": {"filters": ["#"]}}})
+    for method, path in (("GET", "/streams"), ("GET", "/streams/x"), ("PUT", "/streams/x/consumers/c")):
+        request = urllib.request.Request(broker.url + path, method=method, data=b'{"offsets": {"0": 0}}' if method == "PUT" else None)
+        if protected:
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                urllib.request.urlopen(request, timeout=10)
+        else:
+            with urllib.request.urlopen(request, timeout=10) as response:
+                assert response.status < 300
+    assert b"ok" in broker.get("/readyz") and broker.get("/metrics")
+    if protected:
+        broker.wait_for_log("event=streams_need_token")
+
+
+def test_token_is_read_from_its_file(start_broker: Callable[..., BrokerProcess], tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    broker = start_broker(config={"http": {"token_file": str(tmp_path / "token")}})
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        broker.get("/metrics")
+    assert broker.get("/metrics", {"Authorization": "Bearer s3cret"})

@@ -1,0 +1,50 @@
+"""Checks of a configuration beyond its values: the files and directories that it names, and whether anybody can log in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from mqttbroker.auth.security import Security
+from mqttbroker.config.load import ConfigError
+from mqttbroker.config.settings import Settings
+from mqttbroker.net.tls import http_context, server_context
+
+
+def check(settings: Settings) -> list[str]:
+    """The problems that would keep a broker with these settings from starting, or from accepting any client; one line each."""
+    return [*_files(settings), *_data_dir(settings.data_dir), *_logins(settings)]
+
+
+def _files(settings: Settings) -> Iterator[str]:
+    try:
+        Security(settings)
+    except ConfigError as error:
+        yield from error.problems
+    for index, listener in enumerate(settings.listeners):
+        try:
+            server_context(listener)
+        except OSError as error:
+            yield f"listeners.{index}: {error}"
+    try:
+        settings.http.bearer_token()
+        http_context(settings.http)
+    except OSError as error:
+        yield f"http: {error}"
+
+
+def _data_dir(directory: Path) -> Iterator[str]:
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        yield f"data_dir: {existing} is not a directory"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield f"data_dir: {existing} cannot be written"
+
+
+def _logins(settings: Settings) -> Iterator[str]:
+    for index, listener in enumerate(settings.listeners):
+        named = settings.password_file_of(listener) is not None or listener.use_identity_as_username
+        if not named and settings.anonymous_of(listener) is False:
+            yield (f"listeners.{index}: no client can connect: allow_anonymous is false, and there is no password_file"
+                   " and no use_identity_as_username")
