@@ -1,32 +1,22 @@
 """The Spark data source `mqtt`: batch and streaming reads of a stream.
 
-The rule kept here: the same range of offsets always yields the same rows, and
-never one that is not committed.  Offsets live in Spark's checkpoint; nothing
-is remembered here that a restarted query would need.
+The same range of offsets always gives the same rows, and only committed ones.  The state of a streaming query is in
+Spark's checkpoint alone.
+
+No reader implements `pushFilters`: Spark 4.2 and 4.3 keep the result of a push-down per table, so a DataFrame that is used
+twice would give the rows of another filter (docs/spark-issue-filter-pushdown.md).  The option `where` takes its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Optional
+import gc
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn, Optional, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-    StringStartsWith,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -50,16 +40,24 @@ from pyspark.sql.types import (
 )
 
 from bridge_spark.log.columns import ColumnBuilder
-from bridge_spark.log.predicates import Predicate
 from bridge_spark.source import offsets, read_range
+from bridge_spark.source.explain import explain_plan
 from bridge_spark.source.offsets import Offsets
 from bridge_spark.source.open_storage import open_storage
-from bridge_spark.source.options import OptionError, SourceOptions, check_for_batch, check_for_stream, parse_options
+from bridge_spark.source.options import (
+    OptionError,
+    SourceOptions,
+    check_for_batch,
+    check_for_stream,
+    parse_options,
+    row_selection,
+)
 from bridge_spark.source.payload_reader import PAYLOAD_COLUMNS, PayloadReader, PayloadSchemaError
-from bridge_spark.source.plan import Planner, Slice
+from bridge_spark.source.plan import MIN_TASK_BYTES, PARSED_TASK_BYTES, Planner, Slice
 from bridge_spark.source.rate_limit import RateLimit
 from bridge_spark.source.slice_reader import read_slices
 from bridge_spark.source.storage import Manifest, Storage, StreamError
+from bridge_spark.source.table_options import is_table, options_of, table_options, with_options
 
 _COLUMNS = (
     ("topic", StringType()),
@@ -80,21 +78,14 @@ _USER_PROPERTY_LIST = (
     "user_property_list",
     ArrayType(StructType([StructField("key", StringType()), StructField("value", StringType())])),
 )
-_OPERATORS: dict[type[Filter], str] = {
-    EqualTo: "=",
-    EqualNullSafe: "=",
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
-    In: "in",
-    StringStartsWith: "prefix",
-    IsNotNull: "not null",
-}
+_IGNORED = ("mqtt source: option 'pushDownFilters' is ignored: Spark would give rows of another filter when a DataFrame is "
+            "used twice; give the condition as option 'where'")
+
+logger = logging.getLogger(__name__)
 
 
 class SliceTask(InputPartition):
-    """What one Spark task reads."""
+    """The slices that one Spark task reads."""
 
     def __init__(self, slices: list[Slice]) -> None:
         super().__init__(None)
@@ -104,83 +95,75 @@ class SliceTask(InputPartition):
 class MqttDataSource(DataSource):
     """`spark.read.format("mqtt")` and `spark.readStream.format("mqtt")`.
 
-    Bad options and unknown streams are refused here, at load time, with
-    `OptionError` or `StreamError`.  A user-given schema selects columns: those
-    it leaves out are not read.
+    Bad options and unknown streams raise `OptionError` or `StreamError` at load time.  A schema given by the user selects
+    columns; others are not read.
     """
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self._parsed = parse_options(options)
-        storage = open_storage(self._parsed)
-        read_range.check_partitions(self._parsed, storage.manifest())
-        storage.close()
+        self._table: Optional[dict[str, str]] = table_options(options) if is_table(options) else None
+        self._parsed: Optional[SourceOptions] = None
+        if _is_writing():
+            _refuse_writing()
+        if options:  # Spark passes none to read a catalog table: they are in its schema
+            self._parsed = _check(options if self._table is None else self._table)
 
     @classmethod
     def name(cls) -> str:
         return "mqtt"
 
-    def schema(self) -> StructType:
-        columns = [*_COLUMNS, _USER_PROPERTY_LIST] if self._parsed.include_user_properties else _COLUMNS
-        return StructType([StructField(name, kind) for name, kind in columns])
+    def schema(self) -> Union[StructType, str]:
+        options = self._options_for(None)
+        columns = [*_COLUMNS, _USER_PROPERTY_LIST] if options.include_user_properties else _COLUMNS
+        schema = options.schema or StructType([StructField(name, kind) for name, kind in columns])
+        return schema if self._table is None else with_options(schema, self._table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        check_for_batch(self._parsed)
-        kind = FilteringMqttReader if self._parsed.push_down_filters else MqttReader
-        return kind(self._parsed, schema)
+        options = self._options_for(schema)
+        check_for_batch(options)
+        return MqttReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return MqttStreamReader(self._parsed, schema)
+        return MqttStreamReader(self._options_for(schema), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        _refuse_writing()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        _refuse_writing()
+
+    def _options_for(self, schema: Optional[StructType]) -> SourceOptions:
+        if self._parsed is None:
+            options = options_of(schema) if schema is not None else {}
+            if options is None:
+                raise OptionError("path", "missing: give 'path' or 'url'; for a table, CREATE TABLE must have no list of "
+                                          "columns, as Spark drops its options then: use the option 'schema'")
+            self._parsed = _check(options)
+        return self._parsed
 
 
 class MqttReader(DataSourceReader):
-    """One batch read; its end is fixed when it is planned."""
+    """One batch read.  Its end is fixed by `partitions`, which Spark calls once per loaded DataFrame."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self._payloads = _payload_reader(options, schema)
-        self._wanted = Predicate()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        storage = open_storage(options)
+        storage = open_storage(options, patient=True)
         try:
-            manifest = storage.manifest()
-            start = read_range.starting(options, storage, manifest, offsets.earliest(manifest))
-            end = read_range.ending(options, storage, manifest, start)
-            start, end = offsets.check_kept(start, end, manifest, options.fail_on_data_loss)
-            start, end = read_range.narrowed(storage, manifest, self._wanted, start, end)
-            return _tasks(options, Planner(storage), manifest, start, end, self._wanted)
+            manifest, start, end = _range(options, storage)
+            return [*_tasks(options, Planner(storage), manifest, start, end)]
         finally:
             storage.close()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._payloads, partition, self._wanted)
-
-
-class FilteringMqttReader(MqttReader):
-    """A batch read that takes predicates from Spark.
-
-    A class of its own: Spark refuses a reader that has `pushFilters` in every
-    session without ``spark.sql.python.filterPushdown.enabled``.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        for pushed in filters:
-            operator = _OPERATORS.get(type(pushed))
-            attribute: tuple[str, ...] = getattr(pushed, "attribute", ())
-            narrowed = None
-            if operator is not None and len(attribute) == 1:
-                narrowed = self._wanted.narrowed(attribute[0], operator, getattr(pushed, "value", None))
-            if narrowed is None:
-                yield pushed
-            else:
-                self._wanted = narrowed
+        return _read(self._options, self._payloads, partition)
 
 
 class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read with admission control (`maxOffsetsPerTrigger`,
-    `minOffsetsPerTrigger`)."""
+    """A streaming read with rate limits (`maxOffsetsPerTrigger`, `minOffsetsPerTrigger`)."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -189,7 +172,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             check_for_stream(options)
             self._payloads = _payload_reader(options, schema)
         except (OptionError, StreamError) as error:
-            self._refusal = error  # for the first call: an error raised here Spark hides behind its own
+            self._refusal = error  # raised by the first call: Spark hides an error of the constructor behind its own
+        self._selection = row_selection(options)
+        self._selection_is_checked = False
         self._rate_limit = RateLimit(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
         self._storage: Optional[Storage] = None
         self._planner: Optional[Planner] = None
@@ -198,8 +183,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, int]:
         manifest = self._fetch()
-        return offsets.to_json(
-            read_range.starting(self._options, self._open(), manifest, offsets.latest(manifest)))
+        start = read_range.starting(self._options, self._open(), manifest, offsets.latest(manifest))
+        self._selection_is_checked = True
+        return offsets.to_json(start, self._selection)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_offsets_per_trigger is not None:
@@ -212,9 +198,10 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = offsets.latest(self._fetch())
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        self._check_selection(start)
         begin = offsets.from_json(start)
         if self._options.consumer is not None:
-            # What begins here is committed up to here; Spark's commit() tells of a batch only once there is a next one.
+            # The batch before ``start`` is committed; Spark calls commit() only after the next batch.
             self._open().report(self._options.consumer, begin)
         manifest = self._fetch()
         end = dict(self._target) if self._target is not None else offsets.latest(manifest)
@@ -223,12 +210,13 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, end = offsets.check_kept(begin, end, manifest, self._options.fail_on_data_loss)
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         complete = self._target is not None or isinstance(limit, ReadAllAvailable)
-        return offsets.to_json(self._rate_limit.batch_end(begin, end, max_rows, complete))
+        return offsets.to_json(self._rate_limit.batch_end(begin, end, max_rows, complete), self._selection)
 
     def reportLatestOffset(self) -> Optional[dict[str, int]]:
-        return None if self._manifest is None else offsets.to_json(offsets.latest(self._manifest))
+        return None if self._manifest is None else offsets.to_json(offsets.latest(self._manifest), self._selection)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        self._check_selection(end)
         begin, until = offsets.from_json(start), offsets.from_json(end)
         manifest = self._manifest
         if manifest is None or any(
@@ -239,26 +227,79 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._open()
         assert self._planner is not None
         begin, until = offsets.check_kept(begin, until, manifest, self._options.fail_on_data_loss)
-        return _tasks(self._options, self._planner, manifest, begin, until, Predicate())
+        return [*_tasks(self._options, self._planner, manifest, begin, until)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._payloads, partition, Predicate())
+        return _read(self._options, self._payloads, partition)
 
     def stop(self) -> None:
         if self._storage is not None:
             self._storage.close()
 
+    def _check_selection(self, document: dict[str, int]) -> None:
+        if not self._selection_is_checked:
+            offsets.check_selection(document, self._selection)
+            self._selection_is_checked = True
+
     def _open(self) -> Storage:
         if self._refusal is not None:
             raise self._refusal
         if self._storage is None:
-            self._storage = open_storage(self._options)
+            self._storage = open_storage(self._options, patient=True)
             self._planner = Planner(self._storage)
         return self._storage
 
     def _fetch(self) -> Manifest:
         self._manifest = self._open().manifest()
         return self._manifest
+
+
+def _check(options: Mapping[str, str]) -> SourceOptions:
+    """Parse options and check them against the stream."""
+    parsed = parse_options(options)
+    if parsed.push_down_filters:
+        logger.warning(_IGNORED)
+    storage = open_storage(parsed)
+    try:
+        read_range.check_partitions(parsed, storage.manifest())
+    finally:
+        storage.close()
+    return parsed
+
+
+def explain(**options: str) -> str:
+    """The plan of a batch read with these options: the ranges and files that are read, and the number of tasks.
+
+    Spark's own `explain` cannot show it, because a Python source has no part in the text of a plan.
+    """
+    parsed = _check(options)
+    check_for_batch(parsed)
+    storage = open_storage(parsed)
+    try:
+        manifest, start, end = _range(parsed, storage)
+        tasks = _tasks(parsed, Planner(storage), manifest, start, end)
+    finally:
+        storage.close()
+    return explain_plan(parsed, manifest, [task.slices for task in tasks])
+
+
+def _range(options: SourceOptions, storage: Storage) -> tuple[Manifest, Offsets, Offsets]:
+    """The manifest, and the start and end of a batch read."""
+    manifest = storage.manifest()
+    start = read_range.starting(options, storage, manifest, offsets.earliest(manifest))
+    end = read_range.ending(options, storage, manifest, start)
+    start, end = offsets.check_kept(start, end, manifest, options.fail_on_data_loss)
+    return (manifest, *read_range.narrowed(storage, manifest, options.wanted, start, end))
+
+
+def _is_writing() -> bool:
+    """Whether Spark has created this process for `writer` or `streamWriter`."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return any("write_into_data_source" in name for name in (*sys.argv, getattr(main, "name", "")))
+
+
+def _refuse_writing() -> NoReturn:
+    raise StreamError("mqtt source: writing is not supported: publish with an MQTT client in foreachPartition or foreachBatch")
 
 
 def _payload_reader(options: SourceOptions, schema: StructType) -> PayloadReader:
@@ -284,22 +325,40 @@ def _payload_reader(options: SourceOptions, schema: StructType) -> PayloadReader
 
 
 def _tasks(
-    options: SourceOptions, planner: Planner, manifest: Manifest, start: Offsets, end: Offsets, wanted: Predicate
-) -> list[InputPartition]:
-    tasks = planner.plan(manifest, start, end, options.min_partitions, options.max_records_per_partition, wanted)
+    options: SourceOptions, planner: Planner, manifest: Manifest, start: Offsets, end: Offsets
+) -> list[SliceTask]:
+    tasks = planner.plan(
+        manifest, start, end, options.min_partitions, options.max_records_per_partition, options.wanted,
+        PARSED_TASK_BYTES if options.payload is not None else MIN_TASK_BYTES)
     return [SliceTask(slices) for slices in tasks]
 
 
-def _read(
-    options: SourceOptions, payloads: PayloadReader, partition: InputPartition, wanted: Predicate
-) -> Iterator[pa.RecordBatch]:
+def _read(options: SourceOptions, payloads: PayloadReader, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, SliceTask):
         return
-    storage = open_storage(options)
+    _freeze_worker()
+    storage = open_storage(options, patient=True)
     try:
-        maker = ColumnBuilder(payloads.message_schema, options.stream, options.topic_filter, wanted)
+        maker = ColumnBuilder(payloads.message_schema, options.stream, options.topic_filter, options.wanted)
         messages = read_slices(storage, partition.slices, maker, options.fail_on_data_loss,
                                options.skip_corrupt_batches)
         yield from map(payloads.rows, messages)
     finally:
         storage.close()
+
+
+_frozen = False
+
+
+def _freeze_worker() -> None:
+    """Exempt the modules of a Spark worker from garbage collection.
+
+    The worker runs `gc.collect` after each task, which visits every object of pandas, PyArrow and PySpark: half the cost
+    of a small task.
+    """
+    global _frozen
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    if not _frozen and main is not None and main.name == "pyspark.daemon":
+        gc.collect()
+        gc.freeze()
+        _frozen = True

@@ -19,7 +19,8 @@ import time
 from typing import Any, Optional
 from urllib.parse import urlsplit
 
-RETRIES = 5
+RETRIES = 5  # 3 s
+PATIENT_RETRIES = 14  # at least 70 s: a broker that restarts
 RETRY_INTERVAL_S = 0.1
 MAX_WAIT_S = 10.0
 TIMEOUT_S = 30.0

@@ -6,11 +6,16 @@ failOnDataLoss=false, are skipped; nothing else changes a chosen range.
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Optional
 
-from bridge_spark.source.option_values import EARLIEST, LATEST, OffsetSpec, OptionError
+from bridge_spark.source.option_values import EARLIEST, LATEST, SELECTIONS, OffsetSpec, OptionError
 from bridge_spark.source.storage import Manifest, StreamError
+
+logger = logging.getLogger(__name__)
 
 Offsets = dict[int, int]
 """The next offset to read, by partition."""
@@ -23,14 +28,37 @@ class DataLoss(StreamError):
         super().__init__(f"mqtt source: {'; '.join(losses)} (set failOnDataLoss=false to go on without them)")
 
 
-def to_json(offsets: Offsets) -> dict[str, int]:
-    """Offsets in the form of Spark's checkpoint; equal offsets give equal text."""
-    return {str(partition): offsets[partition] for partition in sorted(offsets)}
+def to_json(offsets: Offsets, selection: Mapping[str, str] = MappingProxyType({})) -> dict[str, int]:
+    """Offsets in the form of Spark's checkpoint; equal offsets give equal text.
+
+    ``selection``: the options that select rows (`SELECTIONS`), kept as entries ``<option>=<value>``: 0.
+    """
+    document = {str(partition): offsets[partition] for partition in sorted(offsets)}
+    return document | {f"{name}={value}": 0 for name, value in sorted(selection.items())}
 
 
 def from_json(document: Mapping[str, int]) -> Offsets:
-    """The inverse of `to_json`."""
-    return {int(partition): int(offset) for partition, offset in document.items()}
+    """The offsets of a `to_json` document."""
+    return {int(partition): int(offset) for partition, offset in document.items() if "=" not in partition}
+
+
+def check_selection(document: Mapping[str, int], selection: Mapping[str, str]) -> None:
+    """Raise `OptionError` if a checkpoint's offsets were reached with another selection of rows.
+
+    A checkpoint without any entry may be of an earlier version: then a selection is a warning.
+    """
+    before = dict(key.split("=", 1) for key in document if "=" in key)
+    if not before and selection:
+        logger.warning("mqtt source: the checkpoint does not say that its rows were selected by %s: they were not, or an "
+                       "earlier version has written it", " and ".join(f"{key} {selection[key]!r}" for key in selection))
+        return
+    for name in SELECTIONS:
+        old, new = before.get(name), selection.get(name)
+        if old != new:
+            raise OptionError(
+                name, f"the checkpoint was written with {'none' if old is None else repr(old)}, not "
+                f"{'none' if new is None else repr(new)}: use a new checkpoint, with startingOffsets="
+                f"'{json.dumps(to_json(from_json(document)))}' to continue there")
 
 
 def earliest(manifest: Manifest) -> Offsets:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from bridge_spark.source.directory_storage import DirectoryStorage
+from bridge_spark.source.http_client import PATIENT_RETRIES, RETRIES
 from bridge_spark.source.http_storage import HttpStorage
 from bridge_spark.source.options import SourceOptions
 from bridge_spark.source.storage import Storage
 
 
-def open_storage(options: SourceOptions) -> Storage:
-    """The storage that the options name.  Does not read or connect."""
+def open_storage(options: SourceOptions, patient: bool = False) -> Storage:
+    """The storage that the options name.  Does not read or connect.
+
+    ``patient``: without the option fetch.numRetries, wait for a broker that restarts.  Otherwise a wrong address is
+    reported within seconds.
+    """
     if options.url is not None:
+        retries = options.fetch_retries
+        if retries is None:
+            retries = PATIENT_RETRIES if patient else RETRIES
         return HttpStorage(
-            options.url, options.stream, options.token, options.ca_file, options.fetch_retries,
+            options.url, options.stream, options.token, options.ca_file, retries,
             options.fetch_retry_interval_ms / 1000, options.request_timeout_ms / 1000)
     assert options.path is not None
     return DirectoryStorage(options.path, options.stream)

@@ -12,10 +12,15 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Optional, Union
 from urllib.parse import urlsplit
 
+from bridge_spark.source.errors import SourceError
+
 EARLIEST = -2
 """In offset JSON: the oldest offset that is kept."""
 LATEST = -1
 """In offset JSON: the end of the partition, exclusive."""
+
+SELECTIONS = ("filter", "where")
+"""Options that select rows.  Offsets in a checkpoint have an entry ``<option>=<value>`` for each that is set."""
 
 OffsetSpec = Union[int, dict[int, int]]
 """EARLIEST or LATEST for all partitions, or an offset per partition."""
@@ -27,7 +32,7 @@ _DURATION = re.compile(r"(\d+)\s*([a-z]*)")
 _UNIT_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-class OptionError(ValueError):
+class OptionError(SourceError, ValueError):
     """An unknown option or an unusable value."""
 
     def __init__(self, name: str, reason: str) -> None:
@@ -69,6 +74,8 @@ def _per_partition(name: str, text: str, otherwise: str, lowest: int, limit: int
         raise OptionError(name, f"{text!r} is {otherwise}")
     found: dict[int, int] = {}
     for key, value in document.items():
+        if key.partition("=")[0] in SELECTIONS and "=" in key:
+            continue
         if not (key.isascii() and key.isdigit()):
             shorter = ': write {"0": 123}, without a name around it' if isinstance(value, dict) else ""
             raise OptionError(name, f"{text!r}: {key!r} is not a partition number{shorter}")
@@ -79,23 +86,30 @@ def _per_partition(name: str, text: str, otherwise: str, lowest: int, limit: int
 
 
 def timestamp(given: Mapping[str, str], name: str) -> Optional[int]:
-    """Microseconds since the epoch, of milliseconds or an ISO 8601 time (UTC
-    where it names no zone)."""
+    """Microseconds since the epoch, from milliseconds or an ISO 8601 time with a zone.
+
+    A Python source does not know the session's time zone, so a time without zone is refused.
+    """
     text = given.get(name)
     if text is None:
         return None
     digits = text.strip()
     if digits.isascii() and digits.isdigit() and int(digits) < _LAST_MS:
         return int(digits) * 1000
-    try:
-        moment = datetime.fromisoformat(digits)
-    except ValueError:
+    moment = parse_instant(digits)
+    if moment is None:
         raise OptionError(
-            name, f"{text!r} is neither milliseconds since the epoch nor a time like 2026-01-31T12:00:00Z"
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
+            name, f"{text!r} is neither milliseconds since the epoch nor a time with a zone like 2026-01-31T12:00:00Z")
     return (moment - _EPOCH) // timedelta(microseconds=1)
+
+
+def parse_instant(text: str) -> Optional[datetime]:
+    """An ISO 8601 time with a zone; None for other text."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if moment.tzinfo is None else moment
 
 
 def duration_ms(given: Mapping[str, str], name: str, default: int) -> int:

@@ -7,25 +7,31 @@ case-insensitive, as in all Spark sources; options of Spark's Kafka source have 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
 
+from bridge_spark.log.predicates import Predicate
 from bridge_spark.source import option_values as values
 from bridge_spark.source.option_values import EARLIEST, LATEST, OffsetSpec, OptionError
 from bridge_spark.source.payload_options import PAYLOAD_OPTION_NAMES, PayloadOptions, payload_options
 from bridge_spark.source.topic_levels import PatternError, TopicPattern, parse_pattern
+from bridge_spark.source.where import parse_where
 from topic_matcher.filters import is_valid_filter
 
 __all__ = ["EARLIEST", "LATEST", "OPTION_NAMES", "OffsetSpec", "OptionError", "SourceOptions",
-           "check_for_batch", "check_for_stream", "parse_options"]
+           "check_for_batch", "check_for_stream", "parse_options", "row_selection"]
 
 OPTION_NAMES = (
     "path",
     "url",
     "stream",
     "filter",
+    "where",
+    "schema",
     "token",
+    "tokenFile",
     "caFile",
     "startingOffsets",
     "startingOffsetsByTimestamp",
@@ -49,7 +55,7 @@ OPTION_NAMES = (
     "fetch.timeoutMs",
     *PAYLOAD_OPTION_NAMES,
 )
-_URL_ONLY = ("token", "caFile", "fetch.numRetries", "fetch.retryIntervalMs", "fetch.timeoutMs")
+_URL_ONLY = ("token", "tokenFile", "caFile", "fetch.numRetries", "fetch.retryIntervalMs", "fetch.timeoutMs")
 _BATCH_ONLY = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _BY_LOWER_NAME = {name.lower(): name for name in OPTION_NAMES}
 _KAFKA_NAMES = {
@@ -80,6 +86,9 @@ class SourceOptions:
     url: Optional[str]
     stream: str
     topic_filter: Optional[str] = None
+    wanted: Predicate = Predicate()
+    where: Optional[str] = None
+    schema: Optional[str] = None
     token: Optional[str] = None
     ca_file: Optional[str] = None
     starting_offsets: Optional[OffsetSpec] = None
@@ -99,7 +108,7 @@ class SourceOptions:
     include_user_properties: bool = False
     push_down_filters: bool = False
     consumer: Optional[str] = None
-    fetch_retries: int = 5
+    fetch_retries: Optional[int] = None
     fetch_retry_interval_ms: int = 100
     request_timeout_ms: int = 30_000
     payload: Optional[PayloadOptions] = None
@@ -123,12 +132,16 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         raise OptionError("minOffsetsPerTrigger", f"{least} is more than 'maxOffsetsPerTrigger', {most}")
     default = SourceOptions(path, url, _stream(given))
     pattern = _topic_pattern(given)
+    topic_filter, where = _topic_filter(given) if pattern is None else pattern.filter, given.get("where")
     return SourceOptions(
         path=path,
         url=url,
         stream=default.stream,
-        topic_filter=_topic_filter(given) if pattern is None else pattern.filter,
-        token=values.token(given, "token"),
+        topic_filter=topic_filter,
+        wanted=_wanted(topic_filter, where),
+        where=where,
+        schema=given.get("schema"),
+        token=_token(given),
         ca_file=_ca_file(given, url),
         starting_offsets=values.offsets(given, "startingOffsets", starting=True),
         starting_timestamps=values.timestamps(given, "startingOffsetsByTimestamp"),
@@ -147,12 +160,18 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         include_user_properties=values.boolean(given, "includeUserProperties", default.include_user_properties),
         push_down_filters=values.boolean(given, "pushDownFilters", default.push_down_filters),
         consumer=values.consumer(given, "consumer"),
-        fetch_retries=values.count(given, "fetch.numRetries", default.fetch_retries),
+        fetch_retries=values.count(given, "fetch.numRetries", 0) if "fetch.numRetries" in given else None,
         fetch_retry_interval_ms=values.count(given, "fetch.retryIntervalMs", default.fetch_retry_interval_ms),
         request_timeout_ms=values.positive(given, "fetch.timeoutMs") or default.request_timeout_ms,
         payload=payload_options(given),
         topic_pattern=pattern,
     )
+
+
+def row_selection(options: SourceOptions) -> dict[str, str]:
+    """The options that select rows, as a checkpoint keeps them."""
+    given = {"filter": options.topic_filter, "where": options.where}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def check_for_batch(options: SourceOptions) -> None:
@@ -219,6 +238,30 @@ def _topic_filter(given: dict[str, str]) -> Optional[str]:
     if topic_filter is not None and topic_filter.startswith("$share/"):
         raise OptionError("filter", "a shared subscription means nothing here: give the filter alone")
     return topic_filter
+
+
+def _token(given: dict[str, str]) -> Optional[str]:
+    path = given.get("tokenFile")
+    if path is None:
+        return values.token(given, "token")
+    if "token" in given:
+        raise OptionError("tokenFile", "cannot be given together with 'token'")
+    try:
+        with open(path, encoding="ascii") as file:
+            return values.token({"tokenFile": file.read().strip()}, "tokenFile")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError("tokenFile", f"{path}: {getattr(error, 'strerror', None) or 'is not ASCII'}") from None
+
+
+def _wanted(topic_filter: Optional[str], where: Optional[str]) -> Predicate:
+    """Bounds of the rows that match: row groups outside of them are not read."""
+    wanted = Predicate() if where is None else parse_where("where", where)
+    if topic_filter is None:
+        return wanted
+    literal, wildcard, _ = re.split(r"(/#|[+#]|$)", topic_filter, maxsplit=1)  # "a/#" matches "a" as well
+    bounded = wanted.narrowed("topic", "prefix" if wildcard else "=", literal) if literal else wanted
+    assert bounded is not None
+    return bounded
 
 
 def _ca_file(given: dict[str, str], url: Optional[str]) -> Optional[str]:

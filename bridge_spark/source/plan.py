@@ -17,7 +17,8 @@ from bridge_spark.log.sparse_index import IndexEntry
 from bridge_spark.source.offsets import Offsets
 from bridge_spark.source.storage import Manifest, Segment, Storage, segment_times
 
-MIN_TASK_BYTES = 4 * 1024 * 1024
+MIN_TASK_BYTES = 48 * 1024 * 1024  # a quarter of a second; a task costs Spark some 30 ms of CPU
+PARSED_TASK_BYTES = 8 * 1024 * 1024  # the same if payloads are parsed
 MAX_TASK_BYTES = 64 * 1024 * 1024
 USUAL_TASKS = 8
 ROW_BYTES = 128
@@ -60,16 +61,18 @@ class Planner:
         min_tasks: Optional[int] = None,
         max_rows: Optional[int] = None,
         wanted: Predicate = Predicate(),
+        min_task_bytes: int = MIN_TASK_BYTES,
     ) -> list[list[Slice]]:
         """The slices of each task.
 
         ``manifest`` holds the whole range.  There are at least ``min_tasks`` tasks if there are as many rows; no task has
-        more than ``max_rows`` rows.  Segments that cannot hold a ``wanted`` row are left out.
+        more than ``max_rows`` rows.  Segments that cannot hold a ``wanted`` row are left out.  A task has at least
+        ``min_task_bytes`` of work unless the range is smaller.
         """
         self._indexes.clear()
         found = list(self._segments(manifest, start, end, wanted))
         works = [_work(segment, last - first) for _, segment, first, last in found]
-        target = min(max(sum(works) / USUAL_TASKS, MIN_TASK_BYTES), MAX_TASK_BYTES)
+        target = min(max(sum(works) / USUAL_TASKS, min_task_bytes), MAX_TASK_BYTES)
         room = target * 1.25
         pieces = [max(1, round(work / target)) for work in works]
         if min_tasks is not None and sum(works) < room * min_tasks:
@@ -93,7 +96,7 @@ class Planner:
         self, manifest: Manifest, start: Offsets, end: Offsets, wanted: Predicate
     ) -> Iterator[tuple[int, Segment, int, int]]:
         """The segments that may hold wanted rows: partition, segment, first and end offset to read."""
-        for partition in sorted(end):
+        for partition in filter(wanted.partition.contains, sorted(end)):
             for segment in manifest[partition].segments:
                 first, last = max(start[partition], segment.first_offset), min(end[partition], segment.end_offset)
                 if first >= last or not wanted.may_match((first, last - 1)):

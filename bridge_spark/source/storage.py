@@ -16,9 +16,10 @@ from bridge_spark.log.sealed.footer import read_footer
 from bridge_spark.log.segment_names import is_sealed
 from bridge_spark.log.sparse_index import IndexEntry, decode_index
 from bridge_spark.log.stream_config import FORMAT_VERSION
+from bridge_spark.source.errors import SourceError
 
 
-class StreamError(Exception):
+class StreamError(SourceError):
     """The stream cannot be read; the message is one line."""
 
 

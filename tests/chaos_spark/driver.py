@@ -21,6 +21,8 @@ from typing import NamedTuple, Optional
 from support.paths import TESTS
 from support.spark_session import python_path
 
+from bridge_spark.source.offsets import from_json
+
 LOOK = 0.002  # seconds between polls of the files
 PATIENCE = 240.0  # seconds for a moment to come
 END_SECONDS = 60.0  # for the other processes of a driver to end
@@ -106,7 +108,7 @@ class TableFiles:
         if batch < 0:
             return {}
         last = (self.checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1]
-        return {int(partition): int(offset) for partition, offset in json.loads(last).items()}
+        return from_json(json.loads(last))
 
     def done(self) -> dict[int, int]:
         """The next offset to read after the committed batches, by partition."""

@@ -107,7 +107,8 @@ READS = [
 
 def said(error: BaseException) -> str:
     line = one_line(error)
-    assert line in str(error) and "\n" not in line
+    assert line in str(error).splitlines()[0] or line in str(error).split("PythonException: ")[-1].splitlines()[1], str(error)
+    assert "\n" not in line
     return line
 
 

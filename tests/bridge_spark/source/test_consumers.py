@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 
 from bridge_spark.source import consumers
-from bridge_spark.source.consumers import (
-    Reporter,
-    ReportError,
-    check_name,
-    decode_report,
-    encode_report,
-    write_report,
-)
+from bridge_spark.source.consumers import Reporter, ReportError, check_name, decode_report, encode_report, write_report
 
 pytestmark = pytest.mark.one_build
 

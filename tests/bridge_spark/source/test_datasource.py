@@ -318,6 +318,24 @@ def test_a_range_gives_the_same_rows_after_later_writes(tmp_path: Path) -> None:
     assert stream_rows(stream_reader(tmp_path), {"0": 10}, {"0": 100}) == first
 
 
+def test_a_checkpoint_is_bound_to_its_selection_of_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    StreamWriter(tmp_path).append(0, [message(n) for n in range(10)])
+    start = stream_reader(tmp_path, filter="sensors/a", where="offset < 5", startingOffsets="earliest").initialOffset()
+    assert start == {"0": 0, "filter=sensors/a": 0, "where=offset < 5": 0}
+    same = stream_reader(tmp_path, filter="sensors/a", where="offset < 5")
+    end = same.latestOffset(start, ReadAllAvailable())
+    assert end == start | {"0": 10} and same.reportLatestOffset() == end
+    assert len(stream_rows(same, start, end)) == 5
+    for options, option in (({"filter": "#", "where": "offset < 5"}, "filter"), ({"filter": "sensors/a"}, "where"), ({}, "filter")):
+        with pytest.raises(OptionError, match=f"option '{option}': the checkpoint was written with .*startingOffsets='.\"0\": 0"):
+            stream_reader(tmp_path, **options).latestOffset(start, ReadAllAvailable())
+        with pytest.raises(OptionError, match="use a new checkpoint"):
+            stream_reader(tmp_path, **options).partitions(start, end)
+    assert not caplog.records
+    assert stream_reader(tmp_path, filter="#").latestOffset({"0": 3}, ReadAllAvailable()) == {"0": 10, "filter=#": 0}
+    assert "the checkpoint does not say" in caplog.text
+
+
 def test_an_unknown_directory_or_stream_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownStream, match="option 'path': .* is not a directory"):
         source(tmp_path / "nowhere")
@@ -388,33 +406,69 @@ def test_sql_reads_a_view(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
-def test_predicates_reach_the_reader_where_the_session_lets_them(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_use_of_a_dataframe_gives_its_own_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark's push-down would give the rows of the filter that was pushed last (docs/spark-issue-filter-pushdown.md)."""
     writer = StreamWriter(tmp_path, partitions=2)
     for partition in (0, 1):
         writer.append(partition, [message(n, f"sensors/{n % 2}") for n in range(100)])
-    pushing = spark.read.format("mqtt").options(stream="sensors", pushDownFilters="true").load(str(tmp_path))
-    with pytest.raises(Exception, match="filterPushdown.enabled"):
-        pushing.count()
-    condition = ("topic = 'sensors/1' and offset between 10 and 19 and partition in (1, 5) "
-                 "and timestamp >= '2023-11-14 22:13:20.015' and qos = 1")
-    plain = collected(spark.read.format("mqtt").option("stream", "sensors").load(str(tmp_path)).where(condition))
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        found = pushing.where(condition)
-        assert collected(found) == plain and [row[:2] for row in plain] == [(1, 15), (1, 17), (1, 19)]
-        found.explain("formatted")
+        frame = spark.read.format("mqtt").options(stream="sensors", pushDownFilters="true").load(str(tmp_path))
+        low, high = frame.where("offset < 10"), frame.where("offset >= 90 AND topic = 'sensors/1'")
+        expected = [20, 200, 10, 30]
+        assert [low.count(), frame.count(), high.count(), low.union(high).count()] == expected
+        assert low.alias("a").join(high.alias("b"), "partition").count() == 10 * 5 * 2
+        frame.createOrReplaceTempView("reused")
+        counts = "SELECT count_if(offset < 10), count(*) FROM reused WHERE topic = 'sensors/0'"
+        assert spark.sql(counts).collect() == spark.sql(counts).collect() == [(10, 100)]
+        assert spark.sql("SELECT * FROM reused WHERE offset = 3 UNION ALL SELECT * FROM reused").count() == 202
+        low.cache()
+        assert [low.count(), frame.count(), frame.where("offset < 10 AND qos = 1").count(), low.count()] == [20, 200, 20, 20]
+        low.unpersist()
+        spark.conf.set("spark.sql.adaptive.enabled", "true")
+        spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
+        joined = frame.where("offset < 20").join(frame.where("offset >= 10").withColumnRenamed("topic", "t"),
+                                                 ["partition", "offset"]).groupBy("partition").count()
+        assert sorted(joined.collect()) == [(0, 10), (1, 10)]
     finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-    plan = capsys.readouterr().out
-    pushed = plan[plan.index("PushedFilters: "):].partition("\n")[0]
-    for predicate in ("EqualTo(topic,sensors/1)", "GreaterThanOrEqual(offset,10)", "LessThanOrEqual(offset,19)",
-                      "In(partition, [1,5])", "GreaterThanOrEqual(timestamp,2023-11-14 22:13:20.015)"):
-        assert predicate in pushed
-    assert "qos" not in pushed
-    (condition,) = [line for line in plan.splitlines() if line.startswith("Condition")]
-    assert "qos" in condition and "topic" not in condition
+        for name in ("python.filterPushdown.enabled", "adaptive.enabled", "autoBroadcastJoinThreshold"):
+            spark.conf.unset(f"spark.sql.{name}")
+        spark.catalog.dropTempView("reused")
+
+
+@pytest.mark.timeout(180)
+def test_a_table_follows_the_stream_and_a_dataframe_does_not(spark: SparkSession, tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path / "data")
+    writer.append(0, [message(n) for n in range(10)])
+    options = f"path '{tmp_path / 'data'}', stream 'sensors'"
+    spark.sql(f"CREATE TABLE following USING mqtt OPTIONS ({options})")
+    spark.sql("CREATE TEMPORARY VIEW view_of_table AS SELECT * FROM following WHERE offset >= 5")
+    spark.sql(f"CREATE TEMPORARY VIEW fixed USING mqtt OPTIONS ({options})")
+    spark.sql(f"CREATE TABLE typed USING mqtt OPTIONS ({options}, payloadFormat 'json', "
+              "schema 'offset long, value struct<n long>, reason string')")
+    try:
+        frame = spark.read.format("mqtt").option("stream", "sensors").load(str(tmp_path / "data"))
+
+        def counts() -> list[int]:
+            names = ("following", "view_of_table", "fixed", "typed")
+            return [*(spark.sql(f"SELECT count(*) FROM {name}").first()[0] for name in names), frame.count()]
+
+        assert counts() == [10, 5, 10, 10, 10]
+        writer.append(0, [message(n) for n in range(10, 15)])
+        assert counts() == [15, 10, 10, 15, 10]
+        assert spark.sql("SELECT max(value.n) FROM typed").first()[0] == 14
+        with pytest.raises(Exception, match="writing is not supported"):
+            spark.sql("INSERT INTO following SELECT * FROM fixed")
+        with pytest.raises(Exception, match="option 'token': cannot be kept in a table"):
+            spark.sql("CREATE TABLE secret USING mqtt OPTIONS (url 'http://h', stream 's', token 'x')")
+        spark.sql(f"CREATE TABLE listed (topic string) USING mqtt OPTIONS ({options})")
+        with pytest.raises(Exception, match="CREATE TABLE must have no list of columns"):
+            spark.sql("SELECT * FROM listed").collect()
+    finally:
+        for name in ("following", "typed", "listed"):
+            spark.sql(f"DROP TABLE IF EXISTS {name}")
+        for name in ("view_of_table", "fixed"):
+            spark.catalog.dropTempView(name)
 
 
 @pytest.mark.timeout(180)

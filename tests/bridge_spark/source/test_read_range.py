@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -11,25 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql.datasource import (
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    Not,
-    StringEndsWith,
-    StringStartsWith,
-)
+from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import StructType
 from support.sealed_log import seal_closed
 from support.spark_session import START_US, StreamWriter, message
-from support.stream_reads import places, rows, source, stream_reader
+from support.stream_reads import places, rows, source, stream_reader, stream_rows
 
-from bridge_spark.datasource import FilteringMqttReader, MqttReader, SliceTask
+from bridge_spark import datasource
+from bridge_spark.datasource import SliceTask, explain
 from bridge_spark.log.sparse_index import IndexEntry
 from bridge_spark.source import plan
 from bridge_spark.source.directory_storage import DirectoryStorage
@@ -38,6 +29,7 @@ from bridge_spark.source.option_values import OptionError
 from bridge_spark.source.plan import Planner
 from bridge_spark.source.rate_limit import RateLimit
 from bridge_spark.source.storage import Manifest, PartitionState, Segment
+from bridge_spark.source.where import parse_where
 
 pytestmark = pytest.mark.one_build
 
@@ -186,7 +178,7 @@ def test_a_small_range_is_one_task_and_a_large_one_is_divided_at_batches(
         writer.append(number % 4, [message(n, payload=bytes(1000)) for n in range(100)])
     assert len(tasks(tmp_path)) == 1
     assert [len(tasks(tmp_path, minPartitions=str(count))) for count in (3, 7, 20)] == [4, 8, 20]
-    monkeypatch.setattr(plan, "MIN_TASK_BYTES", 150_000)
+    monkeypatch.setattr(datasource, "MIN_TASK_BYTES", 150_000)
     cut = tasks(tmp_path)
     assert len(cut) == 8 and all(part.start_offset % 100 == 0 for task in cut for part in task)
     whole = [(partition, offset) for partition in range(4) for offset in range(1000)]
@@ -230,9 +222,28 @@ def test_a_large_range_is_divided_evenly() -> None:
     manifest = {0: PartitionState(0, 6_000_000, segments)}
     planned = Planner(NoIndex()).plan(manifest, {0: 0}, {0: 6_000_000})
     assert len(planned) == 20
-    small = Planner(NoIndex()).plan(manifest, {0: 0}, {0: 400_000})
+    small = Planner(NoIndex()).plan(manifest, {0: 0}, {0: 400_000}, min_task_bytes=plan.PARSED_TASK_BYTES)
     counts = [sum(part.end_offset - part.start_offset for part in task) for task in small]
     assert counts == [50_000] * 8
+    partitions = {number: PartitionState(0, 120_000, (Segment("0.seg", 0, 120_000, 23 << 20),)) for number in range(4)}
+    few = Planner(NoIndex()).plan(partitions, dict.fromkeys(range(4), 0), dict.fromkeys(range(4), 120_000))
+    assert [len(task) for task in few] == [2, 2]
+
+
+def test_explain_shows_the_range_and_the_files(tmp_path: Path) -> None:
+    writer = StreamWriter(tmp_path, partitions=2)
+    for _ in range(3):
+        writer.append(1, [message(n) for n in range(10)])
+        writer.roll(1)
+    size = writer.segments(1)[0].stat().st_size
+    text = explain(path=str(tmp_path), stream="sensors", startingOffsets='{"1": 12}', where="offset < 20", filter="a/#")
+    assert text.splitlines() == [
+        f"mqtt source: stream 'sensors' of '{tmp_path}': 1 task, 8 offsets",
+        "  partition 0: nothing of 0 to 0",
+        f"  partition 1: offsets 12 to 20 of 0 to 30, 1 of 3 files, at most {size:,} of {3 * size:,} bytes",
+        "  rows by filter 'a/#'; row groups of sealed segments without such rows are not read",
+        "  rows by where 'offset < 20'; row groups of sealed segments without such rows are not read",
+    ]
 
 
 # --- predicates -----------------------------------------------------------------------------------------------------
@@ -242,17 +253,8 @@ def moment(milliseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=START_MS + milliseconds)
 
 
-def pushing(data: Path, *filters: Filter, **options: str) -> tuple[MqttReader, list[Filter]]:
-    found = source(data, pushDownFilters="true", **options)
-    reader = found.reader(found.schema())
-    assert isinstance(reader, FilteringMqttReader)
-    return reader, list(reader.pushFilters(list(filters)))
-
-
-def read(reader: MqttReader) -> Iterator[dict[str, Any]]:
-    for task in reader.partitions():
-        for batch in reader.read(task):
-            yield from batch.to_pylist()
+def stamp(milliseconds: int) -> str:
+    return f"'{moment(milliseconds).isoformat()}'"
 
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -268,24 +270,24 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return fetched
 
 
-PUSHED = [
-    (EqualTo(("topic",), "sensors/b"), lambda row: row["topic"] == "sensors/b"),
-    (In(("topic",), ("sensors/a", "none")), lambda row: row["topic"] == "sensors/a"),
-    (StringStartsWith(("topic",), "sens"), lambda row: row["topic"].startswith("sens")),
-    (GreaterThan(("topic",), "sensors/a"), lambda row: row["topic"] > "sensors/a"),
-    (EqualTo(("partition",), 1), lambda row: row["partition"] == 1),
-    (GreaterThanOrEqual(("offset",), 33), lambda row: row["offset"] >= 33),
-    (In(("offset",), (5, 77, 12)), lambda row: row["offset"] in (5, 77, 12)),
-    (GreaterThan(("timestamp",), moment(60)), lambda row: row["timestamp"] > moment(60)),
-    (LessThan(("timestamp",), moment(30)), lambda row: row["timestamp"] < moment(30)),
-    (IsNotNull(("topic",)), lambda row: True),
+CONDITIONS: list[tuple[str, Callable[[dict[str, Any]], bool]]] = [
+    ("topic = 'sensors/b'", lambda row: row["topic"] == "sensors/b"),
+    ("Topic in ('sensors/a', 'none')", lambda row: row["topic"] == "sensors/a"),
+    ("topic LIKE 'sens%'", lambda row: row["topic"].startswith("sens")),
+    ("topic > 'sensors/a'", lambda row: row["topic"] > "sensors/a"),
+    ("partition=1", lambda row: row["partition"] == 1),
+    ("`offset` >= 33", lambda row: row["offset"] >= 33),
+    ("offset BETWEEN 20 AND 40", lambda row: 20 <= row["offset"] <= 40),
+    ("offset IN (5,77, 12)", lambda row: row["offset"] in (5, 77, 12)),
+    (f"timestamp > {stamp(60)}", lambda row: row["timestamp"] > moment(60)),
+    (f"timestamp < TIMESTAMP {stamp(30)}", lambda row: row["timestamp"] < moment(30)),
 ]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from(PUSHED), min_size=1, max_size=3), st.sampled_from([{}, {"filter": "sensors/+"}]))
-def test_pushed_predicates_leave_the_rows_that_satisfy_them(
-    tmp_path: Path, chosen: list[tuple[Filter, Any]], options: dict[str, str]
+@given(st.lists(st.sampled_from(CONDITIONS), min_size=1, max_size=3), st.sampled_from([{}, {"filter": "sensors/+"}]))
+def test_where_gives_the_rows_that_satisfy_it(
+    tmp_path: Path, chosen: list[tuple[str, Callable[[dict[str, Any]], bool]]], options: dict[str, str]
 ) -> None:
     if not (tmp_path / "streams").exists():
         writer = StreamWriter(tmp_path, partitions=2)
@@ -295,26 +297,42 @@ def test_pushed_predicates_leave_the_rows_that_satisfy_them(
                     message(number * 10 + n, ("sensors/a", "sensors/b", "other")[n % 3]) for n in range(10)])
             if number % 4 == 3:
                 writer.roll(0)
-    reader, rest = pushing(tmp_path, *(pushed for pushed, _ in chosen), **options)
-    assert rest == []
-    assert list(read(reader)) == [row for row in rows(tmp_path, **options) if all(holds(row) for _, holds in chosen)]
+    where = " and ".join(condition for condition, _ in chosen)
+    expected = [row for row in rows(tmp_path, **options) if all(holds(row) for _, holds in chosen)]
+    assert rows(tmp_path, where=where, **options) == expected
+    assert stream_rows(stream_reader(tmp_path, where=where, **options), {"0": 0, "1": 0}, {"0": 100, "1": 100}) == expected
 
 
-def test_what_cannot_be_pushed_goes_back_to_spark(tmp_path: Path) -> None:
-    StreamWriter(tmp_path).append(0, [message(0)])
-    theirs = [Not(EqualTo(("topic",), "x")), EqualTo(("payload",), b"x"), StringEndsWith(("topic",), "x"),
-              EqualTo(("user_properties", "a"), "x"), EqualTo(("topic",), None)]
-    _, rest = pushing(tmp_path, theirs[0], EqualTo(("offset",), 0), *theirs[1:])
-    assert all(one is other for one, other in zip(rest, theirs, strict=True))
+@pytest.mark.parametrize(("where", "reason"), [
+    ("qos = 1", "qos is not one of the columns topic, partition, offset, timestamp"),
+    ("", "nothing is not one of the columns"),
+    ("topic LIKE '%a'", "LIKE takes a prefix"),
+    ("topic = 5", "topic is compared with a string in single quotes, not 5"),
+    ("offset = 'x'", "offset is compared with a whole number, not 'x'"),
+    ("offset IN 5", "IN needs a list in parentheses"),
+    ("offset IN (5", "not closed"),
+    ("offset BETWEEN 5", "BETWEEN needs AND"),
+    ("offset != 5", "cannot read '!= 5'"),
+    ("offset = 5 OR offset = 6", "expected AND or the end before OR"),
+    ("offset", "expected =, <, <=, >, >=, IN, BETWEEN or LIKE after offset"),
+    ("timestamp > '2026-01-31T12:00:00'", "not a time with a time zone"),
+])
+def test_an_invalid_where_is_refused(where: str, reason: str) -> None:
+    with pytest.raises(OptionError, match=f"^mqtt source: option 'where': .*{re.escape(reason)}") as caught:
+        parse_where("where", where)
+    assert "\n" not in str(caught.value)
 
 
-def test_only_an_option_makes_a_reader_that_takes_predicates(tmp_path: Path) -> None:
+def test_no_reader_implements_push_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A reader with `pushFilters` gives wrong rows: Spark keeps its state per table."""
     StreamWriter(tmp_path)
-    found = source(tmp_path)
-    assert type(found.reader(found.schema())) is MqttReader and "pushFilters" not in vars(MqttReader)
+    found = source(tmp_path, pushDownFilters="true")
+    assert type(found.reader(found.schema())).pushFilters is DataSourceReader.pushFilters
+    assert [record.getMessage().partition(": ")[2].partition(":")[0] for record in caplog.records] == [
+        "option 'pushDownFilters' is ignored"]
 
 
-def test_what_is_not_wanted_is_neither_planned_nor_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_without_wanted_rows_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = StreamWriter(tmp_path, partitions=2)
     for number in range(200):
         for partition in (0, 1):
@@ -325,20 +343,20 @@ def test_what_is_not_wanted_is_neither_planned_nor_read(tmp_path: Path, monkeypa
     fetched = counting(monkeypatch)
     monkeypatch.setattr(DirectoryStorage, "chunk_bytes", 64 * 1024)
 
-    def bytes_for(*filters: Filter) -> int:
+    def bytes_for(**options: str) -> int:
         fetched.clear()
-        list(read(pushing(tmp_path, *filters)[0]))
+        rows(tmp_path, **options)
         return sum(fetched)
 
     whole = bytes_for()
     assert whole > 4_000_000
-    assert bytes_for(EqualTo(("partition",), 1)) == whole // 2
-    assert bytes_for(EqualTo(("offset",), 1234)) < whole // 15
-    assert bytes_for(GreaterThanOrEqual(("timestamp",), moment(1900))) < whole // 8
-    assert bytes_for(EqualTo(("partition",), 7)) == bytes_for(LessThan(("offset",), 0)) == 0
+    assert bytes_for(where="partition = 1") == whole // 2
+    assert bytes_for(where="offset = 1234") < whole // 15
+    assert bytes_for(where=f"timestamp >= {stamp(1900)}") < whole // 8
+    assert bytes_for(where="partition = 7") == bytes_for(where="offset < 0") == 0
 
 
-def test_of_sealed_segments_only_what_is_wanted_is_read(
+def test_row_groups_without_wanted_rows_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = StreamWriter(tmp_path)
@@ -351,18 +369,20 @@ def test_of_sealed_segments_only_what_is_wanted_is_read(
     assert len(files) == 6
     fetched = counting(monkeypatch)
 
-    def cost(*filters: Filter) -> tuple[set[str], int]:
-        reader = pushing(tmp_path, *filters)[0]
-        planned = {part.file for task in reader.partitions() if isinstance(task, SliceTask) for part in task.slices}
+    def cost(**options: str) -> tuple[set[str], int]:
+        planned = {part.file for task in tasks(tmp_path, **options) for part in task}
         fetched.clear()
-        list(read(reader))
+        rows(tmp_path, **options)
         return planned, sum(fetched)
 
     everything, whole = cost()
     assert whole > 6_000_000 and len(everything) == 7
-    planned, part = cost(GreaterThanOrEqual(("timestamp",), moment(150)), LessThan(("timestamp",), moment(250)))
+    planned, part = cost(where=f"timestamp >= {stamp(150)} AND timestamp < {stamp(250)}")
     assert planned == {files[1].name, files[2].name, f"{600:020d}.seg"} and part < whole * 0.45
-    _, part = cost(EqualTo(("topic",), "plant3/a"))
+    assert cost(startingTimestamp=at(150), endingTimestamp=at(250))[0] == planned - {f"{600:020d}.seg"}
+    _, part = cost(filter="plant3/+")
+    assert part < whole * 0.35
+    _, part = cost(where="topic = 'plant3/a'")
     assert part < whole * 0.35
     found = source(tmp_path)
     few = found.reader(StructType([found.schema()["topic"], found.schema()["timestamp"]]))

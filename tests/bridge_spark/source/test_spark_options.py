@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from bridge_spark.log.predicates import Bounds, Predicate
 from bridge_spark.source.options import EARLIEST, LATEST, OptionError, check_for_batch, check_for_stream, parse_options
 
 BASE = {"path": "data", "stream": "sensors"}
@@ -49,6 +52,8 @@ ACCEPTED = [
     ({"maxTriggerDelay": "15 min"}, "max_trigger_delay_ms", 900_000),
     ({"maxRecordsPerPartition": "1000"}, "max_records_per_partition", 1000),
     ({"pushDownFilters": "true"}, "push_down_filters", True),
+    ({"where": "offset < 5"}, "wanted", Predicate(offset=Bounds(end=5))),
+    ({"startingOffsets": '{"0": 7, "filter=a/#": 0}'}, "starting_offsets", {0: 7}),
     ({"consumer": "plant-7:ingest"}, "consumer", "plant-7:ingest"),
 ]
 
@@ -64,6 +69,11 @@ def test_url() -> None:
     assert (options.url, options.token, options.path) == ("https://broker:18083", "abc", None)
     assert (options.ca_file, options.fetch_retries, options.fetch_retry_interval_ms) == ("ca.pem", 0, 10)
     assert options.request_timeout_ms == 500
+
+
+def test_token_file(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    assert parse_options({"url": "http://h", "stream": "s", "tokenFile": str(tmp_path / "token")}).token == "s3cret"
 
 
 REFUSED = [
@@ -97,6 +107,11 @@ REFUSED = [
     (BASE | {"minPartitions": "many"}, "minPartitions", "not a positive whole number"),
     (BASE | {"failOnDataLoss": "yes"}, "failOnDataLoss", "neither true nor false"),
     (BASE | {"startingTimestamp": "yesterday"}, "startingTimestamp", "'yesterday' is neither"),
+    (BASE | {"startingTimestamp": "2026-01-31T12:00:00"}, "startingTimestamp", "nor a time with a zone like"),
+    (BASE | {"endingTimestamp": "2026-01-31"}, "endingTimestamp", "nor a time with a zone like"),
+    (BASE | {"where": "qos = 1"}, "where", "qos is not one of the columns"),
+    ({"url": "http://h", "stream": "s", "tokenFile": "/no/file"}, "tokenFile", "/no/file: No such file"),
+    ({"url": "http://h", "stream": "s", "tokenFile": "x", "token": "y"}, "tokenFile", "together with 'token'"),
     (BASE | {"endingTimestamp": "9" * 30}, "endingTimestamp", "is neither"),
     (BASE | {"startingOffsetsByTimestamp": "1700000000123"}, "startingOffsetsByTimestamp", "not JSON like"),
     (BASE | {"startingOffsetsByTimestamp": '{"0": -1}'}, "startingOffsetsByTimestamp", "-1 is not milliseconds"),
@@ -134,3 +149,12 @@ def test_options_for_batch_or_stream_only() -> None:
     for name, value in (("endingOffsets", "latest"), ("endingTimestamp", "5"), ("endingOffsetsByTimestamp", '{"0":1}')):
         with pytest.raises(OptionError, match=f"'{name}': is for batch reads"):
             check_for_stream(parse_options(BASE | {name: value}))
+
+
+@pytest.mark.parametrize(("topic_filter", "inside", "outside"), [
+    ("a/b", ["a/b"], ["a/", "a/bc"]), ("a/+", ["a/", "a/x"], ["a", "b"]), ("a/#", ["a", "a/", "a/x"], ["b"]),
+    ("a/+/c", ["a/b/c"], ["b/b/c"]), ("#", ["", "b"], []), ("+/a", ["x/a"], []), ("/#", ["", "/a"], []),
+])
+def test_a_filter_bounds_the_topics_that_are_read(topic_filter: str, inside: list[str], outside: list[str]) -> None:
+    bounds = parse_options(BASE | {"filter": topic_filter}).wanted.topic
+    assert all(bounds.contains(topic) for topic in inside) and not any(bounds.contains(topic) for topic in outside)

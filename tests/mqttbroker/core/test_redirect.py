@@ -17,7 +17,7 @@ from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Disconnect, Publish, Will
 from mqttbroker.codec.properties import Properties
-from mqttbroker.config.settings import Redirect as Wanted
+from mqttbroker.config.settings import Redirect as Predicate
 from mqttbroker.core.terms import Redirect
 
 OTHER = "other.example:1883 [2001:db8::1]:8883"
@@ -31,7 +31,7 @@ def narrow(size: int) -> Properties:
 
 @pytest.mark.parametrize("permanent, code", [(False, 0x9C), (True, 0x9D)])
 def test_connect_is_refused_with_the_server_reference(tmp_path: Path, permanent: bool, code: int) -> None:
-    with Core(tmp_path, others={"redirect": Wanted(OTHER, permanent)}) as core:
+    with Core(tmp_path, others={"redirect": Predicate(OTHER, permanent)}) as core:
         client = core.client()
         connack = client.connect("new", username="nobody", password=b"never looked at")
         assert (connack.reason_code, connack.properties.server_reference) == (code, OTHER)
