@@ -117,7 +117,7 @@ def whole(count: int, cache: int, topics: int) -> None:
     source = random.Random(2)
     context = SessionContext(Journal(True), SessionLimits())
     sessions = [Session(context, 0, f"client-{number}") for number in range(SESSIONS)]
-    router = Router(cache, 128, 65535, [], RoundRobin())
+    router = Router(cache, 1 << 40, 128, 65535, [], RoundRobin())
 
     def subscribe(topic_filter: str) -> Subscription:
         session = sessions[source.randrange(SESSIONS)]

@@ -99,6 +99,7 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
         Registry(context, recovered.next_session_id),
         Router(
             limits.route_cache_size,
+            limits.route_cache_bytes,
             limits.max_topic_levels,
             limits.max_topic_length,
             streams,

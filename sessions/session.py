@@ -82,6 +82,7 @@ class Session(DeliveryOwner):
         self.expiry_interval = 0  # seconds
         self.disconnected_at: float = 0.0  # Unix time; 0.0 while connected
         self.subscriptions: Dict[str, Subscription] = {}
+        self.filter_bytes = 0  # memory of the filters in `subscriptions`
         # Subscriptions whose retained messages must still be sent; once per SUBSCRIBE.
         self.pending_retained: Deque[Subscription] = _NO_SUBSCRIPTIONS
         self.received: Dict[object, bool] = {}  # QoS 2 packet ids from the client -> stored on disk
@@ -91,6 +92,7 @@ class Session(DeliveryOwner):
         self.paging: Optional[Paging] = None  # since the first page was requested
         self.backpressure: Optional[Backpressure] = None  # from the high watermark until the queue is half as long
         self.will: Optional[SessionWill] = None
+        self.ended = False
 
     @property
     def queued_messages(self) -> int:
@@ -531,7 +533,9 @@ class Session(DeliveryOwner):
             self.paging.disconnected()
 
     def end(self) -> None:
-        """The session has ended: its stored entries count no longer."""
+        """The session has ended: its stored entries count no longer, and no reference cycle keeps it."""
+        self.ended = True
+        self.pending_retained = _NO_SUBSCRIPTIONS
         self.queue.end()
 
     # -- pages ----------------------------------------------------------------

@@ -62,6 +62,11 @@ def has_wildcard(topic_filter: str) -> bool:
     return "+" in topic_filter or "#" in topic_filter
 
 
+def text_bytes(text: str) -> int:
+    """About how many bytes a text takes in memory, at most."""
+    return len(text) + 50 if text.isascii() else 4 * len(text) + 80
+
+
 def parse_shared(topic_filter: str) -> Optional[tuple[str, str]]:
     """(group, filter) of ``$share/<group>/<filter>``; None for other filters.
 

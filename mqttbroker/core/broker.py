@@ -28,6 +28,7 @@ from sessions.registry import Registry
 from sessions.retained import Retained
 
 SWEEP_TOPICS: Final = 4000  # retained topics visited in one tick
+SWEEP_ROUTES: Final = 4000  # cached routes and targets visited in one tick
 
 
 class Broker:
@@ -58,7 +59,9 @@ class Broker:
         self.publisher = Publisher(context, router, self.retained, outbound, rules)
         self.replays = Replays(RetainedSources(self.retained), rules, outbound.counters)
         self.subscriptions = Subscriptions(journal, router, self.replays, terms, rules)
-        self.lifecycle = SessionLifecycle(journal, registry, self.publisher, self.subscriptions, outbound.clock)
+        self.lifecycle = SessionLifecycle(
+            journal, registry, self.publisher, self.subscriptions, router, outbound.clock
+        )
         self.clients = Clients(registry, self.lifecycle, terms)
         self.connect_handler = ConnectHandler(
             journal, registry, router, self.replays, self.lifecycle, self.clients, terms, policy, rules
@@ -87,10 +90,11 @@ class Broker:
         """Discard all cached decisions: some rules answer differently."""
         self.router.invalidate_all()
         for connection in self.clients.connections:
-            connection.may_publish.clear()
+            connection.forget_decisions()
 
     def tick(self, monotonic: float) -> None:
         """Do what is due; `Clients.tick` tells how often to call it and on which clock."""
         self.clients.tick(monotonic)
         self.expiry.tick()
         self.retained.sweep(SWEEP_TOPICS, self.context.clock.now)
+        self.router.sweep(SWEEP_ROUTES)

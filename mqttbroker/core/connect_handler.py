@@ -170,7 +170,7 @@ class ConnectHandler:
             self.refuse(connection, RETAIN_NOT_SUPPORTED, "retained will")  # [MQTT-3.2.2-13]
             return False
         try:
-            self.router.route(will.topic.encode("utf-8"))
+            self.router.topic_of(will.topic.encode("utf-8"))
         except MQTTError as error:
             self.refuse(connection, error.reason_code, error.detail)
             return False

@@ -25,6 +25,7 @@ from mqttbroker.core.topic_aliases import ALIASED_PROPERTIES, EMPTY_TOPIC, MAX_A
 from sessions.delivery import ClientConnection, Delivery
 from sessions.message import Message
 from sessions.session import Session
+from topic_matcher.filters import text_bytes
 
 if TYPE_CHECKING:
     from mqttbroker.core.clients import Clients
@@ -39,6 +40,9 @@ AUTHENTICATING: Final = 4  # waiting for an AUTH of the client
 
 # Shared by the clients that have not published yet, because an empty dictionary takes 64 bytes. Stays empty.
 _NO_DECISIONS: Final[Dict[str, bool]] = {}
+
+DECISION_BYTES: Final = 100  # memory of a decision beside its topic
+MAX_DECISION_BYTES: Final = 33_554_432  # of the decisions of all clients
 
 MAX_PUBLISH_OVERHEAD: Final = 24  # bytes of a PUBLISH, at most, beside topic, payload and properties
 
@@ -324,6 +328,25 @@ class Connection(ClientConnection):
             aliases.assign(topic)
         return True
 
+    # -- decisions of the rules -----------------------------------------------
+
+    def remember_decision(self, topic: str, decision: bool) -> None:
+        """Remember whether the client may publish to the topic, unless all clients together remember too much."""
+        outbound = self.outbound
+        size: i64 = text_bytes(topic) + DECISION_BYTES
+        if outbound.decision_bytes + size > MAX_DECISION_BYTES:
+            return
+        outbound.decision_bytes += size
+        if not self.may_publish:
+            self.may_publish = {}
+        self.may_publish[topic] = decision
+
+    def forget_decisions(self) -> None:
+        """The rules have changed, the client remembers too many, or it is gone."""
+        for topic in self.may_publish:
+            self.outbound.decision_bytes -= text_bytes(topic) + DECISION_BYTES
+        self.may_publish = _NO_DECISIONS
+
     # -- flushing -------------------------------------------------------------
 
     def request_flush(self) -> None:
@@ -379,5 +402,8 @@ class Connection(ClientConnection):
     def dispose(self) -> None:
         """The socket is closed: free what was to be sent."""
         self.outbox.clear()
+        self.forget_decisions()
         self.acks.clear()
         self.topic_aliases = None
+        self.authentication = None  # an unfinished one refers to this connection
+        self.authenticator = None

@@ -32,6 +32,7 @@ class Outbound:
         self.counters = counters
         self.max_backlog: i64 = max_backlog
         self.max_acks: i64 = max_acks
+        self.decision_bytes: i64 = 0  # memory of the decisions in `Connection.may_publish` of all connections
         self.flush_queue: List[Connection] = []
         self.on_flush_needed: Any = None  # called when the first connection enters an empty `flush_queue`
         self.store_failure = QUOTA_EXCEEDED  # reason code of the last failed commit

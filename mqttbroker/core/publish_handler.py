@@ -55,7 +55,7 @@ from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import Connection
 from mqttbroker.core.long_packet import total_size
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
-from mqttbroker.core.router import Route
+from mqttbroker.core.router import Route, is_reserved
 from mqttbroker.core.topic_aliases import publish_with_topic_name
 from sessions.message import Message
 from sessions.session import Session
@@ -349,7 +349,7 @@ class PublishHandler:
             return
         if message.qos == 1 and not route.durable and not message.retain and acks.length == 0:
             publisher.publish(outgoing, route, session, None)
-            if route.targets:
+            if route.has_targets:
                 connection.send_ack(PUBACK, packet_id)
             else:
                 connection.send(encode_ack(PUBACK, packet_id, NO_MATCHING_SUBSCRIBERS, connection.version))
@@ -406,9 +406,22 @@ class PublishHandler:
         if route is None or route.revision != router.revision or route.topic_bytes != topic:
             route = router.cache.get(topic)
             if route is None or route.revision != router.revision:
+                if route is None:
+                    refused = self._refused_route(topic)
+                    if refused is not None:
+                        return refused
                 route = router.route(topic)
             self._last_route = route
         return route
+
+    def _refused_route(self, topic_bytes: bytes) -> Optional[Route]:
+        """An empty route, which nobody keeps, if the client may not publish to the topic."""
+        topic = self.broker.router.topic_of(topic_bytes)
+        if is_reserved(topic) or (self.restricted and not self._may_publish(topic)):
+            route = Route(topic, topic_bytes)
+            route.reserved = True
+            return route
+        return None
 
     def _decode_properties(
         self, data: bytes, start: i64, end: i64, more: Optional[List[bytes]]
@@ -453,9 +466,9 @@ class PublishHandler:
             authorizer = self.broker.rules.of(connection.terms.rules)
             decision = authorizer.may_publish(connection.client_id, connection.username, topic)
             if len(topic) <= _MAX_DECISION_TOPIC:
-                if not decisions or len(decisions) >= _MAX_DECISIONS:
-                    decisions = connection.may_publish = {}
-                decisions[topic] = decision
+                if len(decisions) >= _MAX_DECISIONS:
+                    connection.forget_decisions()
+                connection.remember_decision(topic, decision)
         return decision
 
     def _rejects(self, route: Route, first: i64, packet_id: i64, size: i64) -> bool:

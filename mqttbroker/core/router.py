@@ -2,7 +2,8 @@
 
 Routes are cached by topic bytes. A cached route always equals a lookup in the trie: each subscription change raises the
 router's revision and is recorded by its filter; a route of an older revision is checked against the recorded filters at
-its next use, and rebuilt only if one of them matches its topic. The cache is bounded and evicts its oldest routes.
+its next use, and rebuilt only if one of them matches its topic. The cache is bounded in routes and in bytes, and evicts its
+oldest routes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ from mqttbroker.codec.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, 
 from mqttbroker.core.groups import Group, Member, Strategy, Target
 from mqttbroker.core.policy import Rules
 from sessions.session import NO_LOCAL, Session, Subscription
-from topic_matcher.filters import has_wildcard, is_valid_topic, parse_shared
+from topic_matcher.filters import has_wildcard, is_valid_topic, parse_shared, text_bytes
 from topic_matcher.trie import SubscriptionTrie
 
 RECORDED_FILTERS: Final = 2048  # changed filters that are recorded at least
 MAX_EVICTED: Final = 256  # routes evicted at once
+SWEPT_PER_SESSION: Final = 20  # routes and targets that `Router.session_ended` visits
+
+# Memory of a route and of one of its targets, without their texts, and of the header of a bytes object.
+_ROUTE_BYTES: Final = 450
+_TARGET_BYTES: Final = 110
+_BYTES_OBJECT: Final = 34
 
 
 class StreamRule:
@@ -42,15 +49,16 @@ class StreamSink:
 
 
 class Route:
-    """All recipients of the messages of one topic."""
+    """All recipients of the messages of one topic; ``size`` is its estimated memory in bytes once it is in the cache."""
 
     def __init__(self, topic: str, topic_bytes: bytes) -> None:
         self.topic = topic
         self.topic_bytes = topic_bytes
         self.revision = 0  # the router's revision for which this route is known to be right; -1 = discarded
-        # $SYS belongs to the broker, and $share/ is a form of subscription: clients publish to neither.
-        self.reserved = topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith("$share/")
+        self.reserved = is_reserved(topic)
+        self.size: int = 0
         self.targets: List[Target] = []
+        self.has_targets = False  # still true when `discard` has dropped them
         self.groups: List[Group] = []
         self.streams: List[StreamSink] = []
         self.no_local = False  # a target has a No Local subscription
@@ -85,7 +93,46 @@ class Route:
 
     @property
     def matched(self) -> bool:
-        return bool(self.targets) or bool(self.groups) or bool(self.streams)
+        return self.has_targets or bool(self.groups) or bool(self.streams)
+
+    def discard(self) -> None:
+        """The route is no longer valid. A publisher that remembers it must not keep ended sessions alive by it.
+
+        The list of targets stays whole for a message that is being sent to them.
+        """
+        self.revision = -1
+        self.targets = _NO_TARGETS
+
+    def measure(self) -> None:
+        """Set `size`. Three remembered headers contain the topic, too."""
+        size: int = _ROUTE_BYTES + text_bytes(self.topic) + 4 * (len(self.topic_bytes) + _BYTES_OBJECT)
+        for target in self.targets:
+            size += _TARGET_BYTES + len(target.subscription_ids)
+            if target.without_no_local is not None:
+                size += _TARGET_BYTES + len(target.without_no_local.subscription_ids)
+        for group in self.groups:
+            if group.complete is not group:
+                size += _TARGET_BYTES + 8 * len(group.members)
+        self.size = size + _TARGET_BYTES * len(self.streams)
+
+    def names_ended_session(self) -> bool:
+        for target in self.targets:
+            if target.session.ended:
+                return True
+        for group in self.groups:
+            if group.complete is not group:
+                for member in group.members:
+                    if member.session.ended:
+                        return True
+        return False
+
+
+_NO_TARGETS: Final[List[Target]] = []  # of discarded routes; stays empty
+
+
+def is_reserved(topic: str) -> bool:
+    """Whether no client may publish to the topic: $SYS is the broker's, and $share/ is a form of subscription."""
+    return topic.startswith("$") and (topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith("$share/"))
 
 
 class FilterChanges:
@@ -133,12 +180,14 @@ class FilterChanges:
 class Router:
     """Subscriptions and the cache of routes.
 
-    A cached route is valid only while its ``revision`` equals the router's; `route` sees to that.
+    A cached route is valid only while its ``revision`` equals the router's; `route` sees to that. Both limits of the
+    cache may be exceeded by the newest route.
     """
 
     def __init__(
         self,
         cache_size: int,
+        cache_bytes: int,
         max_levels: int,
         max_length: int,
         streams: List[StreamRule],
@@ -146,6 +195,8 @@ class Router:
     ) -> None:
         self.cache: Dict[bytes, Route] = {}
         self.cache_size = cache_size
+        self.cache_bytes = cache_bytes
+        self.cached_bytes = 0  # sizes of the routes in `cache`
         self.max_levels = max_levels
         self.max_length = max_length
         self.streams = streams
@@ -156,6 +207,8 @@ class Router:
         self.revision = 0  # number of changes of wildcard filters
         self._trie = SubscriptionTrie()
         self._changes = FilterChanges(RECORDED_FILTERS)
+        self._to_sweep: List[bytes] = []  # topics of cached routes that may name ended sessions
+        self._sessions_ended = False  # since `_to_sweep` was filled
         self._stream_trie = SubscriptionTrie()
         for rule in streams:
             for topic_filter in rule.filters:
@@ -188,11 +241,15 @@ class Router:
         if route is not None:
             if route.revision != self.revision:
                 if self._changes.since(route.revision, route.topic):
-                    route = self._build(route.topic, topic_bytes)
-                    self.cache[topic_bytes] = route
-                else:
-                    route.revision = self.revision
+                    topic = route.topic
+                    self._drop(topic_bytes)
+                    return self._add(topic, topic_bytes)
+                route.revision = self.revision
             return route
+        return self._add(self.topic_of(topic_bytes), topic_bytes)
+
+    def topic_of(self, topic_bytes: bytes) -> str:
+        """The topic name in these bytes; MQTTError if it is not valid or not allowed."""
         topic = text_of(topic_bytes)
         if not is_valid_topic(topic):
             raise MQTTError(MALFORMED_PACKET, "invalid topic name")  # [MQTT-3.3.2-2]
@@ -200,10 +257,18 @@ class Router:
             raise MQTTError(TOPIC_NAME_INVALID, f"topic name of {len(topic_bytes)} bytes")
         if topic.count("/") >= self.max_levels:
             raise MQTTError(TOPIC_NAME_INVALID, f"more than {self.max_levels} topic levels")
+        return topic
+
+    def _add(self, topic: str, topic_bytes: bytes) -> Route:
+        """Build a route, and cache it unless its topic is reserved."""
         route = self._build(topic, topic_bytes)
-        if len(self.cache) >= self.cache_size:
-            self._evict()
+        if route.reserved:
+            return route
+        route.measure()
+        if len(self.cache) >= self.cache_size or self.cached_bytes + route.size > self.cache_bytes:
+            self._evict(route.size)
         self.cache[topic_bytes] = route
+        self.cached_bytes += route.size
         return route
 
     def subscribe(self, subscription: Subscription) -> None:
@@ -276,15 +341,46 @@ class Router:
             self.revision += 1
             self._changes.record(topic_filter, self.revision)
         else:
-            route = self.cache.pop(topic_filter.encode("utf-8"), None)
-            if route is not None:
-                route.revision = -1
+            self._drop(topic_filter.encode("utf-8"))
 
-    def _evict(self) -> None:
-        """Evict the oldest routes, at most a sixteenth of the cache."""
-        oldest = list(islice(self.cache, min(max(1, self.cache_size // 16), MAX_EVICTED)))
-        for topic_bytes in oldest:
-            self.cache.pop(topic_bytes).revision = -1
+    def _drop(self, topic_bytes: bytes) -> None:
+        """Remove a route from the cache, if it has one for these bytes."""
+        route = self.cache.pop(topic_bytes, None)
+        if route is not None:
+            self.cached_bytes -= route.size
+            route.discard()
+
+    def _evict(self, size: int) -> None:
+        """Evict the oldest routes, some at a time, until a route of ``size`` bytes has room or the cache is empty."""
+        count: int = min(max(1, self.cache_size // 16), MAX_EVICTED)
+        for topic_bytes in list(islice(self.cache, count)):
+            self._drop(topic_bytes)
+        while self.cache and self.cached_bytes + size > self.cache_bytes:
+            for topic_bytes in list(islice(self.cache, MAX_EVICTED)):
+                self._drop(topic_bytes)
+
+    def session_ended(self) -> None:
+        """A session has ended, and its subscriptions are removed: routes that name it are dropped by and by."""
+        self._sessions_ended = True
+        self.sweep(SWEPT_PER_SESSION)
+
+    def sweep(self, budget: int) -> None:
+        """Drop cached routes that name ended sessions; visits about ``budget`` routes and targets."""
+        if not self._to_sweep:
+            if not self._sessions_ended:
+                return
+            self._sessions_ended = False
+            self._to_sweep = list(self.cache)
+        visited: int = 0
+        while visited < budget and self._to_sweep:
+            topic_bytes = self._to_sweep.pop()
+            route = self.cache.get(topic_bytes)
+            visited += 1
+            if route is None or route.revision == self.revision:
+                continue
+            visited += len(route.targets)
+            if route.names_ended_session():
+                self._drop(topic_bytes)
 
     def _build(self, topic: str, topic_bytes: bytes) -> Route:
         route = Route(topic, topic_bytes)
@@ -312,6 +408,7 @@ class Router:
             if subscription.options & NO_LOCAL:
                 target.no_local = True
         route.targets = list(targets.values())
+        route.has_targets = bool(targets)
         for target in route.targets:
             if target.no_local:
                 route.no_local = True

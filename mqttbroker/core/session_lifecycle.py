@@ -6,6 +6,7 @@ from typing import Dict
 
 from mqttbroker.core.pending_connect import PendingConnect
 from mqttbroker.core.publisher import Publisher
+from mqttbroker.core.router import Router
 from mqttbroker.core.subscriptions import Subscriptions
 from mqttbroker.core.wills import Wills, encode_will
 from sessions.context import Clock
@@ -24,9 +25,11 @@ class SessionLifecycle:
         registry: Registry,
         publisher: Publisher,
         subscriptions: Subscriptions,
+        router: Router,
         clock: Clock,
     ) -> None:
         self.journal = journal
+        self.router = router
         self.registry = registry
         self.publisher = publisher
         self.subscriptions = subscriptions
@@ -77,6 +80,7 @@ class SessionLifecycle:
         session.subscriptions.clear()
         session.end()
         self.registry.remove(session)
+        self.router.session_ended()
         if session.id != 0:
             self.journal.delete_session(session.id)
 

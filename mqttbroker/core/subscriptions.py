@@ -33,7 +33,7 @@ from mqttbroker.core.terms import BrokerTerms
 from sessions.journal import Journal
 from sessions.rows import SubscriptionRow
 from sessions.session import Session, Subscription
-from topic_matcher.filters import is_valid_filter, parse_shared
+from topic_matcher.filters import is_valid_filter, parse_shared, text_bytes
 
 
 class Subscriptions:
@@ -88,7 +88,10 @@ class Subscriptions:
             return terms.denial_code()
         old = session.subscriptions.get(full_filter)
         limit = terms.max_subscriptions_per_client
-        if old is None and len(session.subscriptions) >= limit:
+        if old is None and (
+            len(session.subscriptions) >= limit
+            or session.filter_bytes + text_bytes(full_filter) > terms.max_subscription_bytes_per_client
+        ):
             return QUOTA_EXCEEDED
         if len(session.pending_retained) + len(replay) >= 2 * limit:  # the same filters, subscribed again and again
             return QUOTA_EXCEEDED
@@ -111,6 +114,7 @@ class Subscriptions:
             if subscription is None:
                 codes.append(NO_SUBSCRIPTION_EXISTED)
                 continue
+            session.filter_bytes -= text_bytes(topic_filter)
             self.remove(subscription)
             if session.id != 0:
                 self.journal.delete_subscription(session.id, topic_filter)
@@ -126,8 +130,12 @@ class Subscriptions:
 
     def load(self, subscription: Subscription) -> None:
         """Add a subscription, without storing it, to its session and to the router."""
-        subscription.session.subscriptions[subscription.topic_filter] = subscription
-        shared = parse_shared(subscription.topic_filter)
+        session = subscription.session
+        topic_filter = subscription.topic_filter
+        if topic_filter not in session.subscriptions:
+            session.filter_bytes += text_bytes(topic_filter)
+        session.subscriptions[topic_filter] = subscription
+        shared = parse_shared(topic_filter)
         if shared is None:
             self.router.subscribe(subscription)
         else:

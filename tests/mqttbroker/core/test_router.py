@@ -18,7 +18,7 @@ CONTEXT = SessionContext(Journal(True), SessionLimits())
 
 
 def make(cache_size: int = 100, streams: list[StreamRule] | None = None) -> Router:
-    return Router(cache_size, 10, 50, streams or [], RoundRobin())
+    return Router(cache_size, 1 << 30, 10, 50, streams or [], RoundRobin())
 
 
 def session(name: str) -> Session:
