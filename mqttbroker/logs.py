@@ -10,19 +10,19 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import logging.handlers
 import os
-import queue
 import re
 import select
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from functools import lru_cache
 from typing import Optional
 
 STDERR = 2
 MAX_VALUE_CHARS = 256
 QUEUE_LINES = 10_000  # lines queued for the writing thread; further ones are dropped and counted
+GATHER_SECONDS = 0.005  # in which lines gather for one write
 CLOSE_TIMEOUT = 1.0  # seconds that the process waits at its end for the last lines
 REPEATS_LOGGED = 100  # refusals of one kind and address that are logged in REPEAT_SECONDS; further ones are counted
 REPEAT_SECONDS = 10.0
@@ -68,32 +68,38 @@ class _Json(_Formatter):
         return json.dumps(line)
 
 
+@lru_cache(maxsize=500)
+def _templates(message: str) -> Optional[list[tuple[str, str]]]:
+    """The keys of an event, each with the template of its value; None for a message of a library, which has no keys."""
+    parts = message.split()
+    if not all("=" in part for part in parts):
+        return None
+    return [(key, template) for key, _, template in (part.partition("=") for part in parts)]
+
+
 def _fields(record: logging.LogRecord) -> Optional[dict[str, tuple[str, object]]]:
-    """The template and value of each key; None for a message of a library, which has no keys.
+    """The template and value of each key; None for a message without keys.
 
     The format string holds the keys and its arguments the values, so no value can add a key.
     """
-    parts = str(record.msg).split()
-    if not all("=" in part for part in parts):
+    templates = _templates(str(record.msg))
+    if templates is None:
         return None
-    values = list(record.args) if isinstance(record.args, tuple) else []
-    fields: dict[str, tuple[str, object]] = {}
-    for part in parts:
-        key, _, template = part.partition("=")
-        fields[key] = (template, values.pop(0)) if "%" in template else ("%s", template)
-    return fields
+    values = iter(record.args if isinstance(record.args, tuple) else ())
+    return {key: (template, next(values)) if "%" in template else ("%s", template) for key, template in templates}
 
 
 def _quoted(field: tuple[str, object]) -> str:
     template, value = field
-    text = _cut(_printable(template % value))
+    text = str(value) if template == "%s" or (template == "%d" and type(value) is int) else template % (value,)
+    text = _cut(_printable(text))
     return text if _PLAIN.fullmatch(text) else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _number_or_text(template: str, value: object) -> object:
     if template == "%s" and type(value) is int:
         return value
-    text = template % value
+    text = template % (value,)
     return json.loads(text) if _NUMBER.fullmatch(template) and text[-1].isdigit() else _cut(text)
 
 
@@ -139,49 +145,55 @@ class _Repeats(logging.Filter):
         return wanted
 
 
-class _Queue(logging.handlers.QueueHandler):
-    """Queues formatted lines for the writing thread; drops and counts them while the queue is full."""
+class _Handler(logging.Handler):
+    """Hands formatted lines to the writing thread; drops and counts them while `QUEUE_LINES` wait."""
 
     def __init__(self) -> None:
-        self.lines: queue.Queue[object] = queue.Queue(QUEUE_LINES)
-        super().__init__(self.lines)
+        super().__init__()
+        self.lines: deque[str] = deque()
+        self.waiting = threading.Event()  # there are lines
         self.dropped = 0
 
-    def prepare(self, record: logging.LogRecord) -> str:
-        return self.format(record)
-
-    def enqueue(self, record: object) -> None:
-        try:
-            self.lines.put_nowait(record)
-        except queue.Full:
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self.lines) >= QUEUE_LINES:
             self.dropped += 1
+            return
+        try:
+            self.lines.append(self.format(record))
+        except Exception:
+            self.handleError(record)
+        if not self.waiting.is_set():
+            self.waiting.set()
 
 
 class _Writer(threading.Thread):
-    """Writes the queued lines to stderr, in a thread because a write may block."""
+    """Writes the handler's lines to stderr, however long a write takes."""
 
-    def __init__(self, handler: _Queue) -> None:
+    def __init__(self, handler: _Handler) -> None:
         super().__init__(name="log", daemon=True)
         self.handler = handler
-        self._reported = 0  # dropped lines that were reported
+        self._reported = 0  # of the lines that were dropped
+        self._closing = threading.Event()
 
     def run(self) -> None:
-        while True:
-            line = self.handler.lines.get()
-            if line is None:
-                return
-            dropped = self.handler.dropped
+        handler = self.handler
+        while not (self._closing.is_set() and not handler.lines):
+            handler.waiting.wait()
+            # Lines of a busy moment are written together.
+            self._closing.wait(GATHER_SECONDS)
+            handler.waiting.clear()
+            lines = [handler.lines.popleft() for _ in range(len(handler.lines))]
+            dropped = handler.dropped
             if dropped > self._reported:
-                line = f"{line}\nevent=log_lines_dropped count={dropped - self._reported}"
+                lines.append(f"event=log_lines_dropped count={dropped - self._reported}")
                 self._reported = dropped
-            _write(f"{line}\n".encode(errors="backslashreplace"))
+            if lines:
+                _write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Write the queued lines, for at most `CLOSE_TIMEOUT`."""
-        try:
-            self.handler.lines.put(None, timeout=CLOSE_TIMEOUT)
-        except queue.Full:
-            return
+        """Write the lines that wait, for `CLOSE_TIMEOUT` at most."""
+        self._closing.set()
+        self.handler.waiting.set()
         self.join(CLOSE_TIMEOUT)
 
 
@@ -213,7 +225,7 @@ def configure(level: str, style: str) -> None:
     """Send the log to stderr; ``style`` is ``text`` or ``json``."""
     global _writer
     close()
-    handler = _Queue()
+    handler = _Handler()
     handler.setFormatter(_Json() if style == "json" else _Text())
     handler.addFilter(_Repeats())
     _writer = _Writer(handler)

@@ -139,7 +139,7 @@ def test_unread_stderr_blocks_neither_the_program_nor_its_end() -> None:
 
 
 def test_dropped_lines_are_reported(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    handler = logs._Queue()
+    handler = logs._Handler()
     handler.setFormatter(logs._Text())
     for _ in range(logs.QUEUE_LINES + 7):
         handler.handle(record("event=x"))
