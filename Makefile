@@ -21,7 +21,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz chaos chaos-spark power-loss check demo pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz soak chaos chaos-spark power-loss check demo pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -108,6 +108,13 @@ FUZZ_SECONDS ?= 60
 FUZZ_SEED ?= 1
 fuzz: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m fuzz.run --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) $(FUZZ_ARGS)
+
+# Clients connect, publish, take over and disconnect for minutes to hours. The broker runs without garbage collector and must
+# hold as much memory at the end as after a tenth of the time.
+SOAK_SECONDS ?= 600
+SOAK_SEED ?= 1
+soak: $(VENV)/extras build
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m soak.run --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 
 # Kills the broker and its clients under load, then compares acknowledged messages with stored ones; takes minutes. The seed
 # decides the kills.

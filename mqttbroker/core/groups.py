@@ -58,8 +58,14 @@ class Group:
         self.topic_filter = topic_filter
         self.members: List[Member] = []
         self.persistent_members = 0  # members whose session stores its messages
-        self.complete: Group = self  # of a copy, the group with all members; it owns the cursor
+        self.original: Optional[Group] = None  # of a copy, the group that it was made of
         self.cursor = 0  # where the next choice starts
+
+    @property
+    def complete(self) -> Group:
+        """The group with all members, which owns the cursor."""
+        original = self.original
+        return self if original is None else original
 
     @property
     def available(self) -> bool:

@@ -111,7 +111,7 @@ class Route:
             if target.without_no_local is not None:
                 size += _TARGET_BYTES + len(target.without_no_local.subscription_ids)
         for group in self.groups:
-            if group.complete is not group:
+            if group.original is not None:
                 size += _TARGET_BYTES + 8 * len(group.members)
         self.size = size + _TARGET_BYTES * len(self.streams)
 
@@ -120,7 +120,7 @@ class Route:
             if target.session.ended:
                 return True
         for group in self.groups:
-            if group.complete is not group:
+            if group.original is not None:
                 for member in group.members:
                     if member.session.ended:
                         return True
@@ -316,7 +316,7 @@ class Router:
         if rules is None:
             return group
         permitted = Group(group.name, group.topic_filter)
-        permitted.complete = group
+        permitted.original = group
         for member in group.members:
             if rules.may_read(member.session, topic):
                 permitted.add(member)

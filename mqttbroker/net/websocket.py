@@ -66,6 +66,7 @@ class WebSocket:
         self._paused_by_wire = False
         self._reading_on = False  # frames of an earlier read wait for the next iteration of the loop
         self._congested = False
+        self._lost = False
         self._pong: List[bytes] = []  # the answer to the last ping that came while congested
         self._close_code = CloseCode.NORMAL_CLOSURE
         self._timer: Optional[asyncio.TimerHandle] = None
@@ -85,6 +86,8 @@ class WebSocket:
 
     def _read_frames(self) -> None:
         """Read some frames; the rest of a long read follows in the next iteration of the loop, after other clients."""
+        if self._lost:
+            return
         reader = self._reader
         if reader.largest != self._largest and self._wire.connection.state == CONNECTED:
             reader.largest = self._largest
@@ -116,7 +119,12 @@ class WebSocket:
             self._timer.cancel()
         if self._request is not None:
             self._count_failure()
+        self._lost = True
         self._wire.connection_lost(error)
+        # No reference cycle may remain. The library's generator and the tracebacks of its errors refer to it.
+        library = self._library
+        library.parser.close()
+        library.parser_exc = library.handshake_exc = None
 
     def pause_writing(self) -> None:
         self._congested = True

@@ -88,7 +88,7 @@ def test_the_complete_group_owns_the_cursor_of_its_copies(make: Callable[[], Str
     counts: Counter[int] = Counter()
     for number in range(9):  # a copy per topic, as the router makes them
         permitted = Group(group.name, group.topic_filter)
-        permitted.complete, permitted.members = group, group.members[1:]
+        permitted.original, permitted.members = group, group.members[1:]
         counts[chosen(strategy, permitted, f"t/{number}")] += 1
     assert counts == {0: 3, 1: 3, 2: 3}
 

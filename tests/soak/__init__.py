@@ -1,0 +1,1 @@
+"""`make soak`: memory under a long load without garbage collector."""

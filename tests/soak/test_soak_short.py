@@ -1,0 +1,29 @@
+"""A short `make soak`, and a test of its judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from soak.run import Soak, growth
+
+
+def test_a_broker_holds_no_more_after_a_longer_time(tmp_path: Path) -> None:
+    soak = Soak("1", tmp_path)
+    try:
+        soak.work(1.5)
+        first = soak.sample()
+        soak.work(9)
+        last = soak.sample()
+        found = growth(first, last)
+        assert not found, "\n".join(found)
+        assert min(soak.counts.values()) > 10, soak.counts
+    finally:
+        soak.close()
+
+
+def test_the_judge_finds_growth() -> None:
+    first = {"blocks": 100_000, "resident": 50 << 20, "types": {"Session": 10}}
+    assert not growth(first, first)
+    for name, value in (("blocks", 104_000), ("resident", 70 << 20), ("types", {"Session": 100})):
+        (found,) = growth(first, {**first, name: value})
+        assert "at the end" in found
