@@ -31,6 +31,7 @@ class Counters:
         self.protocol_errors = 0
         self.tls_failures = 0
         self.websocket_failures = 0
+        self.proxy_failures = 0
         # Messages dropped by sessions.
         self.queue_full = 0  # a new message for a full queue
         self.queue_full_oldest = 0  # the oldest message of a full queue

@@ -224,13 +224,14 @@ class HttpServer:
         )
         try:
             await runner.setup()
-            assert runner.server is not None
+            server = runner.server
+            assert server is not None
             listening.setblocking(False)
             self._acceptor = Acceptor(
                 listening,
                 self._context,
                 HANDSHAKE_TIMEOUT,
-                runner.server,
+                lambda _: server(),
                 self._counters,
                 OpenSockets(self._max_connections, self._max_connections, self._counters),
                 self._connections.opened,

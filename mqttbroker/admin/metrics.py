@@ -97,6 +97,7 @@ class Metrics:
         )
         failed.add_metric(["tls"], totals.tls_failures)
         failed.add_metric(["websocket"], totals.websocket_failures)
+        failed.add_metric(["proxy"], totals.proxy_failures)
         failed.add_metric(["https"], self.http_counters.tls_failures)
         yield failed
         dropped = CounterMetricFamily(

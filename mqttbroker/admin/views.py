@@ -110,6 +110,7 @@ class Totals(NamedTuple):
     protocol_errors: int
     tls_failures: int
     websocket_failures: int
+    proxy_failures: int
     commit_failures: int
 
 

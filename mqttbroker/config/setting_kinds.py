@@ -5,6 +5,7 @@ The message of a ValueError is the reason alone; the caller adds the source and 
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from abc import ABC, abstractmethod
@@ -173,6 +174,22 @@ class Texts(Kind[tuple[str, ...]]):
 
     def from_text(self, text: str) -> object:
         return [part.strip() for part in text.split(",") if part.strip()]
+
+
+class Networks(Kind[tuple[str, ...]]):
+    """A list of addresses and networks like "10.0.0.0/8", possibly empty."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        texts = Texts().read(value)
+        for text in texts:
+            try:
+                ipaddress.ip_network(text)
+            except ValueError as error:
+                raise ValueError(f"{shown(text)} is not an address or network: {error}") from None
+        return texts
+
+    def from_text(self, text: str) -> object:
+        return Texts().from_text(text)
 
 
 class Duration(Kind[float]):

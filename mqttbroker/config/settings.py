@@ -26,6 +26,7 @@ from mqttbroker.config.setting_kinds import (
     Integer,
     Kind,
     ListenerPath,
+    Networks,
     OptionalPath,
     OptionalText,
     OrNone,
@@ -114,6 +115,7 @@ _TYPES_OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("certfile", "keyfile", "cafile", "crlfile", "tls_version"), ("tls", "wss")),
     **dict.fromkeys(("client_certificate", "use_identity_as_username"), ("tls", "wss")),
     "origins": ("ws", "wss"),
+    "proxy_sources": _LISTENER_TYPES[:-1],
 }
 
 
@@ -143,6 +145,8 @@ class Listener:
     client_certificate: str = _key(Choice("none", "optional", "required"), "none")
     use_identity_as_username: bool = _key(Boolean(), False)
     origins: tuple[str, ...] = _key(Texts(), [])
+    proxy_protocol: bool = _key(Boolean(), False)
+    proxy_sources: tuple[str, ...] = _key(Networks(), [])
     max_connections: Optional[int] = _limit("max_connections")
     max_packet_size: Optional[int] = _limit("max_packet_size")
     connect_timeout: Optional[float] = _limit("connect_timeout")
@@ -167,6 +171,8 @@ class Listener:
                 yield name, f'a listener of type "{self.type}" has none'
         if self.type == "unix" and self.path is None:
             yield "path", "is required for a Unix socket"
+        if self.proxy_sources and not self.proxy_protocol:
+            yield "proxy_sources", "needs proxy_protocol"
         if self.type in ("tls", "wss"):
             for name in ("certfile", "keyfile"):
                 if getattr(self, name) is None:

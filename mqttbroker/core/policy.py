@@ -27,6 +27,7 @@ class AuthenticationRequest:
     ) -> None:
         self.client_id = client_id
         self.peer = peer  # its address
+        self.remote = False  # it never counts as loopback, whatever the address
         self.username = username
         self.password = password
         # Enhanced authentication (section 4.12): the method, None without it; the last Authentication Data from the
@@ -75,7 +76,9 @@ class AnonymousPolicy(AuthenticationPolicy):
     def authenticate(self, request: AuthenticationRequest) -> None:
         if request.method is not None:
             request.reject(BAD_AUTHENTICATION_METHOD, "no enhanced authentication without a password file")
-        elif self.allowed is True or (self.allowed == "loopback" and _is_loopback(request.peer)):
+        elif self.allowed is True or (
+            self.allowed == "loopback" and not request.remote and is_loopback(request.peer)
+        ):
             request.username = None
             request.accept()
         else:
@@ -105,7 +108,8 @@ class PasswordPolicy(AuthenticationPolicy):
             self.authenticator.submit(request)
 
 
-def _is_loopback(peer: str) -> bool:
+def is_loopback(peer: str) -> bool:
+    """Whether an address and port, or the name of a Unix socket, is of this machine."""
     host = peer.rpartition(":")[0]
     if host.startswith("127.") or host == "::1":  # the usual case; `ipaddress` takes a quarter of a CONNECT's time
         return True

@@ -1,4 +1,5 @@
-"""Accepts connections with a task for each until its protocol has a transport, which is after the handshake with TLS.
+"""Accepts connections with a task for each until its protocol has a transport: after the header of a proxy, if there is
+one, and the handshake with TLS.
 
 A failed handshake is logged with address and reason, and counted: an asyncio server would not report it.
 """
@@ -12,7 +13,9 @@ import ssl
 from typing import Any, Callable, Optional
 
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import CLOSE_TIMEOUT
+from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
+from mqttbroker.net.proxy_protocol import ProxyHeaderError
+from mqttbroker.net.wire import CLOSE_TIMEOUT, peer_text
 from sessions.counters import Counters
 
 log = logging.getLogger("mqttbroker")
@@ -24,9 +27,10 @@ RETRY = 1.0  # seconds until the next attempt if there was no file descriptor le
 class Acceptor:
     """Accepts connections on ``sock``, which it owns, until `close`.
 
-    With ``context`` they speak TLS; it may be replaced, for later connections. ``new_client`` creates an asyncio protocol,
-    and ``on_open`` is called with the transport when it has one. ``timeout`` of a handshake is in seconds. Unfinished
-    handshakes count in ``sockets``.
+    With ``context`` they speak TLS; it may be replaced, for later connections. With ``proxied`` they begin with a PROXY
+    protocol header. ``new_client`` creates an asyncio protocol for a peer, None = the one of the socket, and ``on_open``
+    is called with the transport when it has one. ``timeout`` of a header, and of a handshake, is in seconds. Unfinished
+    headers and handshakes count in ``sockets``.
     """
 
     def __init__(
@@ -34,12 +38,14 @@ class Acceptor:
         sock: socket.socket,
         context: Optional[ssl.SSLContext],
         timeout: float,
-        new_client: Callable[[], Any],
+        new_client: Callable[[Optional[ProxiedPeer]], Any],
         counters: Counters,
         sockets: Optional[OpenSockets] = None,
         on_open: Optional[Callable[[asyncio.Transport], None]] = None,
+        proxied: Optional[ProxiedSockets] = None,
     ) -> None:
         self.context = context
+        self._proxied = proxied
         self._sock = sock
         self._timeout = timeout
         self._new_client = new_client
@@ -75,11 +81,11 @@ class Acceptor:
                 self._loop.call_later(RETRY, self._listen)
                 return
             sock.setblocking(False)
-            task = self._loop.create_task(self._open(sock, f"{address[0]}:{address[1]}"))
+            task = self._loop.create_task(self._open(sock, address))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _open(self, sock: socket.socket, peer: str) -> None:
+    async def _open(self, sock: socket.socket, address: Any) -> None:
         task = asyncio.current_task()
         assert task is not None
         handshake = _Handshake(task)
@@ -87,26 +93,51 @@ class Acceptor:
             sock.close()
             return
         try:
-            transport = await self._connect(sock)
-        except OSError as error:
-            self._counters.tls_failures += 1
-            log.info("event=refused client=%s address=%s reason=%s", "", peer, f"TLS handshake: {reason_of(error)}")
+            await self._open_as(sock, address)
         except asyncio.CancelledError:
             if not handshake.evicted:
                 raise
-        else:
-            if self._on_open is not None:
-                self._on_open(transport)
         finally:
             if self._sockets is not None:
                 self._sockets.remove(handshake)
 
-    async def _connect(self, sock: socket.socket) -> asyncio.Transport:
+    async def _open_as(self, sock: socket.socket, address: Any) -> None:
+        """Give the socket a transport, as that of the client behind the proxy if there is one."""
+        peer: Optional[ProxiedPeer] = None
+        if self._proxied is not None:
+            peer = await self._read_header(self._proxied, sock, address)
+            if peer is None:
+                return
         tls: dict[str, Any] = {}
         if self.context is not None:
             tls = {"ssl": self.context, "ssl_handshake_timeout": self._timeout, "ssl_shutdown_timeout": CLOSE_TIMEOUT}
-        transport, _ = await self._loop.connect_accepted_socket(self._new_client, sock, **tls)
-        return transport
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(lambda: self._new_client(peer), sock, **tls)
+        except OSError as error:
+            self._counters.tls_failures += 1
+            shown = peer_text(address) if peer is None else peer.address
+            self._log_refused(shown, f"TLS handshake: {reason_of(error)}")
+            return
+        if self._on_open is not None:
+            self._on_open(transport)
+
+    async def _read_header(self, proxied: ProxiedSockets, sock: socket.socket, address: Any) -> Optional[ProxiedPeer]:
+        """The peer that the proxy tells; None if it tells none in time, and the socket is closed."""
+        peer: Optional[ProxiedPeer] = None
+        try:
+            async with asyncio.timeout(self._timeout):
+                peer = await proxied.read_header(sock, address)
+        except (OSError, ProxyHeaderError) as error:
+            self._counters.proxy_failures += 1
+            reason = "not received in time" if isinstance(error, TimeoutError) else error
+            self._log_refused(peer_text(address), f"PROXY header: {reason}")
+        finally:
+            if peer is None:
+                sock.close()
+        return peer
+
+    def _log_refused(self, address: str, reason: str) -> None:
+        log.info("event=refused client=%s address=%s reason=%s", "", address, reason)
 
 
 class _Handshake:

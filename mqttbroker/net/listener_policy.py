@@ -39,6 +39,7 @@ class PolicyByListener(AuthenticationPolicy):
         if wire is None:
             self.policy.authenticate(request)
             return
+        request.remote = wire.remote
         listener_policy: ListenerPolicy = wire.listener_policy
         limit = listener_policy.max_connections
         if limit is not None and listener_policy.clients >= limit:

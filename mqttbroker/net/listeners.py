@@ -21,6 +21,7 @@ from mqttbroker.core.connection import Connection
 from mqttbroker.net.acceptor import Acceptor
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
+from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
 from mqttbroker.net.tls import server_context
 from mqttbroker.net.websocket import WebSocket
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
@@ -110,18 +111,23 @@ class OpenListener:
     async def _serve(self, context: Optional[ssl.SSLContext]) -> None:
         loop = asyncio.get_running_loop()
         start: Any = loop.create_unix_server if self.listener.type == "unix" else loop.create_server
+        proxied = ProxiedSockets(self.listener.proxy_sources) if self.listener.proxy_protocol else None
         for sock in self._sockets:
-            if context is None:
+            if context is None and proxied is None:
                 self._servers.append(await start(self._client, sock=sock.dup(), backlog=BACKLOG))
                 continue
             sock.listen(BACKLOG)
             timeout = self.listener_policy.terms.connect_timeout
             counters = self.scheduler.broker.outbound.counters
-            self._acceptors.append(Acceptor(sock.dup(), context, timeout, self._client, counters, self.sockets))
+            self._acceptors.append(
+                Acceptor(sock.dup(), context, timeout, self._client, counters, self.sockets, proxied=proxied)
+            )
 
-    def _client(self) -> Any:
+    def _client(self, peer: Optional[ProxiedPeer] = None) -> Any:
         """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""
         wire = Wire(self._endpoint)
+        if peer is not None:
+            wire.proxied_address, wire.remote = peer
         if self.listener.type in ("ws", "wss"):
             return WebSocket(wire, self.listener.origins)
         return wire

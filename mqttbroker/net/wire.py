@@ -30,6 +30,11 @@ LARGE_WRITES: Final = 1_048_576  # bytes per flush that are written to all such 
 CLOSE_TIMEOUT: Final = 5.0  # seconds in which a client may take the last bytes and close its side
 
 
+def peer_text(address: Any) -> str:
+    """A socket's address for logs; "local" for an unnamed Unix socket."""
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "local")
+
+
 class FlushScheduler:
     """Flushes connections and journal at the end of an event-loop iteration in which there was something to flush.
 
@@ -167,6 +172,8 @@ class Wire:
         self.counted_open = False  # in `OpenSockets`
         self.half_open = False  # until a CONNECT was received
         self.counted = False  # in `ListenerPolicy.clients`
+        self.proxied_address = ""  # the client's, as a proxy told it; "" = the socket's
+        self.remote = False  # never counts as loopback
         self.transport: Any = None
         self.closing = False
         self.reading_paused = False
@@ -186,8 +193,7 @@ class Wire:
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
-        peer = transport.get_extra_info("peername")
-        address = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "local")
+        address = self.proxied_address or peer_text(transport.get_extra_info("peername"))
         endpoint = self.endpoint
         now = endpoint.scheduler.update_clock()
         broker = self.broker

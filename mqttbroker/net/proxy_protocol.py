@@ -1,0 +1,113 @@
+"""The header of the PROXY protocol, versions 1 and 2: the client's address, sent by a proxy before the client's bytes.
+
+https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt. Addresses are taken from TCP and UDP over IPv4 and IPv6; the
+type-length-value fields of version 2 are skipped.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final, Optional, Union
+
+MAX_LINE: Final = 107  # bytes of a version 1 header
+MAX_BLOCK: Final = 4096  # bytes of a version 2 header after its first 16
+MAX_HEADER: Final = 16 + MAX_BLOCK
+
+_LINE_START: Final = b"PROXY "
+_SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
+_LOCAL: Final = 0x20  # version 2, command LOCAL; PROXY follows
+_ADDRESS_SIZES: Final = {0x00: 0, 0x11: 4, 0x12: 4, 0x21: 16, 0x22: 16, 0x31: 108, 0x32: 108}  # by family and protocol
+_PORT: Final = re.compile(rb"0|[1-9][0-9]{0,4}")
+
+
+class ProxyHeaderError(ValueError):
+    """The bytes are not a PROXY protocol header."""
+
+
+class ProxyHeader:
+    """Parses one header in the pieces in which it arrives.
+
+    ``source`` is the client's address and port, None if the proxy tells none: it speaks for itself (LOCAL), or its
+    client has another kind of address (UNKNOWN, Unix sockets).
+    """
+
+    def __init__(self) -> None:
+        self.complete = False
+        self.source: Optional[str] = None
+        self._received = b""
+
+    def feed(self, data: bytes) -> int:
+        """Returns how many bytes of ``data`` belong to the header. Raises `ProxyHeaderError`."""
+        before = len(self._received)
+        received = self._received + data
+        end = _end(received)
+        if end < 0 or end > len(received):
+            self._received = received
+            return len(data)
+        self.source = _source_of_line(received[:end]) if received[:1] == b"P" else _source_of_block(received[:end])
+        self.complete = True
+        self._received = b""
+        return end - before
+
+
+def _end(data: bytes) -> int:
+    """The position after the header; -1 if more bytes have to tell it."""
+    if data[: len(_LINE_START)] == _LINE_START[: len(data)]:
+        end = data.find(b"\r\n", 0, MAX_LINE) + 2
+        if end < 2 and len(data) >= MAX_LINE:
+            raise ProxyHeaderError(f"more than {MAX_LINE} bytes")
+        return end if end >= 2 else -1
+    if data[: len(_SIGNATURE)] != _SIGNATURE[: len(data)]:
+        raise ProxyHeaderError("missing")
+    if len(data) > 12 and data[12] not in (_LOCAL, _LOCAL + 1):
+        raise ProxyHeaderError("unknown version or command")
+    if len(data) < 16:
+        return -1
+    size = int.from_bytes(data[14:16], "big")
+    if size > MAX_BLOCK:
+        raise ProxyHeaderError(f"more than {MAX_HEADER} bytes")
+    return 16 + size
+
+
+def _source_of_line(line: bytes) -> Optional[str]:
+    """The client's address in a version 1 header."""
+    fields = line[:-2].split(b" ")
+    if fields[1] == b"UNKNOWN":
+        return None
+    sizes = {b"TCP4": 4, b"TCP6": 16}
+    if len(fields) != 6 or fields[1] not in sizes:
+        raise ProxyHeaderError("malformed")
+    addresses = []
+    for text in fields[2:4]:
+        try:
+            address = ipaddress.ip_address(text.decode("ascii"))
+        except ValueError:
+            raise ProxyHeaderError("malformed address") from None
+        if len(address.packed) != sizes[fields[1]] or b"%" in text:
+            raise ProxyHeaderError("malformed address")
+        addresses.append(address)
+    for text in fields[4:6]:
+        if not _PORT.fullmatch(text) or int(text) > 65535:
+            raise ProxyHeaderError("malformed port")
+    return _text(addresses[0], int(fields[4]))
+
+
+def _source_of_block(block: bytes) -> Optional[str]:
+    """The client's address in a version 2 header."""
+    if block[12] == _LOCAL:
+        return None
+    size = _ADDRESS_SIZES.get(block[13])
+    if size is None:
+        raise ProxyHeaderError("unknown address family")
+    if len(block) < 16 + 2 * size + (4 if size in (4, 16) else 0):
+        raise ProxyHeaderError("too short for its addresses")
+    if size not in (4, 16):
+        return None
+    port = 16 + 2 * size
+    return _text(ipaddress.ip_address(block[16 : 16 + size]), int.from_bytes(block[port : port + 2], "big"))
+
+
+def _text(address: Union[ipaddress.IPv4Address, ipaddress.IPv6Address], port: int) -> str:
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return f"{mapped or address}:{port}"
