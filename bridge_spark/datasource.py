@@ -41,6 +41,7 @@ from pyspark.sql.types import (
 
 from bridge_spark.log.columns import ColumnBuilder
 from bridge_spark.source import offsets, read_range
+from bridge_spark.source.errors import SourceError
 from bridge_spark.source.explain import explain_plan
 from bridge_spark.source.offsets import Offsets
 from bridge_spark.source.open_storage import open_storage
@@ -124,7 +125,10 @@ class MqttDataSource(DataSource):
         return MqttReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return MqttStreamReader(self._options_for(schema), schema)
+        try:
+            return MqttStreamReader(self._options_for(schema), schema)
+        except SourceError as error:
+            return _FailedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         _refuse_writing()
@@ -166,13 +170,9 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A streaming read with rate limits (`maxOffsetsPerTrigger`, `minOffsetsPerTrigger`)."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        check_for_stream(options)
         self._options = options
-        self._refusal: Optional[Exception] = None
-        try:
-            check_for_stream(options)
-            self._payloads = _payload_reader(options, schema)
-        except (OptionError, StreamError) as error:
-            self._refusal = error  # raised by the first call: Spark hides an error of the constructor behind its own
+        self._payloads = _payload_reader(options, schema)
         self._selection = row_selection(options)
         self._selection_is_checked = False
         self._rate_limit = RateLimit(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
@@ -242,8 +242,6 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._selection_is_checked = True
 
     def _open(self) -> Storage:
-        if self._refusal is not None:
-            raise self._refusal
         if self._storage is None:
             self._storage = open_storage(self._options, patient=True)
             self._planner = Planner(self._storage)
@@ -252,6 +250,28 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _fetch(self) -> Manifest:
         self._manifest = self._open().manifest()
         return self._manifest
+
+
+class _FailedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Raises an error at its first call: an error of `streamReader` is hidden by an UnboundLocalError of Spark's."""
+
+    def __init__(self, error: SourceError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> NoReturn:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> NoReturn:
+        raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        raise self._error
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> NoReturn:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> NoReturn:
+        raise self._error
 
 
 def _check(options: Mapping[str, str]) -> SourceOptions:

@@ -187,6 +187,22 @@ def test_connection_refused() -> None:
         HttpClient(f"http://127.0.0.1:{port}", retries=0).get_json("/streams")
 
 
+@pytest.mark.parametrize(("retries", "least", "most"), [
+    (http_client.PATIENT_RETRIES, 70.0, 90.0), (http_client.RETRIES, 1.5, 5.0)])
+def test_retries_outlast_a_restart_of_a_minute(
+    retries: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    for spread in (0.5, 1.5):
+        waited: list[float] = []
+        monkeypatch.setattr(http_client, "time", SimpleNamespace(sleep=waited.append))
+        monkeypatch.setattr(http_client, "random", SimpleNamespace(uniform=lambda low, high, spread=spread: spread))
+        with pytest.raises(HttpError, match=f"cannot be read after {retries + 1} tries"):
+            HttpClient(f"http://127.0.0.1:{port}", retries=retries).get_json("/streams")
+        assert least <= sum(waited) <= most
+
+
 def test_an_answer_that_is_not_json(server: Server) -> None:
     with pytest.raises(HttpError, match="did not answer with JSON: is this the broker's HTTP address"):
         server.faults = ["whole"]

@@ -1,4 +1,4 @@
--- What each sensor said in each minute, made anew from `readings` by every run.
+-- Aggregates of each sensor and minute, computed from `readings` by every run.
 CREATE MATERIALIZED VIEW minutes AS
 SELECT sensor, window.start AS minute, count(*) AS readings, min(value) AS low, avg(value) AS mean, max(value) AS high
 FROM readings
