@@ -7,7 +7,7 @@ from typing import Final
 from sessions.backpressure import BackpressureMonitor
 from sessions.journal import Journal
 
-# What happens to a message for a full queue.
+# Policies for a message to a full queue.
 DROP_NEWEST: Final = 0  # it is dropped
 DROP_OLDEST: Final = 1  # the oldest messages of the queue are dropped
 REFUSE: Final = 2  # its PUBLISH is refused; dropped if no client sent it

@@ -14,7 +14,7 @@ from sessions.delivery import Delivery
 from sessions.journal import AWAIT_PUBACK, AWAIT_PUBCOMP, AWAIT_PUBREC
 from sessions.message import Message
 
-# What the range of consecutive packet ids contains.
+# The kind of message in the range of consecutive packet ids.
 _QOS_1: Final = 0
 _QOS_2: Final = 1
 _SHARED: Final = 2  # QoS 1 messages of shared subscriptions

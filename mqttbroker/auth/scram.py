@@ -29,7 +29,7 @@ class ScramError(Exception):
 
 
 class Credentials:
-    """What the server stores of a password: enough to verify a proof, not to make one."""
+    """The server's record of a password: enough to verify a proof, not to make one."""
 
     def __init__(self, iterations: int, salt: bytes, stored_key: bytes, server_key: bytes) -> None:
         self.iterations = iterations

@@ -21,7 +21,7 @@ LARGE_PART: Final = 65_536  # bytes; parts of this size are written as they are,
 
 
 class Outbound:
-    """What all connections of one broker share: the clock, the counters, and which of them are to be flushed.
+    """State that all connections of one broker share: the clock, the counters, and the connections to flush.
 
     ``max_backlog`` is the high-water mark of each outbox in bytes, ``max_acks`` the number of acknowledgements that a
     connection may have waiting before no more is read from it.
@@ -89,7 +89,7 @@ class Outbox:
 
     @property
     def excess(self) -> i64:
-        """Bytes to drain now. What may stay is `Outbound.max_backlog` beside the largest PUBLISH that exceeded it."""
+        """Bytes to drain now: those beyond `Outbound.max_backlog` and the largest PUBLISH that exceeded it."""
         return self.backlog - self.outbound.max_backlog - self.largest_overflow
 
     def drain(self) -> bytes:

@@ -1,6 +1,6 @@
 """The publisher: hands one message to all recipients of its route.
 
-What has to be stored is in the journal, under the gate of the publisher's acknowledgement, before the call returns. A
+Everything to be stored is in the journal, under the gate of the publisher's acknowledgement, before the call returns. A
 QoS 0 copy is queued, or dropped and counted. Nobody gets a higher QoS than was granted [MQTT-3.8.4-8].
 """
 

@@ -20,7 +20,7 @@ from sessions.message import Message
 from sessions.retained import Retained, RetainedScan
 from sessions.session import Session, Subscription
 
-# What all replays may cost in one event-loop iteration. Visiting a topic, sending a message, and each KiB of it cost 1.
+# The budget of all replays together in one event-loop iteration. Visiting a topic, sending a message, and each KiB of it cost 1.
 BUSY_BUDGET: Final = 100
 IDLE_BUDGET: Final = 800
 IDLE_AFTER: Final = 64  # iterations without a packet from any client

@@ -143,7 +143,7 @@ class FlushScheduler:
 
 
 class Endpoint:
-    """What the wires of one listener share.
+    """The objects that all wires of one listener share.
 
     ``new_client_id`` makes a client id for a client that sends none. ``on_error`` is called with the connection for an
     exception that is a defect of the broker.

@@ -1,4 +1,4 @@
-"""What both table formats have in common: their interface and their staging area."""
+"""The interface of both table formats, and their staging area."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Makes a call of the process that loads this at its start fail: FAILPOINT = PROGRAM:CALL:PATTERN:NUMBER:HOW.
 
-Rule: from the NUMBER-th call of os.CALL on whose first argument, a path or what a descriptor leads to, fits PATTERN the
+From the NUMBER-th call of os.CALL on whose first argument, a path or what a descriptor leads to, fits PATTERN the
 process is killed (HOW is "kill") or the call fails (an errno); only in a process whose command line names PROGRAM.
 """
 
