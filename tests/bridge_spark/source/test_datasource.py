@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from support.sealed_log import seal_closed
 from support.spark_session import StreamWriter, message, spark
 from support.stream_reads import batches, places, rows, source, stream_reader, stream_rows
 
+from bridge_spark import datasource
 from bridge_spark.log.columns import PropertyError, decode_properties
 from bridge_spark.log.record_batch import encode_batch
 from bridge_spark.log.sparse_index import INDEX_ENTRY, decode_index
@@ -118,6 +121,19 @@ def test_small_log_batches_are_merged(tmp_path: Path) -> None:
         writer.append(0, [message(number * 10 + n) for n in range(10)])
     sizes = [batch.num_rows for batch in batches(source(tmp_path))]
     assert sum(sizes) == 30_000 and all(size >= 10_000 for size in sizes[:-1])
+
+
+def test_a_worker_exempts_its_modules_from_garbage_collection_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    StreamWriter(tmp_path).append(0, [message(0)])
+    calls: list[str] = []
+    monkeypatch.setattr(datasource, "gc", SimpleNamespace(
+        collect=lambda: calls.append("collect"), freeze=lambda: calls.append("freeze")))
+    monkeypatch.setattr(datasource, "_frozen", False)
+    assert rows(tmp_path) and not calls
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="pyspark.daemon"))
+    assert rows(tmp_path) == rows(tmp_path) and calls == ["collect", "freeze"]
 
 
 # --- ranges ---------------------------------------------------------------------------------------------------------
