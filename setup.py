@@ -71,6 +71,7 @@ COMPILED = [
     "mqttbroker/core/publish_handler.py",
     "mqttbroker/core/protocol.py",
     "mqttbroker/core/packet_reader.py",
+    "mqttbroker/net/abuse_limits.py",
     "mqttbroker/net/listener_policy.py",
     "mqttbroker/net/open_sockets.py",
     "mqttbroker/net/wire.py",

@@ -77,7 +77,7 @@ def fill(target: T, *sources: object) -> T:
 
 def listener_terms(settings: Settings, listener: Listener, rules: Optional[str] = None) -> ListenerTerms:
     """The terms for clients of a listener; ``rules`` names its rules."""
-    return fill(ListenerTerms(), settings.limits_of(listener), SimpleNamespace(rules=rules))
+    return fill(ListenerTerms(), settings.limits_of(listener), SimpleNamespace(rules=rules, listener=listener.address))
 
 
 def build_broker(settings: Settings, recovered: Recovered, security: Optional[Security] = None) -> Broker:

@@ -66,7 +66,7 @@ def _log_as_event(record: logging.LogRecord) -> bool:
     if not isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
         record.msg, record.args = "event=defect in=http what=%s", (record.getMessage(),)
         return True
-    record.msg, record.args = "event=refused client=%s address=%s reason=%s", ("", "http:", " ".join(str(error).split()))
+    record.msg, record.args = "event=refused client=%s address=%s reason=%s user=%s listener=%s", ("", "http:", " ".join(str(error).split()), "", "http")
     record.exc_info = record.exc_text = None
     record.levelno, record.levelname = logging.INFO, "INFO"
     return _requests.isEnabledFor(logging.INFO)
@@ -235,6 +235,7 @@ class HttpServer:
                 self._counters,
                 OpenSockets(self._max_connections, self._max_connections, self._counters),
                 self._connections.opened,
+                name="http",
             )
             started.set()
             await self._stopping.wait()

@@ -7,7 +7,7 @@ standard allows it.
 from __future__ import annotations
 
 import logging
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 from mqttbroker.codec.reason_codes import KEEP_ALIVE_TIMEOUT, SERVER_SHUTTING_DOWN
 from mqttbroker.core.connection import AUTHENTICATING, AWAIT_CONNECT, CLOSED, CONNECTED, Connection
@@ -41,8 +41,11 @@ class Clients:
         self.connected += 1
         self.connected_maximum = max(self.connected_maximum, self.connected)
 
-    def close(self, connection: Connection, with_will: bool, reason: str) -> None:
-        """End a connection, whether client or broker closed it; ``with_will`` tells whether its will is published."""
+    def close(self, connection: Connection, with_will: bool, reason: str, username: Optional[str] = None) -> None:
+        """End a connection, whether client or broker closed it; ``with_will`` tells whether its will is published.
+
+        ``username`` is what a refused client claims to be, for the log.
+        """
         if connection.state == CLOSED:
             return
         was_connected = connection.state == CONNECTED
@@ -55,17 +58,21 @@ class Clients:
         if was_connected:
             self.connected -= 1
             log.info(
-                "event=disconnected client=%s address=%s reason=%s",
+                "event=disconnected client=%s address=%s reason=%s user=%s listener=%s",
                 connection.client_id,
                 connection.peer,
                 reason,
+                connection.username or "",
+                connection.terms.listener,
             )
         elif reason:
             log.info(
-                "event=refused client=%s address=%s reason=%s",
+                "event=refused client=%s address=%s reason=%s user=%s listener=%s",
                 connection.client_id,
                 connection.peer,
                 reason,
+                username or connection.username or "",
+                connection.terms.listener,
             )
         session = connection.session
         pending = self.pending.get(connection.client_id)

@@ -243,12 +243,14 @@ class ConnectHandler:
         session.attach(connection, receive_maximum if receive_maximum > 0 else 65535)
         connection.send(connack)
         log.info(
-            "event=connected client=%s address=%s version=%d clean_start=%s keep_alive=%d",
+            "event=connected client=%s address=%s version=%d clean_start=%s keep_alive=%d user=%s listener=%s",
             connection.client_id,
             connection.peer,
             packet.version,
             packet.clean_start,
             pending.keep_alive,
+            connection.username or "",
+            connection.terms.listener,
         )
         if pending.session_present:
             session.redeliver()
@@ -288,8 +290,13 @@ class ConnectHandler:
             encoded = connack.encode(packet.version)
         return encoded
 
-    def refuse(self, connection: Connection, reason_code: int, detail: str) -> None:
-        """Answer a CONNECT with an error and close the connection [MQTT-3.2.2-7]."""
+    def refuse(
+        self, connection: Connection, reason_code: int, detail: str, username: Optional[str] = None
+    ) -> None:
+        """Answer a CONNECT with an error and close the connection [MQTT-3.2.2-7].
+
+        ``username`` is what the client claims to be, for the log.
+        """
         if connection.state == CLOSED:
             return
         if connection.version >= 5:
@@ -306,7 +313,7 @@ class ConnectHandler:
             code = to_v3_connack(reason_code)
             if code > 0:
                 connection.send(Connack(False, code).encode(4))
-        self.clients.close(connection, True, f"{name(reason_code)}: {detail}")
+        self.clients.close(connection, True, f"{name(reason_code)}: {detail}", username)
 
 
 class ConnectAuthentication(AuthenticationRequest):
@@ -338,7 +345,7 @@ class ConnectAuthentication(AuthenticationRequest):
         self.handler.authenticated(pending)
 
     def reject(self, reason_code: int, detail: str) -> None:
-        self.handler.refuse(self.pending.connection, reason_code, detail)
+        self.handler.refuse(self.pending.connection, reason_code, detail, self.pending.packet.username)
 
 
 class Reauthentication(AuthenticationRequest):

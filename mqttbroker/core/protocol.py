@@ -37,6 +37,7 @@ from mqttbroker.codec.reason_codes import (
     UNSUBSCRIBE,
     UNSUPPORTED_PROTOCOL_VERSION,
     MQTTError,
+    name,
     to_v3_connack,
 )
 from mqttbroker.core.acknowledgements import AckGate
@@ -218,7 +219,8 @@ class Protocol:
             session.expiry_interval = min(expiry_interval, self.broker.terms.max_session_expiry)
         # [MQTT-3.14.4-3]
         with_will = packet.reason_code != NORMAL_DISCONNECTION
-        self.broker.clients.close(self.connection, with_will, "")
+        reason = "DISCONNECT" if packet.reason_code == NORMAL_DISCONNECTION else f"DISCONNECT: {name(packet.reason_code)}"
+        self.broker.clients.close(self.connection, with_will, reason)
 
     # -- the end ----------------------------------------------------------------
 

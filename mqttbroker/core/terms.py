@@ -22,11 +22,17 @@ class Redirect:
 class ListenerTerms:
     """The terms for clients of one listener; times in seconds, sizes in bytes.
 
-    ``rules`` names the listener's `Rules`; None = the common ones.
+    ``listener`` is its address as in the log; ``rules`` names its `Rules`, None = the common ones. A limit by address or
+    a rate of 0 is none.
     """
 
     def __init__(self) -> None:
+        self.listener = ""
         self.rules: Optional[str] = None
+        self.max_connections_per_address = 0
+        self.max_connect_rate_per_address = 0
+        self.max_publish_rate = 0
+        self.max_receive_rate = 0
         self.receive_maximum = 0
         self.max_packet_size = 0
         self.topic_alias_maximum = 0

@@ -30,7 +30,8 @@ class Acceptor:
     With ``context`` they speak TLS; it may be replaced, for later connections. With ``proxied`` they begin with a PROXY
     protocol header. ``new_client`` creates an asyncio protocol for a peer, None = the one of the socket, and ``on_open``
     is called with the transport when it has one. ``timeout`` of a header, and of a handshake, is in seconds. Unfinished
-    headers and handshakes count in ``sockets``.
+    headers and handshakes count in ``sockets``. ``refusal`` gives the reason, or "", why the connection of an address is
+    closed before the handshake. ``name`` is the listener's in the log.
     """
 
     def __init__(
@@ -43,8 +44,12 @@ class Acceptor:
         sockets: Optional[OpenSockets] = None,
         on_open: Optional[Callable[[asyncio.Transport], None]] = None,
         proxied: Optional[ProxiedSockets] = None,
+        refusal: Optional[Callable[[str], str]] = None,
+        name: str = "",
     ) -> None:
         self.context = context
+        self._refusal = refusal
+        self._name = name
         self._proxied = proxied
         self._sock = sock
         self._timeout = timeout
@@ -108,6 +113,12 @@ class Acceptor:
             peer = await self._read_header(self._proxied, sock, address)
             if peer is None:
                 return
+        shown = peer_text(address) if peer is None else peer.address
+        reason = "" if self._refusal is None else self._refusal(shown)
+        if reason:
+            sock.close()
+            self._log_refused(shown, reason)
+            return
         tls: dict[str, Any] = {}
         if self.context is not None:
             tls = {"ssl": self.context, "ssl_handshake_timeout": self._timeout, "ssl_shutdown_timeout": CLOSE_TIMEOUT}
@@ -115,7 +126,6 @@ class Acceptor:
             transport, _ = await self._loop.connect_accepted_socket(lambda: self._new_client(peer), sock, **tls)
         except OSError as error:
             self._counters.tls_failures += 1
-            shown = peer_text(address) if peer is None else peer.address
             self._log_refused(shown, f"TLS handshake: {reason_of(error)}")
             return
         if self._on_open is not None:
@@ -137,7 +147,7 @@ class Acceptor:
         return peer
 
     def _log_refused(self, address: str, reason: str) -> None:
-        log.info("event=refused client=%s address=%s reason=%s", "", address, reason)
+        log.info("event=refused client=%s address=%s reason=%s user=%s listener=%s", "", address, reason, "", self._name)
 
 
 class _Handshake:

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Optional, cast
 
-from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, SERVER_BUSY
+from mqttbroker.codec.reason_codes import (
+    BAD_USER_NAME_OR_PASSWORD,
+    CONNECTION_RATE_EXCEEDED,
+    QUOTA_EXCEEDED,
+    SERVER_BUSY,
+)
 from mqttbroker.core.connect_handler import ConnectAuthentication
 from mqttbroker.core.policy import AuthenticationPolicy, AuthenticationRequest
 from mqttbroker.core.terms import ListenerTerms
+from mqttbroker.net.abuse_limits import AddressLimits, network_of
 
 
 class ListenerPolicy:
@@ -25,6 +31,41 @@ class ListenerPolicy:
         self.max_connections = max_connections
         self.use_identity_as_username = use_identity_as_username
         self.clients = 0  # open connections that sent CONNECT
+        self.addresses = AddressLimits()
+
+    def check_address(self, peer: str, now: float) -> int:
+        """Count a connect of this peer; returns 0 or the reason code with which it is refused."""
+        terms = self.terms
+        rate = terms.max_connect_rate_per_address
+        maximum = terms.max_connections_per_address
+        if rate == 0 and maximum == 0:
+            return 0
+        address = network_of(peer)
+        if address == "":
+            return 0
+        if rate and not self.addresses.connect(address, rate, now):
+            return CONNECTION_RATE_EXCEEDED
+        if maximum and self.addresses.is_full(address, maximum):
+            return QUOTA_EXCEEDED
+        return 0
+
+    def count_address(self, peer: str) -> bool:
+        """Count an open connection, if they are limited; then `forget_address` follows when it is closed."""
+        address = network_of(peer) if self.terms.max_connections_per_address else ""
+        if address == "":
+            return False
+        self.addresses.add(address)
+        return True
+
+    def forget_address(self, peer: str) -> None:
+        self.addresses.remove(network_of(peer))
+
+
+def refusal_text(reason_code: int) -> str:
+    """Why `ListenerPolicy.check_address` refuses a client."""
+    if reason_code == CONNECTION_RATE_EXCEEDED:
+        return "too many connects of this address"
+    return "too many connections of this address"
 
 
 class PolicyByListener(AuthenticationPolicy):
@@ -40,6 +81,9 @@ class PolicyByListener(AuthenticationPolicy):
             self.policy.authenticate(request)
             return
         request.remote = wire.remote
+        if wire.refusal:
+            request.reject(wire.refusal, refusal_text(wire.refusal))
+            return
         listener_policy: ListenerPolicy = wire.listener_policy
         limit = listener_policy.max_connections
         if limit is not None and listener_policy.clients >= limit:

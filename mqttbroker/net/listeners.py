@@ -19,7 +19,7 @@ from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
 from mqttbroker.config.settings import Listener
 from mqttbroker.core.connection import Connection
 from mqttbroker.net.acceptor import Acceptor
-from mqttbroker.net.listener_policy import ListenerPolicy
+from mqttbroker.net.listener_policy import ListenerPolicy, refusal_text
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
 from mqttbroker.net.tls import server_context
@@ -53,7 +53,8 @@ class OpenListener:
         self.listener_policy = listener_policy
         self.scheduler = scheduler
         self.sockets = sockets
-        self._endpoint = Endpoint(scheduler, listener_policy, sockets, new_client_id, defect)
+        secure = listener.type in ("tls", "wss")
+        self._endpoint = Endpoint(scheduler, listener_policy, sockets, new_client_id, defect, addresses_checked=secure)
         self._sockets: List[socket.socket] = []
         self._servers: List[asyncio.AbstractServer] = []
         self._acceptors: List[Acceptor] = []
@@ -120,8 +121,24 @@ class OpenListener:
             timeout = self.listener_policy.terms.connect_timeout
             counters = self.scheduler.broker.outbound.counters
             self._acceptors.append(
-                Acceptor(sock.dup(), context, timeout, self._client, counters, self.sockets, proxied=proxied)
+                Acceptor(
+                    sock.dup(),
+                    context,
+                    timeout,
+                    self._client,
+                    counters,
+                    self.sockets,
+                    proxied=proxied,
+                    refusal=self._refusal if context is not None else None,
+                    name=self.listener.address,
+                )
             )
+
+    def _refusal(self, peer: str) -> str:
+        """Why a connection of this address is closed before its TLS handshake; "" if it is not."""
+        now: float = self.scheduler.loop.time()
+        reason_code = self.listener_policy.check_address(peer, now)
+        return refusal_text(reason_code) if reason_code else ""
 
     def _client(self, peer: Optional[ProxiedPeer] = None) -> Any:
         """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""

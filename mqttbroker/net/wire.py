@@ -12,10 +12,13 @@ import logging
 import time
 from typing import Any, Callable, Final, List, Optional
 
+from mypy_extensions import i64, u8
+
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import AWAIT_CONNECT, CLOSED, Connection
 from mqttbroker.core.packet_reader import PacketReader
 from mqttbroker.core.protocol import Protocol
+from mqttbroker.net.abuse_limits import ReceiveRate
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from sessions.write_set import Page
@@ -146,7 +149,8 @@ class Endpoint:
     """The objects that all wires of one listener share.
 
     ``new_client_id`` makes a client id for a client that sends none. ``on_error`` is called with the connection for an
-    exception that is a defect of the broker.
+    exception that is a defect of the broker. ``addresses_checked``: a wire is made only for an address that
+    `ListenerPolicy.check_address` has admitted.
     """
 
     def __init__(
@@ -156,7 +160,9 @@ class Endpoint:
         sockets: OpenSockets,
         new_client_id: Callable[[], str],
         on_error: Any,
+        addresses_checked: bool = False,
     ) -> None:
+        self.addresses_checked = addresses_checked
         self.scheduler = scheduler
         self.policy = policy
         self.sockets = sockets
@@ -174,6 +180,9 @@ class Wire:
         self.counted = False  # in `ListenerPolicy.clients`
         self.proxied_address = ""  # the client's, as a proxy told it; "" = the socket's
         self.remote = False  # never counts as loopback
+        self.refusal: u8 = 0  # the reason code with which the CONNECT is refused, because of the address
+        self.address_counted = False  # in `ListenerPolicy.addresses`
+        self._rate: Optional[ReceiveRate] = None
         self.transport: Any = None
         self.closing = False
         self.reading_paused = False
@@ -199,6 +208,13 @@ class Wire:
         broker = self.broker
         self.connection = broker.accept(address, endpoint.policy.terms, now)
         self.connection.wire = self
+        if not endpoint.addresses_checked:
+            self.refusal = endpoint.policy.check_address(address, now)
+        if self.refusal == 0:
+            self.address_counted = endpoint.policy.count_address(address)
+        terms = endpoint.policy.terms
+        if terms.max_publish_rate or terms.max_receive_rate:
+            self._rate = ReceiveRate(terms.max_publish_rate, terms.max_receive_rate)
         self.reader = PacketReader(Protocol(broker, self.connection, endpoint.new_client_id))
         self.counted_open = self.half_open = endpoint.sockets.add(self)
         if not self.counted_open:
@@ -241,6 +257,13 @@ class Wire:
         if self.counted:
             self.counted = False
             self.endpoint.policy.clients -= 1
+        if self.address_counted:
+            self.address_counted = False
+            self.endpoint.policy.forget_address(self.connection.peer)
+        if self._rate is not None:
+            if self._rate.timer is not None:
+                self._rate.timer.cancel()
+            self._rate = None
         self.lost(f"connection lost: {error}" if error else "closed by the client")
         # No reference cycle may remain: only the garbage collector would find it, which stops the loop.
         self.connection.wire = None
@@ -273,6 +296,9 @@ class Wire:
         scheduler = self.endpoint.scheduler
         connection = self.connection
         position: int = len(data)
+        rate = self._rate
+        counters = scheduler.broker.outbound.counters
+        published: i64 = counters.publish_received
         try:
             position = self.reader.receive(data, now, start, min(stop, position))
         except Exception:
@@ -283,6 +309,8 @@ class Wire:
             self.endpoint.sockets.protect(self)
         if connection.blocked:
             self._pause_reading_if_blocked()
+        if rate is not None:
+            self._limit_rate(rate, rate.receive(counters.publish_received - published, position - start, now))
         journal = scheduler.broker.journal
         if journal.has_pending and journal.writer_idle and (scheduler.eager or journal.has_page_requests):
             scheduler.schedule()
@@ -293,6 +321,26 @@ class Wire:
             self.reading_paused = True
             self.transport.pause_reading()
             self._wait_for_store()
+
+    def _limit_rate(self, rate: ReceiveRate, seconds: float) -> None:
+        """Do not read for ``seconds``; then `_check_rate` looks whether that was enough."""
+        if seconds <= 0.0 or rate.timer is not None or self.closing:
+            return
+        scheduler = self.endpoint.scheduler
+        self.connection.last_received = scheduler.loop.time() + seconds  # the silence is not the client's
+        if not self.reading_paused:
+            self.reading_paused = True
+            self.transport.pause_reading()
+        rate.timer = scheduler.loop.call_later(seconds, self._check_rate)
+
+    def _check_rate(self) -> None:
+        rate = self._rate
+        if rate is None:
+            return
+        rate.timer = None
+        self._limit_rate(rate, rate.receive(0, 0, self.endpoint.scheduler.update_clock()))
+        if rate.timer is None:
+            self.connection.request_flush()
 
     def _wait_for_store(self) -> None:
         """If the store is what blocks the connection, have it flushed when the store has caught up."""
@@ -324,6 +372,8 @@ class Wire:
     def _resume_reading(self) -> None:
         if self.connection.blocked:
             self._wait_for_store()
+            return
+        if self._rate is not None and self._rate.timer is not None:
             return
         self.reading_paused = False
         self.transport.resume_reading()

@@ -38,7 +38,7 @@ def test_each_term_has_the_value_of_the_setting_of_its_name(tmp_path: Path, targ
             ListenerTerms: listener_terms(settings, settings.listeners[0], "rules"),
             SessionLimits: core.broker.context.limits,
         }[target]
-    special = {"rules": "rules", "redirect": None} | CONVERTED
+    special = {"rules": "rules", "listener": "127.0.0.1:1883", "redirect": None} | CONVERTED
     expected = {
         name: special[name] if name in special else getattr(limits, name, getattr(settings, name, None))
         for name in fields_of(target())
