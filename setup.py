@@ -55,6 +55,7 @@ COMPILED = [
     "mqttbroker/core/connection.py",
     "mqttbroker/core/terms.py",
     "mqttbroker/core/policy.py",
+    "mqttbroker/core/bans.py",
     "mqttbroker/auth/acl.py",
     "mqttbroker/core/publisher.py",
     "mqttbroker/core/replay.py",

@@ -109,6 +109,7 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
         fill(BrokerTerms(), limits, settings),
         PolicyByListener(security.policy),
         security.rules,
+        security.bans,
     )
 
 

@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Any, Callable, Dict, Generator, Generic, List, Optional, TypeVar
 
 from mqttbroker.admin.views import (
+    BanPage,
+    BanView,
     BrokerStatus,
     RetainedMessage,
     RetainedPage,
@@ -23,6 +25,7 @@ from mqttbroker.admin.views import (
     Totals,
 )
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION, MQTTError
+from mqttbroker.core.bans import Record
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import Connection
 from mqttbroker.core.groups import Group, Member
@@ -58,6 +61,7 @@ class BrokerControl:
         self._monotonic = monotonic
         self._subscription_cursors: _Cursors[_SubscriptionListing] = _Cursors()
         self._retained_cursors: _Cursors[_RetainedListing] = _Cursors()
+        self._ban_cursors: _Cursors[List[Record]] = _Cursors()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -165,6 +169,33 @@ class BrokerControl:
             broker.lifecycle.end(session)
             self._wake()
         return True
+
+    # --- bans ---------------------------------------------------------------------------------------------------------
+
+    def open_bans(self) -> int:
+        """A cursor for the bans in force."""
+        return self._ban_cursors.open(self._broker.bans.banned(self._monotonic()))
+
+    def bans(self, cursor: int, limit: int = 100) -> BanPage:
+        """The next ``limit`` bans of a cursor; those that have ended since it was opened are left out."""
+        _check_limit(limit)
+        listing = self._ban_cursors.get(cursor)
+        now = self._monotonic()
+        found: List[BanView] = []
+        while listing and len(found) < limit:
+            record = listing.pop()
+            if self._broker.bans.in_force(record, now):
+                found.append(BanView(record.address, record.username or "", record.bans, record.until - now))
+        if not listing:
+            self._ban_cursors.close(cursor)
+        return BanPage(tuple(found), cursor if listing else 0)
+
+    def lift_ban(self, address: str, username: str = "") -> bool:
+        """End the ban of an address, or of a user name there, and forget its failures. False if there is none.
+
+        The address is written as in `BanView`.
+        """
+        return self._broker.bans.lift(address, username or None)
 
     # --- subscriptions ------------------------------------------------------------------------------------------------
 
@@ -332,6 +363,10 @@ class BrokerControl:
             queued_bytes=context.queued_bytes,
             queue_memory_bytes=context.memory_bytes,
             store_pending_bytes=broker.journal.size,
+            bans=broker.bans.active(self._monotonic()),
+            bans_started=broker.bans.started,
+            logins_failed=broker.bans.failed_logins,
+            logins_banned=broker.bans.refused_logins,
             publishers_waiting=context.backpressure_monitor.paused,
             publisher_waits=context.backpressure_monitor.pauses,
         )

@@ -87,6 +87,9 @@ class Metrics:
             ("connections_evicted", "Connections without a CONNECT that were closed for newer ones.",
              totals.connections_evicted),
             ("protocol_errors", "Connections closed because of a protocol error.", totals.protocol_errors),
+            ("logins_failed", "Logins with a wrong password or user name.", status.logins_failed),
+            ("logins_banned", "Logins refused because of a ban.", status.logins_banned),
+            ("bans_started", "Bans of addresses, and of user names at an address.", status.bans_started),
             ("store_failures", "Commits that failed.", totals.commit_failures),
             ("publisher_waits", "Times that a publisher was paused by a full queue.", status.publisher_waits),
         )
@@ -108,6 +111,7 @@ class Metrics:
         yield dropped
         gauges = (
             ("clients_connected", "Clients connected now.", status.clients_connected),
+            ("bans", "Bans in force now.", status.bans),
             ("publishers_waiting", "Publishers paused by a full queue now.", status.publishers_waiting),
             ("sessions", "Sessions, connected or not.", status.sessions),
             ("subscriptions", "Subscriptions; a shared one counts once.", status.subscriptions),

@@ -93,6 +93,22 @@ class RetainedPage(NamedTuple):
     cursor: int  # of the next page; 0 if this is the last one
 
 
+class BanView(NamedTuple):
+    """The ban of an address, or of a user name at that address."""
+
+    address: str  # an IPv6 one with its prefix length, "2001:db8::/64"
+    username: str  # "" = all clients of the address; a digest of a long one
+    bans: int  # of this address so far
+    seconds_left: float
+
+
+class BanPage(NamedTuple):
+    """Bans in no particular order."""
+
+    bans: Tuple[BanView, ...]
+    cursor: int  # of the next page; 0 if this is the last one
+
+
 class Totals(NamedTuple):
     """The broker's `Counters` at one moment: the fields are those of that class."""
 
@@ -133,5 +149,9 @@ class BrokerStatus(NamedTuple):
     queued_bytes: int
     queue_memory_bytes: int
     store_pending_bytes: int
+    bans: int  # in force
+    bans_started: int
+    logins_failed: int
+    logins_banned: int  # refused because of a ban
     publishers_waiting: int
     publisher_waits: int

@@ -1,53 +1,41 @@
 """Password checks in a few threads beside the event loop.
 
-The queue of logins is bounded and served round robin by client address, so that an address that guesses passwords does
-not delay the others. Each login is answered within ``timeout`` seconds, with Server busy at the latest. Only the hash
-is computed in a thread; all state belongs to the event loop.
+Logins wait in a bounded `LoginQueue` for as long as the checks make progress; beyond the bound, and while every thread is
+stuck, they are refused as busy. Failed logins lead to bans. Only the hash is computed in a thread; all state belongs to the
+event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import os
 import secrets
 import sys
 import threading
-from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Optional
 
+from mqttbroker.auth.login_queue import Login, LoginQueue
 from mqttbroker.auth.passwords import Passwords
+from mqttbroker.auth.proven_passwords import ProvenPasswords
 from mqttbroker.auth.scram import METHOD, Exchange, ScramError
 from mqttbroker.codec.reason_codes import (
     BAD_AUTHENTICATION_METHOD,
     BAD_USER_NAME_OR_PASSWORD,
+    BANNED,
     NOT_AUTHORIZED,
     SERVER_BUSY,
 )
-from mqttbroker.core.policy import WRONG_CREDENTIALS, AuthenticationRequest
+from mqttbroker.core.bans import Bans, BanTerms
+from mqttbroker.core.policy import TOO_MANY_FAILURES, WRONG_CREDENTIALS, AuthenticationRequest
 
 log = logging.getLogger("mqttbroker")
 
-WORKERS = 2
+WORKERS = max(2, min(8, os.cpu_count() or 1))  # each check of argon2id takes 46 MiB
 NICENESS = 10  # of the worker threads on Linux, where threads have their own: the event loop takes precedence
-CAPACITY = 10_000  # queued logins
-
-
-class Login:
-    """A request with a password: queued, then ``running`` in a thread, and ``done`` once answered."""
-
-    def __init__(self, request: AuthenticationRequest, passwords: Passwords) -> None:
-        assert request.username is not None and request.password is not None
-        self.request = request
-        self.passwords = passwords
-        self.username: str = request.username
-        self.password: bytes = request.password
-        self.host = request.peer.rpartition(":")[0]
-        self.timer: Optional[asyncio.TimerHandle] = None
-        self.running = False
-        self.done = False
+CAPACITY = 10_000  # waiting logins
+REFUSALS = 50  # waiting logins that are refused or sorted anew in one iteration of the event loop
 
 
 class ScramLogin:
@@ -72,7 +60,8 @@ def new_nonce() -> str:
 class Authenticator:
     """Answers authentication requests by the users in ``passwords``.
 
-    ``timeout`` is in seconds, ``capacity`` in queued logins; ``nonce`` gives nonces for SCRAM.
+    ``timeout`` of one check is in seconds, ``capacity`` in waiting logins; ``nonce`` gives nonces for SCRAM. ``proven`` and
+    ``bans`` are shared with the other authenticators of a broker.
     """
 
     def __init__(
@@ -82,19 +71,28 @@ class Authenticator:
         workers: int = WORKERS,
         capacity: int = CAPACITY,
         nonce: Callable[[], str] = new_nonce,
+        proven: Optional[ProvenPasswords] = None,
+        bans: Optional[Bans] = None,
     ) -> None:
         self.passwords = passwords
         self.timeout = timeout
         self.capacity = capacity
-        self.waiting = 0
+        self.proven = ProvenPasswords(capacity) if proven is None else proven
+        self.bans = Bans(BanTerms()) if bans is None else bans
+        self._queue = LoginQueue()
+        self._workers = workers
         self._free = workers
+        self._checked_suspects = 0  # in threads now: at most half of them, so that one is soon free for the others
+        self._stuck = 0  # threads whose check takes longer than the timeout
+        self._start_scheduled = False
         self._new_nonce = nonce
         self._pool = ThreadPoolExecutor(workers, "authentication", _lower_priority)
-        self._queues: OrderedDict[str, deque[Login]] = OrderedDict()  # by host; the next one to be served is first
-        # Passwords that were right before are accepted without a hash, for many devices that reconnect at once: by
-        # user, the fingerprint in the file and a keyed digest of the password.
-        self._known: dict[str, tuple[str, bytes]] = {}
-        self._key = os.urandom(32)
+        self._stopped = False
+
+    @property
+    def waiting(self) -> int:
+        """Logins that wait for a thread."""
+        return len(self._queue)
 
     def start(self, loop: asyncio.AbstractEventLoop, update_clock: Callable[[], object]) -> None:
         """``update_clock`` sets the broker's clock; it is called before each answer."""
@@ -103,7 +101,8 @@ class Authenticator:
 
     def stop(self) -> None:
         """Drop all logins; no request is answered after this."""
-        self._queues.clear()
+        self._stopped = True
+        self._queue = LoginQueue()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def replace(self, passwords: Passwords) -> set[str]:
@@ -112,20 +111,22 @@ class Authenticator:
         self.passwords = passwords
         changed = {name for name, fingerprint in before.items() if after.get(name) != fingerprint}
         for name in changed:
-            self._known.pop(name, None)
+            self.proven.forget(name, before[name])
+            self.bans.password_changed(name)
         return changed
 
     def submit(self, request: AuthenticationRequest) -> None:
-        """Check the password; the answer comes now or later."""
-        login = Login(request, self.passwords)
-        if self._is_known(login):
-            request.accept()
+        """Check the password; the answer comes now or later. The caller has refused banned clients."""
+        login = Login(request, self.passwords, self.bans.network(request.peer))
+        if login.line and self.proven.has(login.username, login.line, login.password):
+            self._accept(login)
             return
-        if self.waiting >= self.capacity:
-            self._make_room()
-        login.timer = self._loop.call_later(self.timeout, self._time_out, login)
-        self._queues.setdefault(login.host, deque()).append(login)
-        self.waiting += 1
+        if self._stuck == self._workers:
+            self._refuse_as_busy(login)
+            return
+        if len(self._queue) >= self.capacity:
+            self._refuse_as_busy(self._queue.pop_newest())
+        self._queue.add(login, self._suspects(login))
         self._start_logins()
 
     def continue_exchange(self, request: AuthenticationRequest) -> None:
@@ -137,63 +138,68 @@ class Authenticator:
             request.exchange = ScramLogin(self.passwords, self._new_nonce())
         login: ScramLogin = request.exchange
         exchange = login.exchange
+        now = self._loop.time()
         try:
             answer = exchange.step(request.client_data or b"")
         except ScramError:
+            self.bans.failed(request.peer, exchange.username, now)
             request.reject(NOT_AUTHORIZED, WRONG_CREDENTIALS)
             return
-        if not exchange.done:
+        if self.bans.refuses(request.peer, exchange.username, now):
+            request.reject(BANNED, TOO_MANY_FAILURES)
+        elif not exchange.done:
             request.send_challenge(answer)
-        elif self._fingerprint(exchange.username) != login.passwords.fingerprints.get(exchange.username):
+        elif self.passwords.fingerprints.get(exchange.username) != login.passwords.fingerprints.get(exchange.username):
             request.reject(NOT_AUTHORIZED, WRONG_CREDENTIALS)
         else:
+            self.bans.succeeded(request.peer, exchange.username, now)
             request.username = exchange.username
             request.server_data = answer
             request.accept()
 
-    def _fingerprint(self, username: str) -> Optional[str]:
-        return self.passwords.fingerprints.get(username)
+    def _accept(self, login: Login) -> None:
+        self.bans.succeeded(login.request.peer, login.username, self._loop.time())
+        login.request.accept()
 
-    def _is_known(self, login: Login) -> bool:
-        fingerprint, digest = self._known.get(login.username, ("", b""))
-        return (
-            fingerprint != ""
-            and fingerprint == self.passwords.fingerprints.get(login.username)
-            and hmac.compare_digest(digest, self._digest(login))
-        )
-
-    def _digest(self, login: Login) -> bytes:
-        return hmac.digest(self._key, login.password, "sha256")
-
-    def _make_room(self) -> None:
-        """Refuse the newest login of the address with the most logins."""
-        host = max(self._queues, key=lambda name: len(self._queues[name]))
-        self._refuse_as_busy(self._dequeue(host, -1))
-
-    def _dequeue(self, host: str, index: int) -> Login:
-        """Remove a login from the queue of its address; that address is served last."""
-        queue = self._queues[host]
-        login = queue[index]
-        del queue[index]
-        self.waiting -= 1
-        if queue:
-            self._queues.move_to_end(host)
-        else:
-            del self._queues[host]
-        return login
+    def _suspects(self, login: Login) -> bool:
+        return self.bans.suspects(login.request.peer, login.username, self._loop.time())
 
     def _start_logins(self) -> None:
-        """Give queued logins to the free threads."""
-        while self._free > 0 and self._queues:
-            login = self._dequeue(next(iter(self._queues)), 0)
-            if not login.request.waiting:
-                self._end(login)
+        """Give waiting logins to the free threads."""
+        refusals = 0
+        while self._free > 0:
+            login = self._queue.pop(self._checked_suspects < max(1, self._workers // 2))
+            if login is None:
+                return
+            request = login.request
+            if not request.waiting:
+                pass
+            elif self.bans.refuses(request.peer, login.username, self._loop.time()):
+                self._update_clock()
+                request.reject(BANNED, TOO_MANY_FAILURES)
+            elif not login.suspect and self._suspects(login):
+                self._queue.add(login, True)
+            else:
+                self._free -= 1
+                self._checked_suspects += login.suspect
+                self._pool.submit(self._check, login, self._loop.call_later(self.timeout, self._time_out, login))
                 continue
-            login.running = True
-            self._free -= 1
-            self._pool.submit(self._check, login)
+            refusals += 1
+            if refusals == REFUSALS:
+                self._start_later()
+                return
 
-    def _check(self, login: Login) -> None:
+    def _start_later(self) -> None:
+        if not self._start_scheduled:
+            self._start_scheduled = True
+            self._loop.call_soon(self._start_scheduled_logins)
+
+    def _start_scheduled_logins(self) -> None:
+        self._start_scheduled = False
+        if not self._stopped:
+            self._start_logins()
+
+    def _check(self, login: Login, timer: asyncio.TimerHandle) -> None:
         """Called in a worker thread."""
         right = False
         try:
@@ -201,36 +207,46 @@ class Authenticator:
         except Exception:
             log.exception("event=authentication_failed client=%s", login.request.client_id)
         try:
-            self._loop.call_soon_threadsafe(self._checked, login, right)
+            self._loop.call_soon_threadsafe(self._checked, login, timer, right)
         except RuntimeError:
             pass  # the broker has stopped
 
-    def _checked(self, login: Login, right: bool) -> None:
+    def _checked(self, login: Login, timer: asyncio.TimerHandle, right: bool) -> None:
+        timer.cancel()
         self._free += 1
-        if not login.done:
-            self._end(login)
+        self._checked_suspects -= login.suspect
+        if self._stopped:
+            return
+        if login.timed_out:
+            self._stuck -= 1
+        else:
             self._update_clock()
-            fingerprint = login.passwords.fingerprints.get(login.username, "")
             # The file may have been replaced during the check.
-            if right and self.passwords.fingerprints.get(login.username) == fingerprint:
-                self._known[login.username] = (fingerprint, self._digest(login))
-                login.request.accept()
-            else:
+            if right and self.passwords.fingerprints.get(login.username, "") == login.line:
+                self.proven.add(login.username, login.line, login.password)
+                if login.request.waiting:
+                    self._accept(login)
+            else:  # counts also if the client has left: else it could guess without ever failing
+                self.bans.failed(login.request.peer, login.username, self._loop.time())
                 login.request.reject(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)
         self._start_logins()
 
     def _time_out(self, login: Login) -> None:
-        if not login.running:
-            queue = self._queues[login.host]
-            self._dequeue(login.host, queue.index(login))
+        """A check takes too long."""
+        login.timed_out = True
+        self._stuck += 1
         self._refuse_as_busy(login)
+        if self._stuck == self._workers:
+            self._refuse_all()
+
+    def _refuse_all(self) -> None:
+        """Refuse the waiting logins: no thread makes progress."""
+        for _ in range(REFUSALS):
+            if not self._queue or self._stuck < self._workers:
+                return
+            self._refuse_as_busy(self._queue.pop_newest())
+        self._loop.call_soon(self._refuse_all)
 
     def _refuse_as_busy(self, login: Login) -> None:
-        self._end(login)
         self._update_clock()
         login.request.reject(SERVER_BUSY, "too many clients are being authenticated")
-
-    def _end(self, login: Login) -> None:
-        login.done = True
-        if login.timer is not None:
-            login.timer.cancel()

@@ -7,6 +7,7 @@ the clients whose password was changed or removed; new access rules apply from t
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 from pathlib import Path
 from typing import Callable, Optional, Union
@@ -14,9 +15,12 @@ from typing import Callable, Optional, Union
 from mqttbroker.auth.acl import Acl, AclError, parse_acl
 from mqttbroker.auth.authentication import Authenticator
 from mqttbroker.auth.passwords import PasswordFileError, Passwords, parse_passwords
+from mqttbroker.auth.proven_passwords import ProvenPasswords
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
+from mqttbroker.config import settings as config
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings
+from mqttbroker.core.bans import Bans, BanTerms
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.policy import AllowAll, AnonymousPolicy, AuthenticationPolicy, Authorizer, PasswordPolicy, Rules
 
@@ -28,6 +32,9 @@ class Security:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self.bans = Bans(_ban_terms(settings.bans))
+        remember = settings.logins.remember
+        self._proven = ProvenPasswords(0 if remember == "off" else settings.logins.max_remembered)
         self._authenticators: dict[Path, Authenticator] = {}
         self._acls: dict[Path, Acl] = {}
         # The key that names each file, for errors; the first if there are several.
@@ -53,7 +60,11 @@ class Security:
         for path, key in self._password_files.items():
             try:
                 self._authenticators[path] = Authenticator(
-                    _read_passwords(path, key), self._settings.limits.connect_timeout
+                    _read_passwords(path, key),
+                    self._settings.limits.connect_timeout,
+                    capacity=self._settings.logins.max_waiting,
+                    proven=self._proven,
+                    bans=self.bans,
                 )
             except ConfigError as error:
                 problems += error.problems
@@ -94,12 +105,16 @@ class Security:
 
     def start(self, loop: asyncio.AbstractEventLoop, update_clock: Callable[[], object]) -> None:
         """``update_clock`` sets the broker's clock."""
+        logins = self._settings.logins
+        if self._authenticators and logins.remember == "restart":
+            self._proven.load(self._settings.data_dir, logins.key_file, loop)
         for authenticator in self._authenticators.values():
             authenticator.start(loop, update_clock)
 
     def stop(self) -> None:
         for authenticator in self._authenticators.values():
             authenticator.stop()
+        self._proven.stop()
 
     def apply(self, settings: Settings) -> None:
         """Use other settings, which name the same files."""
@@ -129,6 +144,18 @@ class Security:
         for problem in problems:
             log.error("event=reload_failed reason=%s", problem)
         return problems
+
+
+def _ban_terms(settings: config.Bans) -> BanTerms:
+    terms = BanTerms()
+    terms.failures = settings.failures
+    terms.address_failures = settings.address_failures
+    terms.window = settings.window
+    terms.first = settings.first
+    terms.longest = settings.longest
+    terms.max_entries = settings.max_entries
+    terms.exempt = [ipaddress.ip_network(text) for text in settings.exempt]
+    return terms
 
 
 def _note(files: dict[Path, str], path: Optional[Path], key: str) -> None:

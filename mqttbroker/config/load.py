@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mqttbroker.config.setting_kinds import shown
-from mqttbroker.config.settings import Consumers, Http, Limits, Listener, Log, Redirect, Settings, Stream
+from mqttbroker.config.settings import Bans, Consumers, Http, Limits, Listener, Log, Redirect, Settings, Stream
 
 log = logging.getLogger("mqttbroker")
 
@@ -121,8 +121,9 @@ class _Builder:
         values = self.values(Settings, plain, ())
         values["listeners"] = self.listeners(tree["listeners"])
         values["streams"] = self.streams(tree.get("streams", {}))
-        for name, reason in values.get("http", Http()).problems():
-            self.problem(("http", name), reason)
+        for section, default in (("http", Http()), ("bans", Bans())):
+            for name, reason in values.get(section, default).problems():
+                self.problem((section, name), reason)
         return Settings(**values)
 
     def section(self, section: type[Any], raw: object, path: _Path, **given: object) -> Any:

@@ -292,6 +292,34 @@ class Consumers:
 
 
 @dataclass(frozen=True)
+class Logins:
+    """Logins with passwords; ``key_file`` None = one in a tmpfs."""
+
+    max_waiting: int = _key(Integer(1, 1_000_000), 10_000)
+    remember: str = _key(Choice("restart", "memory", "off"), "restart")
+    max_remembered: int = _key(Integer(1, 10_000_000), 100_000)
+    key_file: Optional[Path] = _key(OptionalPath(), "")
+
+
+@dataclass(frozen=True)
+class Bans:
+    """When addresses, and user names at an address, are banned after failed logins."""
+
+    failures: int = _key(Integer(0, 1_000_000), 5)
+    address_failures: int = _key(Integer(0, 1_000_000), 30)
+    window: float = _key(Duration("1s", "30d"), "10m")
+    first: float = _key(Duration("1s", "30d"), "10s")
+    longest: float = _key(Duration("1s", "30d"), "15m")
+    exempt: tuple[str, ...] = _key(Networks(), [])
+    max_entries: int = _key(Integer(1, 10_000_000), 100_000)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that are invalid together, each with the reason."""
+        if self.longest < self.first:
+            yield "longest", "must not be shorter than first"
+
+
+@dataclass(frozen=True)
 class Settings:
     """All settings; ``Settings()`` has the defaults."""
 
@@ -312,6 +340,8 @@ class Settings:
     log: Log = _section(Log)
     http: Http = _section(Http)
     limits: Limits = _section(Limits)
+    logins: Logins = _section(Logins)
+    bans: Bans = _section(Bans)
     redirect: Redirect = _section(Redirect)
     consumers: Consumers = _section(Consumers)
     listeners: tuple[Listener, ...] = (Listener(),)

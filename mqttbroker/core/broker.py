@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from mqttbroker.core.bans import Bans
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.commits import Commits
 from mqttbroker.core.connect_handler import ConnectHandler
@@ -43,6 +44,7 @@ class Broker:
         terms: BrokerTerms,
         policy: AuthenticationPolicy,
         rules: Rules,
+        bans: Bans,
     ) -> None:
         journal = context.journal
         self.context = context
@@ -53,6 +55,7 @@ class Broker:
         self.terms = terms
         self.policy = policy
         self.rules = rules
+        self.bans = bans
         if rules.restrictive:
             router.rules = rules
         self.retained = Retained(journal)
@@ -64,7 +67,7 @@ class Broker:
         )
         self.clients = Clients(registry, self.lifecycle, terms)
         self.connect_handler = ConnectHandler(
-            journal, registry, router, self.replays, self.lifecycle, self.clients, terms, policy, rules
+            journal, registry, router, self.replays, self.lifecycle, self.clients, terms, policy, rules, bans
         )
         self.commits = Commits(journal, registry, self.clients, self.connect_handler, outbound, terms, rules)
         self.expiry = Expiry(registry)

@@ -13,6 +13,7 @@ from typing import Final, Optional
 from mqttbroker.codec.packets import Auth, Connack, Connect, Will
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import (
+    BANNED,
     CLIENT_IDENTIFIER_NOT_VALID,
     CONTINUE_AUTHENTICATION,
     NOT_AUTHORIZED,
@@ -27,10 +28,11 @@ from mqttbroker.codec.reason_codes import (
     name,
     to_v3_connack,
 )
+from mqttbroker.core.bans import Bans
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.core.pending_connect import PendingConnect
-from mqttbroker.core.policy import AuthenticationPolicy, AuthenticationRequest, Rules
+from mqttbroker.core.policy import TOO_MANY_FAILURES, AuthenticationPolicy, AuthenticationRequest, Rules
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
@@ -61,6 +63,7 @@ class ConnectHandler:
         terms: BrokerTerms,
         policy: AuthenticationPolicy,
         rules: Rules,
+        bans: Bans,
     ) -> None:
         self.journal = journal
         self.registry = registry
@@ -71,12 +74,16 @@ class ConnectHandler:
         self.terms = terms
         self.policy = policy
         self.rules = rules
+        self.bans = bans
 
     def connect(self, connection: Connection, packet: Connect) -> None:
         """Handle a CONNECT; the CONNACK may be sent in a later call."""
         redirect = self.terms.redirect
         if redirect is not None:
             self.refuse(connection, redirect.reason_code, "clients go to another server")
+            return
+        if self.bans.refuses(connection.peer, packet.username, connection.last_received):
+            self.refuse(connection, BANNED, TOO_MANY_FAILURES)
             return
         connection.state = CONNECTING
         pending = PendingConnect(connection, packet, self._old_session_deleted)
@@ -336,7 +343,11 @@ class ConnectAuthentication(AuthenticationRequest):
 
     @property
     def waiting(self) -> bool:
-        return self.pending.connection.state == CONNECTING
+        connection = self.pending.connection
+        if connection.state != CONNECTING:
+            return False
+        # Nothing is read from a waiting client, so nothing else tells that it has given up.
+        return connection.wire is None or not connection.wire.abort_if_client_left()
 
     def accept(self) -> None:
         pending = self.pending
@@ -371,7 +382,9 @@ class Reauthentication(AuthenticationRequest):
         _send_auth(connection, self, SUCCESS, self.server_data)
 
     def reject(self, reason_code: int, detail: str) -> None:
-        self.connection.disconnect(reason_code, detail)  # [MQTT-4.12.1-2]
+        # A DISCONNECT has no code for a ban.
+        code = NOT_AUTHORIZED if reason_code == BANNED else reason_code
+        self.connection.disconnect(code, detail)  # [MQTT-4.12.1-2]
 
 
 def _set_will(session: Session, will: Optional[Will]) -> None:

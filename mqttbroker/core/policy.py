@@ -12,6 +12,8 @@ from sessions.session import Session
 # The same for an unknown user and a wrong password, so that a client cannot tell them apart.
 WRONG_CREDENTIALS: Final = "wrong user name or password"
 
+TOO_MANY_FAILURES: Final = "too many failed logins"
+
 
 # --- authentication ---------------------------------------------------------
 

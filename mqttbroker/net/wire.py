@@ -9,6 +9,7 @@ to a native class. Its transport is that of a socket or a `WebSocket`.
 from __future__ import annotations
 
 import logging
+import select
 import time
 from typing import Any, Callable, Final, List, Optional
 
@@ -30,6 +31,7 @@ READ_TIME: Final = 0.002  # seconds per event-loop iteration in which slices of 
 READ_PAUSE: Final = 131_072  # bytes of one read after which the client is not read again in the same iteration
 LARGE_WRITE: Final = 262_144  # bytes per flush that are written to one client whose outbox has large parts
 LARGE_WRITES: Final = 1_048_576  # bytes per flush that are written to all such clients
+POLLRDHUP: Final[int] = getattr(select, "POLLRDHUP", 0)  # Linux has it
 CLOSE_TIMEOUT: Final = 5.0  # seconds in which a client may take the last bytes and close its side
 
 
@@ -269,6 +271,17 @@ class Wire:
         self.connection.wire = None
         self.transport = None
         self._unhandled = b""
+
+    def abort_if_client_left(self) -> bool:
+        """Whether the client has closed its side; the connection is then closed. Not seen otherwise while reading pauses."""
+        if self.closing or not self.reading_paused or POLLRDHUP == 0:
+            return self.closing
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), POLLRDHUP)
+        if not poll.poll(0):
+            return False
+        self.abort()
+        return True
 
     # -- reading ----------------------------------------------------------------
 

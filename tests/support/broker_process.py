@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
 
+from mqttbroker.auth.proven_passwords import KeyFileError, find_key_file
+
 START_SECONDS = 30.0
 STOP_SECONDS = 20.0
 
@@ -116,6 +118,8 @@ class BrokerProcess:
         finally:
             for held in self._held.values():
                 held.close()
+            with suppress(KeyFileError):
+                find_key_file(self.data_dir).unlink(missing_ok=True)
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> BrokerProcess:

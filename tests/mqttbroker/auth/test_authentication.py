@@ -24,10 +24,12 @@ from mqttbroker.auth.passwords import Hash, Passwords, parse_hash
 from mqttbroker.codec.packets import Disconnect
 from mqttbroker.codec.reason_codes import (
     BAD_USER_NAME_OR_PASSWORD,
+    BANNED,
     CLIENT_IDENTIFIER_NOT_VALID,
     NOT_AUTHORIZED,
     SERVER_BUSY,
 )
+from mqttbroker.core.bans import Bans, BanTerms
 
 # alice: secret, bob: pass word, as mosquitto_passwd wrote them
 ALICE = "alice:$7$101$4bi5AyfE2xaqoXIs$RBrASIHOe9NGPzbq836FnJwkFoplgoeGYZDN44qtbvUPuOXvQOwn6INOjOQWl5+oPdMpDZzc0INzO0+xFwXmMw==\n"
@@ -59,6 +61,13 @@ class FakeRequest:
 
     def reject(self, reason_code: int, detail: str) -> None:
         self.answer.set_result(reason_code)
+
+
+def ban_terms(**fields: Any) -> BanTerms:
+    terms = BanTerms()
+    for name, value in {"window": 600.0, "first": 60.0, "longest": 60.0, "max_entries": 1000, **fields}.items():
+        setattr(terms, name, value)
+    return terms
 
 
 class SlowHash:
@@ -181,7 +190,7 @@ async def test_a_full_queue_refuses_the_address_with_the_most_logins(start: Call
     assert await honest.answer is True
 
 
-async def test_hung_checks_are_answered_in_time(start: Callable[..., Authenticator]) -> None:
+async def test_logins_are_refused_while_every_check_hangs(start: Callable[..., Authenticator]) -> None:
     slow = SlowHash(b"right")
     authenticator = start(users(alice=slow), timeout=0.05, workers=1)
     running, queued = FakeRequest("alice", b"right"), FakeRequest("alice", b"right")
@@ -189,7 +198,85 @@ async def test_hung_checks_are_answered_in_time(start: Callable[..., Authenticat
     authenticator.submit(queued)
     assert await running.answer == await queued.answer == SERVER_BUSY
     assert authenticator.waiting == 0
+    late = FakeRequest("alice", b"right")
+    authenticator.submit(late)
+    assert await late.answer == SERVER_BUSY
     slow.permits.release(2)
+    while authenticator._stuck:
+        await asyncio.sleep(0.001)
+    again = FakeRequest("alice", b"right")
+    authenticator.submit(again)
+    assert await again.answer is True
+
+
+async def test_logins_wait_longer_than_the_timeout_of_a_check(start: Callable[..., Authenticator]) -> None:
+    slow = SlowHash(b"right")
+    authenticator = start(users(**{f"user{number}": slow for number in range(20)}), timeout=0.1, workers=1)
+    logins = [FakeRequest(f"user{number}", b"right") for number in range(20)]
+    for asked in logins:
+        authenticator.submit(asked)
+    for _ in range(20):
+        await asyncio.sleep(0.02)
+        slow.permits.release()
+    assert await asyncio.gather(*(asked.answer for asked in logins)) == [True] * 20
+
+
+async def test_a_first_right_login_goes_before_the_guesses(start: Callable[..., Authenticator]) -> None:
+    slow = SlowHash(b"right")
+    authenticator = start(users(alice=slow), workers=2, bans=Bans(ban_terms(failures=100, address_failures=100)))
+    first = [FakeRequest("alice", b"guess 1", f"10.0.1.{number}") for number in range(200)]
+    for asked in first:
+        authenticator.submit(asked)
+    slow.permits.release(200)
+    await asyncio.gather(*(asked.answer for asked in first))
+    for asked in [FakeRequest("alice", b"guess 2", f"10.0.1.{number}") for number in range(200)]:
+        authenticator.submit(asked)
+    assert authenticator.waiting == 199  # one thread is kept for others
+    honest = FakeRequest("alice", b"right")
+    authenticator.submit(honest)
+    slow.permits.release(2)
+    assert await honest.answer is True
+    assert slow.checked.count(b"guess 2") <= 1
+
+
+async def test_suspects_are_not_starved(start: Callable[..., Authenticator]) -> None:
+    slow = SlowHash(b"right")
+    bans = Bans(ban_terms(failures=100, address_failures=100))
+    authenticator = start(users(alice=slow), workers=1, bans=bans)
+    bans.failed("10.0.9.9:1", "alice", asyncio.get_running_loop().time())
+    logins = [FakeRequest("alice", b"fleet %d" % number, f"10.0.1.{number}") for number in range(20)]
+    suspect = FakeRequest("alice", b"suspect", "10.0.9.9")
+    for asked in [*logins, suspect]:
+        authenticator.submit(asked)
+    slow.permits.release(21)
+    await suspect.answer
+    assert slow.checked.index(b"suspect") < 10
+
+
+async def test_waiting_guesses_of_a_banned_client_are_refused_without_a_hash(
+    start: Callable[..., Authenticator],
+) -> None:
+    slow = SlowHash(b"right")
+    authenticator = start(users(alice=slow), workers=1, bans=Bans(ban_terms(failures=3, address_failures=0)))
+    guesses = [FakeRequest("alice", b"guess") for _ in range(200)]
+    for asked in guesses:
+        authenticator.submit(asked)
+    slow.permits.release(200)
+    answers = [await asked.answer for asked in guesses]
+    assert answers == [BAD_USER_NAME_OR_PASSWORD] * 3 + [BANNED] * 197
+    assert len(slow.checked) == 3
+
+
+async def test_a_client_that_leaves_during_the_check_has_failed_too(start: Callable[..., Authenticator]) -> None:
+    slow = SlowHash(b"right")
+    bans = Bans(ban_terms(failures=1, address_failures=0))
+    authenticator = start(users(alice=slow), workers=1, bans=bans)
+    asked = FakeRequest("alice", b"guess")
+    authenticator.submit(asked)
+    asked.gone = True
+    slow.permits.release(1)
+    await asked.answer
+    assert bans.active(asyncio.get_running_loop().time()) == 1
 
 
 async def test_logins_of_disconnected_clients_are_skipped(start: Callable[..., Authenticator]) -> None:
@@ -216,7 +303,8 @@ class PasswordBroker:
         self.password_file.write_text(ALICE + BOB)
         self.acl_file.write_text("topic read public/#\nuser alice\ntopic #\nuser bob\ntopic read #\n")
         files = f'password_file = "{self.password_file}"\nacl_file = "{self.acl_file}"\n'
-        self.process = BrokerProcess(config=files + config)
+        exempt = "" if "[bans]" in config else 'bans.exempt = ["127.0.0.1"]\n'
+        self.process = BrokerProcess(config=files + exempt + config)
 
     def open(self, version: int = 5) -> RawClient:
         return RawClient(self.process.port, version)

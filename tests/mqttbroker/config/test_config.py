@@ -17,7 +17,7 @@ from support.config_files import problems, write
 from support.paths import ROOT
 
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
-from mqttbroker.config.settings import Consumers, Http, Limits, Listener, Log, Redirect, Settings, Stream
+from mqttbroker.config.settings import Bans, Consumers, Http, Limits, Listener, Log, Logins, Redirect, Settings, Stream
 
 CONF = ROOT / "conf" / "mqttbroker.toml"
 
@@ -41,6 +41,8 @@ def test_the_documented_file_has_every_key() -> None:
         "log": Log,
         "http": Http,
         "limits": Limits,
+        "logins": Logins,
+        "bans": Bans,
         "redirect": Redirect,
         "consumers": Consumers,
         "listeners": Listener,

@@ -1,0 +1,220 @@
+"""Logins of many clients: a fleet after a restart, bans on every kind of listener, and right logins beside guesses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker_process import BrokerProcess
+from support.core import wait_until
+from support.metric_samples import samples
+from support.raw_client import RawClient
+
+from mqttbroker.auth.passwords import hash_password, scram_password
+from mqttbroker.auth.proven_passwords import find_key_file
+from mqttbroker.auth.scram import METHOD
+from mqttbroker.codec.packets import Auth, Connack, Connect
+from mqttbroker.codec.properties import Properties
+from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, BANNED, CONTINUE_AUTHENTICATION, NOT_AUTHORIZED
+
+PASSWORD = b"secret"
+LINE = hash_password(PASSWORD)
+CHECKS = 50  # users: at 20 to 80 ms for a hash, a second or more without remembered passwords
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Path:
+    path = tmp_path / "users"
+    path.write_text("".join(f"{name}:{LINE}\n" for name in ["alice", "bob"] + [f"device{n}" for n in range(CHECKS)]))
+    return path
+
+
+Start = Callable[..., BrokerProcess]
+
+
+def configured(start_broker: Start, users: Path, **sections: Any) -> BrokerProcess:
+    return start_broker(config={"password_file": str(users), "allow_anonymous": False, **sections})
+
+
+def client(broker: BrokerProcess, host: str = "127.0.0.1", version: int = 5) -> RawClient:
+    """A client whose address is ``host``."""
+    raw = RawClient(broker.port, version)
+    if host != "127.0.0.1":
+        raw.socket.close()
+        raw.socket = socket.create_connection(("127.0.0.1", broker.port), 5.0, (host, 0))
+    return raw
+
+
+def login(broker: BrokerProcess, user: str, password: bytes = PASSWORD, host: str = "127.0.0.1", version: int = 5) -> int:
+    with client(broker, host, version) as raw:
+        raw.send(Connect(f"c-{user}", version, True, 60, username=user, password=password))
+        return raw.expect(Connack, 20.0).reason_code
+
+
+# --- a fleet ------------------------------------------------------------------------------------------------------
+
+
+async def fleet(port: int, users: int, timeout: float) -> tuple[list[int], float]:
+    """All devices log in at once; their reason codes, and the seconds until the last answer."""
+
+    async def one(number: int) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(Connect(f"d{number}", 5, True, 60, username=f"device{number % CHECKS}", password=PASSWORD).encode(5))
+        code = (await asyncio.wait_for(reader.readexactly(4), timeout))[3]
+        writer.close()
+        return code
+
+    begin = time.monotonic()
+    return list(await asyncio.gather(*(one(number) for number in range(users)))), time.monotonic() - begin
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_fleet_logs_in_without_hashes_after_a_restart(start_broker: Start, users: Path, kill: bool) -> None:
+    # Logins that wait longer than connect_timeout are accepted.
+    broker = configured(start_broker, users, limits={"connect_timeout": "1s"})
+    codes, cold = asyncio.run(fleet(broker.port, CHECKS, 60.0))
+    assert set(codes) == {0}
+    if kill:
+        wait_until(lambda: (broker.data_dir / "proven_passwords").exists())
+        time.sleep(1.5)
+    broker.restart(kill)
+    codes, warm = asyncio.run(fleet(broker.port, 500, 10.0))
+    assert set(codes) == {0} and warm < max(2.0, cold)
+    assert f"event=proven_passwords_loaded records={CHECKS}" in broker.log
+    assert login(broker, "device1", b"wrong") == BAD_USER_NAME_OR_PASSWORD
+
+
+def test_a_password_changed_while_the_broker_is_down_is_wrong_after_it(start_broker: Start, users: Path) -> None:
+    broker = configured(start_broker, users)
+    assert login(broker, "alice") == 0
+    broker.terminate()
+    users.write_text(f"alice:{hash_password(b'new')}\n")
+    broker.start()
+    assert "event=proven_passwords_loaded records=1" in broker.log
+    assert login(broker, "alice") == BAD_USER_NAME_OR_PASSWORD and login(broker, "alice", b"new") == 0
+
+
+@pytest.mark.parametrize("remember", ["memory", "off"])
+def test_nothing_is_kept_if_the_operator_says_so(start_broker: Start, users: Path, remember: str) -> None:
+    broker = configured(start_broker, users, logins={"remember": remember})
+    assert login(broker, "alice") == login(broker, "alice") == 0
+    broker.terminate()
+    assert not (broker.data_dir / "proven_passwords").exists() and not find_key_file(broker.data_dir).exists()
+
+
+def test_a_key_file_on_the_same_disk_is_refused_with_a_warning(start_broker: Start, users: Path) -> None:
+    broker = configured(start_broker, users, logins={"key_file": str(users.with_name("key"))})
+    broker.wait_for_log("event=passwords_remembered_in_memory reason=.*same disk")
+    assert login(broker, "alice") == 0
+
+
+def test_clients_that_leave_the_queue_cost_no_hash(start_broker: Start, users: Path) -> None:
+    broker = configured(start_broker, users, bans={"failures": 0, "address_failures": 0})
+    for number in range(300):
+        with client(broker) as raw:
+            raw.send(Connect(f"c{number}", 5, True, 60, username="alice", password=b"%d" % number))
+    assert login(broker, "bob") == 0
+    assert samples(broker.get("/metrics"))["mqttbroker_logins_failed_total"] < 100
+
+
+# --- bans ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version, code", [(5, BANNED), (4, 5)])
+def test_guesses_lead_to_a_ban_that_ends(start_broker: Start, users: Path, version: int, code: int) -> None:
+    broker = configured(start_broker, users, bans={"failures": 3, "first": "2s"})
+    wrong = BAD_USER_NAME_OR_PASSWORD if version == 5 else 5
+    assert [login(broker, "alice", b"x", version=version) for _ in range(3)] == [wrong] * 3
+    broker.wait_for_log("event=banned address=127.0.0.1 user=alice seconds=2 failures=3")
+    assert login(broker, "alice", version=version) == code  # with the right password
+    assert login(broker, "bob", version=version) == login(broker, "alice", host="127.0.0.2", version=version) == 0
+    found = samples(broker.get("/metrics"))
+    assert found["mqttbroker_bans"] == found["mqttbroker_bans_started_total"] == found["mqttbroker_logins_banned_total"] == 1
+    assert found["mqttbroker_logins_failed_total"] == 3
+    wait_until(lambda: login(broker, "alice", version=version) == 0)
+    assert broker.log.count("event=banned") == 1
+    broker.wait_for_log("event=refused client=c-alice .*too many failed logins")
+
+
+def test_an_address_that_tries_many_names_is_banned(start_broker: Start, users: Path) -> None:
+    broker = configured(start_broker, users, bans={"address_failures": 5})
+    codes = [login(broker, f"nobody{number}", b"x", "127.0.0.7") for number in range(7)]
+    assert codes == [BAD_USER_NAME_OR_PASSWORD] * 5 + [BANNED] * 2
+    broker.wait_for_log('event=banned address=127.0.0.7 user="" seconds=10 failures=5')
+    assert login(broker, "alice") == 0
+
+
+def test_exempt_addresses_are_not_banned(start_broker: Start, users: Path) -> None:
+    broker = configured(start_broker, users, bans={"failures": 1, "address_failures": 1, "exempt": ["127.0.0.0/24"]})
+    assert [login(broker, "alice", b"x") for _ in range(3)] == [BAD_USER_NAME_OR_PASSWORD] * 3
+    assert [login(broker, "alice", b"x", "127.0.1.1") for _ in range(2)] == [BAD_USER_NAME_OR_PASSWORD, BANNED]
+
+
+def test_wrong_proofs_of_scram_lead_to_a_ban(start_broker: Start, users: Path) -> None:
+    users.write_text(f"alice:{scram_password(PASSWORD)}\n")
+    broker = configured(start_broker, users, bans={"failures": 2})
+    codes = []
+    for _ in range(3):
+        with client(broker) as raw:
+            properties = Properties()
+            properties.authentication_method = METHOD
+            properties.authentication_data = b"n,,n=alice,r=nonce"
+            raw.send(Connect("c", 5, True, 60, properties=properties))
+            answer = raw.receive()
+            if isinstance(answer, Auth):
+                properties.authentication_data = b"c=biws,r=wrong,p=d3Jvbmc="
+                raw.send(Auth(CONTINUE_AUTHENTICATION, properties))
+                answer = raw.receive()
+            assert isinstance(answer, Connack)
+            codes.append(answer.reason_code)
+    assert codes == [NOT_AUTHORIZED, NOT_AUTHORIZED, BANNED]
+
+
+def test_a_new_password_file_ends_the_bans_of_its_changed_users(start_broker: Start, users: Path) -> None:
+    broker = configured(start_broker, users, bans={"failures": 2})
+    assert [login(broker, "alice", b"new") for _ in range(3)] == [BAD_USER_NAME_OR_PASSWORD] * 2 + [BANNED]
+    users.write_text(f"alice:{hash_password(b'new')}\n")
+    os.kill(broker.pid, signal.SIGHUP)
+    broker.wait_for_log("event=passwords_reloaded")
+    assert login(broker, "alice", b"new") == 0
+
+
+@pytest.fixture
+def guessers() -> Iterator[list[RawClient]]:
+    clients: list[RawClient] = []
+    yield clients
+    for raw in clients:
+        raw.close()
+
+
+@pytest.mark.slow
+def test_a_first_right_login_among_200_guessing_addresses(
+    start_broker: Start, users: Path, guessers: list[RawClient]
+) -> None:
+    """The guesses wait in the queue. On an idle machine a hash takes 20 ms, and the login below 100 ms."""
+    broker = configured(start_broker, users)
+    hosts = [f"127.0.2.{number + 1}" for number in range(200)]
+    for round_ in range(2):
+        for host in hosts:
+            guessers.append(client(broker, host))
+            guessers[-1].send(Connect(f"g-{host}-{round_}", 5, True, 60, username=f"device{round_}", password=b"guess"))
+        if round_ == 0:  # each address has failed once
+            for raw in guessers:
+                assert raw.expect(Connack, 60.0).reason_code == BAD_USER_NAME_OR_PASSWORD
+    begin = time.monotonic()
+    assert login(broker, "alice", host="127.0.3.1") == 0
+    seconds = time.monotonic() - begin
+    for raw in guessers[200:210]:
+        raw.close()
+    print(f"first right login: {seconds * 1000:.0f} ms")
+    failed = samples(broker.get("/metrics"))["mqttbroker_logins_failed_total"]
+    assert seconds < 2.0 and failed < 330
+    assert not re.search("reason=.*too many clients", broker.log)
