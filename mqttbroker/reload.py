@@ -28,6 +28,7 @@ log = logging.getLogger("mqttbroker")
 # Keys that may change while the broker runs, beside the contents of the files that others name.
 RELOADABLE = re.compile(
     r"allow_anonymous|reveal_denials|response_information|sys_interval|log\.level|redirect\.\w+|limits\.\w+"
+    r"|bans\.\w+|logins\.max_waiting"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum)"
 )
 

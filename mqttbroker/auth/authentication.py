@@ -112,7 +112,7 @@ class Authenticator:
         changed = {name for name, fingerprint in before.items() if after.get(name) != fingerprint}
         for name in changed:
             self.proven.forget(name, before[name])
-            self.bans.password_changed(name)
+        self.bans.passwords_changed(changed)
         return changed
 
     def submit(self, request: AuthenticationRequest) -> None:

@@ -120,6 +120,10 @@ class Security:
         """Use other settings, which name the same files."""
         self._settings = settings
         self.policy = self._policy(settings.password_file, settings.allow_anonymous)
+        self.bans.terms = _ban_terms(settings.bans)
+        for authenticator in self._authenticators.values():
+            authenticator.timeout = settings.limits.connect_timeout
+            authenticator.capacity = settings.logins.max_waiting
 
     async def reload(self, broker: Broker) -> list[str]:
         """Read the files again and apply each valid one; returns the problems of the others."""

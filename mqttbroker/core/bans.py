@@ -12,7 +12,7 @@ import hashlib
 import ipaddress
 import logging
 from heapq import heappop, heappush
-from typing import Any, Dict, Final, List, Optional, Tuple
+from typing import Any, Dict, Final, List, Optional, Set, Tuple
 
 log = logging.getLogger("mqttbroker")
 
@@ -235,13 +235,16 @@ class Bans:
             log.info("event=ban_lifted address=%s user=%s", address, username or "")
         return record is not None
 
-    def password_changed(self, username: str) -> None:
-        """End the bans of a user name, and those of the addresses where it is banned: the failures may have been those
+    def passwords_changed(self, usernames: Set[str]) -> None:
+        """End the bans of user names, and those of the addresses where they are banned: the failures may have been those
         of devices with the new password."""
-        name = _short(username)
-        for address in [key[0] for key in self._banned if key[1] == name]:
-            self.lift(address, username)
-            self.lift(address, None)
+        if not self._banned:
+            return
+        names = {_short(username) for username in usernames}
+        for key in list(self._banned):
+            if key[1] is not None and key[1] in names:
+                self.lift(key[0], key[1])
+                self.lift(key[0], None)
 
 
 def _short(username: str) -> str:

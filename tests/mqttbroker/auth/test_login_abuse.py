@@ -158,6 +158,14 @@ def test_exempt_addresses_are_not_banned(start_broker: Start, users: Path) -> No
     assert [login(broker, "alice", b"x", "127.0.1.1") for _ in range(2)] == [BAD_USER_NAME_OR_PASSWORD, BANNED]
 
 
+def test_changed_limits_of_bans_apply_after_sighup(start_broker: Start, users: Path) -> None:
+    broker = configured(start_broker, users)
+    broker.config.write_text(broker.config.read_text() + "\n[bans]\nfailures = 1\n")
+    os.kill(broker.pid, signal.SIGHUP)
+    broker.wait_for_log("event=setting_changed key=bans.failures")
+    assert [login(broker, "alice", b"x") for _ in range(2)] == [BAD_USER_NAME_OR_PASSWORD, BANNED]
+
+
 def test_wrong_proofs_of_scram_lead_to_a_ban(start_broker: Start, users: Path) -> None:
     users.write_text(f"alice:{scram_password(PASSWORD)}\n")
     broker = configured(start_broker, users, bans={"failures": 2})

@@ -186,7 +186,7 @@ def test_a_changed_password_ends_the_bans_of_its_user() -> None:
     fail(found, 3)
     fail(found, 3, user="bob")
     assert found.refuses(PEER, None, 0.0)
-    found.password_changed("alice")
+    found.passwords_changed({"alice", "carol"})
     assert not found.refuses(PEER, "alice", 0.0) and found.refuses(PEER, "bob", 0.0)
 
 
