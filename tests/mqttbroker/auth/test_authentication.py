@@ -211,12 +211,12 @@ async def test_logins_are_refused_while_every_check_hangs(start: Callable[..., A
 
 async def test_logins_wait_longer_than_the_timeout_of_a_check(start: Callable[..., Authenticator]) -> None:
     slow = SlowHash(b"right")
-    authenticator = start(users(**{f"user{number}": slow for number in range(20)}), timeout=0.1, workers=1)
+    authenticator = start(users(**{f"user{number}": slow for number in range(20)}), timeout=1.0, workers=1)
     logins = [FakeRequest(f"user{number}", b"right") for number in range(20)]
     for asked in logins:
         authenticator.submit(asked)
     for _ in range(20):
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.06)
         slow.permits.release()
     assert await asyncio.gather(*(asked.answer for asked in logins)) == [True] * 20
 
