@@ -106,8 +106,10 @@ class MqttDataSource(DataSource):
         self._parsed: Optional[SourceOptions] = None
         if _is_writing():
             _refuse_writing()
-        if options:  # Spark passes none to read a catalog table: they are in its schema
-            self._parsed = _check(options if self._table is None else self._table)
+        self._given = options if self._table is None else self._table
+        # To read a catalog table, Spark passes at most those of the query: the others are in the table's schema.
+        if any(name in {key.lower() for key in self._given} for name in ("path", "url", "stream")):
+            self._parsed = _check(self._given)
 
     @classmethod
     def name(cls) -> str:
@@ -138,11 +140,11 @@ class MqttDataSource(DataSource):
 
     def _options_for(self, schema: Optional[StructType]) -> SourceOptions:
         if self._parsed is None:
-            options = options_of(schema) if schema is not None else {}
-            if options is None:
+            table = options_of(schema) if schema is not None else {}
+            if table is None:
                 raise OptionError("path", "missing: give 'path' or 'url'; for a table, CREATE TABLE must have no list of "
                                           "columns, as Spark drops its options then: use the option 'schema'")
-            self._parsed = _check(options)
+            self._parsed = _check(table | {key.lower(): value for key, value in self._given.items()})
         return self._parsed
 
 

@@ -473,6 +473,12 @@ def test_a_table_follows_the_stream_and_a_dataframe_does_not(spark: SparkSession
         writer.append(0, [message(n) for n in range(10, 15)])
         assert counts() == [15, 10, 10, 15, 10]
         assert spark.sql("SELECT max(value.n) FROM typed").first()[0] == 14
+        assert spark.sql("SELECT count(*) FROM following WITH (`where` = 'offset < 3')").first()[0] == 3
+        assert spark.read.option("startingOffsets", '{"0": 11}').table("following").count() == 4
+        query = spark.readStream.option("startingOffsets", "earliest").table("following").writeStream.format("memory") \
+            .queryName("streamed").option("checkpointLocation", str(tmp_path / "check")).trigger(availableNow=True).start()
+        query.awaitTermination()
+        assert spark.table("streamed").count() == 15
         with pytest.raises(Exception, match="writing is not supported"):
             spark.sql("INSERT INTO following SELECT * FROM fixed")
         with pytest.raises(Exception, match="option 'token': cannot be kept in a table"):
