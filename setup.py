@@ -47,6 +47,7 @@ COMPILED = [
     "mqttbroker/codec/packets.py",
     "mqttbroker/core/outgoing.py",
     "mqttbroker/core/groups.py",
+    "mqttbroker/core/route.py",
     "mqttbroker/core/router.py",
     "sessions/counters.py",
     "mqttbroker/core/topic_aliases.py",

@@ -13,6 +13,7 @@ the output says, or that in the tree BENCH_SOURCE.
 from __future__ import annotations
 
 import argparse
+import itertools
 import socket
 import statistics
 import tempfile
@@ -145,6 +146,46 @@ def hung(port: int, ended: threading.Event) -> str:
     return f"{len(lines) * rounds} clients"
 
 
+def overlap(port: int, ended: threading.Event, levels: int) -> str:
+    """2 ** ``levels`` subscriptions that match every message of a client that publishes to new topics."""
+    reader = client(port, "overlap-reader")
+    reader.settimeout(60)
+    filters = ["+/" + "/".join(names) for names in itertools.product("a+", repeat=levels)]
+    for start in range(0, len(filters), 500):
+        reader.sendall(framed(0x82, b"\0\1" + b"".join(text(name) + b"\0" for name in filters[start : start + 500])))
+        if start % 50_000 == 0:
+            reader.recv(1 << 16)
+    reader.setblocking(False)
+    writer = client(port, "overlap-writer")
+    sent = handled = 0
+    while not ended.is_set():
+        with suppress(TimeoutError):
+            chunk = b"".join(publish(f"{sent + number}" + "/a" * levels, b"x") for number in range(1000))
+            writer.sendall(chunk)
+            sent += 1000
+        with suppress(BlockingIOError):
+            while got := reader.recv(1 << 16):
+                handled += got.count(b"/a" * levels)
+    writer.close()
+    reader.close()
+    return f"sent {sent} messages, received {handled}"
+
+
+def unsubscribing(port: int, ended: threading.Event) -> str:
+    """UNSUBSCRIBE packets of 10 MB, 3.4 million filters each."""
+    packet = framed(0xA2, b"\0\1" + b"\0\1x" * 3_400_000)
+    sent = 0
+    while not ended.is_set():
+        line = client(port, f"unsubscriber{sent}")
+        line.settimeout(30)
+        with suppress(OSError):
+            line.sendall(packet)
+            line.recv(1 << 16)
+        line.close()
+        sent += 1
+    return f"{sent} packets"
+
+
 ABUSES: dict[str, tuple[str, Callable[[int, threading.Event, int], str]]] = {
     "deaf-q0": ("a subscriber that does not read, QoS 0", lambda port, ended, _: deaf(port, ended, 0)),
     "deaf-q1": ("a subscriber that does not read, QoS 1", lambda port, ended, _: deaf(port, ended, 1)),
@@ -152,6 +193,9 @@ ABUSES: dict[str, tuple[str, Callable[[int, threading.Event, int], str]]] = {
     "plus": ("`a/+/b` over all retained", lambda port, ended, retained: greedy(port, ended, "a/+/b", retained)),
     "heavy": ("packets of 10 MB, one after the other", lambda port, ended, _: heavy(port, ended)),
     "heavy-10": ("packets of 10 MB, ten per second", lambda port, ended, _: heavy(port, ended, 10)),
+    "overlap-12": ("2^12 overlapping filters, new topics", lambda port, ended, _: overlap(port, ended, 12)),
+    "overlap-16": ("2^16 overlapping filters, new topics", lambda port, ended, _: overlap(port, ended, 16)),
+    "unsubscribe": ("UNSUBSCRIBEs of 3.4 million filters", lambda port, ended, _: unsubscribing(port, ended)),
     "hung": ("logins with slow hashes, incomplete SCRAM exchanges", lambda port, ended, _: hung(port, ended)),
 }
 

@@ -15,7 +15,8 @@ from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
 from mqttbroker.core.outbox import Outbound
-from mqttbroker.core.router import Router, StreamRule
+from mqttbroker.core.route import StreamRule
+from mqttbroker.core.router import Router
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
 from mqttbroker.core.wills import load_will
 from mqttbroker.net.listener_policy import ListenerPolicy, PolicyByListener

@@ -12,9 +12,11 @@ A node stands for a position between two levels of a filter. The rest of the fil
 from __future__ import annotations
 
 import sys
-from typing import Optional, Union, cast
+from typing import Final, Optional, Union, cast
 
 from topic_matcher.filters import matches_from
+
+_UNLIMITED: Final = 1 << 60
 
 # A group is the subscribers of one filter: None, one (subscriber, value) pair, or a dict of several. A pair takes a
 # third of the memory of the smallest dict.
@@ -171,41 +173,76 @@ class SubscriptionTrie:
 
     def match(self, topic: str) -> list[object]:
         """The values of all matching filters, in no particular order; one value per matching filter."""
-        return self._match(topic, False)
+        search = TrieSearch(self, topic, False)
+        search.step(_UNLIMITED)
+        return search.found
 
     def count_matches(self, topic: str) -> list[tuple[object, int]]:
         """Of each matching filter one value, and how many it has; takes no longer if they are many."""
-        return cast("list[tuple[object, int]]", self._match(topic, True))
+        search = TrieSearch(self, topic, True)
+        search.step(_UNLIMITED)
+        return cast("list[tuple[object, int]]", search.found)
 
-    def _match(self, topic: str, counted: bool) -> list[object]:
-        found: list[object] = []
-        root = self._root
+    def search(self, topic: str) -> TrieSearch:
+        """`match` in parts."""
+        return TrieSearch(self, topic, False)
+
+
+class TrieSearch:
+    """A search for the filters that match a topic, which may take several steps.
+
+    ``found`` has what `SubscriptionTrie.match` returns. Of filters that are inserted or removed between two steps it has
+    some.
+    """
+
+    def __init__(self, trie: SubscriptionTrie, topic: str, counted: bool) -> None:
+        self.found: list[object] = []
+        self._topic = topic
+        self._counted = counted
+        # Start of each level, and of the one that would follow.
+        self._starts: list[int] = [0]
+        # The nodes to visit, and the number of levels matched at each.
+        self._nodes: list[_Node] = []
+        self._depths: list[int] = []
+        root = trie._root
         if root.exact is not None:
-            _collect(found, root.exact.get(topic), counted)
+            _collect(self.found, root.exact.get(topic), counted)
         wildcard_first = topic[0] != "$"  # [MQTT-4.7.2-1]
         if wildcard_first and root.rest is not None:
-            _collect(found, root.rest, counted)
+            _collect(self.found, root.rest, counted)
         plus = root.plus if wildcard_first else None
         if root.prefixes is None and plus is None:
-            return found
-        # Start of each level, and of the one that would follow.
-        starts: list[int] = [0]
+            return
+        starts = self._starts
         start = 0
         for level in topic.split("/"):
             start += len(level) + 1
             starts.append(start)
-        end = len(starts) - 1
-        # The nodes to visit, and the number of levels matched at each.
-        nodes: list[_Node] = []
-        depths: list[int] = []
         if root.prefixes is not None:
-            _follow(root, topic, starts, 0, found, nodes, depths, counted)
+            _follow(root, topic, starts, 0, self.found, self._nodes, self._depths, counted)
         if plus is not None:
-            nodes.append(plus)
-            depths.append(1)
-        while nodes:
+            self._nodes.append(plus)
+            self._depths.append(1)
+
+    @property
+    def done(self) -> bool:
+        return not self._nodes
+
+    def step(self, budget: int) -> int:
+        """Visit nodes until the search is done or the cost reaches ``budget``; returns the cost: one per node and per
+        dictionary looked up, and one per 512 characters of a key."""
+        topic = self._topic
+        counted = self._counted
+        found = self.found
+        starts = self._starts
+        nodes = self._nodes
+        depths = self._depths
+        end = len(starts) - 1
+        cost = 0
+        while nodes and cost < budget:
             node = nodes.pop()
             depth = depths.pop()
+            cost += 1
             if node.rest is not None:
                 _collect(found, node.rest, counted)
             if depth == end:
@@ -214,12 +251,13 @@ class SubscriptionTrie:
                 continue
             if node.exact is not None:
                 _collect(found, node.exact.get(topic[starts[depth] :]), counted)
+                cost += (len(topic) - starts[depth]) >> 9
             if node.prefixes is not None:
-                _follow(node, topic, starts, depth, found, nodes, depths, counted)
+                cost += _follow(node, topic, starts, depth, found, nodes, depths, counted)
             if node.plus is not None:
                 nodes.append(node.plus)
                 depths.append(depth + 1)
-        return found
+        return cost
 
 
 def _follow(
@@ -231,15 +269,20 @@ def _follow(
     nodes: list[_Node],
     depths: list[int],
     counted: bool,
-) -> None:
-    """Look up the literal levels after the first ``matched`` ones; append matching leaves and the nodes to visit."""
+) -> int:
+    """Look up the literal levels after the first ``matched`` ones; append matching leaves and the nodes to visit.
+
+    Returns the cost as for `TrieSearch.step`.
+    """
     prefixes = node.prefixes
     sizes = node.depths
     assert prefixes is not None and sizes is not None
     start = starts[matched]
+    cost = 0
     for size in range(1, min(len(sizes), len(starts) - matched)):
         if sizes[size]:
             after = starts[matched + size]
+            cost += 1 + ((after - start) >> 9)
             child = prefixes.get(topic[start : after - 1])
             if child is None:
                 continue
@@ -249,6 +292,7 @@ def _follow(
             else:
                 nodes.append(child)
                 depths.append(matched + size)
+    return cost
 
 
 def _insert(node: _Node, topic_filter: str, pos: int, subscriber: object, value: object) -> bool:

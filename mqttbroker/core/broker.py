@@ -100,4 +100,4 @@ class Broker:
         self.clients.tick(monotonic)
         self.expiry.tick()
         self.retained.sweep(SWEEP_TOPICS, self.context.clock.now)
-        self.router.sweep(SWEEP_ROUTES)
+        self.router.tick(SWEEP_ROUTES)

@@ -81,6 +81,7 @@ class Connection(ClientConnection):
         self.zero_copy_version: i64 = 0  # protocol version whose PUBLISH packets are sent unchanged; 0 = none
         self.topic_aliases: Optional[TopicAliases] = None  # None if the client accepts none
         self.flush_requested = False
+        self.halted = False  # no more packets are handled in this iteration of the event loop
 
     @property
     def closed(self) -> bool:
@@ -92,7 +93,8 @@ class Connection(ClientConnection):
         if self.state == CONNECTED:
             outbound = self.outbound
             return (
-                self.commits.backlogged
+                self.halted
+                or self.commits.backlogged
                 # A client that has messages to acknowledge is read, so that no two clients wait for each other.
                 or (self.paused_by is not None and cast(Session, self.session).packet_ids_in_use == 0)
                 or self.outbox.control_bytes > outbound.max_backlog
@@ -370,6 +372,11 @@ class Connection(ClientConnection):
                 session.send_queued()
                 if session.pending_retained:
                     self.request_flush()  # the flush continues the replay
+
+    def halt(self) -> None:
+        """Handle no more packets in this iteration of the event loop: those before have caused much work."""
+        self.halted = True
+        self.request_flush()
 
     def resume_reading(self) -> None:
         self.request_flush()

@@ -33,10 +33,14 @@ class Target:
         self.without_no_local: Optional[Target] = None
 
     def merge(self, subscription: Subscription) -> None:
-        self.qos = max(self.qos, subscription.qos)
+        self.merge_options(subscription)
         if subscription.identifier:
             self.subscription_ids += b"\x0b" + encode_varint(subscription.identifier)
             self.zero_copy = False
+
+    def merge_options(self, subscription: Subscription) -> None:
+        """`merge` without the subscription identifier."""
+        self.qos = max(self.qos, subscription.qos)
         if subscription.options & RETAIN_AS_PUBLISHED:
             self.retain_as_published = True
 

@@ -14,6 +14,7 @@ from mqttbroker.codec.reason_codes import MALFORMED_PACKET, PUBLISH, MQTTError
 from mqttbroker.core.connection import CLOSED, CONNECTED, CONNECTING
 from mqttbroker.core.long_packet import LONG_PACKET, LongPacket, payload_start
 from mqttbroker.core.protocol import Protocol
+from mqttbroker.core.router import WORK_LIMIT
 
 # Shared by the connections without an incomplete packet, because an empty bytearray takes 56 bytes. Stays empty.
 _NOTHING: Final = bytearray()
@@ -36,6 +37,7 @@ class PacketReader:
         """
         connection = self.connection
         connection.last_received = now
+        self.protocol.broker.router.work = 0
         position: i64 = start
         size: i64 = len(data)
         try:
@@ -55,7 +57,9 @@ class PacketReader:
         return position
 
     def resume(self) -> None:
-        """Handle what was received while the connection was `CONNECTING`."""
+        """Handle what was received while the connection was `CONNECTING` or halted."""
+        self.connection.halted = False
+        self.protocol.broker.router.work = 0
         if len(self._incomplete) >= self._needed and self.connection.state == CONNECTED:
             data = bytes(self._incomplete)
             self._incomplete = _NOTHING
@@ -67,18 +71,18 @@ class PacketReader:
     def _complete(self, data: bytes, position: i64) -> i64:
         """Add the missing bytes to the incomplete packet, and no more, and handle it; returns the position after them.
 
-        While the connection is `CONNECTING`, everything is kept.
+        While the connection is `CONNECTING` or halted, everything is kept.
         """
         connection = self.connection
         size: i64 = len(data)
         while self._incomplete and position < size:
             missing: i64 = self._needed - len(self._incomplete)
             end: i64 = position + missing
-            if missing <= 0 or end > size or connection.state == CONNECTING:
+            if missing <= 0 or end > size or connection.state == CONNECTING or connection.halted:
                 end = size
             self._incomplete += data if end - position == size else data[position:end]
             position = end
-            if len(self._incomplete) < self._needed or connection.state == CONNECTING:
+            if len(self._incomplete) < self._needed or connection.state == CONNECTING or connection.halted:
                 return position
             packet = bytes(self._incomplete)
             self._incomplete = _NOTHING
@@ -108,20 +112,25 @@ class PacketReader:
             whole = b"".join(pieces)
             self._read_packets(whole, 0, len(whole))
             return end
-        self.protocol.publish_handler().handle(head, 0, body, packet.size, head[0], pieces[1:])
-        connection.outbound.counters.messages_received += 1
+        if self.protocol.publish_handler().handle(head, 0, body, packet.size, head[0], pieces[1:]):
+            connection.outbound.counters.messages_received += 1
+        else:
+            self._needed = 2
+            self._incomplete = bytearray(b"".join(pieces))
+            connection.halt()
         return end
 
     def _read_packets(self, data: bytes, position: i64, stop: i64) -> i64:
         """Handle the complete packets that begin before ``stop``, keep an incomplete one; returns where that ended."""
         protocol = self.protocol
         connection = self.connection
+        router = protocol.broker.router
         size: i64 = len(data)
         count: i64 = 0
         self._needed = 2
         maximum_size: i64 = connection.terms.max_packet_size
         while position < stop and size - position >= 2:
-            if connection.state == CONNECTING or connection.state == CLOSED:
+            if connection.state == CONNECTING or connection.state == CLOSED or connection.halted:
                 break
             first: i64 = data[position]
             remaining: i64 = data[position + 1]
@@ -154,7 +163,12 @@ class PacketReader:
             count += 1
             packet_type: i64 = first >> 4
             if packet_type == PUBLISH and connection.state == CONNECTED:
-                protocol.publish_handler().handle(data, position, body, end, first)
+                if not protocol.publish_handler().handle(data, position, body, end, first):
+                    count -= 1
+                    connection.halt()
+                    break
+                if router.work >= WORK_LIMIT:
+                    connection.halt()
             elif (
                 # A PUBACK, PUBREC, PUBREL or PUBCOMP that is a packet id and nothing else.
                 remaining == 2
@@ -165,6 +179,8 @@ class PacketReader:
             else:
                 protocol.check_connect_size(first, data, body, end - position)
                 protocol.control(packet_type, first & 15, data, body, end)
+                if router.work >= WORK_LIMIT:
+                    connection.halt()
             position = end
         connection.outbound.counters.messages_received += count
         if position >= stop:
@@ -177,5 +193,7 @@ class PacketReader:
         """Keep the beginning of a packet."""
         if self._needed >= LONG_PACKET and data[0] >> 4 == PUBLISH and self.connection.state == CONNECTED:
             self._long = LongPacket(data, self._needed)
+        elif self._incomplete:  # a long packet that is to be handled again
+            self._incomplete += data
         elif data:
             self._incomplete = bytearray(data)

@@ -10,6 +10,7 @@ from typing import Callable, Final, List, Optional, cast
 
 from mypy_extensions import i64
 
+from mqttbroker.codec.data_types import decode_varint
 from mqttbroker.codec.packets import (
     Auth,
     Connack,
@@ -33,6 +34,7 @@ from mqttbroker.codec.reason_codes import (
     PUBACK,
     PUBCOMP,
     PUBREL,
+    QUOTA_EXCEEDED,
     SUBSCRIBE,
     UNSUBSCRIBE,
     UNSUPPORTED_PROTOCOL_VERSION,
@@ -114,6 +116,8 @@ class Protocol:
         self.check_allowed(packet_type)
         connection = self.connection
         broker = self.broker
+        if packet_type == SUBSCRIBE or packet_type == UNSUBSCRIBE:
+            self._check_filter_count(packet_type, data, body, end)
         packet = decode_body(packet_type, flags & self._flag_mask, data, body, end, connection.version)
         if packet_type == PINGREQ:
             connection.send(b"\xd0\x00")
@@ -138,6 +142,23 @@ class Protocol:
         else:
             packet_id: i64 = (data[body] << 8) | data[body + 1]
             self.acknowledge(packet_type, packet_id, data[body + 2] if end > body + 2 else 0)
+
+    def _check_filter_count(self, packet_type: i64, data: bytes, body: i64, end: i64) -> None:
+        """Raise `MQTTError` for more topic filters than one packet may have, before they are decoded."""
+        maximum: i64 = self.broker.terms.max_filters_per_packet
+        options: i64 = 1 if packet_type == SUBSCRIBE else 0
+        if end - body <= maximum * (3 + options):  # a filter has at least a length and a character
+            return
+        position: i64 = body + 2
+        if self.connection.version >= 5:
+            length, position = decode_varint(data, position, end)
+            position += length
+        count: i64 = 0
+        while position + 2 <= end:
+            position += 2 + ((data[position] << 8) | data[position + 1]) + options
+            count += 1
+            if count > maximum:
+                raise MQTTError(QUOTA_EXCEEDED, f"more than {maximum} topic filters in a packet")
 
     def acknowledge(self, packet_type: i64, packet_id: i64, reason_code: i64) -> None:
         """PUBACK, PUBREC, PUBREL or PUBCOMP of a connected client."""

@@ -55,7 +55,7 @@ from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import Connection
 from mqttbroker.core.long_packet import total_size
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
-from mqttbroker.core.router import Route, is_reserved
+from mqttbroker.core.route import Route, is_reserved
 from mqttbroker.core.topic_aliases import publish_with_topic_name
 from sessions.message import Message
 from sessions.session import Session
@@ -87,8 +87,11 @@ class PublishHandler:
 
     def handle(
         self, data: bytes, start: i64, body: i64, end: i64, first: i64, more: Optional[List[bytes]] = None
-    ) -> None:
+    ) -> bool:
         """Handle the packet at ``data[start:end]``, whose variable header begins at ``body``.
+
+        False if its route takes longer to build: then nothing was done, and it is to be handled again in a later
+        iteration of the event loop, before any other packet of this client.
 
         Of a long packet, ``data`` is the first piece, which holds the whole variable header, and ``end`` its size.
         """
@@ -118,6 +121,8 @@ class PublishHandler:
             if alias or not topic:
                 topic = self._resolve_alias(alias, topic)
         route = self._route(topic)
+        if route is None:
+            return False
         counters = connection.outbound.counters
         counters.publish_received += 1
         counters.publish_bytes_received += end - start
@@ -136,21 +141,22 @@ class PublishHandler:
             end = payload + size
         if self.restricted or route.reserved or first & 1 == 1:
             if self._rejects(route, first, packet_id, end - payload):
-                return
+                return True
         if first == 0x30 and route.direct:
             self._forward_qos0(data[start:end], rest - start, payload - start, route, properties, more)
-            return
+            return True
         if qos:
             if route.remaining_length != end - body:
                 route.set_header(end - body, data[start + 1 : topic_end])
             if first & 9 == 0 and self._needs_no_store(route, qos, packet_id):
                 self._forward_unpersisted(data[rest:end], route, first, packet_id, payload - rest, properties, more)
-                return
+                return True
         whole: bytes = data[rest:end] if more is None else b"".join((data[rest:end], *more))
         if qos:
             self._publish_acknowledged(whole, route, first, packet_id, payload - rest, properties)
         else:
             self._publish_qos0(whole, route, first, payload - rest, properties)
+        return True
 
     # -- forwarding received bytes ----------------------------------------------
 
@@ -400,7 +406,8 @@ class PublishHandler:
 
     # -- topic and properties ---------------------------------------------------
 
-    def _route(self, topic: bytes) -> Route:
+    def _route(self, topic: bytes) -> Optional[Route]:
+        """The route of a topic; None if it takes longer to build."""
         router = self.broker.router
         route = self._last_route
         if route is None or route.revision != router.revision or route.topic_bytes != topic:
@@ -410,7 +417,9 @@ class PublishHandler:
                     refused = self._refused_route(topic)
                     if refused is not None:
                         return refused
-                route = router.route(topic)
+                route = router.route_in_parts(topic, self)
+                if route is None:
+                    return None
             self._last_route = route
         return route
 

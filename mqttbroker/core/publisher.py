@@ -16,7 +16,8 @@ from mqttbroker.core.groups import Group, Target
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.policy import Rules
-from mqttbroker.core.router import Route, Router, StreamSink
+from mqttbroker.core.route import Route, StreamSink
+from mqttbroker.core.router import Router
 from sessions.context import REFUSE, SessionContext
 from sessions.journal import Gate, Journal
 from sessions.message import Message

@@ -12,127 +12,27 @@ from itertools import islice
 from typing import Dict, Final, List, Optional, Tuple, cast
 from zlib import crc32
 
+from mypy_extensions import i64
+
 from mqttbroker.codec.data_types import text_of
 from mqttbroker.codec.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, MQTTError
-from mqttbroker.core.groups import Group, Member, Strategy, Target
+from mqttbroker.core.groups import Group, Member, Strategy
 from mqttbroker.core.policy import Rules
-from sessions.session import NO_LOCAL, Session, Subscription
-from topic_matcher.filters import has_wildcard, is_valid_topic, parse_shared, text_bytes
+from mqttbroker.core.route import BUILD_WORK, Route, RouteBuild, StreamRule, StreamSink, permitted_members
+from sessions.session import Session, Subscription
+from topic_matcher.filters import has_wildcard, is_valid_topic, matches, parse_shared
 from topic_matcher.trie import SubscriptionTrie
 
 RECORDED_FILTERS: Final = 2048  # changed filters that are recorded at least
 MAX_EVICTED: Final = 256  # routes evicted at once
 SWEPT_PER_SESSION: Final = 20  # routes and targets that `Router.session_ended` visits
 
-# Memory of a route and of one of its targets, without their texts, and of the header of a bytes object.
-_ROUTE_BYTES: Final = 450
-_TARGET_BYTES: Final = 110
-_BYTES_OBJECT: Final = 34
-
-
-class StreamRule:
-    """The topics a stream keeps; ``key`` selects the partition: "topic", "client" or "user-property:NAME"."""
-
-    def __init__(self, name: str, filters: List[str], partitions: int, key: str) -> None:
-        self.name = name
-        self.filters = filters
-        self.partitions = partitions
-        self.key = key
-
-
-class StreamSink:
-    """A stream in a route; ``partition`` is -1 if it depends on the message."""
-
-    def __init__(self, rule: StreamRule, partition: int) -> None:
-        self.rule = rule
-        self.partition = partition
-
-
-class Route:
-    """All recipients of the messages of one topic; ``size`` is its estimated memory in bytes once it is in the cache."""
-
-    def __init__(self, topic: str, topic_bytes: bytes) -> None:
-        self.topic = topic
-        self.topic_bytes = topic_bytes
-        self.revision = 0  # the router's revision for which this route is known to be right; -1 = discarded
-        self.reserved = is_reserved(topic)
-        self.size: int = 0
-        self.targets: List[Target] = []
-        self.has_targets = False  # still true when `discard` has dropped them
-        self.groups: List[Group] = []
-        self.streams: List[StreamSink] = []
-        self.no_local = False  # a target has a No Local subscription
-        self.direct = True  # no recipients but `targets`
-        self.durable = False  # a stream, a group or a persistent session may store the message
-        self.unpersisted = True  # neither a stream nor a session in `targets` stores it; a member of `groups` may
-        # The header of the last QoS 1 or 2 PUBLISH. Messages of a topic often have the same length, and then the
-        # same header: Remaining Length and topic, and these after the first byte for QoS 1 and for QoS 2.
-        self.remaining_length = -1
-        self.length_and_topic: bytes = b""
-        self.qos1_header: bytes = b""
-        self.qos2_header: bytes = b""
-
-    def set_header(self, remaining_length: int, length_and_topic: bytes) -> None:
-        """Store the bytes between first byte and packet id of a PUBLISH with this Remaining Length."""
-        self.remaining_length = remaining_length
-        self.length_and_topic = length_and_topic
-        self.qos1_header = b"\x32" + length_and_topic
-        self.qos2_header = b"\x34" + length_and_topic
-
-    def targets_for(self, publisher: Optional[Session]) -> List[Target]:
-        """The targets of a message of ``publisher``, without its own No Local subscriptions [MQTT-3.8.3-3]."""
-        if not self.no_local:
-            return self.targets
-        targets: List[Target] = []
-        for target in self.targets:
-            if not target.no_local or target.session is not publisher:
-                targets.append(target)
-            elif target.without_no_local is not None:
-                targets.append(target.without_no_local)
-        return targets
-
-    @property
-    def matched(self) -> bool:
-        return self.has_targets or bool(self.groups) or bool(self.streams)
-
-    def discard(self) -> None:
-        """The route is no longer valid. A publisher that remembers it must not keep ended sessions alive by it.
-
-        The list of targets stays whole for a message that is being sent to them.
-        """
-        self.revision = -1
-        self.targets = _NO_TARGETS
-
-    def measure(self) -> None:
-        """Set `size`. Three remembered headers contain the topic, too."""
-        size: int = _ROUTE_BYTES + text_bytes(self.topic) + 4 * (len(self.topic_bytes) + _BYTES_OBJECT)
-        for target in self.targets:
-            size += _TARGET_BYTES + len(target.subscription_ids)
-            if target.without_no_local is not None:
-                size += _TARGET_BYTES + len(target.without_no_local.subscription_ids)
-        for group in self.groups:
-            if group.original is not None:
-                size += _TARGET_BYTES + 8 * len(group.members)
-        self.size = size + _TARGET_BYTES * len(self.streams)
-
-    def names_ended_session(self) -> bool:
-        for target in self.targets:
-            if target.session.ended:
-                return True
-        for group in self.groups:
-            if group.original is not None:
-                for member in group.members:
-                    if member.session.ended:
-                        return True
-        return False
-
-
-_NO_TARGETS: Final[List[Target]] = []  # of discarded routes; stays empty
-
-
-def is_reserved(topic: str) -> bool:
-    """Whether no client may publish to the topic: $SYS is the broker's, and $share/ is a form of subscription."""
-    return topic.startswith("$") and (topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith("$share/"))
+_UNLIMITED: Final = 1 << 60
+MATCH_WORK: Final = 500  # of a search of the recorded filters; after it, a change is assumed
+WORK_LIMIT: Final = 2000  # of one client in one event-loop iteration; a unit is about 0.3 µs
+LEAST_BUILD: Final = 500  # of the work limit, for a build behind other work
+MAX_BUILDS: Final = 16  # unfinished builds at a time
+BUILD_IDLE: Final = 4  # ticks after which the publisher of an unfinished build is taken to be gone
 
 
 class FilterChanges:
@@ -167,14 +67,21 @@ class FilterChanges:
         """Whether a filter that matches ``topic`` may have changed after ``revision``."""
         if revision < self._unrecorded:
             return True
-        for changed in self._newer.match(topic):
-            if cast(int, changed) > revision:
-                return True
-        if revision < self._older_end:
-            for changed in self._older.match(topic):
-                if cast(int, changed) > revision:
-                    return True
-        return False
+        return _newer_than(revision, self._newer, topic) or (
+            revision < self._older_end and _newer_than(revision, self._older, topic)
+        )
+
+
+def _newer_than(revision: int, recorded: SubscriptionTrie, topic: str) -> bool:
+    """Whether a filter that matches ``topic`` has a later revision, or too many filters would have to be searched."""
+    search = recorded.search(topic)
+    search.step(MATCH_WORK)
+    if not search.done:
+        return True
+    for changed in search.found:
+        if cast(int, changed) > revision:
+            return True
+    return False
 
 
 class Router:
@@ -207,6 +114,9 @@ class Router:
         self.revision = 0  # number of changes of wildcard filters
         self._trie = SubscriptionTrie()
         self._changes = FilterChanges(RECORDED_FILTERS)
+        # Work done since the reader of a client's packets set it to 0: steps of builds, filters of SUBSCRIBE packets.
+        self.work: i64 = 0
+        self._builds: Dict[object, RouteBuild] = {}  # unfinished ones by publisher
         self._to_sweep: List[bytes] = []  # topics of cached routes that may name ended sessions
         self._sessions_ended = False  # since `_to_sweep` was filled
         self._stream_trie = SubscriptionTrie()
@@ -237,16 +147,44 @@ class Router:
 
     def route(self, topic_bytes: bytes) -> Route:
         """The route of a topic name; MQTTError if the name is not valid or not allowed."""
-        route = self.cache.get(topic_bytes)
+        route = self._cached(topic_bytes)
         if route is not None:
-            if route.revision != self.revision:
-                if self._changes.since(route.revision, route.topic):
-                    topic = route.topic
-                    self._drop(topic_bytes)
-                    return self._add(topic, topic_bytes)
-                route.revision = self.revision
             return route
-        return self._add(self.topic_of(topic_bytes), topic_bytes)
+        build = RouteBuild(self.topic_of(topic_bytes), topic_bytes, self._trie, self.rules)
+        build.step(_UNLIMITED)
+        return self._add(build)
+
+    def route_in_parts(self, topic_bytes: bytes, publisher: object) -> Optional[Route]:
+        """`route` for a publisher that waits: if None, it calls again in a later iteration of the event loop.
+
+        Meanwhile other publishers go on, and subscriptions may change. A message is sent to everybody who had a
+        matching subscription from its arrival to the end of the build.
+        """
+        route = self._cached(topic_bytes)
+        if route is not None:
+            return route
+        build = self._builds.pop(publisher, None) if self._builds else None
+        if build is None or build.topic_bytes != topic_bytes:
+            build = RouteBuild(self.topic_of(topic_bytes), topic_bytes, self._trie, self.rules)
+            self.work += BUILD_WORK
+        self.work += build.step(max(LEAST_BUILD, WORK_LIMIT - self.work))
+        if build.done:
+            return self._add(build)
+        if len(self._builds) < MAX_BUILDS:
+            build.idle = 0
+            self._builds[publisher] = build
+        return None
+
+    def _cached(self, topic_bytes: bytes) -> Optional[Route]:
+        """The cached route; None if there is none that is valid."""
+        route = self.cache.get(topic_bytes)
+        if route is not None and route.revision != self.revision:
+            self.work += 2
+            if self._changes.since(route.revision, route.topic):
+                self._drop(topic_bytes)
+                return None
+            route.revision = self.revision
+        return route
 
     def topic_of(self, topic_bytes: bytes) -> str:
         """The topic name in these bytes; MQTTError if it is not valid or not allowed."""
@@ -259,17 +197,31 @@ class Router:
             raise MQTTError(TOPIC_NAME_INVALID, f"more than {self.max_levels} topic levels")
         return topic
 
-    def _add(self, topic: str, topic_bytes: bytes) -> Route:
-        """Build a route, and cache it unless its topic is reserved."""
-        route = self._build(topic, topic_bytes)
+    def _add(self, build: RouteBuild) -> Route:
+        """The route that was built. It is cached unless its topic is reserved or a matching filter changed meanwhile."""
+        route = build.finish(self._streams_of(build.topic, build.topic_bytes))
         if route.reserved:
             return route
-        route.measure()
+        if build.changed:
+            route.revision = -1
+            return route
+        route.revision = self.revision
         if len(self.cache) >= self.cache_size or self.cached_bytes + route.size > self.cache_bytes:
             self._evict(route.size)
-        self.cache[topic_bytes] = route
+        self._drop(route.topic_bytes)
+        self.cache[route.topic_bytes] = route
         self.cached_bytes += route.size
         return route
+
+    def _streams_of(self, topic: str, topic_bytes: bytes) -> List[StreamSink]:
+        """The streams that store the messages of a topic."""
+        streams: List[StreamSink] = []
+        for value in self._stream_trie.match(topic):
+            rule = cast(StreamRule, value)
+            if all(sink.rule is not rule for sink in streams):
+                partition = crc32(topic_bytes) % rule.partitions if rule.key == "topic" else -1
+                streams.append(StreamSink(rule, partition))
+        return streams
 
     def subscribe(self, subscription: Subscription) -> None:
         """Add or replace a subscription that is not shared."""
@@ -312,15 +264,7 @@ class Router:
 
     def permitted(self, group: Group, topic: str) -> Group:
         """The group, or a copy of it that has only the members that may read ``topic``."""
-        rules = self.rules
-        if rules is None:
-            return group
-        permitted = Group(group.name, group.topic_filter)
-        permitted.original = group
-        for member in group.members:
-            if rules.may_read(member.session, topic):
-                permitted.add(member)
-        return group if len(permitted.members) == len(group.members) else permitted
+        return permitted_members(self.rules, group, topic)
 
     def invalidate_session(self, session: Session) -> None:
         """Rebuild the routes that may name a session: the topics it may read have changed."""
@@ -332,9 +276,14 @@ class Router:
         """Rebuild all routes: the rules have changed."""
         self.revision += 1
         self._changes.record_all(self.revision)
+        for build in self._builds.values():
+            build.changed = True
 
     def _invalidate(self, topic_filter: str) -> None:
         """Invalidate the cached routes that a filter matches."""
+        for build in self._builds.values():
+            if not build.changed and matches(topic_filter, build.topic):
+                build.changed = True
         if not self.cache:
             return
         if has_wildcard(topic_filter):
@@ -364,6 +313,14 @@ class Router:
         self._sessions_ended = True
         self.sweep(SWEPT_PER_SESSION)
 
+    def tick(self, budget: int) -> None:
+        """Drop unfinished builds of publishers that are gone, and `sweep`; called some times per second."""
+        for publisher, build in list(self._builds.items()):
+            build.idle += 1
+            if build.idle > BUILD_IDLE:
+                del self._builds[publisher]
+        self.sweep(budget)
+
     def sweep(self, budget: int) -> None:
         """Drop cached routes that name ended sessions; visits about ``budget`` routes and targets."""
         if not self._to_sweep:
@@ -381,58 +338,3 @@ class Router:
             visited += len(route.targets)
             if route.names_ended_session():
                 self._drop(topic_bytes)
-
-    def _build(self, topic: str, topic_bytes: bytes) -> Route:
-        route = Route(topic, topic_bytes)
-        route.revision = self.revision
-        rules = self.rules
-        targets: Dict[Session, Target] = {}
-        denied: Dict[Session, bool] = {}
-        matched = self._trie.match(topic)
-        for value in matched:
-            if isinstance(value, Group):
-                group = self.permitted(value, topic)
-                if group.members:
-                    route.groups.append(group)
-                continue
-            subscription = cast(Subscription, value)
-            session = subscription.session
-            target = targets.get(session)
-            if target is None:
-                if rules is not None and (session in denied or not rules.may_read(session, topic)):
-                    denied[session] = True
-                    continue
-                target = Target(session)
-                targets[session] = target
-            target.merge(subscription)
-            if subscription.options & NO_LOCAL:
-                target.no_local = True
-        route.targets = list(targets.values())
-        route.has_targets = bool(targets)
-        for target in route.targets:
-            if target.no_local:
-                route.no_local = True
-                target.without_no_local = _without_no_local(target.session, matched)
-        for value in self._stream_trie.match(topic):
-            rule = cast(StreamRule, value)
-            if all(sink.rule is not rule for sink in route.streams):
-                partition = crc32(topic_bytes) % rule.partitions if rule.key == "topic" else -1
-                route.streams.append(StreamSink(rule, partition))
-        route.direct = not route.groups and not route.streams
-        route.unpersisted = not route.streams
-        for target in route.targets:
-            if target.session.id != 0:
-                route.unpersisted = False
-        route.durable = not route.direct or not route.unpersisted
-        return route
-
-
-def _without_no_local(session: Session, matched: List[object]) -> Optional[Target]:
-    """A session's target of its matching subscriptions without No Local; None if all have it."""
-    target: Optional[Target] = None
-    for value in matched:
-        if isinstance(value, Subscription) and value.session is session and not value.options & NO_LOCAL:
-            if target is None:
-                target = Target(session)
-            target.merge(value)
-    return target

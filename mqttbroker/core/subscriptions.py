@@ -8,7 +8,7 @@ messages.
 from __future__ import annotations
 
 from functools import partial
-from typing import List
+from typing import Final, List
 
 from mqttbroker.codec.packets import Suback, Subscribe, Unsuback, Unsubscribe
 from mqttbroker.codec.packets import Subscription as Request
@@ -35,6 +35,8 @@ from sessions.rows import SubscriptionRow
 from sessions.session import Session, Subscription
 from topic_matcher.filters import is_valid_filter, parse_shared, text_bytes
 
+FILTER_WORK: Final = 10  # of one filter of a SUBSCRIBE or UNSUBSCRIBE, in units of `Router.work`
+
 
 class Subscriptions:
     """Adds and removes subscriptions."""
@@ -57,6 +59,7 @@ class Subscriptions:
         """Handle a SUBSCRIBE."""
         for request in packet.subscriptions:
             _check_filter(request.topic_filter)
+        self.router.work += FILTER_WORK * len(packet.subscriptions)
         identifiers = packet.properties.subscription_identifiers
         identifier = identifiers[0] if identifiers else 0
         replay: List[Subscription] = []
@@ -108,6 +111,7 @@ class Subscriptions:
         """Handle an UNSUBSCRIBE [MQTT-3.10.4-1]; messages in flight are still delivered."""
         for topic_filter in packet.topic_filters:
             _check_filter(topic_filter)
+        self.router.work += FILTER_WORK * len(packet.topic_filters)
         codes: List[int] = []
         for topic_filter in packet.topic_filters:
             subscription = session.subscriptions.pop(topic_filter, None)

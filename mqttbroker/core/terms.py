@@ -56,6 +56,7 @@ class BrokerTerms:
         self.max_topic_levels = 0
         self.max_subscriptions_per_client = 0
         self.max_subscription_bytes_per_client = 0
+        self.max_filters_per_packet = 0
         self.max_pending_write_bytes = 0
         self.durability = ""
         self.reveal_denials = True

@@ -383,6 +383,7 @@ class Wire:
             self._resume_reading()
 
     def _resume_reading(self) -> None:
+        self.connection.halted = False
         if self.connection.blocked:
             self._wait_for_store()
             return

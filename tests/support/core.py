@@ -96,12 +96,16 @@ class Core:
     def settle(self) -> None:
         """Commit until there is nothing to write, and continue replays."""
         for _ in range(10_000):
-            if not self.broker.replays.step() and not self.commit():
+            halted = any(client.connection.halted for client in self.clients)
+            if halted:
+                self._resume()
+            if not self.broker.replays.step() and not self.commit() and not halted:
                 return
         raise AssertionError("the broker does not stop writing")
 
     def _resume(self) -> None:
         for client in self.clients:
+            client.connection.halted = False
             if not client.connection.blocked:
                 client.reader.resume()
 

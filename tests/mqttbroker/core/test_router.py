@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.groups import RoundRobin
-from mqttbroker.core.router import MAX_EVICTED, RECORDED_FILTERS, FilterChanges, Router, StreamRule
+from mqttbroker.core.route import StreamRule
+from mqttbroker.core.router import MAX_EVICTED, RECORDED_FILTERS, FilterChanges, Router
 from sessions.context import SessionContext, SessionLimits
 from sessions.journal import Journal
 from sessions.session import NO_LOCAL, Session, Subscription
