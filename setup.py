@@ -51,6 +51,7 @@ COMPILED = [
     "mqttbroker/core/router.py",
     "sessions/counters.py",
     "mqttbroker/core/topic_aliases.py",
+    "mqttbroker/core/incomplete_packets.py",
     "mqttbroker/core/outbox.py",
     "mqttbroker/core/acknowledgements.py",
     "mqttbroker/core/connection.py",

@@ -57,6 +57,7 @@ class SessionContext:
         self.queued_messages = 0
         self.queued_bytes = 0
         self.memory_bytes = 0
+        self.will_bytes = 0
         self.next_expiry = 0  # earliest expiry of a stored entry, µs since the Unix epoch; 0 = none
 
     def full(self, messages: int, size: int) -> bool:

@@ -109,6 +109,15 @@ class Session(DeliveryOwner):
             self.pending_retained = deque()
         self.pending_retained.extend(subscriptions)
 
+    def set_will(self, will: Optional[SessionWill]) -> None:
+        """Set or delete the will."""
+        context = self.context
+        if self.will is not None:
+            context.will_bytes -= self.will.message.size
+        if will is not None:
+            context.will_bytes += will.message.size
+        self.will = will
+
     # -- backpressure ---------------------------------------------------------
 
     @property
@@ -535,6 +544,7 @@ class Session(DeliveryOwner):
     def end(self) -> None:
         """The session has ended: its stored entries count no longer, and no reference cycle keeps it."""
         self.ended = True
+        self.set_will(None)
         self.pending_retained = _NO_SUBSCRIPTIONS
         self.queue.end()
 

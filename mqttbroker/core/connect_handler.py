@@ -19,6 +19,7 @@ from mqttbroker.codec.reason_codes import (
     NOT_AUTHORIZED,
     PACKET_TOO_LARGE,
     PROTOCOL_ERROR,
+    QUOTA_EXCEEDED,
     RE_AUTHENTICATE,
     RETAIN_NOT_SUPPORTED,
     SERVER_BUSY,
@@ -175,6 +176,10 @@ class ConnectHandler:
         """Whether the will can be published; refuses the CONNECT if not."""
         if will.retain and not self.terms.retain_available:
             self.refuse(connection, RETAIN_NOT_SUPPORTED, "retained will")  # [MQTT-3.2.2-13]
+            return False
+        size: int = len(will.topic) + len(will.payload) + len(will.forward)
+        if self.registry.context.will_bytes + size > self.terms.max_total_will_bytes:
+            self.refuse(connection, QUOTA_EXCEEDED, "too many wills")
             return False
         try:
             self.router.topic_of(will.topic.encode("utf-8"))
@@ -389,11 +394,13 @@ class Reauthentication(AuthenticationRequest):
 
 def _set_will(session: Session, will: Optional[Will]) -> None:
     if will is None:
-        session.will = None
+        session.set_will(None)
         return
     properties = will.properties
     message = Message(will.topic, will.payload, will.qos, will.retain, will.forward, session.client_id, 0, 0)
-    session.will = SessionWill(message, max(0, properties.will_delay_interval), properties.message_expiry_interval)
+    session.set_will(
+        SessionWill(message, max(0, properties.will_delay_interval), properties.message_expiry_interval)
+    )
 
 
 def _send_challenge(connection: Connection, request: AuthenticationRequest, data: bytes) -> None:

@@ -409,6 +409,7 @@ class Connection(ClientConnection):
     def dispose(self) -> None:
         """The socket is closed: free what was to be sent."""
         self.outbox.clear()
+        self.outbound.incomplete.forget(self)
         self.forget_decisions()
         self.acks.clear()
         self.topic_aliases = None

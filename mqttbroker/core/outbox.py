@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, List
 from mypy_extensions import i64
 
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED
+from mqttbroker.core.incomplete_packets import IncompletePackets
 from sessions.context import Clock
 from sessions.counters import Counters
 
@@ -23,15 +24,27 @@ LARGE_PART: Final = 65_536  # bytes; parts of this size are written as they are,
 class Outbound:
     """State that all connections of one broker share: the clock, the counters, and the connections to flush.
 
-    ``max_backlog`` is the high-water mark of each outbox in bytes, ``max_acks`` the number of acknowledgements that a
-    connection may have waiting before no more is read from it.
+    ``max_backlog`` is the high-water mark of each outbox in bytes, ``max_blocked`` that of the outboxes of all clients
+    whose socket is blocked, ``max_incomplete`` the limit of `IncompletePackets`. ``max_acks`` is the number of
+    acknowledgements that a connection may have waiting before no more is read from it.
     """
 
-    def __init__(self, clock: Clock, counters: Counters, max_backlog: int, max_acks: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        counters: Counters,
+        max_backlog: int,
+        max_blocked: int,
+        max_incomplete: int,
+        max_acks: int,
+    ) -> None:
         self.clock = clock
         self.counters = counters
         self.max_backlog: i64 = max_backlog
+        self.max_blocked: i64 = max_blocked
         self.max_acks: i64 = max_acks
+        self.blocked_bytes: i64 = 0  # in outboxes and socket buffers of all clients whose socket is blocked
+        self.incomplete = IncompletePackets(max_incomplete)
         self.decision_bytes: i64 = 0  # memory of the decisions in `Connection.may_publish` of all connections
         self.flush_queue: List[Connection] = []
         self.on_flush_needed: Any = None  # called when the first connection enters an empty `flush_queue`
@@ -53,30 +66,45 @@ class Outbox:
         self.largest_overflow: i64 = 0  # bytes of the largest PUBLISH that exceeded the high-water mark
         self.first_part_sent: i64 = 0  # bytes of the first part that have left
         self.writing_paused = False  # the socket's buffer is full
+        self.blocked_bytes: i64 = 0  # part of `Outbound.blocked_bytes`
         self.carried_over = False  # not everything that was queued before the last flush has left
         self.has_large_part = False
 
-    def pause(self) -> None:
-        """The socket's buffer is full."""
-        self.writing_paused = True
+    def pause(self, buffered: int = 0) -> None:
+        """The socket's buffer is full; it holds ``buffered`` bytes that the system has not taken."""
+        if not self.writing_paused:
+            self.writing_paused = True
+            self._count_blocked(self.backlog + buffered)
         self.carried_over = True
 
     def resume(self) -> None:
         """The socket's buffer has room again."""
         self.writing_paused = False
+        self._count_blocked(-self.blocked_bytes)
+
+    def _count_blocked(self, size: i64) -> None:
+        self.blocked_bytes += size
+        self.outbound.blocked_bytes += size
 
     def count_control(self, size: i64) -> None:
         """Count a packet other than PUBLISH, which the caller adds to `parts`."""
         if self.carried_over:
             self.control_bytes += size
             self.backlog += size
+            if self.writing_paused:
+                self._count_blocked(size)
 
     def count_publish(self, size: i64) -> bool:
-        """Count a PUBLISH, which the caller adds to `parts`; true if the backlog is above the high-water mark."""
+        """Count a PUBLISH, which the caller adds to `parts`; true if the session is to queue the next ones: the backlog, or
+        that of all clients whose socket is blocked, is above the high-water mark."""
         backlog: i64 = self.backlog + size
         self.backlog = backlog
         if size >= LARGE_PART:
             self.has_large_part = True
+        if self.writing_paused:
+            self._count_blocked(size)
+            if self.outbound.blocked_bytes > self.outbound.max_blocked:
+                return True
         if backlog <= self.outbound.max_backlog:
             return False
         if size > self.largest_overflow:
@@ -85,7 +113,10 @@ class Outbox:
 
     def drops(self, size: i64) -> bool:
         """Whether a QoS 0 PUBLISH of ``size`` bytes is to be dropped because the client does not read."""
-        return self.writing_paused and self.backlog + size > self.outbound.max_backlog
+        if not self.writing_paused:
+            return False
+        outbound = self.outbound
+        return self.backlog + size > outbound.max_backlog or outbound.blocked_bytes + size > outbound.max_blocked
 
     @property
     def excess(self) -> i64:
@@ -144,6 +175,7 @@ class Outbox:
         """Discard everything: the socket is closed."""
         self.parts.clear()
         self._reset()
+        self._count_blocked(-self.blocked_bytes)
 
     def _reset(self) -> None:
         self.first_part_sent = 0

@@ -12,6 +12,7 @@ from mypy_extensions import i64
 
 from mqttbroker.codec.reason_codes import MALFORMED_PACKET, PUBLISH, MQTTError
 from mqttbroker.core.connection import CLOSED, CONNECTED, CONNECTING
+from mqttbroker.core.incomplete_packets import PacketBuffer
 from mqttbroker.core.long_packet import LONG_PACKET, LongPacket, payload_start
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.core.router import WORK_LIMIT
@@ -20,12 +21,12 @@ from mqttbroker.core.router import WORK_LIMIT
 _NOTHING: Final = bytearray()
 
 
-class PacketReader:
+class PacketReader(PacketBuffer):
     """Gives each complete packet to ``protocol``, and keeps one incomplete packet."""
 
     def __init__(self, protocol: Protocol) -> None:
+        super().__init__(protocol.connection)
         self.protocol = protocol
-        self.connection = protocol.connection
         self._incomplete = _NOTHING
         self._long: Optional[LongPacket] = None  # an incomplete long PUBLISH
         self._needed: i64 = 2  # bytes that the incomplete packet must have before it is looked at again
@@ -51,6 +52,8 @@ class PacketReader:
             self.protocol.reject(error)
             position = size
         connection.outbound.counters.bytes_received += position - start
+        if self._incomplete or self._long is not None or self.counted:
+            self._count_incomplete()
         session = connection.session
         if session is not None and session.pending_retained:
             connection.request_flush()  # a replay may have waited for an acknowledgement in this data
@@ -67,6 +70,18 @@ class PacketReader:
                 self._read_packets(data, 0, len(data))
             except MQTTError as error:
                 self.protocol.reject(error)
+            self._count_incomplete()
+
+    def _count_incomplete(self) -> None:
+        connection = self.connection
+        size: i64 = len(self._incomplete)
+        if self._long is not None:
+            size += self._long.size - self._long.missing
+        connection.outbound.incomplete.count(self, 0 if connection.state == CLOSED else size)
+
+    def discard(self) -> None:
+        self._incomplete = _NOTHING
+        self._long = None
 
     def _complete(self, data: bytes, position: i64) -> i64:
         """Add the missing bytes to the incomplete packet, and no more, and handle it; returns the position after them.

@@ -57,7 +57,7 @@ class SessionLifecycle:
         self.publisher.redistribute(session)
         session.detach(self.now)
         if not with_will:
-            session.will = None  # [MQTT-3.1.2-10]
+            session.set_will(None)  # [MQTT-3.1.2-10]
         if session.expiry_interval == 0:
             self.end(session)
             return

@@ -58,6 +58,7 @@ class BrokerTerms:
         self.max_subscription_bytes_per_client = 0
         self.max_filters_per_packet = 0
         self.max_pending_write_bytes = 0
+        self.max_total_will_bytes = 0
         self.durability = ""
         self.reveal_denials = True
         # A topic name in which the levels %c and %u stand for the client id and the user name.

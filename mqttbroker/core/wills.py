@@ -57,7 +57,7 @@ class Wills:
         will = session.will
         if will is None:
             return
-        session.will = None
+        session.set_will(None)
         message = will.message
         now = self.clock.now
         message.timestamp = now
@@ -88,5 +88,6 @@ def load_will(session: Session, stored: bytes, due: float) -> None:
     start = body + 2 + len(packet.topic.encode("utf-8")) + (2 if packet.qos else 0)
     properties = decode_publish_properties(stored, start, end).forward
     message = Message(packet.topic, packet.payload, packet.qos, packet.retain, properties, session.client_id, 0, 0)
-    session.will = SessionWill(message, delay, expiry)
-    session.will.due = due
+    will = SessionWill(message, delay, expiry)
+    will.due = due
+    session.set_will(will)

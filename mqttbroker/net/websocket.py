@@ -176,6 +176,10 @@ class WebSocket:
         if not self._reading_on:
             self._transport.resume_reading()
 
+    def get_write_buffer_size(self) -> int:
+        size: int = self._transport.get_write_buffer_size()
+        return size
+
     def get_extra_info(self, name: str) -> Any:
         return self._transport.get_extra_info(name)
 

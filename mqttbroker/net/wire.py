@@ -238,7 +238,7 @@ class Wire:
             self._handle_slices(now)
 
     def pause_writing(self) -> None:
-        self.connection.outbox.pause()
+        self.connection.outbox.pause(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self.connection.outbox.resume()

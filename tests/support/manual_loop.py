@@ -63,6 +63,9 @@ class Transport:
         assert not self.reading
         self.reading = True
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def can_write_eof(self) -> bool:
         return True
 
