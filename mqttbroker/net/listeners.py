@@ -21,6 +21,7 @@ from mqttbroker.core.connection import Connection
 from mqttbroker.net.acceptor import Acceptor
 from mqttbroker.net.listener_policy import ListenerPolicy, refusal_text
 from mqttbroker.net.open_sockets import OpenSockets
+from mqttbroker.net.packet_log import PacketLog
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
 from mqttbroker.net.tls import server_context
 from mqttbroker.net.websocket import WebSocket
@@ -145,9 +146,10 @@ class OpenListener:
         wire = Wire(self._endpoint)
         if peer is not None:
             wire.proxied_address, wire.remote = peer
+        receiver: Any = PacketLog(wire) if log.isEnabledFor(logging.DEBUG) else wire
         if self.listener.type in ("ws", "wss"):
-            return WebSocket(wire, self.listener.origins)
-        return wire
+            return WebSocket(wire, self.listener.origins, receiver)
+        return receiver
 
 
 # --- TCP --------------------------------------------------------------------

@@ -44,11 +44,13 @@ _silent.setLevel(logging.ERROR)
 class WebSocket:
     """One client's WebSocket: an asyncio protocol for the socket, and a transport for the `Wire`.
 
-    ``origins`` are the web pages that may connect; empty allows all.
+    ``origins`` are the web pages that may connect; empty allows all. ``receiver`` gets the MQTT bytes: the wire, or a
+    `PacketLog` in front of it.
     """
 
-    def __init__(self, wire: Wire, origins: Sequence[str]) -> None:
+    def __init__(self, wire: Wire, origins: Sequence[str], receiver: Any = None) -> None:
         self._wire = wire
+        self._receiver = wire if receiver is None else receiver
         self._transport: Any = None
         terms = wire.listener_policy.terms
         largest = terms.max_packet_size + FRAME_HEADROOM
@@ -75,7 +77,7 @@ class WebSocket:
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._wire.connection_made(self)
+        self._receiver.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
         if self._request is not None:
@@ -120,7 +122,7 @@ class WebSocket:
         if self._request is not None:
             self._count_failure()
         self._lost = True
-        self._wire.connection_lost(error)
+        self._receiver.connection_lost(error)
         # No reference cycle may remain. The library's generator and the tracebacks of its errors refer to it.
         library = self._library
         library.parser.close()
@@ -246,7 +248,7 @@ class WebSocket:
     def _deliver(self) -> None:
         payload = self._reader.payload()
         if payload and self._receiving:
-            self._wire.data_received(payload)
+            self._receiver.data_received(payload)
 
     def _send(self) -> None:
         """Write the frames that the library has to send."""
