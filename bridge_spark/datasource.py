@@ -311,7 +311,7 @@ def _range(options: SourceOptions, storage: Storage) -> tuple[Manifest, Offsets,
     start = read_range.starting(options, storage, manifest, offsets.earliest(manifest))
     end = read_range.ending(options, storage, manifest, start)
     start, end = offsets.check_kept(start, end, manifest, options.fail_on_data_loss)
-    return (manifest, *read_range.narrowed(storage, manifest, options.wanted, start, end))
+    return (manifest, *read_range.narrowed(storage, manifest, options.predicate, start, end))
 
 
 def _is_writing() -> bool:
@@ -350,7 +350,7 @@ def _tasks(
     options: SourceOptions, planner: Planner, manifest: Manifest, start: Offsets, end: Offsets
 ) -> list[SliceTask]:
     tasks = planner.plan(
-        manifest, start, end, options.min_partitions, options.max_records_per_partition, options.wanted,
+        manifest, start, end, options.min_partitions, options.max_records_per_partition, options.predicate,
         PARSED_TASK_BYTES if options.payload is not None else MIN_TASK_BYTES)
     return [SliceTask(slices) for slices in tasks]
 
@@ -361,8 +361,8 @@ def _read(options: SourceOptions, payloads: PayloadReader, partition: InputParti
     _freeze_worker()
     storage = open_storage(options, patient=True)
     try:
-        maker = ColumnBuilder(payloads.message_schema, options.stream, options.topic_filter, options.wanted)
-        messages = read_slices(storage, partition.slices, maker, options.fail_on_data_loss,
+        builder = ColumnBuilder(payloads.message_schema, options.stream, options.topic_filter, options.predicate)
+        messages = read_slices(storage, partition.slices, builder, options.fail_on_data_loss,
                                options.skip_corrupt_batches)
         yield from map(payloads.rows, messages)
     finally:

@@ -111,8 +111,8 @@ def _copy_sealed(directory: Path, target: Path, first: int, end: int) -> bool:
     except FileNotFoundError:
         return False
     try:
-        part = verify_file(target / name)
-        reason = "" if part.end_offset == end else f"ends at offset {part.end_offset}, not {end}"
+        footer = verify_file(target / name)
+        reason = "" if footer.end_offset == end else f"ends at offset {footer.end_offset}, not {end}"
     except SegmentError as error:
         reason = error.reason
     if not reason:

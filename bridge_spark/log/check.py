@@ -75,14 +75,14 @@ def read_file(path: Path) -> bytes:
         position = 0
         step = READ_BYTES
         while position < size:
-            wanted = min(step, size - position)
+            length = min(step, size - position)
             try:
-                data = os.pread(file.fileno(), wanted, position)
+                data = os.pread(file.fileno(), length, position)
             except OSError:
                 if step > BLOCK_BYTES:
                     step = BLOCK_BYTES
                     continue
-                data = bytes(wanted)
+                data = bytes(length)
             if not data:
                 break
             parts.append(data)
@@ -219,7 +219,7 @@ def survey_segment(
     name = sealed_file_name(first)
     for attempt in range(2):  # it may be sealed between the two reads
         try:
-            part = verify_file(directory / name)
+            footer = verify_file(directory / name)
         except FileNotFoundError:
             pass
         except SegmentError as error:
@@ -228,11 +228,11 @@ def survey_segment(
                 return name, [FileSpan(0, (directory / name).stat().st_size, first, end, error.reason)]
             problems.append(f"{name}: {error.reason}; {segment_file_name(first)} exists too")
         else:
-            if limit is not None and part.end_offset > limit and not live:
-                problems.append(f"{name}: offsets {limit} to {part.end_offset - 1} are too many")
-            spans = [FileSpan(0, part.size, *gap, "", True) for gap in part.lost]
-            end = part.end_offset if limit is None else min(part.end_offset, limit)
-            return name, [*spans, FileSpan(0, part.size, first, end)]
+            if limit is not None and footer.end_offset > limit and not live:
+                problems.append(f"{name}: offsets {limit} to {footer.end_offset - 1} are too many")
+            spans = [FileSpan(0, footer.size, *gap, "", True) for gap in footer.lost]
+            end = footer.end_offset if limit is None else min(footer.end_offset, limit)
+            return name, [*spans, FileSpan(0, footer.size, first, end)]
         try:
             return segment_file_name(first), survey(read_file(directory / segment_file_name(first)), first, limit)
         except FileNotFoundError:

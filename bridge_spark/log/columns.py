@@ -168,18 +168,18 @@ class ColumnBuilder:
 
     def build(self, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
         """All columns of the schema for ``rows`` of one partition.  Raises `PropertyError`."""
-        made: dict[str, pa.Array] = {name: rows.column(name) for name in rows.schema.names}
+        columns: dict[str, pa.Array] = {name: rows.column(name) for name in rows.schema.names}
         count = rows.num_rows
-        if "flags" in made:
-            made["qos"] = pc.bit_wise_and(made["flags"], pa.scalar(QOS_MASK, pa.uint8())).cast(pa.int8())
-            made["retain"] = pc.not_equal(
-                pc.bit_wise_and(made["flags"], pa.scalar(RETAIN_FLAG, pa.uint8())), pa.scalar(0, pa.uint8()))
-        if "properties" in made:
-            made.update(self._property_columns(made["properties"]))
+        if "flags" in columns:
+            columns["qos"] = pc.bit_wise_and(columns["flags"], pa.scalar(QOS_MASK, pa.uint8())).cast(pa.int8())
+            columns["retain"] = pc.not_equal(
+                pc.bit_wise_and(columns["flags"], pa.scalar(RETAIN_FLAG, pa.uint8())), pa.scalar(0, pa.uint8()))
+        if "properties" in columns:
+            columns.update(self._property_columns(columns["properties"]))
         for name, value in (("partition", partition), ("stream", self._stream)):
             if name in self._schema.names:
-                made[name] = self._constant(name, value, count)
-        return pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
+                columns[name] = self._constant(name, value, count)
+        return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _topic_matches(self, topic: str) -> bool:
         known = self._matches.get(topic)

@@ -56,15 +56,15 @@ class PartitionView(NamedTuple):
             "high_watermark": self.high_watermark,
             "segments": [
                 {
-                    "file": part.file,
-                    "first_offset": part.first_offset,
-                    "end_offset": part.end_offset,
-                    "bytes": part.size,
-                    "first_timestamp_us": part.first_timestamp,
-                    "last_timestamp_us": part.last_timestamp,
-                    "sealed": part.sealed,
+                    "file": segment.file,
+                    "first_offset": segment.first_offset,
+                    "end_offset": segment.end_offset,
+                    "bytes": segment.size,
+                    "first_timestamp_us": segment.first_timestamp,
+                    "last_timestamp_us": segment.last_timestamp,
+                    "sealed": segment.sealed,
                 }
-                for part in self.segments
+                for segment in self.segments
             ],
         }
 
@@ -95,7 +95,7 @@ class Partition:
 
     @property
     def size(self) -> int:
-        return sum(part.size for part in self.view.segments)
+        return sum(segment.size for segment in self.view.segments)
 
     def _path(self, first_offset: int, suffix: str = SEGMENT_SUFFIX) -> Path:
         return self.directory / f"{first_offset:020d}{suffix}"
@@ -131,8 +131,8 @@ class Partition:
                 firsts.append(first)
             else:  # removed by retention, or never committed
                 self._remove(first)
-        parts = self._recover_segments(firsts, end, thorough)
-        found = parts[-1].end_offset if parts else published if end is None else start
+        segments = self._recover_segments(firsts, end, thorough)
+        found = segments[-1].end_offset if segments else published if end is None else start
         if end is not None and found != end:
             missing = f"offsets {found} to {end - 1} are missing"
             ends = f"the log ends at offset {found} but the database at {end}: {missing}"
@@ -140,17 +140,17 @@ class Partition:
         if found < published:
             lost = self.directory, found, published - 1
             logger.warning("event=offsets_lost partition=%s first_offset=%d last_offset=%d", *lost)
-        self._open(parts, found)
+        self._open(segments, found)
 
-    def _open(self, parts: List[Segment], end: int) -> None:
-        """Continue after the segments `parts`; truncate their files to their extent."""
-        for part in parts:
-            if not part.sealed:
-                os.truncate(self._path(part.first_offset), part.size)
-        self._log_start = parts[0].first_offset if parts else end
+    def _open(self, segments: List[Segment], end: int) -> None:
+        """Continue after `segments`; truncate their files to their extent."""
+        for segment in segments:
+            if not segment.sealed:
+                os.truncate(self._path(segment.first_offset), segment.size)
+        self._log_start = segments[0].first_offset if segments else end
         self._end = end
-        self._active = parts[-1] if parts and not parts[-1].sealed else None
-        self.closed = tuple(parts if self._active is None else parts[:-1])
+        self._active = segments[-1] if segments and not segments[-1].sealed else None
+        self.closed = tuple(segments if self._active is None else segments[:-1])
         if self._active is not None:
             first = self._active.first_offset
             self._files[first] = os.open(self._path(first), os.O_RDWR)
@@ -173,27 +173,27 @@ class Partition:
             self._path(first_offset, suffix).unlink(missing_ok=True)
 
     def _recover_segments(self, firsts: List[int], end: Optional[int], thorough: bool) -> List[Segment]:
-        parts: List[Segment] = []
+        segments: List[Segment] = []
         for first, following in zip_longest(firsts, firsts[1:]):
             limit = end if following is None else following
-            part = self._recover_segment(first, limit, thorough or following is None)
-            if part.size > 0:
-                parts.append(part)
-            if following is None or part.end_offset == following:
+            segment = self._recover_segment(first, limit, thorough or following is None)
+            if segment.size > 0:
+                segments.append(segment)
+            if following is None or segment.end_offset == following:
                 continue
             if end is not None:
-                missing = f"offsets {part.end_offset} to {following - 1} are missing"
-                raise StreamLogDamage(self._error_text(f"{missing} from segment {part.file}"))
+                missing = f"offsets {segment.end_offset} to {following - 1} are missing"
+                raise StreamLogDamage(self._error_text(f"{missing} from segment {segment.file}"))
             for other in firsts[firsts.index(following) :]:
                 self._remove(other)
             break
-        return parts
+        return segments
 
     def _recover_segment(self, first: int, limit: Optional[int], thorough: bool) -> Segment:
         """The segment as it is on disk; if it exists sealed and unsealed, remove one of the two."""
         path, unsealed = self._path(first, SEALED_SUFFIX), self._path(first)
         try:
-            part = read_sealed_segment(path)
+            segment = read_sealed_segment(path)
         except FileNotFoundError:
             return recover_segment(unsealed, first, limit, thorough)
         except SegmentError as error:
@@ -203,13 +203,13 @@ class Partition:
             logger.warning("event=sealed_copy_removed file=%s reason=%s", path, error)
             path.unlink()
             return found
-        if limit is not None and part.end_offset > limit:
-            raise StreamLogDamage(self._error_text(f"{path.name} ends at offset {part.end_offset}, not {limit}"))
+        if limit is not None and segment.end_offset > limit:
+            raise StreamLogDamage(self._error_text(f"{path.name} ends at offset {segment.end_offset}, not {limit}"))
         if unsealed.exists():
             # The sealer may have been killed between renaming the sealed file and syncing the directory.
             sync_directory(self.directory)
         self.remove_unsealed(first)
-        return part
+        return segment
 
     def close(self) -> None:
         """Close the files.  Only `recover` may be called after it."""
@@ -233,41 +233,41 @@ class Partition:
         start = 0
         times = [message.timestamp for message in records]
         for data in encode_batches(records, self.end()[0]):
-            part = self._writable(len(data), now)
-            first_offset = part.end_offset
+            segment = self._writable(len(data), now)
+            first_offset = segment.end_offset
             count = read_header(data).count
-            fd = self._files[part.first_offset]
-            self.unsynced.setdefault(fd, part.size)
-            write_all(fd, data, part.size)
+            fd = self._files[segment.first_offset]
+            self.unsynced.setdefault(fd, segment.size)
+            write_all(fd, data, segment.size)
             received = times[start : start + count]
-            part, entry = append_batch(part, first_offset, count, len(data), received)
-            self._pending[-1] = part
+            segment, entry = append_batch(segment, first_offset, count, len(data), received)
+            self._pending[-1] = segment
             if entry is not None:
-                self._pending_entries.append((part, entry))
+                self._pending_entries.append((segment, entry))
             start += count
         return self.end()
 
     def end(self) -> End:
         """The end of everything written, committed or not."""
-        part = self._pending[-1] if self._pending else self._active
-        if part is None:
+        segment = self._pending[-1] if self._pending else self._active
+        if segment is None:
             return self._end, 0, f"{self._end:020d}"
-        return part.end_offset, part.size, part.stem
+        return segment.end_offset, segment.size, segment.stem
 
     def _writable(self, size: int, now: float) -> Segment:
         """The segment for a batch of `size` bytes; roll to a new one if needed."""
         if self._pending:
-            part = self._pending[-1]
-            age = now - part.first_timestamp / 1e6
-            full = part.size + size > self.config.segment_bytes
-            if part.size == 0 or not (full or age >= self.config.segment_age):
-                return part
-        part = empty_segment(self.end()[0])
+            segment = self._pending[-1]
+            age = now - segment.first_timestamp / 1e6
+            full = segment.size + size > self.config.segment_bytes
+            if segment.size == 0 or not (full or age >= self.config.segment_age):
+                return segment
+        segment = empty_segment(self.end()[0])
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
-        self._files[part.first_offset] = os.open(self._path(part.first_offset), flags, 0o644)
+        self._files[segment.first_offset] = os.open(self._path(segment.first_offset), flags, 0o644)
         self.created = True
-        self._pending.append(part)
-        return part
+        self._pending.append(segment)
+        return segment
 
     def rollback(self) -> None:
         """Discard everything appended since the last commit."""
@@ -305,21 +305,21 @@ class Partition:
         self._end = self._active.end_offset
         rolled = len(pending) > 1
         self._pending = []
-        for part in pending[:-1]:
-            os.close(self._files.pop(part.first_offset))
+        for segment in pending[:-1]:
+            os.close(self._files.pop(segment.first_offset))
         self._write_index()
         self._publish()
         return rolled
 
     def _write_index(self) -> None:
-        for part, entry in self._pending_entries:
+        for segment, entry in self._pending_entries:
             try:
-                fd = os.open(self._path(part.first_offset, INDEX_SUFFIX), os.O_WRONLY | os.O_CREAT, 0o644)
+                fd = os.open(self._path(segment.first_offset, INDEX_SUFFIX), os.O_WRONLY | os.O_CREAT, 0o644)
                 with open(fd, "wb", buffering=0):
-                    position = (part.index_entries - 1) * INDEX_ENTRY.size
+                    position = (segment.index_entries - 1) * INDEX_ENTRY.size
                     write_all(fd, INDEX_ENTRY.pack(*entry), position)
             except OSError as error:
-                logger.warning("event=index_behind file=%s.idx reason=%s", self.directory / part.stem, error)
+                logger.warning("event=index_behind file=%s.idx reason=%s", self.directory / segment.stem, error)
         self._pending_entries.clear()
 
     def _publish(self) -> None:
@@ -341,31 +341,31 @@ class Partition:
 
     def roll(self, now: float) -> bool:
         """Close the active segment if it is older than `segment_age`; whether it was closed."""
-        part = self._active
-        if part is None or self._pending or self._must_cut:
+        segment = self._active
+        if segment is None or self._pending or self._must_cut:
             return False
-        if now - part.first_timestamp / 1e6 < self.config.segment_age:
+        if now - segment.first_timestamp / 1e6 < self.config.segment_age:
             return False
-        self._close_active(part)
+        self._close_active(segment)
         self._publish()
         return True
 
-    def _close_active(self, part: Segment) -> None:
-        os.close(self._files.pop(part.first_offset))
-        self.closed += (part,)
+    def _close_active(self, segment: Segment) -> None:
+        os.close(self._files.pop(segment.first_offset))
+        self.closed += (segment,)
         self._active = None
 
-    def replace_with_sealed(self, part: Segment) -> bool:
+    def replace_with_sealed(self, segment: Segment) -> bool:
         """Show readers the sealed file, which is on disk, instead of the segment file.
 
         If retention has removed the segment meanwhile, remove the sealed file and return False.
         """
         closed = list(self.closed)
-        place = bisect_left(closed, part.first_offset, key=attrgetter("first_offset"))
-        if place == len(closed) or closed[place].first_offset != part.first_offset:
-            self._path(part.first_offset, SEALED_SUFFIX).unlink(missing_ok=True)
+        place = bisect_left(closed, segment.first_offset, key=attrgetter("first_offset"))
+        if place == len(closed) or closed[place].first_offset != segment.first_offset:
+            self._path(segment.first_offset, SEALED_SUFFIX).unlink(missing_ok=True)
             return False
-        closed[place] = part
+        closed[place] = segment
         self.closed = tuple(closed)
         self._publish()
         return True
@@ -401,7 +401,7 @@ class Partition:
         self.closed = kept
         self._log_start = log_start
         self._publish()
-        for part in dropped:
-            self._remove(part.first_offset)
+        for segment in dropped:
+            self._remove(segment.first_offset)
         first, last = dropped[0].first_offset, dropped[-1].end_offset - 1
         logger.info("event=retention_removed partition=%s first_offset=%d last_offset=%d", self.directory, first, last)

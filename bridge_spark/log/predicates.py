@@ -1,7 +1,7 @@
-"""Predicates that Spark pushes down: on topic, partition, offset and timestamp.
+"""Predicates on topic, partition, offset and timestamp, from the options `where` and `filter`.
 
 A predicate is a range or a set of values of one column, so files and row groups can be skipped by their smallest and
-largest values.  Predicates of any other form are left to Spark.
+largest values.
 """
 
 from __future__ import annotations

@@ -89,10 +89,10 @@ def _check_sealed(directory: Path, first: int, limit: Optional[int], stamp: str,
     """
     path, unsealed = directory / sealed_file_name(first), directory / segment_file_name(first)
     try:
-        part = verify_file(path)
-        if limit is None or part.end_offset <= limit:
-            return part.end_offset
-        reason, limit = f"ends at offset {part.end_offset}, not {limit}", part.end_offset
+        footer = verify_file(path)
+        if limit is None or footer.end_offset <= limit:
+            return footer.end_offset
+        reason, limit = f"ends at offset {footer.end_offset}, not {limit}", footer.end_offset
     except FileNotFoundError:
         return None
     except SegmentError as error:

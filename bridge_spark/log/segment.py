@@ -1,4 +1,4 @@
-"""One segment file: its extent, its sparse index, its recovery, and lookup by time.
+"""One segment file: its extent, its sparse index, its recovery, and lookups by time and of times.
 
 The sparse index is only a shortcut.  Its entries are checked against the batches, and without an index the file is read
 from its beginning.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from bridge_spark.log.record_batch import SegmentError, scan_batches, timestamps
 from bridge_spark.log.sealed.footer import load_footer, search_sealed_file
@@ -55,23 +55,23 @@ def empty_segment(first_offset: int) -> Segment:
 
 
 def append_batch(
-    part: Segment, first_offset: int, count: int, size: int, times: Sequence[int]
+    segment: Segment, first_offset: int, count: int, size: int, times: Sequence[int]
 ) -> Tuple[Segment, Optional[IndexEntry]]:
     """The segment after appending a batch of `count` records and `size` bytes, and the batch's index entry, if any."""
-    empty = part.size == 0
-    first = times[0] if empty else part.first_timestamp
+    empty = segment.size == 0
+    first = times[0] if empty else segment.first_timestamp
     latest = max(times)
     entry = None
-    if empty or part.size - part.index_position >= INDEX_INTERVAL:
-        entry = IndexEntry(first_offset, part.size, first if empty else part.last_timestamp)
+    if empty or segment.size - segment.index_position >= INDEX_INTERVAL:
+        entry = IndexEntry(first_offset, segment.size, first if empty else segment.last_timestamp)
     longer = Segment(
-        part.first_offset,
+        segment.first_offset,
         first_offset + count,
-        part.size + size,
+        segment.size + size,
         first,
-        latest if empty else max(latest, part.last_timestamp),
-        part.index_position if entry is None else part.size,
-        part.index_entries + (entry is not None),
+        latest if empty else max(latest, segment.last_timestamp),
+        segment.index_position if entry is None else segment.size,
+        segment.index_entries + (entry is not None),
     )
     return longer, entry
 
@@ -86,11 +86,11 @@ def recover_segment(path: Path, first_offset: int, end_offset: Optional[int], th
     entries = [] if thorough else decode_index(before)
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        part = empty_segment(first_offset)
+        segment = empty_segment(first_offset)
         usable = len(entries) > 1 and entries[0].first_offset == first_offset
         if usable and entries[-1].position < size:
             last = entries[-1]
-            part = part._replace(
+            segment = segment._replace(
                 end_offset=last.first_offset,
                 size=last.position,
                 first_timestamp=entries[0].timestamp,
@@ -100,25 +100,25 @@ def recover_segment(path: Path, first_offset: int, end_offset: Optional[int], th
             )
         else:
             entries = []
-        resumed_at = part.size
+        resumed_at = segment.size
         try:
-            for _, batch, data in scan_batches(file, part.size, size, part.end_offset):
+            for _, batch, data in scan_batches(file, segment.size, size, segment.end_offset):
                 if end_offset is not None and batch.end_offset > end_offset:
                     break
-                times = timestamps(data, batch) or [part.last_timestamp]
-                part, entry = append_batch(part, batch.first_offset, batch.count, len(data), times)
+                times = timestamps(data, batch) or [segment.last_timestamp]
+                segment, entry = append_batch(segment, batch.first_offset, batch.count, len(data), times)
                 if entry is not None:
                     entries.append(entry)
                 if batch.end_offset == end_offset:
                     break
         except SegmentError as error:
             logger.warning("event=segment_cut file=%s reason=%s", path, error)
-    if part.size == resumed_at > 0:
+    if segment.size == resumed_at > 0:
         return recover_segment(path, first_offset, end_offset, True)
     after = b"".join(INDEX_ENTRY.pack(*entry) for entry in entries)
     if after != before:
         index_path.write_bytes(after)
-    return part
+    return segment
 
 
 def read_sealed_segment(path: Path) -> Segment:
@@ -128,29 +128,48 @@ def read_sealed_segment(path: Path) -> Segment:
     return Segment(footer.first_offset, footer.end_offset, footer.size, *times, 0, 0, footer.unsealed_bytes)
 
 
-def search_segment(path: Path, part: Segment, timestamp: int) -> int:
+def search_segment(path: Path, segment: Segment, timestamp: int) -> int:
     """The first offset received at or after `timestamp`, which must not be later than the segment's latest record."""
-    if part.sealed:
+    if segment.sealed:
         return search_sealed_file(path, timestamp)
     try:
-        index = path.with_suffix(INDEX_SUFFIX).read_bytes()
+        entries = _index_entries(path, segment.size)
     except FileNotFoundError:
-        index = b""
-    entries = [entry for entry in decode_index(index) if entry.position < part.size]
+        entries = []
     place = bisect_left(entries, timestamp, key=attrgetter("timestamp")) - 1
     if place <= 0:
-        return _search_from(path, part, IndexEntry(part.first_offset, 0, 0), timestamp)
+        return _search_from(path, segment, IndexEntry(segment.first_offset, 0, 0), timestamp)
     try:
-        return _search_from(path, part, entries[place], timestamp)
+        return _search_from(path, segment, entries[place], timestamp)
     except SegmentError:
         # The index is never synced, so the index may be wrong instead of the batches.
-        return _search_from(path, part, IndexEntry(part.first_offset, 0, 0), timestamp)
+        return _search_from(path, segment, IndexEntry(segment.first_offset, 0, 0), timestamp)
 
 
-def _search_from(path: Path, part: Segment, entry: IndexEntry, timestamp: int) -> int:
+def receipt_time(path: Path, size: int, first_offset: int, offset: int) -> int:
+    """When the record `offset` of an unsealed segment of `size` bytes was received, in microseconds.
+
+    Raises `SegmentError` if its batch is damaged or lost, and `OSError`.
+    """
+    entries = _index_entries(path, size)
+    place = bisect_right(entries, offset, key=attrgetter("first_offset")) - 1
+    start = entries[place] if place >= 0 else IndexEntry(first_offset, 0, 0)
     with open(path, "rb") as file:
-        for _, batch, data in scan_batches(file, entry.position, part.size, entry.first_offset):
+        for _, batch, data in scan_batches(file, start.position, size, start.first_offset):
+            if offset < batch.end_offset and not batch.lost:
+                return timestamps(data, batch)[offset - batch.first_offset]
+    raise SegmentError(size, f"offset {offset} is not there")
+
+
+def _index_entries(path: Path, size: int) -> List[IndexEntry]:
+    """The index entries of the first `size` bytes of a segment.  Raises `OSError`."""
+    return [entry for entry in decode_index(path.with_suffix(INDEX_SUFFIX).read_bytes()) if entry.position < size]
+
+
+def _search_from(path: Path, segment: Segment, entry: IndexEntry, timestamp: int) -> int:
+    with open(path, "rb") as file:
+        for _, batch, data in scan_batches(file, entry.position, segment.size, entry.first_offset):
             for offset, received in enumerate(timestamps(data, batch), batch.first_offset):
                 if received >= timestamp:
                     return offset
-    return part.end_offset
+    return segment.end_offset

@@ -199,11 +199,11 @@ class StreamLogs:
     def _switch_to_sealed(self, now: float) -> None:
         """Show readers the sealed files; later remove the unsealed ones, unless a backup runs that may cut them."""
         while self._sealed:
-            key, part = self._sealed.popleft()
-            if self._partitions[key].replace_with_sealed(part):
-                self._removable.append((now + UNSEALED_STAYS, key, part.first_offset))
+            key, segment = self._sealed.popleft()
+            if self._partitions[key].replace_with_sealed(segment):
+                self._removable.append((now + UNSEALED_STAYS, key, segment.first_offset))
                 self.sealed_segments += 1
-                self.sealed_bytes_saved += part.unsealed_size - part.size
+                self.sealed_bytes_saved += segment.unsealed_size - segment.size
         if self._removable and self._removable[0][0] <= now and not backup_in_progress(self.directory):
             while self._removable and self._removable[0][0] <= now:
                 _, key, first_offset = self._removable.popleft()
@@ -254,11 +254,11 @@ class StreamLogs:
         Raises `KeyError` if the file is not in the manifest.
         """
         found = self._partitions[name, partition]
-        for part in reversed(found.view.segments):
-            if file == part.file:
-                return found.directory / file, part.size
-            if file == f"{part.stem}{INDEX_SUFFIX}" and not part.sealed:
-                return found.directory / file, part.index_entries * INDEX_ENTRY.size
+        for segment in reversed(found.view.segments):
+            if file == segment.file:
+                return found.directory / file, segment.size
+            if file == f"{segment.stem}{INDEX_SUFFIX}" and not segment.sealed:
+                return found.directory / file, segment.index_entries * INDEX_ENTRY.size
         raise KeyError(file)
 
     def offset_for_timestamp(self, name: str, partition: int, timestamp: int) -> int:
@@ -269,11 +269,11 @@ class StreamLogs:
         found = self._partitions[name, partition]
         while True:
             view = found.view
-            part = next((s for s in view.segments if s.last_timestamp >= timestamp), None)
-            if part is None:
+            segment = next((s for s in view.segments if s.last_timestamp >= timestamp), None)
+            if segment is None:
                 return view.high_watermark
             try:
-                return search_segment(found.directory / part.file, part, timestamp)
+                return search_segment(found.directory / segment.file, segment, timestamp)
             except FileNotFoundError:
                 if found.view is view:
                     raise
@@ -287,10 +287,10 @@ class StreamLogs:
         """The closed segments that need sealing, with their partition's directory; per partition the oldest first."""
         for key, partition in self._partitions.items():
             if partition.config.seal:
-                for part in partition.closed:
-                    if not part.sealed:
-                        yield key, partition.directory, part
+                for segment in partition.closed:
+                    if not segment.sealed:
+                        yield key, partition.directory, segment
 
-    def add_sealed(self, key: Key, part: Segment) -> None:
+    def add_sealed(self, key: Key, segment: Segment) -> None:
         """The sealed file of a segment is on disk.  Readers see it after the next commit."""
-        self._sealed.append((key, part))
+        self._sealed.append((key, segment))

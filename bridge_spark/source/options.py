@@ -86,7 +86,7 @@ class SourceOptions:
     url: Optional[str]
     stream: str
     topic_filter: Optional[str] = None
-    wanted: Predicate = Predicate()
+    predicate: Predicate = Predicate()
     where: Optional[str] = None
     schema: Optional[str] = None
     token: Optional[str] = None
@@ -138,7 +138,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         url=url,
         stream=default.stream,
         topic_filter=topic_filter,
-        wanted=_wanted(topic_filter, where),
+        predicate=_predicate(topic_filter, where),
         where=where,
         schema=given.get("schema"),
         token=_token(given),
@@ -253,13 +253,13 @@ def _token(given: dict[str, str]) -> Optional[str]:
         raise OptionError("tokenFile", f"{path}: {getattr(error, 'strerror', None) or 'is not ASCII'}") from None
 
 
-def _wanted(topic_filter: Optional[str], where: Optional[str]) -> Predicate:
+def _predicate(topic_filter: Optional[str], where: Optional[str]) -> Predicate:
     """Bounds of the rows that match: row groups outside of them are not read."""
-    wanted = Predicate() if where is None else parse_where("where", where)
+    predicate = Predicate() if where is None else parse_where("where", where)
     if topic_filter is None:
-        return wanted
+        return predicate
     literal, wildcard, _ = re.split(r"(/#|[+#]|$)", topic_filter, maxsplit=1)  # "a/#" matches "a" as well
-    bounded = wanted.narrowed("topic", "prefix" if wildcard else "=", literal) if literal else wanted
+    bounded = predicate.narrowed("topic", "prefix" if wildcard else "=", literal) if literal else predicate
     assert bounded is not None
     return bounded
 

@@ -60,17 +60,17 @@ class Planner:
         end: Offsets,
         min_tasks: Optional[int] = None,
         max_rows: Optional[int] = None,
-        wanted: Predicate = Predicate(),
+        predicate: Predicate = Predicate(),
         min_task_bytes: int = MIN_TASK_BYTES,
     ) -> list[list[Slice]]:
         """The slices of each task.
 
         ``manifest`` holds the whole range.  There are at least ``min_tasks`` tasks if there are as many rows; no task has
-        more than ``max_rows`` rows.  Segments that cannot hold a ``wanted`` row are left out.  A task has at least
+        more than ``max_rows`` rows.  Segments that cannot hold a row that matches ``predicate`` are left out.  A task has at least
         ``min_task_bytes`` of work unless the range is smaller.
         """
         self._indexes.clear()
-        found = list(self._segments(manifest, start, end, wanted))
+        found = list(self._segments(manifest, start, end, predicate))
         works = [_work(segment, last - first) for _, segment, first, last in found]
         target = min(max(sum(works) / USUAL_TASKS, min_task_bytes), MAX_TASK_BYTES)
         room = target * 1.25
@@ -93,17 +93,17 @@ class Planner:
         return tasks
 
     def _segments(
-        self, manifest: Manifest, start: Offsets, end: Offsets, wanted: Predicate
+        self, manifest: Manifest, start: Offsets, end: Offsets, predicate: Predicate
     ) -> Iterator[tuple[int, Segment, int, int]]:
-        """The segments that may hold wanted rows: partition, segment, first and end offset to read."""
-        for partition in filter(wanted.partition.contains, sorted(end)):
+        """The segments that may hold matching rows: partition, segment, first and end offset to read."""
+        for partition in filter(predicate.partition.contains, sorted(end)):
             for segment in manifest[partition].segments:
                 first, last = max(start[partition], segment.first_offset), min(end[partition], segment.end_offset)
-                if first >= last or not wanted.may_match((first, last - 1)):
+                if first >= last or not predicate.may_match((first, last - 1)):
                     continue
-                if not wanted.timestamp.unbounded:
+                if not predicate.timestamp.unbounded:
                     times = segment_times(self._storage, partition, segment)
-                    if not wanted.timestamp.may_match(*times):
+                    if not predicate.timestamp.may_match(*times):
                         continue
                 yield partition, segment, first, last
 

@@ -61,15 +61,15 @@ def ending(options: SourceOptions, storage: Storage, manifest: Manifest, begin: 
     return end
 
 
-def narrowed(storage: Storage, manifest: Manifest, wanted: Predicate, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
-    """The smallest range that holds every wanted row."""
+def narrowed(storage: Storage, manifest: Manifest, predicate: Predicate, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+    """The smallest range that holds every matching row."""
     low, high = dict(begin), dict(end)
     for partition in begin:
-        if wanted.partition.contains(partition):
-            low[partition], high[partition] = wanted.offsets(begin[partition], end[partition])
+        if predicate.partition.contains(partition):
+            low[partition], high[partition] = predicate.offsets(begin[partition], end[partition])
         else:
             low[partition] = high[partition]
-    since = wanted.timestamp.lowest
+    since = predicate.timestamp.lowest
     if since is not None:
         times = {partition: since for partition in begin if low[partition] < high[partition]}
         for partition, offset in offsets_at(storage, manifest, times).items():

@@ -35,14 +35,14 @@ ROWS = 16_384
 ROWS_BYTES = 16 * 1024 * 1024
 LOOKUPS = 5  # of offsets whose file is gone; more than the number of times a segment changes its file
 
-Part = tuple[int, int, Optional[pa.RecordBatch]]
+OffsetRows = tuple[int, int, Optional[pa.RecordBatch]]
 """First offset, end offset (exclusive) and rows; None for offsets lost to damage."""
 
 
 def read_slices(
-    storage: Storage, slices: list[Slice], maker: ColumnBuilder, fail_on_data_loss: bool, skip_corrupt: bool = False
+    storage: Storage, slices: list[Slice], builder: ColumnBuilder, fail_on_data_loss: bool, skip_corrupt: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of the slices in order, in the maker's schema.
+    """The rows of the slices in order, in the schema of ``builder``.
 
     Offsets whose file was sealed after planning are found in the new file.  Raises `DataLoss` for offsets that retention
     or a repair removed, unless ``fail_on_data_loss`` is false, and `CorruptSegment` for damaged bytes, unless
@@ -50,13 +50,13 @@ def read_slices(
     """
 
     def rows_of(part: Slice) -> Iterator[pa.RecordBatch]:
-        return _stored_rows(storage, part, maker, fail_on_data_loss)
+        return _stored_rows(storage, part, builder, fail_on_data_loss)
 
     for part in slices:
         try:
             stored = skip_damage(storage, part, rows_of) if skip_corrupt else rows_of(part)
-            for rows in _merged(map(maker.select, _merged(stored))):
-                yield maker.build(rows, part.partition)
+            for rows in _merged(map(builder.select, _merged(stored))):
+                yield builder.build(rows, part.partition)
         except SegmentGone:
             if fail_on_data_loss:
                 raise DataLoss([f"partition {part.partition}: retention has removed offsets of the range "
@@ -89,16 +89,16 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _stored_rows(
-    storage: Storage, part: Slice, maker: ColumnBuilder, fail_on_data_loss: bool
+    storage: Storage, part: Slice, builder: ColumnBuilder, fail_on_data_loss: bool
 ) -> Iterator[pa.RecordBatch]:
     waiting = [part]
     lookups = 0
     while waiting:
         part = waiting.pop(0)
         reached = part.start_offset
-        parts = _sealed_parts if is_sealed(part.file) else _log_parts
+        read = _sealed_rows if is_sealed(part.file) else _log_rows
         try:
-            for first, end, rows in parts(storage, part, maker):
+            for first, end, rows in read(storage, part, builder):
                 if rows is not None:
                     yield rows
                 elif fail_on_data_loss:
@@ -126,7 +126,7 @@ def look_up(storage: Storage, part: Slice) -> list[Slice]:
     return found
 
 
-def _log_parts(storage: Storage, part: Slice, maker: ColumnBuilder) -> Iterator[Part]:
+def _log_rows(storage: Storage, part: Slice, builder: ColumnBuilder) -> Iterator[OffsetRows]:
     for data, batch in log_batches(storage, part):
         if batch.lost:
             yield batch.first_offset, batch.end_offset, None
@@ -136,18 +136,18 @@ def _log_parts(storage: Storage, part: Slice, maker: ColumnBuilder) -> Iterator[
         except SegmentError as error:
             raise CorruptSegment(storage.describe(part.partition, part.file), part, batch.first_offset, error.reason,
                                  part.position, batch.end_offset) from None
-        rows = maker.view_batch(pa.py_buffer(data), batch, columns, part.start_offset, part.end_offset)
+        rows = builder.view_batch(pa.py_buffer(data), batch, columns, part.start_offset, part.end_offset)
         yield batch.first_offset, batch.end_offset, rows
 
 
-def _sealed_parts(storage: Storage, part: Slice, maker: ColumnBuilder) -> Iterator[Part]:
+def _sealed_rows(storage: Storage, part: Slice, builder: ColumnBuilder) -> Iterator[OffsetRows]:
     groups: Sequence[RowGroup] = ()
     try:
         file = SealedFile(partial(storage.read, part.partition, part.file), part.file_size)
         groups = file.footer.groups
         if part.start_offset < file.footer.first_offset:
             raise CorruptBatch(part.file_size, f"the segment begins with offset {file.footer.first_offset}")
-        yield from file.rows(maker.stored_columns, part.start_offset, part.end_offset, maker.predicate)
+        yield from file.rows(builder.stored_columns, part.start_offset, part.end_offset, builder.predicate)
         if file.footer.end_offset < part.end_offset:
             raise CorruptSegment(storage.describe(part.partition, part.file), part,
                                  max(file.footer.end_offset, part.start_offset), "the segment ends here",

@@ -68,9 +68,9 @@ def _search(storage: Storage, partition: int, state: PartitionState, timestamp: 
 def _search_sealed(storage: Storage, partition: int, segment: Segment, timestamp: int) -> Optional[int]:
     read = partial(storage.read, partition, segment.file)
     try:
-        part = read_footer(read, segment.size)
-        found = search_row_groups(read, part, timestamp)
+        footer = read_footer(read, segment.size)
+        found = search_row_groups(read, footer, timestamp)
     except SegmentError as error:
         where = storage.describe(partition, segment.file)
         raise StreamError(f"mqtt source: {where} is corrupt: {error.reason}") from None
-    return found if found < part.end_offset else None
+    return found if found < footer.end_offset else None

@@ -36,45 +36,45 @@ class _Parser:
         self._next = 0
 
     def parse(self) -> Predicate:
-        wanted = self._condition(Predicate())
+        predicate = self._condition(Predicate())
         while self._keyword("AND"):
-            wanted = self._condition(wanted)
+            predicate = self._condition(predicate)
         if self._next < len(self._tokens):
             raise self._error(f"expected AND or the end before {self._tokens[self._next]}")
-        return wanted
+        return predicate
 
-    def _condition(self, wanted: Predicate) -> Predicate:
-        column = self._take().strip("`").lower()
+    def _condition(self, predicate: Predicate) -> Predicate:
+        column = self._next_token().strip("`").lower()
         if column not in COLUMNS:
             raise self._error(f"{column or 'nothing'} is not one of the columns {', '.join(COLUMNS)}")
         if self._keyword("BETWEEN"):
             first = self._value(column)
             if not self._keyword("AND"):
                 raise self._error("BETWEEN needs AND")
-            return self._narrowed(self._narrowed(wanted, column, ">=", first), column, "<=", self._value(column))
+            return self._narrowed(self._narrowed(predicate, column, ">=", first), column, "<=", self._value(column))
         if self._keyword("IN"):
-            return self._narrowed(wanted, column, "in", self._list(column))
+            return self._narrowed(predicate, column, "in", self._list(column))
         if self._keyword("LIKE"):
             pattern = self._value(column)
             prefix = pattern[:-1] if isinstance(pattern, str) else ""
             if not isinstance(pattern, str) or not pattern.endswith("%") or re.search(r"[%_\\]", prefix):
                 raise self._error("LIKE takes a prefix of a topic like 'sensors/%', without other % or _")
-            return self._narrowed(wanted, column, "prefix", prefix)
-        operator = self._take()
+            return self._narrowed(predicate, column, "prefix", prefix)
+        operator = self._next_token()
         if operator not in _COMPARISONS:
             raise self._error(f"expected =, <, <=, >, >=, IN, BETWEEN or LIKE after {column}")
-        return self._narrowed(wanted, column, operator, self._value(column))
+        return self._narrowed(predicate, column, operator, self._value(column))
 
-    def _narrowed(self, wanted: Predicate, column: str, operator: str, value: Any) -> Predicate:
-        narrowed = wanted.narrowed(column, operator, value)
+    def _narrowed(self, predicate: Predicate, column: str, operator: str, value: Any) -> Predicate:
+        narrowed = predicate.narrowed(column, operator, value)
         assert narrowed is not None
         return narrowed
 
     def _list(self, column: str) -> list[Any]:
-        if self._take() != "(":
+        if self._next_token() != "(":
             raise self._error("IN needs a list in parentheses")
         values = [self._value(column)]
-        while (token := self._take()) == ",":
+        while (token := self._next_token()) == ",":
             values.append(self._value(column))
         if token != ")":
             raise self._error("the list of IN is not closed")
@@ -83,7 +83,7 @@ class _Parser:
     def _value(self, column: str) -> Any:
         if column == "timestamp":
             self._keyword("TIMESTAMP")
-        token = self._take()
+        token = self._next_token()
         text = token[1:-1].replace("''", "'") if token.startswith("'") else None
         if column == "topic" and text is not None:
             return text
@@ -106,7 +106,7 @@ class _Parser:
             return True
         return False
 
-    def _take(self) -> str:
+    def _next_token(self) -> str:
         self._next += 1
         return self._tokens[self._next - 1] if self._next <= len(self._tokens) else ""
 

@@ -12,12 +12,11 @@ import os
 import threading
 import time
 from bisect import bisect_right
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from bridge_spark.log.record_batch import SegmentError, scan_batches, timestamps
-from bridge_spark.log.sparse_index import decode_index
+from bridge_spark.log.record_batch import SegmentError
+from bridge_spark.log.segment import receipt_time
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from bridge_spark.source.consumers import (
     DIRECTORY,
@@ -249,7 +248,7 @@ class ConsumerLag:
         try:
             path, size = self._logs.committed_file(stream, partition, file)
             if path.suffix == ".seg":
-                return _recorded_time(path, size, segment["first_offset"], offset)
+                return receipt_time(path, size, segment["first_offset"], offset)
         except (OSError, KeyError, SegmentError):
             pass
         first, last = segment["first_timestamp_us"], segment["last_timestamp_us"]
@@ -336,15 +335,3 @@ def _read(path: Path) -> Tuple[bytes, float]:
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(fd, "rb") as file:
         return file.read(MAX_REPORT_BYTES + 1), os.fstat(fd).st_mtime
-
-
-def _recorded_time(path: Path, size: int, first_offset: int, offset: int) -> int:
-    """The timestamp in a record's batch, found by the sparse index. Raises SegmentError and OSError."""
-    entries = [entry for entry in decode_index(path.with_suffix(".idx").read_bytes()) if entry.position < size]
-    found = bisect_right(entries, offset, key=attrgetter("first_offset")) - 1
-    position, first = (entries[found].position, entries[found].first_offset) if found >= 0 else (0, first_offset)
-    with open(path, "rb") as file:
-        for _, batch, data in scan_batches(file, position, size, first):
-            if offset < batch.end_offset and not batch.lost:
-                return timestamps(data, batch)[offset - batch.first_offset]
-    raise SegmentError(size, f"offset {offset} is not there")

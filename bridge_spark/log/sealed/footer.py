@@ -175,16 +175,16 @@ def parse_footer(footer: bytes, size: int) -> Footer:
         raise CorruptBatch(start, "the footer is not that of a sealed segment") from None
 
 
-def _checked(part: Footer) -> Footer:
+def _checked(footer: Footer) -> Footer:
     """Raises `CorruptBatch` unless row groups and lost ranges cover all offsets."""
-    reached = part.first_offset
-    for first, end in sorted([(group.first_offset, group.end_offset) for group in part.groups] + [*part.lost]):
+    reached = footer.first_offset
+    for first, end in sorted([(group.first_offset, group.end_offset) for group in footer.groups] + [*footer.lost]):
         if first != reached or end <= first:
-            raise CorruptBatch(part.data_bytes, f"offset {first} where {reached} comes next")
+            raise CorruptBatch(footer.data_bytes, f"offset {first} where {reached} comes next")
         reached = end
-    if reached != part.end_offset:
-        raise CorruptBatch(part.data_bytes, f"ends at offset {reached}, not {part.end_offset}")
-    return part
+    if reached != footer.end_offset:
+        raise CorruptBatch(footer.data_bytes, f"ends at offset {reached}, not {footer.end_offset}")
+    return footer
 
 
 def load_footer(path: Path) -> Footer:
@@ -225,9 +225,9 @@ def verify_file(path: Path) -> Footer:
     return found
 
 
-def search_row_groups(read: Read, part: Footer, timestamp: int) -> int:
+def search_row_groups(read: Read, footer: Footer, timestamp: int) -> int:
     """The first offset received at or after `timestamp`, or the end offset if there is none.  Raises `SegmentError`."""
-    for group in part.groups:
+    for group in footer.groups:
         if group.last_timestamp < timestamp:
             continue
         try:
@@ -238,4 +238,4 @@ def search_row_groups(read: Read, part: Footer, timestamp: int) -> int:
             return int(group.first_offset + positions[bisect_left(values, timestamp)])
         except (zlib.error, IndexError):
             raise CorruptBatch(group.times_position, "damaged time index") from None
-    return part.end_offset
+    return footer.end_offset

@@ -70,7 +70,7 @@ class SealedFile:
     def _group(self, number: int, group: RowGroup, stored: Sequence[str]) -> pa.RecordBatch:
         count = group.end_offset - group.first_offset
         columns = [column for name in stored for column in _PARQUET_COLUMNS.get(name, (name,))]
-        made: dict[str, Any] = {"offset": pa.array(range(group.first_offset, group.end_offset), pa.int64())}
+        arrays: dict[str, Any] = {"offset": pa.array(range(group.first_offset, group.end_offset), pa.int64())}
         if columns:
             self._ranges.replace(self._fetch(number, columns))
             try:
@@ -79,12 +79,12 @@ class SealedFile:
                 raise CorruptBatch(group.position, " ".join(str(error).split())) from None
             if read.num_rows != count:
                 raise CorruptBatch(group.position, f"{read.num_rows} rows instead of {count}")
-            made.update((name, read.column(name).combine_chunks()) for name in columns)
-        if "qos" in made:
-            bits = pc.multiply(made["retain"].cast(pa.uint8()), pa.scalar(RETAIN_FLAG, pa.uint8()))
-            made["flags"] = pc.bit_wise_or(made["qos"].cast(pa.uint8()), bits)
+            arrays.update((name, read.column(name).combine_chunks()) for name in columns)
+        if "qos" in arrays:
+            bits = pc.multiply(arrays["retain"].cast(pa.uint8()), pa.scalar(RETAIN_FLAG, pa.uint8()))
+            arrays["flags"] = pc.bit_wise_or(arrays["qos"].cast(pa.uint8()), bits)
         names = [*stored, "offset"]
-        return pa.RecordBatch.from_arrays([made[name] for name in names], names=names)
+        return pa.RecordBatch.from_arrays([arrays[name] for name in names], names=names)
 
     def _fetch(self, number: int, columns: Iterable[str]) -> Iterator[tuple[int, bytes]]:
         """The position and bytes of these columns; neighbouring columns in one piece."""

@@ -93,19 +93,19 @@ class Sealer:
         self._retry_waits = {name: wait for name, wait in self._retry_waits.items() if name in known}
         return None
 
-    def _seal(self, key: Key, directory: Path, part: Segment) -> bool:
+    def _seal(self, key: Key, directory: Path, segment: Segment) -> bool:
         """Seal one segment; False if it failed and will be retried."""
-        name = (key, part.first_offset)
-        unfinished = directory / f"{sealed_file_name(part.first_offset)}.{os.getpid()}{UNFINISHED_SUFFIX}"
+        name = (key, segment.first_offset)
+        unfinished = directory / f"{sealed_file_name(segment.first_offset)}.{os.getpid()}{UNFINISHED_SUFFIX}"
         try:
-            sealed = self._write(key, directory, part, unfinished)
+            sealed = self._write(key, directory, segment, unfinished)
             os.rename(unfinished, directory / sealed.file)
             sync_directory(directory)
         except (SealingFailed, SegmentError, OSError) as error:
             with suppress(OSError):
                 unfinished.unlink()
-            if not self._stopping and (directory / part.file).exists():
-                self._failed(name, directory / part.file, error)
+            if not self._stopping and (directory / segment.file).exists():
+                self._failed(name, directory / segment.file, error)
                 return False
             self._not_before[name] = float("inf")
             self._retry_waits.pop(name, None)
@@ -113,27 +113,27 @@ class Sealer:
         self._not_before[name] = float("inf")
         self._retry_waits.pop(name, None)
         self._logs.add_sealed(key, sealed)
-        logger.info("event=segment_sealed file=%s bytes=%d before=%d", directory / sealed.file, sealed.size, part.size)
+        logger.info("event=segment_sealed file=%s bytes=%d before=%d", directory / sealed.file, sealed.size, segment.size)
         return True
 
-    def _write(self, key: Key, directory: Path, part: Segment, target: Path) -> Segment:
+    def _write(self, key: Key, directory: Path, segment: Segment, target: Path) -> Segment:
         """Write and sync the sealed segment `target`."""
         free = os.statvfs(directory)
-        if free.f_bavail * free.f_frsize < part.size + RESERVED_BYTES:
-            raise SealingFailed(f"less than {part.size + RESERVED_BYTES} bytes are free")
+        if free.f_bavail * free.f_frsize < segment.size + RESERVED_BYTES:
+            raise SealingFailed(f"less than {segment.size + RESERVED_BYTES} bytes are free")
         stream, number = key
         self._worker.run({
             "do": "seal",
-            "source": str(directory / part.file),
+            "source": str(directory / segment.file),
             "target": str(target),
             "stream": stream,
             "partition": number,
-            "first_offset": part.first_offset,
-            "end_offset": part.end_offset,
-            "size": part.size,
+            "first_offset": segment.first_offset,
+            "end_offset": segment.end_offset,
+            "size": segment.size,
         })
         sealed = read_sealed_segment(target)
-        if (sealed.first_offset, sealed.end_offset) != (part.first_offset, part.end_offset):
+        if (sealed.first_offset, sealed.end_offset) != (segment.first_offset, segment.end_offset):
             raise SealingFailed("the sealed file has other offsets")
         return sealed
 

@@ -130,12 +130,12 @@ def _write(source: ClosedSegment, sink: _ChecksummedFile) -> Footer:
             groups.append(RowGroup(part.first_offset, part.end_offset, position, end, len(index), min(times), max(times)))
             first_timestamp = times[0] if first_timestamp is None else first_timestamp
         last_timestamp = max((group.last_timestamp for group in groups), default=0)
-        made = Footer(source.stream, source.partition, source.first_offset, source.end_offset, first_timestamp or 0,
+        footer = Footer(source.stream, source.partition, source.first_offset, source.end_offset, first_timestamp or 0,
                       last_timestamp, source.size, tuple(lost), tuple(groups), 0, 0, 0)
-        writer.add_key_value_metadata({KEY: made.encode()})
+        writer.add_key_value_metadata({KEY: footer.encode()})
         sink.hold_footer()
     sink.finish()
-    return made
+    return footer
 
 
 def _parts(source: ClosedSegment) -> Iterator[Union[StoredRows, LostRange]]:

@@ -173,9 +173,9 @@ def test_the_spark_source_reports_lost_offsets(directory: Path, number: int) -> 
     storage = DirectoryStorage(str(directory.parent.parent.parent), "s")
     manifest = storage.manifest()
     (task,) = Planner(storage).plan(manifest, {0: 0}, {0: END}, None)
-    maker = ColumnBuilder(pa.schema([("offset", pa.int64()), ("payload", pa.binary())]), "s", None)
+    builder = ColumnBuilder(pa.schema([("offset", pa.int64()), ("payload", pa.binary())]), "s", None)
     with pytest.raises(DataLoss, match=f"offsets {batch.first_offset} to {batch.end_offset - 1}"):
-        list(read_slices(storage, task, maker, True))
-    rows = [row for part in read_slices(storage, task, maker, False) for row in part.to_pylist()]
+        list(read_slices(storage, task, builder, True))
+    rows = [row for part in read_slices(storage, task, builder, False) for row in part.to_pylist()]
     expected = without((batch.first_offset, batch.end_offset))
     assert {row["offset"]: row["payload"] for row in rows} == expected

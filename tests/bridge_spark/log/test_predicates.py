@@ -77,7 +77,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("column", "sign", "value"), REFUSED)
-def test_predicates_that_bounds_cannot_express_are_left_to_spark(column: str, sign: str, value: Any) -> None:
+def test_conditions_that_bounds_cannot_express_give_none(column: str, sign: str, value: Any) -> None:
     assert Predicate().narrowed(column, sign, value) is None
 
 

@@ -332,7 +332,7 @@ def test_no_reader_implements_push_down(tmp_path: Path, caplog: pytest.LogCaptur
         "option 'pushDownFilters' is ignored"]
 
 
-def test_segments_without_wanted_rows_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_without_matching_rows_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = StreamWriter(tmp_path, partitions=2)
     for number in range(200):
         for partition in (0, 1):
@@ -356,7 +356,7 @@ def test_segments_without_wanted_rows_are_not_read(tmp_path: Path, monkeypatch: 
     assert bytes_for(where="partition = 7") == bytes_for(where="offset < 0") == 0
 
 
-def test_row_groups_without_wanted_rows_are_not_read(
+def test_row_groups_without_matching_rows_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = StreamWriter(tmp_path)

@@ -52,7 +52,7 @@ ACCEPTED = [
     ({"maxTriggerDelay": "15 min"}, "max_trigger_delay_ms", 900_000),
     ({"maxRecordsPerPartition": "1000"}, "max_records_per_partition", 1000),
     ({"pushDownFilters": "true"}, "push_down_filters", True),
-    ({"where": "offset < 5"}, "wanted", Predicate(offset=Bounds(end=5))),
+    ({"where": "offset < 5"}, "predicate", Predicate(offset=Bounds(end=5))),
     ({"startingOffsets": '{"0": 7, "filter=a/#": 0}'}, "starting_offsets", {0: 7}),
     ({"consumer": "plant-7:ingest"}, "consumer", "plant-7:ingest"),
 ]
@@ -156,5 +156,5 @@ def test_options_for_batch_or_stream_only() -> None:
     ("a/+/c", ["a/b/c"], ["b/b/c"]), ("#", ["", "b"], []), ("+/a", ["x/a"], []), ("/#", ["", "/a"], []),
 ])
 def test_a_filter_bounds_the_topics_that_are_read(topic_filter: str, inside: list[str], outside: list[str]) -> None:
-    bounds = parse_options(BASE | {"filter": topic_filter}).wanted.topic
+    bounds = parse_options(BASE | {"filter": topic_filter}).predicate.topic
     assert all(bounds.contains(topic) for topic in inside) and not any(bounds.contains(topic) for topic in outside)
