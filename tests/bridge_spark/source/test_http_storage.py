@@ -118,11 +118,11 @@ def test_a_query_reports_its_committed_offsets(
     told: list[list[int]] = []
 
     def tell(*_: object) -> None:
-        told.extend([place.offset for place in consumer.places] for consumer in lag.table("sensors"))
+        told.extend([partition.offset for partition in consumer.partitions] for consumer in lag.consumers("sensors"))
 
     query = reading.writeStream.foreachBatch(tell).option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
         availableNow=True).start()
     query.awaitTermination()
     tell()
     assert told == [[0, 0], [150, 150], [200, 200]]
-    assert [consumer.name for consumer in lag.table("sensors")] == ["job"]
+    assert [consumer.name for consumer in lag.consumers("sensors")] == ["job"]
