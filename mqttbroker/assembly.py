@@ -43,11 +43,11 @@ def stream_configs(settings: Settings) -> List[StreamConfig]:
     return [StreamConfig(**{**dataclasses.asdict(stream), "seal": stream.seals}) for stream in settings.streams]
 
 
-def redirect_of(wanted: config.Redirect) -> Optional[Redirect]:
+def redirect_of(redirect: config.Redirect) -> Optional[Redirect]:
     """The redirect for these settings; None without a server reference."""
-    if wanted.server_reference is None:
+    if redirect.server_reference is None:
         return None
-    return Redirect(wanted.server_reference, wanted.permanent, wanted.rate)
+    return Redirect(redirect.server_reference, redirect.permanent, redirect.rate)
 
 
 # Settings that the core has in another form, by name.
@@ -60,7 +60,7 @@ _CONVERSIONS: Dict[str, Callable[[Any], object]] = {
 
 
 def fields_of(target: object) -> List[str]:
-    """The names of an object's fields.  `dir` is the only list of them that a compiled class has."""
+    """The names of an object's fields. `dir` is the only list of them that a compiled class has."""
     return [name for name in dir(target) if name[0] != "_" and not callable(getattr(target, name))]
 
 
@@ -136,7 +136,7 @@ def apply_limits(broker: Broker, settings: Settings) -> None:
 
 
 def apply_to_listener(policy: ListenerPolicy, settings: Settings, listener: Listener, security: Security) -> None:
-    """Put a listener's options in force; connected clients keep the terms that they were told."""
+    """Put a listener's options in force; connected clients keep the terms of their CONNACK."""
     policy.terms = listener_terms(settings, listener, security.rules_of(listener))
     policy.max_connections = listener.max_connections
     policy.policy = security.policy_of(listener)

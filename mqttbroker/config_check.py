@@ -1,4 +1,4 @@
-"""Checks of a configuration beyond its values: the files and directories that it names, and whether anybody can log in."""
+"""Checks of a configuration beyond its values: the files and directories it names, and whether a client can log in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mqttbroker.net.tls import http_context, server_context
 
 
 def check(settings: Settings) -> list[str]:
-    """The problems that would keep a broker with these settings from starting, or from accepting any client; one line each."""
+    """The problems that prevent a broker from starting or from accepting any client with these settings, a line each."""
     return [*_files(settings), *_data_dir(settings.data_dir), *_logins(settings)]
 
 

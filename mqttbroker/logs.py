@@ -179,7 +179,7 @@ class _Writer(threading.Thread):
         handler = self.handler
         while not (self._closing.is_set() and not handler.lines):
             handler.waiting.wait()
-            # Lines of a busy moment are written together.
+            # Wait for more lines, to write them together.
             self._closing.wait(GATHER_SECONDS)
             handler.waiting.clear()
             lines = [handler.lines.popleft() for _ in range(len(handler.lines))]

@@ -85,12 +85,12 @@ class Reloader:
 
     def _reload_settings(self) -> List[str]:
         try:
-            wanted = self._reread()
+            reread = self._reread()
         except ConfigError as error:
             for problem in error.problems:
                 log.error("event=reload_failed reason=%s", problem)
             return error.problems
-        before, after = flatten(self.settings), flatten(wanted)
+        before, after = flatten(self.settings), flatten(reread)
         for key in sorted(before.keys() | after.keys()):
             if before.get(key) == after.get(key):
                 continue

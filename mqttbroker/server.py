@@ -59,7 +59,7 @@ GC_THRESHOLDS = (10_000, 5, 10 * GC_FULL)
 class Server:
     """One broker with its store, streams, listeners and HTTP endpoint.
 
-    ``reread`` loads the settings again, for SIGHUP.  Raises ConfigError if a file that the settings name cannot be
+    ``reread`` loads the settings again, for SIGHUP. Raises ConfigError if a file that the settings name cannot be
     used.
     """
 
@@ -295,7 +295,7 @@ class Server:
 def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence[str] = ()) -> int:
     """Run a broker until SIGTERM or SIGINT; returns the exit status of the process.
 
-    ``warnings`` are those of loading the settings.  An error that prevents the start is one line on stderr.
+    ``warnings`` are those of loading the settings. An error that prevents the start is one line on stderr.
     """
     configure(settings.log.level, settings.log.format)
     for text in warnings:

@@ -1,1 +1,1 @@
-"""Sessions, retained messages and the SQLite store that keeps them."""
+"""Sessions, retained messages and the SQLite store."""

@@ -1,8 +1,8 @@
 """Backpressure: publishers are paused while the queue of a subscriber is above its high watermark.
 
 A publisher waits for one queue at a time, and for at most `BackpressureMonitor.max_pause` seconds. A subscriber that
-acknowledges nothing during a pause pauses nobody again until its queue is short. There is no clock here: the owner of
-the monitor calls `BackpressureMonitor.check`.
+acknowledges nothing during a pause pauses no publisher again until its queue is short. There is no clock here: the
+owner of the monitor calls `BackpressureMonitor.check`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PausablePublisher:
 
     @abstractmethod
     def resume_reading(self) -> None:
-        """The pause is over."""
+        """Called when the pause is over."""
 
 
 class BackpressureMonitor:
@@ -53,7 +53,7 @@ class Backpressure:
         self.monitor = monitor
         self.publishers: Dict[PausablePublisher, bool] = {}
         self.progressed = False  # the subscriber took a message since the first pause began
-        self.suspended = False  # it did not: it pauses nobody until its queue is short
+        self.suspended = False  # it did not: it pauses no publisher until its queue is short
 
     def pause(self, publisher: PausablePublisher) -> None:
         """Pause a publisher that is not paused. Its `resume_reading` is called unless `remove` comes first."""

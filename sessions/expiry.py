@@ -1,7 +1,7 @@
 """Expiry: stored messages of disconnected clients are deleted when their Message Expiry Interval has passed.
 
-The store is searched in pieces of a bounded size. Entries of connected clients are left to their sessions, which skip
-expired ones when they send.
+The store is searched by queries of at most `QUERY_ENTRIES` entries. Entries of connected clients are left to their
+sessions, which skip expired ones when they send.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sessions.registry import Registry
 from sessions.session import Session
 from sessions.write_set import EntryQuery
 
-PIECE: Final = 1000  # entries per query
+QUERY_ENTRIES: Final = 1000
 RETRY_AFTER: Final = 60_000_000  # µs until entries left to connected clients are searched again
 
 
@@ -21,7 +21,7 @@ class Expiry(EntryQuery):
     """The search for expired entries; at most one query is pending."""
 
     def __init__(self, registry: Registry) -> None:
-        super().__init__(PIECE, 0, 0, 0)
+        super().__init__(QUERY_ENTRIES, 0, 0, 0)
         self.registry = registry
         self.context: SessionContext = registry.context
         self.context.next_expiry = 1  # unknown yet: search at the first tick
@@ -64,7 +64,7 @@ class Expiry(EntryQuery):
             session.window.skip_packet_id()
             session.queue.drop_stored(row)
         for session in left:
-            # Without its own query the session is not left out again.
+            # No query of the session is pending: drop its cached rows, so that the next search covers it.
             oldest = session.queue.oldest
             if oldest is not None and not oldest.pending:
                 session.queue.oldest = None

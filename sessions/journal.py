@@ -1,8 +1,8 @@
 """The journal: gathers the event loop's changes until the store's writer is free.
 
 At most one batch is with the writer while the next one gathers. Closing a batch turns the operations that are still
-needed into one `WriteSet`; an `Entry` whose subscriber acknowledges before that is never written. A `Gate` waits for
-the commit of the batch that holds its data, and no longer.
+needed into one `WriteSet`; an `Entry` whose subscriber acknowledges before that is never written. A `Gate` waits only
+for the commit of the batch that holds its data.
 
 The caller hands the write set to a store and reports the outcome by `committed` or `failed`.
 """
@@ -19,7 +19,7 @@ from sessions.rows import EntryKey, ReceivedKey, SessionRow, SubscriptionKey, Su
 from sessions.write_set import EntryQuery, PageRequest, WriteSet
 
 # Where an entry is.
-MEMORY: Final = 0  # in memory only, for good
+MEMORY: Final = 0  # in memory only; it is never stored
 PENDING: Final = 1  # in the batch that gathers
 STORED: Final = 2  # with the writer, or on disk
 GONE: Final = 3  # acknowledged, dropped or refused
@@ -369,7 +369,7 @@ class Journal:
                 )
 
     def committed(self) -> None:
-        """The batch with the writer is on disk: settle its gates, and tell its entries and queries."""
+        """The batch with the writer is on disk: settle its gates, and notify its entries and queries."""
         batch = self._writing
         assert batch is not None
         written = self._written
@@ -405,7 +405,7 @@ class Journal:
         for records in batch.streams.values():
             self.counters.lost_records += len(records)
         self._retry(batch)
-        # All entries are marked before the first session is told, as it then looks for the next entry to send.
+        # All entries are marked before the first session is notified, because it then searches for an entry to send.
         refused: List[Entry] = []
         for entry in written:
             gate = entry.gate

@@ -1,7 +1,7 @@
 """Paging: the stored entries of a persistent session are read in pages while its client is connected.
 
-Pages arrive in the order of their requests. Live messages that arrive while a page is read are kept in memory, if
-limits allow, to follow the last page without another read.
+Pages arrive in the order of their requests. Live messages that arrive while a page is read stay in memory, if limits
+allow, and follow the last page without another read.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Paging:
         self.queue = queue
         self.reading = False  # a page was requested for this connection and has not arrived
         self.arrived_while_paging: List[Delivery] = []
-        self.arrived_bytes = 0  # sizes of the messages that arrived since the request, kept in memory or not
-        self._overflowed = False  # they exceeded a limit: from then on they are only on disk
+        self.arrived_bytes = 0  # sizes of all messages that arrived since the request, in memory or not
+        self._overflowed = False  # the live messages exceeded a limit: later ones are only on disk
         self._abandoned = 0  # pages requested for earlier connections that have not arrived
         self._complete_to = 0  # newest seq at the time of the request
 
@@ -59,7 +59,7 @@ class Paging:
         )
 
     def add_arrived(self, entry: Delivery) -> None:
-        """Keep a live message in memory until the page is loaded, if limits allow."""
+        """Add a live message; if limits allow, it stays in memory until the page is loaded."""
         limits = self.context.limits
         self.arrived_bytes += entry.message.size
         self.context.memory_bytes += entry.message.size
@@ -99,7 +99,7 @@ class Paging:
             self._leave_arrived_on_disk()
 
     def disconnected(self) -> None:
-        """The connection is closed: its page is not wanted, and live messages are only on disk."""
+        """The connection is closed: discard its page when it arrives, and leave live messages on disk."""
         if self.arrived_while_paging:
             self._leave_arrived_on_disk()
         self._forget_arrived()

@@ -98,8 +98,8 @@ MESSAGE_COLUMNS: Final = (
     "id", "topic", "payload", "qos", "retain", "properties", "publisher", "timestamp", "expires_at"
 )
 
-# A new entry. `shared` is 1 if another entry refers to the message, or ever may; `packet_id` is 0 until the entry was
-# sent; `size` is `Message.size`.
+# A new entry. `shared` is 1 if another entry refers to the message, now or earlier; `packet_id` is 0 until the entry
+# is sent; `size` is `Message.size`.
 EntryRow = Tuple[int, int, int, int, int, int, bytes, int, int, int, int]
 ENTRY_COLUMNS: Final = (
     "session_id", "seq", "message_id", "shared", "qos", "retain", "subscription_ids", "packet_id", "state", "size",

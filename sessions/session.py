@@ -1,4 +1,4 @@
-"""The session: the state that a server keeps for one client (section 4.1), and the flow of its deliveries.
+"""The session: the state of one client in the server (section 4.1), and the flow of its deliveries.
 
 Deliveries leave in the order in which they were offered, each under one packet id from its first PUBLISH to its last
 acknowledgement. A persistent session (``id`` is not 0) records every change in the journal. While its client is
@@ -122,7 +122,7 @@ class Session(DeliveryOwner):
 
     @property
     def above_high_watermark(self) -> bool:
-        """Whether so much waits for the connected client, beyond what is in flight, that its publishers must pause."""
+        """Whether the queue of the connected client, without the messages in flight, exceeds its high watermark."""
         limits = self.context.limits
         queue = self.queue
         most: int = limits.queue_high_watermark_messages
@@ -188,9 +188,9 @@ class Session(DeliveryOwner):
         return self.queue.full(size)
 
     def allocate_unpersisted(self, qos: i64) -> i64:
-        """The packet id of a QoS 1 or 2 message that is sent at once and not kept; 0 if it must be offered.
+        """The packet id of a QoS 1 or 2 message that is sent at once, without an entry; 0 if it must be offered.
 
-        Only for a session that ends with its connection, and a message that no other session may get instead.
+        The session ends with its connection, and the message is not of a shared subscription.
         """
         queue = self.queue
         window = self.window
@@ -267,7 +267,7 @@ class Session(DeliveryOwner):
         return None
 
     def _make_room(self, size: int) -> bool:
-        """Drop the oldest messages if that is the policy and lets a new one in; count the new one as dropped if not."""
+        """Drop the oldest messages if that is the policy; if a new one still has no room, count it as dropped."""
         context = self.context
         queue = self.queue
         counters = context.counters
@@ -509,12 +509,12 @@ class Session(DeliveryOwner):
         self.window.unpersisted_maximum = min(send_maximum, limits.max_inflight_unpersisted)
         self.disconnected_at = 0.0
         if self.above_high_watermark:
-            # No publisher waits for messages that were queued while the client was disconnected.
+            # Messages queued while the client was disconnected must not pause publishers.
             self.backpressure = Backpressure(self.context.backpressure_monitor)
             self.backpressure.suspended = True
 
     def redeliver(self) -> None:
-        """Send again what was in flight when the client disconnected, then the rest [MQTT-4.4.0-1]."""
+        """Send the messages that were in flight when the client disconnected again, then the others [MQTT-4.4.0-1]."""
         connection = self.connection
         if connection is None:
             return
@@ -524,7 +524,7 @@ class Session(DeliveryOwner):
         self.send_queued()
 
     def detach(self, now: float) -> None:
-        """The client disconnected at ``now`` (Unix time): a persistent session keeps its messages on disk only."""
+        """The client disconnected at ``now`` (Unix time): the messages of a persistent session stay on disk only."""
         self.connection = None
         self.disconnected_at = now
         backpressure = self.backpressure
@@ -542,7 +542,7 @@ class Session(DeliveryOwner):
             self.paging.disconnected()
 
     def end(self) -> None:
-        """The session has ended: its stored entries count no longer, and no reference cycle keeps it."""
+        """The session has ended: take its stored entries off the totals, and break reference cycles."""
         self.ended = True
         self.set_will(None)
         self.pending_retained = _NO_SUBSCRIPTIONS

@@ -25,7 +25,7 @@ class SortedIds:
         self._unsorted.append(client_id)
 
     def sort(self) -> None:
-        """Sort what was loaded; takes 0.3 s per million identifiers, less if they were nearly sorted."""
+        """Sort the loaded identifiers; takes 0.3 s per million, less if they were nearly sorted."""
         client_ids = self._unsorted
         for chunk in self._chunks:
             client_ids += chunk

@@ -24,7 +24,7 @@ _ACKNOWLEDGED_AT_ONCE: Final = 64  # list slots that `SharedInFlightQueue` delet
 
 @mypyc_attr(acyclic=True)
 class Unpersisted:
-    """Stands for an in-flight message of which only the packet id and the phase are kept; one object per phase."""
+    """An in-flight message of which only packet id and phase are known; one shared object per phase."""
 
     def __init__(self, phase: int) -> None:
         self.phase = phase
@@ -37,7 +37,7 @@ _AWAITS_PUBCOMP: Final = Unpersisted(AWAIT_PUBCOMP)
 
 @mypyc_attr(acyclic=True)
 class SharedInFlight:
-    """An unpersisted QoS 1 message of the shared subscription ``group``, kept for redelivery to another member.
+    """An unpersisted QoS 1 message of the shared subscription ``group``, for redelivery to another member.
 
     ``tail`` is the end of the packet that was sent; the payload begins at offset ``payload`` of it. The other fields
     are those of `Message`.

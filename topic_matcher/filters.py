@@ -63,7 +63,7 @@ def has_wildcard(topic_filter: str) -> bool:
 
 
 def text_bytes(text: str) -> int:
-    """About how many bytes a text takes in memory, at most."""
+    """An upper estimate of the memory of a text, in bytes."""
     return len(text) + 50 if text.isascii() else 4 * len(text) + 80
 
 
@@ -82,10 +82,10 @@ def parse_shared(topic_filter: str) -> Optional[tuple[str, str]]:
         raise ValueError("shared filter without a share name")  # [MQTT-4.8.2-1]
     if has_wildcard(group):
         raise ValueError("wildcard in a share name")  # [MQTT-4.8.2-2]
-    wanted = topic_filter[slash + 1 :]
-    if not _is_well_formed(wanted):
+    inner = topic_filter[slash + 1 :]
+    if not _is_well_formed(inner):
         raise ValueError("shared filter with an invalid topic filter")
-    return group, wanted
+    return group, inner
 
 
 def matches(topic_filter: str, topic: str) -> bool:

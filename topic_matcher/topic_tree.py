@@ -79,7 +79,7 @@ class _Branch(Stored):
 
 
 class Scan:
-    """A search for the topics that match a filter, read in parts."""
+    """A search for the topics that match a filter; each `read` continues it."""
 
     def __init__(self, root: _Branch, topic_filter: str) -> None:
         self._filter = topic_filter
@@ -109,7 +109,7 @@ class Scan:
         """
         found: list[Stored] = []
         self._found = found
-        given = visits
+        budget = visits
         waiting = self._waiting
         depths = self._depths
         levels = self._levels
@@ -134,7 +134,7 @@ class Scan:
             if entry is not None:
                 waiting.append(entry)
                 depths.append(depth)
-        self.visited = given - visits
+        self.visited = budget - visits
         return found
 
     def _visit(self, entry: Stored, depth: int) -> None:

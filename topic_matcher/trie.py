@@ -1,8 +1,8 @@
 """A trie of subscriptions, searched by topic name.
 
 All literal levels between two wildcards are one dictionary key, so that a filter without wildcards is one lookup and a
-million filters fit in memory. Searches keep their own stack, because a filter may have more levels than the C stack
-has room for.
+million filters fit in memory. Searches use an explicit stack instead of recursion, because a filter may have more
+levels than the C stack has room for.
 
 A node stands for a position between two levels of a filter. The rest of the filter is empty (``here``), ``#``
 (``rest``), ``+`` and more (``plus``), literal levels (``exact``), or literal levels followed by a wildcard
@@ -178,7 +178,7 @@ class SubscriptionTrie:
         return search.found
 
     def count_matches(self, topic: str) -> list[tuple[object, int]]:
-        """Of each matching filter one value, and how many it has; takes no longer if they are many."""
+        """One value of each matching filter, and the number of its values; the time does not depend on that number."""
         search = TrieSearch(self, topic, True)
         search.step(_UNLIMITED)
         return cast("list[tuple[object, int]]", search.found)

@@ -310,7 +310,7 @@ class BrokerControl:
     def clear_retained(self, topic_filter: str) -> Slices[int]:
         """Delete the retained messages that match a filter; returns how many there were.
 
-        Subscribers are not told. The broker's own messages (``$SYS``) stay.
+        Subscribers are not notified. The broker's own messages (``$SYS``) stay.
         """
         _check_filter(topic_filter, may_be_shared=False)
         if topic_filter == "$SYS" or topic_filter.startswith("$SYS/"):
@@ -376,13 +376,13 @@ class BrokerControl:
         self._broker.publisher.publish_status(topic, payload, True)
 
     def _wake(self) -> None:
-        """Have the next flush hand the store what was written to the journal."""
+        """Have the next flush hand the gathered batch of the journal to the store."""
         if self._broker.outbound.on_flush_needed is not None:
             self._broker.outbound.on_flush_needed()
 
 
 class _Cursors(Generic[T]):
-    """Listings that go on with the next page, by cursor: the last `MAX_CURSORS` used."""
+    """Unfinished listings by cursor: the last `MAX_CURSORS` used."""
 
     def __init__(self) -> None:
         self._listings: Dict[int, T] = {}
@@ -439,7 +439,7 @@ class _SubscriptionListing:
         may_read: Optional[Callable[[Session], bool]] = None,
         walk: Optional[_SessionWalk] = None,
     ) -> None:
-        self._left = matching  # Subscription, Group, or Member of the last Group taken
+        self._left = matching  # Subscription, Group, or Member of the last Group visited
         self._walk = walk
         self._topic_filter = topic_filter
         self._may_read = may_read

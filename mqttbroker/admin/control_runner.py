@@ -64,7 +64,7 @@ class ControlRunner:
         return future
 
     def close(self) -> None:
-        """Fail what is not done, and all that comes, with `BrokerStopping`; for the loop's thread."""
+        """Fail unfinished and later operations with `BrokerStopping`; for the loop's thread."""
         with self._lock:
             self._closed = True
             futures = list(self._futures)
@@ -125,7 +125,7 @@ class ControlRunner:
 
 
 class _Operation:
-    """One operation under way."""
+    """One unfinished operation."""
 
     def __init__(self, future: Future[Any], begin: Callable[[], Any]) -> None:
         self._future = future

@@ -18,9 +18,10 @@ def set_umask(file_mode: int) -> None:
 
 
 def restrict(data_dir: Path, file_mode: int) -> None:
-    """Take from the files of the data directory the permissions that ``file_mode`` does not have.
+    """Remove from the files of the data directory the permissions that ``file_mode`` does not have.
 
-    An older broker created them readable by every user. The directory itself keeps its mode: it may hold other files.
+    An older broker created them readable by every user. The mode of the directory itself is unchanged, because it may
+    contain other files.
     """
     for path in (*data_dir.glob("mqttbroker.db*"), data_dir / "streams"):
         try:

@@ -1,8 +1,8 @@
 """The HTTP server: stream files for readers, metrics and health for operators.
 
 It runs in a thread of its own, on an asyncio loop of the standard library (uvloop has no ``sendfile``). Stream files
-are sent by ``sendfile``, with TLS in pieces that OpenSSL encrypts, and end at what is committed. Requests
-read the broker's state through a `ControlRunner`.
+are sent by ``sendfile``, with TLS in pieces that OpenSSL encrypts, and end at the high
+watermark. Requests read the broker's state through a `ControlRunner`.
 
     GET /streams                               {"streams": [names]}
     GET /streams/{name}                        the manifest

@@ -83,7 +83,7 @@ def decode_utf8(data: bytes, pos: int, end: int) -> tuple[str, int]:
 def text_of(raw: bytes) -> str:
     """The text of a UTF-8 Encoded String (1.5.4); MQTTError for characters that are not allowed."""
     try:
-        # Python's strict decoder refuses surrogates and keeps U+FEFF.
+        # Python's strict decoder rejects surrogates and does not strip U+FEFF.
         text = raw.decode("utf-8")  # [MQTT-1.5.4-1] [MQTT-1.5.4-3]
     except UnicodeDecodeError:
         raise MQTTError(MALFORMED_PACKET, "string is not UTF-8") from None

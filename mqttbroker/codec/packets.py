@@ -217,8 +217,8 @@ class Subscribe(Packet):
 
     def encode(self, version: int) -> bytes:
         body = self.packet_id.to_bytes(2, "big") + _properties(self.properties, version, self.packet_type)
-        for wanted in self.subscriptions:
-            body += encode_utf8(wanted.topic_filter) + wanted.options.to_bytes(1, "big")
+        for subscription in self.subscriptions:
+            body += encode_utf8(subscription.topic_filter) + subscription.options.to_bytes(1, "big")
         return encode_frame(rc.SUBSCRIBE, body)
 
 

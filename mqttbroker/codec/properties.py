@@ -118,7 +118,7 @@ PROPERTIES: Final[list[Property]] = [
     Property(0x2A, "Shared Subscription Available", BYTE, (CONNACK,)),
 ]  # fmt: skip
 
-# The identifiers that the decoder of PUBLISH treats apart.
+# The identifiers with special handling in the decoders of PUBLISH and Will Properties.
 PAYLOAD_FORMAT_INDICATOR: Final = 0x01
 MESSAGE_EXPIRY_INTERVAL: Final = 0x02
 SUBSCRIPTION_IDENTIFIER: Final = 0x0B
@@ -157,6 +157,7 @@ _ROWS_OF: Final = _rows_by_packet_type()
 _KINDS: Final = _kinds()  # by identifier; 0 = no such property
 _LEGAL: Final = _masks(False)  # bits of identifiers by packet type
 _REPEATABLE: Final = _masks(True)  # likewise
+
 
 class Properties:
     """The properties of one packet, each under its name in the standard.
@@ -394,9 +395,9 @@ def decode_publish_properties(data: bytes, pos: int, end: int) -> PublishPropert
 
 
 def forwarded_will_properties(data: bytes, pos: int, end: int) -> bytes:
-    """The part of valid Will Properties that subscribers receive: all but Will Delay and Message Expiry Interval.
+    """The Will Properties that subscribers receive: all but Will Delay Interval and Message Expiry Interval.
 
-    They are in the client's order, without length prefix.
+    ``data[pos:end]`` begins with their length and is valid. The result has the client's order and no length prefix.
     """
     pos, stop = _section(data, pos, end)
     forward = b""

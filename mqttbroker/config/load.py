@@ -47,7 +47,7 @@ class ConfigError(Exception):
 
 
 class _FromText(str):
-    """The value of a variable or flag, which is text whatever the type of the key."""
+    """The value of a variable or flag, which is text for keys of every type."""
 
 
 _Path = tuple[str, ...]
@@ -255,7 +255,7 @@ def load_settings(
 ) -> Settings:
     """Settings from a file (None: defaults), variables named MQTTBROKER_<KEY>__<KEY>, and flags (see ``FLAGS``).
 
-    ``warn`` takes a line for each key that is given by a former name.  Raises ConfigError with every problem found.
+    ``warn`` takes a line for each key that is given by a former name. Raises ConfigError with every problem found.
     """
     builder = _Builder(str(path) if path is not None else "", warn)
     tree = _read(path) if path is not None else {}

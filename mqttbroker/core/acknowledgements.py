@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @mypyc_attr(free_list_len=1)
 class AckGate(Gate):
-    """One acknowledgement of one connection; to be given to `AckQueue.submit`.
+    """One acknowledgement of one connection; pass it to `AckQueue.submit`.
 
-    ``packet`` is the encoded packet if it is not one of the four short acknowledgements; ``on_sent`` is called when it
-    was sent.
+    ``packet`` is the encoded packet if it is not one of the four short acknowledgements; ``on_sent`` is called after it
+    was queued in the outbox.
     """
 
     def __init__(self, connection: Connection, packet_type: int, packet_id: int) -> None:

@@ -96,7 +96,7 @@ class Broker:
             connection.forget_decisions()
 
     def tick(self, monotonic: float) -> None:
-        """Do what is due; `Clients.tick` tells how often to call it and on which clock."""
+        """Run the periodic work; interval and clock are those of `Clients.tick`."""
         self.clients.tick(monotonic)
         self.expiry.tick()
         self.retained.sweep(SWEEP_TOPICS, self.context.clock.now)

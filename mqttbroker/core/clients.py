@@ -1,7 +1,7 @@
-"""Clients: the connections of one broker, and why each of them ends.
+"""Clients: the connections of one broker, and how each of them ends.
 
-A connection ends once. In the same step it gives up its session, and a 5.0 client is sent the reason first where the
-standard allows it.
+A connection ends once. In the same step it is detached from its session, and a 5.0 client is sent the reason first
+where the standard allows it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Clients:
         self.connected_maximum = max(self.connected_maximum, self.connected)
 
     def close(self, connection: Connection, with_will: bool, reason: str, username: Optional[str] = None) -> None:
-        """End a connection, whether client or broker closed it; ``with_will`` tells whether its will is published.
+        """End a connection, whether client or broker closed it; its will is published if ``with_will``.
 
         ``username`` is what a refused client claims to be, for the log.
         """

@@ -220,7 +220,7 @@ class ConnectHandler:
                 self.router.invalidate_session(session)
 
     def _old_session_deleted(self, pending: PendingConnect) -> None:
-        """The discarded session has left the store, or that failed."""
+        """The commit that deletes the discarded session has succeeded or failed."""
         connection = pending.connection
         if connection.state != CONNECTING:
             return

@@ -1,8 +1,8 @@
 """One client's connection: its identity, state and limits, and the packets that the client is sent.
 
-This is where sessions send to: `Connection` is the `ClientConnection` of its session. It queues packets in its `Outbox`
-and acknowledgements in its `AckQueue`; `FlushScheduler` writes them. A client that does not read keeps at most its
-outbox: above the high-water mark QoS 0 is dropped and counted, and QoS 1 and 2 stay in the session's queue.
+A session sends through its `ClientConnection`, which is a `Connection`. It queues packets in its `Outbox` and
+acknowledgements in its `AckQueue`; `FlushScheduler` writes them. The outbox of a client that does not read is bounded:
+above the high-water mark QoS 0 is dropped and counted, and QoS 1 and 2 stay in the session's queue.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Connection(ClientConnection):
         """Queue or drop a received PUBLISH with a topic alias added, if one is free; only if `can_alias`.
 
         ``packet_id`` is 0 at QoS 0. ``properties_size`` is the byte of the packet that holds the length of its
-        properties, ``rest`` what follows that byte.
+        properties, ``rest`` the bytes after it.
         """
         aliases = cast(TopicAliases, self.topic_aliases)
         alias: i64 = aliases.find(topic)
@@ -344,7 +344,7 @@ class Connection(ClientConnection):
         self.may_publish[topic] = decision
 
     def forget_decisions(self) -> None:
-        """The rules have changed, the client remembers too many, or it is gone."""
+        """Forget all decisions: the rules have changed, there are too many, or the connection is closed."""
         for topic in self.may_publish:
             self.outbound.decision_bytes -= text_bytes(topic) + DECISION_BYTES
         self.may_publish = _NO_DECISIONS
@@ -352,7 +352,7 @@ class Connection(ClientConnection):
     # -- flushing -------------------------------------------------------------
 
     def request_flush(self) -> None:
-        """Have the flush at the end of this event-loop iteration look at this connection."""
+        """Include this connection in the flush at the end of this event-loop iteration."""
         if not self.flush_requested:
             self._enter_flush_queue()
 
@@ -384,7 +384,7 @@ class Connection(ClientConnection):
     # -- the end --------------------------------------------------------------
 
     def disconnect(self, reason_code: int, detail: str) -> None:
-        """Close the connection; a version 5 client is told why in a DISCONNECT [MQTT-4.13.1-1]."""
+        """Close the connection; a version 5 client gets a DISCONNECT with the reason first [MQTT-4.13.1-1]."""
         if self.state == CLOSED:
             return
         clients = self.clients
@@ -407,7 +407,7 @@ class Connection(ClientConnection):
         self.disconnect(PACKET_TOO_LARGE, "an answer is above the client's Maximum Packet Size")
 
     def dispose(self) -> None:
-        """The socket is closed: free what was to be sent."""
+        """The socket is closed: free the memory of packets, acknowledgements and caches."""
         self.outbox.clear()
         self.outbound.incomplete.forget(self)
         self.forget_decisions()

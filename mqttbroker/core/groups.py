@@ -29,7 +29,7 @@ class Target:
         self.subscription_ids: bytes = b""  # encoded properties
         self.retain_as_published = False
         self.zero_copy = True  # no subscription identifiers: the publisher's bytes may be sent unchanged
-        self.no_local = False  # a subscription has No Local; the session's own messages are for the next field
+        self.no_local = False  # a subscription has No Local; the session's own messages go to `without_no_local`
         self.without_no_local: Optional[Target] = None
 
     def merge(self, subscription: Subscription) -> None:
@@ -109,7 +109,7 @@ class Strategy:
     """How the messages of a group are divided among its members."""
 
     def choose(self, group: Group, topic: str) -> Optional[Member]:
-        """The member that gets the next message of this topic; None if no member can take it."""
+        """The member that gets the next message of this topic; None if no member is connected or persistent."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""A long packet while it is being received: kept in pieces, so that it is never copied as a whole."""
+"""A long packet while it is being received: a list of pieces, so that it is never copied as a whole."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final, List
 
 from mypy_extensions import i64
 
-LONG_PACKET: Final = 262_144  # bytes; packets of this size are kept in pieces
+LONG_PACKET: Final = 262_144  # bytes; packets of at least this size are lists of pieces
 MIN_PIECE: Final = 131_072  # bytes of each piece but the last; smaller reads are joined
 
 

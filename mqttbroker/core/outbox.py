@@ -1,4 +1,4 @@
-"""The outbox: the bytes that one client is to be sent, and how much of them the socket still has to take.
+"""The outbox: the bytes queued for one client, and their number.
 
 There is no socket here. `FlushScheduler` drains the outbox and writes the bytes; asyncio's ``pause_writing`` and
 ``resume_writing`` arrive as `pause` and `resume`.
@@ -124,7 +124,7 @@ class Outbox:
         return self.backlog - self.outbound.max_backlog - self.largest_overflow
 
     def drain(self) -> bytes:
-        """Take out everything, in one piece."""
+        """Remove and return all bytes."""
         parts = self.parts
         if self.first_part_sent:
             parts[0] = parts[0][self.first_part_sent :]
@@ -135,7 +135,7 @@ class Outbox:
         return data
 
     def drain_parts(self, limit: i64) -> List[Any]:
-        """Take out about ``limit`` bytes, or everything. Large parts are not copied, shorter ones are joined."""
+        """Remove and return about ``limit`` bytes, or all. Large parts are not copied, shorter ones are joined."""
         parts = self.parts
         drained: List[Any] = []
         short: List[bytes] = []

@@ -1,6 +1,6 @@
 """One application message as PUBLISH packets, encoded once per protocol version and QoS.
 
-Parts of the publisher's own packet are reused where they are the same. A packet with RETAIN or with subscription
+Parts of the publisher's packet are reused where they are the same. A packet with RETAIN or with subscription
 identifiers is encoded for its one subscriber.
 """
 
@@ -41,7 +41,7 @@ class Outgoing:
         # The QoS 0 packet, by version.
         self.packet4: bytes = NO_BYTES
         self.packet5: bytes = NO_BYTES
-        # Remaining Length and topic of a QoS 1 or 2 packet, and what follows its packet id, by version.
+        # Of a QoS 1 or 2 packet, by version: Remaining Length and topic, and the bytes after its packet id.
         self.length_and_topic4: bytes = NO_BYTES
         self.length_and_topic5: bytes = NO_BYTES
         self.rest4: bytes = NO_BYTES

@@ -1,7 +1,7 @@
-"""Framing: the bytes of one connection become packets, in whatever pieces they arrive.
+"""Framing: the bytes of one connection become packets, however they are split between reads.
 
-Packets are handled in order and in place, by offsets into the received buffer. The first error ends the connection
-before anything after it is looked at.
+Packets are handled in order and in place, by offsets into the received buffer. After the first error nothing more is
+read, and the connection ends.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _NOTHING: Final = bytearray()
 
 
 class PacketReader(PacketBuffer):
-    """Gives each complete packet to ``protocol``, and keeps one incomplete packet."""
+    """Passes each complete packet to ``protocol``, and buffers one incomplete packet."""
 
     def __init__(self, protocol: Protocol) -> None:
         super().__init__(protocol.connection)
         self.protocol = protocol
         self._incomplete = _NOTHING
         self._long: Optional[LongPacket] = None  # an incomplete long PUBLISH
-        self._needed: i64 = 2  # bytes that the incomplete packet must have before it is looked at again
+        self._needed: i64 = 2  # bytes that the incomplete packet must have before it is parsed again
 
     def receive(self, data: bytes, now: float, start: i64 = 0, stop: i64 = -1) -> i64:
         """Handle ``data[start:]``, or only the packets that begin before ``stop``.
 
-        ``now`` is monotonic time in seconds. Returns the position after the last byte that was handled or kept.
+        ``now`` is monotonic time in seconds. Returns the position after the last byte that was handled or buffered.
         """
         connection = self.connection
         connection.last_received = now
@@ -60,7 +60,7 @@ class PacketReader(PacketBuffer):
         return position
 
     def resume(self) -> None:
-        """Handle what was received while the connection was `CONNECTING` or halted."""
+        """Handle the bytes received while the connection was `CONNECTING` or halted."""
         self.connection.halted = False
         self.protocol.broker.router.work = 0
         if len(self._incomplete) >= self._needed and self.connection.state == CONNECTED:
@@ -86,7 +86,7 @@ class PacketReader(PacketBuffer):
     def _complete(self, data: bytes, position: i64) -> i64:
         """Add the missing bytes to the incomplete packet, and no more, and handle it; returns the position after them.
 
-        While the connection is `CONNECTING` or halted, everything is kept.
+        While the connection is `CONNECTING` or halted, everything is buffered.
         """
         connection = self.connection
         size: i64 = len(data)
@@ -136,7 +136,10 @@ class PacketReader(PacketBuffer):
         return end
 
     def _read_packets(self, data: bytes, position: i64, stop: i64) -> i64:
-        """Handle the complete packets that begin before ``stop``, keep an incomplete one; returns where that ended."""
+        """Handle the complete packets that begin before ``stop``, and buffer an incomplete one.
+
+        Returns the position after the last byte that was handled or buffered.
+        """
         protocol = self.protocol
         connection = self.connection
         router = protocol.broker.router
@@ -201,11 +204,11 @@ class PacketReader(PacketBuffer):
         if position >= stop:
             return position
         if connection.state != CLOSED:
-            self._keep(data[position:] if position else data)
+            self._buffer(data[position:] if position else data)
         return size
 
-    def _keep(self, data: bytes) -> None:
-        """Keep the beginning of a packet."""
+    def _buffer(self, data: bytes) -> None:
+        """Buffer the beginning of a packet."""
         if self._needed >= LONG_PACKET and data[0] >> 4 == PUBLISH and self.connection.state == CONNECTED:
             self._long = LongPacket(data, self._needed)
         elif self._incomplete:  # a long packet that is to be handled again

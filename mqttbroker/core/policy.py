@@ -129,8 +129,8 @@ def is_loopback(peer: str) -> bool:
 class Authorizer:
     """Decides what clients may publish and read.
 
-    ``username`` is the authenticated one, None for an anonymous client.  ``restrictive`` is False if every answer is
-    yes; it never changes.  The answers may change, and then `Broker.rules_changed` is called.
+    ``username`` is the authenticated one, None for an anonymous client. ``restrictive`` is False if every answer is
+    yes; it never changes. The answers may change, and then `Broker.rules_changed` is called.
     """
 
     def __init__(self, restrictive: bool) -> None:
@@ -184,7 +184,7 @@ class Rules:
     """The authorizers: ``common`` for listeners without rules of their own, and others by the name of the rules.
 
     A session has the rules of the listener through which its client connected last; their name is stored with it, None
-    for the common ones.  If no listener has rules of that name any more, everything is denied until the client connects
+    for the common ones. If no listener has rules of that name any more, everything is denied until the client connects
     again.
     """
 

@@ -1,4 +1,4 @@
-"""The protocol of one client: which packets it may send when, and what each of them leads to.
+"""The protocol of one client: the packets that it may send in each state, and the handler of each packet.
 
 `PacketReader` calls `Protocol` for each packet; PUBLISH packets go to the `PublishHandler`. The first packet that the
 standard does not allow ends the connection with the reason code that the standard names.
@@ -81,14 +81,14 @@ class Protocol:
         self._flag_mask = 15  # the flags of a fixed header that are checked
 
     def publish_handler(self) -> PublishHandler:
-        """Made for the first PUBLISH: most clients of a large broker only listen."""
+        """The handler, created at the first PUBLISH: most clients of a large broker only subscribe."""
         handler = self._publish_handler
         if handler is None:
             handler = PublishHandler(self.broker, self.connection)
             self._publish_handler = handler
         return handler
 
-    # -- what is allowed --------------------------------------------------------
+    # -- allowed packets --------------------------------------------------------
 
     def check_allowed(self, packet_type: i64) -> None:
         """Raise `MQTTError` for a packet that a client may not send in this state."""
@@ -105,14 +105,14 @@ class Protocol:
             raise self.too_large(first, data, body, size)
 
     def too_large(self, first: i64, data: bytes, body: i64, size: i64) -> MQTTError:
-        """The error for a packet of ``size`` bytes; a client whose CONNECT shows version 5 is told in a CONNACK."""
+        """The error for a packet of ``size`` bytes; a CONNECT of version 5 is answered with a CONNACK."""
         level = 5 if first == 0x10 and data[body : body + len(_CONNECT_V5)] == _CONNECT_V5 else -1
         return MQTTError(PACKET_TOO_LARGE, f"packet of {size} bytes", level)
 
     # -- packets ----------------------------------------------------------------
 
     def control(self, packet_type: i64, flags: i64, data: bytes, body: i64, end: i64) -> None:
-        """A packet that has no faster way; its variable header is at ``body``, and it ends at ``end``."""
+        """Handle a packet other than PUBLISH; its variable header begins at ``body``, and it ends at ``end``."""
         self.check_allowed(packet_type)
         connection = self.connection
         broker = self.broker
@@ -161,7 +161,7 @@ class Protocol:
                 raise MQTTError(QUOTA_EXCEEDED, f"more than {maximum} topic filters in a packet")
 
     def acknowledge(self, packet_type: i64, packet_id: i64, reason_code: i64) -> None:
-        """PUBACK, PUBREC, PUBREL or PUBCOMP of a connected client."""
+        """Handle a PUBACK, PUBREC, PUBREL or PUBCOMP of a connected client."""
         if packet_id == 0:  # [MQTT-2.2.1-3]
             raise MQTTError(PROTOCOL_ERROR, "acknowledgement of packet id 0")
         session = cast(Session, self.connection.session)
@@ -246,7 +246,7 @@ class Protocol:
     # -- the end ----------------------------------------------------------------
 
     def reject(self, error: MQTTError) -> None:
-        """The client violated the protocol: tell it the reason and close the connection."""
+        """The client violated the protocol: send it the reason and close the connection."""
         connection = self.connection
         connection.outbound.counters.protocol_errors += 1
         if connection.state == CONNECTED:

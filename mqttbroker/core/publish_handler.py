@@ -6,13 +6,13 @@ A PUBLISH takes one of four ways. The first two forward the received bytes witho
 the packet and its route                                   function                    recipients are sent
 =========================================================  ==========================  ===============================
 QoS 0, no RETAIN, and the route has subscriptions only     `_forward_qos0`             the received packet
-QoS 1 or 2, no RETAIN, no DUP, and nothing is to be stored `_forward_unpersisted`      received header, own packet id,
-                                                                                       rest as received
+QoS 1 or 2, no RETAIN, no DUP, and nothing is to be stored `_forward_unpersisted`      received header, packet id of the
+                                                                                       receiver, rest as received
 any other QoS 0 (retained, a stream, a shared              `_publish_qos0`             an encoded packet (`Outgoing`)
 subscription)
-any other QoS 1 or 2 (retained, a stream, a persistent     `_publish_acknowledged`     an encoded packet; what is
-session, queue limits that refuse, a duplicate)                                        stored is in the journal before
-                                                                                       the acknowledgement is queued
+any other QoS 1 or 2 (retained, a stream, a persistent     `_publish_acknowledged`     an encoded packet; stored
+session, queue limits that refuse, a duplicate)                                        messages are in the journal
+                                                                                       before PUBACK is queued
 =========================================================  ==========================  ===============================
 
 On the first two ways each recipient is decided on by itself:
@@ -23,8 +23,8 @@ the recipient                                                               is s
 same protocol version, no subscription identifier, fits its packet size     the received bytes
 the same, but accepts topic aliases                                         the received bytes with an alias added
 `_forward_unpersisted`: not `ready`, or no packet id is free                an entry in its session's queue
-a shared subscription, QoS 1: the chosen member, if its window is open      the received bytes, kept as `SharedInFlight`
-                                                                            for another member
+a shared subscription, QoS 1: the chosen member, if its window is open      the received bytes, in the window as
+                                                                            `SharedInFlight` for redelivery
 any other                                                                   an encoded packet, by `Publisher.deliver`
 ==========================================================================  ==========================================
 """
@@ -70,9 +70,9 @@ _NO_ALIASES: Final[Dict[int, bytes]] = {}  # shared by the clients that have set
 class PublishHandler:
     """Handles the PUBLISH packets of ``connection``.
 
-    ``first`` is always the first byte of the packet. ``rest`` is what follows the packet id, or the topic at QoS 0:
-    properties and payload, the latter from ``payload`` on. ``properties`` is None for a packet without any. ``more``
-    are the pieces of a long packet that follow the first.
+    ``first`` is always the first byte of the packet. ``rest`` are the bytes after the packet id, or after the topic at
+    QoS 0: properties and payload, the latter from ``payload`` on. ``properties`` is None for a packet without any.
+    ``more`` are the pieces of a long packet that follow the first.
     """
 
     def __init__(self, broker: Broker, connection: Connection) -> None:
@@ -424,7 +424,7 @@ class PublishHandler:
         return route
 
     def _refused_route(self, topic_bytes: bytes) -> Optional[Route]:
-        """An empty route, which nobody keeps, if the client may not publish to the topic."""
+        """An empty route, which is not cached, if the client may not publish to the topic; else None."""
         topic = self.broker.router.topic_of(topic_bytes)
         if is_reserved(topic) or (self.restricted and not self._may_publish(topic)):
             route = Route(topic, topic_bytes)
@@ -495,7 +495,7 @@ class PublishHandler:
         return False
 
     def _refuse(self, qos: i64, packet_id: i64) -> None:
-        """A recipient's queue has no room: the publisher is to keep the message."""
+        """A recipient's queue has no room: refuse the message, so that the publisher sends it again later."""
         connection = self.connection
         connection.outbound.counters.publish_refused += 1
         if connection.version >= 5:

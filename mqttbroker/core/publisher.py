@@ -1,7 +1,7 @@
 """The publisher: hands one message to all recipients of its route.
 
 Everything to be stored is in the journal, under the gate of the publisher's acknowledgement, before the call returns. A
-QoS 0 copy is queued, or dropped and counted. Nobody gets a higher QoS than was granted [MQTT-3.8.4-8].
+QoS 0 copy is queued, or dropped and counted. No subscriber gets a higher QoS than it was granted [MQTT-3.8.4-8].
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Publisher:
         self.rules = rules
 
     def publish(self, outgoing: Outgoing, route: Route, publisher: Optional[Session], gate: Optional[Gate]) -> None:
-        """Hand a message to all recipients of its route; ``gate`` opens when what has to be stored is on disk."""
+        """Hand a message to all recipients of its route; ``gate`` opens when all entries and records are stored."""
         message = outgoing.message
         for target in route.targets_for(publisher):
             self.deliver(target, outgoing, gate, publisher)
@@ -58,8 +58,8 @@ class Publisher:
             self.retained.set(message, False, gate)
 
     def has_room(self, route: Route, size: int, publisher: Session) -> bool:
-        """Whether a QoS 1 or 2 message of ``size`` bytes can be taken: no recipient's queue has to refuse it, nor does
-        the limit of all queues on disk."""
+        """Whether a QoS 1 or 2 message of ``size`` bytes fits: neither a recipient's queue nor the limit of all queues
+        on disk refuses it."""
         context = self.context
         refuse: bool = context.limits.queue_full == REFUSE
         recipients: int = len(route.targets) + len(route.groups)
@@ -114,7 +114,7 @@ class Publisher:
             session.pause_publisher(publisher)
 
     def redistribute(self, session: Session) -> None:
-        """Hand what a leaving member of shared subscriptions has not acknowledged to other members."""
+        """Deliver to other members the messages that a leaving member of shared subscriptions has not acknowledged."""
         now = self.outbound.clock.now
         for entry in session.shared_entries():
             group = cast(Group, entry.group)

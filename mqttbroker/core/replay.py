@@ -1,8 +1,7 @@
 """Replays: messages of the past for new subscriptions, such as retained ones, sent while the broker serves others.
 
-Each message of a source is sent once, as fast as the client accepts it. A SUBSCRIBE starts with a small part; all
-replays together take a small part of each event-loop iteration while clients send packets, and a larger one while none
-does.
+Each message of a source is sent once, as fast as the client accepts it. A SUBSCRIBE is answered with the first few;
+all replays share a small budget per event-loop iteration while clients send packets, and a larger one otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from sessions.message import Message
 from sessions.retained import Retained, RetainedScan
 from sessions.session import Session, Subscription
 
-# The budget of all replays together in one event-loop iteration. Visiting a topic, sending a message, and each KiB of it cost 1.
+# The budget of all replays together in one event-loop iteration. Visiting a topic, sending a message, and each KiB of
+# it cost 1.
 BUSY_BUDGET: Final = 100
 IDLE_BUDGET: Final = 800
 IDLE_AFTER: Final = 64  # iterations without a packet from any client
@@ -30,9 +30,9 @@ MAX_QUEUED: Final = 200  # messages in a session's queue that pause its replay
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ReplaySource:
-    """The messages that one subscription is to be sent, read in parts.
+    """The messages that one subscription is to be sent; each `read` returns the next few.
 
-    ``visited`` is the cost of the last `read`, in topics or records looked at.
+    ``visited`` is the cost of the last `read`, in topics or records visited.
     """
 
     def __init__(self) -> None:

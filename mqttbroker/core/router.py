@@ -2,8 +2,8 @@
 
 Routes are cached by topic bytes. A cached route always equals a lookup in the trie: each subscription change raises the
 router's revision and is recorded by its filter; a route of an older revision is checked against the recorded filters at
-its next use, and rebuilt only if one of them matches its topic. The cache is bounded in routes and in bytes, and evicts its
-oldest routes.
+its next use, and rebuilt only if one of them matches its topic. The cache is bounded in routes and in bytes, and evicts
+its oldest routes.
 """
 
 from __future__ import annotations

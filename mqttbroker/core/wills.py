@@ -67,7 +67,7 @@ class Wills:
 
 
 def encode_will(session: Session) -> Optional[bytes]:
-    """A session's will as the store keeps it: delay, expiry + 1, then an MQTT 5.0 PUBLISH packet."""
+    """A session's will in the form of the store: delay, expiry + 1, then an MQTT 5.0 PUBLISH packet."""
     will = session.will
     if will is None:
         return None

@@ -132,7 +132,7 @@ class Acceptor:
             self._on_open(transport)
 
     async def _read_header(self, proxied: ProxiedSockets, sock: socket.socket, address: Any) -> Optional[ProxiedPeer]:
-        """The peer that the proxy tells; None if it tells none in time, and the socket is closed."""
+        """The peer in the proxy's header; None if there is no valid header in time, and the socket is closed."""
         peer: Optional[ProxiedPeer] = None
         try:
             async with asyncio.timeout(self._timeout):

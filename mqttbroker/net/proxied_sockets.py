@@ -17,7 +17,7 @@ from mqttbroker.net.wire import peer_text
 
 class ProxiedPeer(NamedTuple):
     """The peer behind a proxy. ``remote``: it never counts as loopback, because its address is unknown, or because the
-    proxy that tells it is on another machine."""
+    proxy that sends it is on another machine."""
 
     address: str
     remote: bool

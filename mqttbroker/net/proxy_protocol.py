@@ -28,8 +28,8 @@ class ProxyHeaderError(ValueError):
 class ProxyHeader:
     """Parses one header in the pieces in which it arrives.
 
-    ``source`` is the client's address and port, None if the proxy tells none: it speaks for itself (LOCAL), or its
-    client has another kind of address (UNKNOWN, Unix sockets).
+    ``source`` is the client's address and port, None if the header has none: the connection is the proxy's own (LOCAL),
+    or its client has another kind of address (UNKNOWN, Unix sockets).
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class ProxyHeader:
 
 
 def _end(data: bytes) -> int:
-    """The position after the header; -1 if more bytes have to tell it."""
+    """The position after the header; -1 if it depends on bytes that have not arrived."""
     if data[: len(_LINE_START)] == _LINE_START[: len(data)]:
         end = data.find(b"\r\n", 0, MAX_LINE) + 2
         if end < 2 and len(data) >= MAX_LINE:

@@ -42,7 +42,7 @@ class FrameReader:
         self._position = 0
         self._chunks: List[bytes] = []  # an incomplete frame
         self._waiting = 0  # bytes in the chunks
-        self._needed = 2  # bytes that must have arrived before the next look
+        self._needed = 2  # bytes that must have arrived before they are parsed again
 
     @property
     def unread(self) -> bool:

@@ -26,7 +26,7 @@ from sessions.write_set import Page
 
 log = logging.getLogger("mqttbroker")
 
-READ_SLICE: Final = 16_384  # bytes handled between two looks at the clock
+READ_SLICE: Final = 16_384  # bytes handled between two readings of the clock
 READ_TIME: Final = 0.002  # seconds per event-loop iteration in which slices of one client's data are handled
 READ_PAUSE: Final = 131_072  # bytes of one read after which the client is not read again in the same iteration
 LARGE_WRITE: Final = 262_144  # bytes per flush that are written to one client whose outbox has large parts
@@ -73,7 +73,7 @@ class FlushScheduler:
         return now
 
     def flush(self) -> None:
-        """Write what the connections have to send, and hand the store what it has to write."""
+        """Write the outboxes of the connections, and hand the store a write set."""
         self._scheduled = False
         broker = self.broker
         outbound = broker.outbound
@@ -130,7 +130,7 @@ class FlushScheduler:
     # -- time -------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Have the broker do what is due."""
+        """Run the periodic work of the broker."""
         self.broker.tick(self.update_clock())
         self.schedule()
 
@@ -305,7 +305,7 @@ class Wire:
             self.connection.request_flush()
 
     def _handle(self, data: bytes, start: int, stop: int, now: float) -> int:
-        """Handle the packets that begin before ``stop``; returns the position after what was handled."""
+        """Handle the packets that begin before ``stop``; returns the position after them."""
         scheduler = self.endpoint.scheduler
         connection = self.connection
         position: int = len(data)
@@ -356,7 +356,7 @@ class Wire:
             self.connection.request_flush()
 
     def _wait_for_store(self) -> None:
-        """If the store is what blocks the connection, have it flushed when the store has caught up."""
+        """If the store blocks the connection, have it flushed when the store has caught up."""
         if self.broker.commits.backlogged:
             self.broker.commits.paused[self.connection] = True
 
@@ -418,7 +418,7 @@ class Wire:
         """Close the sending side; the other one is closed when the client closes it, or after `CLOSE_TIMEOUT`.
 
         If both were closed at once, the kernel would answer the client's next bytes with a reset, and the client would
-        lose what it has not read yet, such as the DISCONNECT that tells it why.
+        lose the bytes that it has not read yet, such as a DISCONNECT with the reason.
         """
         if self.closing:
             return

@@ -16,8 +16,8 @@ from sessions.store.interface import Partition, StreamLog
 from sessions.store.tables import SqliteTables
 from sessions.write_set import WriteSet
 
-# After a failure there must be room for this much before a commit counts: one page may still fit into the space that
-# the write-ahead log has.
+# After a failure this many bytes must fit on the disk before a commit counts as a success: one page may still fit into
+# the space that the write-ahead log has.
 ROOM_BYTES = 1024 * 1024
 
 

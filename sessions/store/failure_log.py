@@ -1,4 +1,4 @@
-"""Log lines for work of the writer that failed and will be tried again."""
+"""Log lines for operations of the writer that failed and will be tried again."""
 
 from __future__ import annotations
 

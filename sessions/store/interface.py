@@ -62,7 +62,7 @@ class Tables(Protocol):
     """The rows that all write sets add up to. For one thread at a time."""
 
     def recover(self) -> Recovered:
-        """Read everything that the broker keeps in memory."""
+        """Read all rows that the broker holds in memory."""
 
     def apply(self, write_set: WriteSet) -> None:
         """Make the changes of a write set, and delete messages that no entry refers to any more."""
@@ -101,10 +101,10 @@ class StreamLog(Protocol):
         """Return when everything appended is on disk."""
 
     def rollback(self) -> None:
-        """Cut back to the last committed end; does nothing when that is the end."""
+        """Truncate to the last committed ends; without effect if nothing was appended since."""
 
     def committed(self) -> None:
         """The appended ends are committed: move the high watermarks."""
 
     def recover(self, ends: Optional[Dict[Partition, int]]) -> None:
-        """Cut back to these ends (missing = 0), or keep every valid batch (None)."""
+        """Truncate the partitions to these ends (missing = 0); with None, only behind the last valid batch."""

@@ -1,4 +1,4 @@
-"""Maintenance of the database between commits: purge, vacuum and checkpoint, a bounded piece at a time."""
+"""Maintenance of the database between commits: purge, vacuum and checkpoint, in steps of bounded size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ READERS_WAIT_MS = 100
 # Free pages go back to the file system when they are this many and a quarter of the file, one step at a time.
 VACUUM_FREE_PAGES = 1024
 VACUUM_STEP = 128
-# How often a busy writer looks for free pages, in commits.
+# How often a busy writer counts the free pages, in commits.
 VACUUM_EVERY = 64
 
 
@@ -28,7 +28,7 @@ class Maintenance:
         self._database = database
         self._tables = tables
         self._may_vacuum = False
-        self._vacuumed = False  # and the file is as long as before until a checkpoint
+        self._vacuumed = False  # pages were freed; the file gets shorter at the next checkpoint
         self._checkpointed = 0  # pages of the write-ahead log at the last checkpoint
 
     @property
@@ -41,7 +41,8 @@ class Maintenance:
         self._may_vacuum = True
 
     def run(self, commits: int, idle: bool) -> None:
-        """Do one piece of work after so many commits; more of it if the writer is ``idle``. Raises `sqlite3.Error`."""
+        """Do one step after ``commits`` commits: purge only if the writer is ``idle``, vacuum if it is or every
+        `VACUUM_EVERY` commits, checkpoint when due. Raises `sqlite3.Error`."""
         if idle and self._tables.has_purge:
             self._tables.purge()
         if idle or commits % VACUUM_EVERY == 0:
@@ -63,7 +64,7 @@ class Maintenance:
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     def _checkpoint(self) -> None:
-        """Copy the write-ahead log into the database every `CHECKPOINT_PAGES`, so that it starts again from its begin.
+        """Copy the write-ahead log into the database every `CHECKPOINT_PAGES`, so that it does not grow.
 
         A process that reads the database prevents that; beyond the limit the writer waits a moment for it.
         """

@@ -41,7 +41,7 @@ class Salvaged(NamedTuple):
 
 
 class _Shape:
-    """The form of one table's rows on a page."""
+    """The column types of one table, to recognise its rows on a page."""
 
     def __init__(self, connection: sqlite3.Connection, table: str) -> None:
         (definition,) = connection.execute(

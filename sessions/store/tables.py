@@ -87,7 +87,7 @@ class SqliteTables:
         self._purge = self._next_purge
 
     def undo(self) -> None:
-        """Make sure that a transaction that failed is gone.
+        """Undo a failed transaction.
 
         A COMMIT that failed in its sync may be complete in the write-ahead log, where a start after a crash would find
         it. Another transaction takes its place there.

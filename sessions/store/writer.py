@@ -157,7 +157,7 @@ class Writer:
             logger.exception("event=defect in=store_report")
 
     def _maintain(self, idle: bool) -> None:
-        """One piece of maintenance; nothing depends on its success."""
+        """Do one step of maintenance; a failure affects no commit."""
         try:
             self._maintenance.run(self._committer.commits, idle)
         except Exception as error:
