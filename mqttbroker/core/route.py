@@ -25,7 +25,7 @@ _RULES_WORK: Final = 5  # of a decision of the rules
 
 
 class StreamRule:
-    """The topics a stream keeps; ``key`` selects the partition: "topic", "client" or "user-property:NAME"."""
+    """The topics that a stream stores; ``key`` selects the partition: "topic", "client" or "user-property:NAME"."""
 
     def __init__(self, name: str, filters: List[str], partitions: int, key: str) -> None:
         self.name = name
@@ -74,7 +74,7 @@ class Route:
         self.qos2_header = b"\x34" + length_and_topic
 
     def targets_for(self, publisher: Optional[Session]) -> List[Target]:
-        """The targets of a message of ``publisher``, without its own No Local subscriptions [MQTT-3.8.3-3]."""
+        """The targets of a message of ``publisher``, without the publisher's No Local subscriptions [MQTT-3.8.3-3]."""
         if not self.no_local:
             return self.targets
         targets: List[Target] = []
@@ -90,9 +90,9 @@ class Route:
         return self.has_targets or bool(self.groups) or bool(self.streams)
 
     def discard(self) -> None:
-        """The route is no longer valid. A publisher that remembers it must not keep ended sessions alive by it.
+        """The route is no longer valid: drop its targets, so that no reference to it keeps ended sessions in memory.
 
-        The list of targets stays whole for a message that is being sent to them.
+        The list itself is unchanged, because a message may be being sent to it.
         """
         self.revision = -1
         self.targets = _NO_TARGETS
