@@ -158,7 +158,8 @@ class BuildCompiled(build_ext):
             target_dir=str(ROOT / "build" / "mypyc"),
         )
         for extension in self.distribution.ext_modules:
-            # Without it a compiler does not inline the functions of position-independent code, as they could be replaced.
+            # Without it a compiler does not inline the functions of position-independent code, as they could be
+            # replaced.
             extension.extra_compile_args.append("-fno-semantic-interposition")
         self.initialize_options()
         self.finalize_options()

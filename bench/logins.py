@@ -3,8 +3,8 @@
     python bench/logins.py [--clients 1500] [--guessers 200] [--seconds 20]
 
 Prints logins per second at the first start, when each takes a hash, and after restarts by SIGTERM and SIGKILL; then the
-latency of a connected client and of first right logins while other addresses guess. The addresses are 127.x.y.z, which need
-Linux.
+latency of a connected client and of first right logins while other addresses guess. The addresses are 127.x.y.z, which
+need Linux.
 """
 
 from __future__ import annotations

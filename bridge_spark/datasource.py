@@ -3,8 +3,9 @@
 The same range of offsets always gives the same rows, and only committed ones.  The state of a streaming query is in
 Spark's checkpoint alone.
 
-No reader implements `pushFilters`: Spark 4.2 and 4.3 keep the result of a push-down per table, so a DataFrame that is used
-twice would give the rows of another filter (docs/spark-issue-filter-pushdown.md).  The option `where` takes its place.
+No reader implements `pushFilters`: Spark 4.2 and 4.3 keep the result of a push-down per table, so a DataFrame that is
+used twice would give the rows of another filter (docs/spark-issue-filter-pushdown.md).  The option `where` takes its
+place.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class SliceTask(InputPartition):
 class MqttDataSource(DataSource):
     """`spark.read.format("mqtt")` and `spark.readStream.format("mqtt")`.
 
-    Bad options and unknown streams raise `OptionError` or `StreamError` at load time.  A schema given by the user selects
-    columns; others are not read.
+    Bad options and unknown streams raise `OptionError` or `StreamError` at load time.  A schema given by the user
+    selects columns; others are not read.
     """
 
     def __init__(self, options: Any) -> None:
@@ -375,8 +376,8 @@ _frozen = False
 def _freeze_worker() -> None:
     """Exempt the modules of a Spark worker from garbage collection.
 
-    The worker runs `gc.collect` after each task, which visits every object of pandas, PyArrow and PySpark: half the cost
-    of a small task.
+    The worker runs `gc.collect` after each task, which visits every object of pandas, PyArrow and PySpark: half the
+    cost of a small task.
     """
     global _frozen
     main = getattr(sys.modules["__main__"], "__spec__", None)

@@ -1,7 +1,7 @@
 """Reloads settings, password and ACL files, and certificates on SIGHUP.
 
-Each setting that changed is applied and logged, or named as one that needs a restart. An invalid file changes nothing: the
-settings in force stay, and the log, /readyz and the metrics say so.
+Each setting that changed is applied and logged, or named as one that needs a restart. An invalid file changes nothing:
+the settings in force stay, and the log, /readyz and the metrics say so.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ settings.load_profile("timeless")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spare the second run of `make test` what does not depend on the build; begin with that, since most of it is Spark,
-    so that no process is alone with it in the end."""
+    """Spare the second run of `make test` what does not depend on the build; begin with that, since most of it is
+    Spark, so that no process is alone with it in the end."""
     items.sort(key=lambda item: item.get_closest_marker("one_build") is None)
     tested = os.environ.get("TESTED_BUILD")
     for item in items:

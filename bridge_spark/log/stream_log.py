@@ -240,7 +240,10 @@ class StreamLogs:
         return sorted(self._streams)
 
     def manifest(self, name: str) -> Dict[str, Any]:
-        """The committed segments of a stream (see `PartitionView.describe`).  Raises `KeyError` for an unknown stream."""
+        """The committed segments of a stream (see `PartitionView.describe`).
+
+        Raises `KeyError` for an unknown stream.
+        """
         count = self._streams[name].partitions
         return {
             "stream": name,

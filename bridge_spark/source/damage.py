@@ -1,7 +1,7 @@
 """Skips damaged batches (`skipCorruptBatches`).
 
-Skips as few offsets as possible and prints each skipped range, with its file, to the task's standard error.  Damage is a
-wrong checksum or an offset out of order; a file that cannot be read is an error with or without the option.
+Skips as few offsets as possible and prints each skipped range, with its file, to the task's standard error.  Damage is
+a wrong checksum or an offset out of order; a file that cannot be read is an error with or without the option.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ PREFIX = "mqtt source: "
 class SourceError(Exception):
     """An error whose message is one line that begins with `PREFIX`.
 
-    Spark sends `TracebackException.format` of a Python error to the user, and sets `__cause__` to None before.  The text
-    begins with the cause, so this property makes it begin with the message.
+    Spark sends `TracebackException.format` of a Python error to the user, and sets `__cause__` to None before.  The
+    text begins with the cause, so this property makes it begin with the message.
     """
 
     @property

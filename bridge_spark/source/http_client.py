@@ -1,8 +1,9 @@
 """A client of the broker's HTTP interface.
 
 An interrupted range continues at the byte where it stopped, which is safe because the committed part of a segment file
-never changes; the answer's Content-Range is checked.  The wait between attempts doubles and starts again after progress.
-Permanent errors (a wrong token, an untrusted certificate, not a broker) are not retried.  Each error is one line.
+never changes; the answer's Content-Range is checked.  The wait between attempts doubles and starts again after
+progress. Permanent errors (a wrong token, an untrusted certificate, not a broker) are not retried.  Each error is one
+line.
 """
 
 from __future__ import annotations
@@ -72,9 +73,9 @@ class _Range:
 class HttpClient:
     """Requests to the broker at ``url``; ``token`` is sent as a bearer token.
 
-    ``ca_file``: trusted authorities for https, default the system's.  A failed request is repeated ``retries`` times, the
-    first time after about ``retry_interval_s`` seconds.  ``timeout_s``: the longest silence of the server.  Keeps one
-    connection open between requests.  Not thread-safe.
+    ``ca_file``: trusted authorities for https, default the system's.  A failed request is repeated ``retries`` times,
+    the first time after about ``retry_interval_s`` seconds.  ``timeout_s``: the longest silence of the server.  Keeps
+    one connection open between requests.  Not thread-safe.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Parses JSON payloads to rows.
 
-`JsonParser.one` parses one payload by the rules below.  `JsonParser.fast` parses many with Arrow and refuses them unless
-the result is the same.
+`JsonParser.one` parses one payload by the rules below.  `JsonParser.fast` parses many with Arrow and refuses them
+unless the result is the same.
 
 | payload | result |
 |---|---|

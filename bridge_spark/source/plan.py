@@ -65,9 +65,9 @@ class Planner:
     ) -> list[list[Slice]]:
         """The slices of each task.
 
-        ``manifest`` holds the whole range.  There are at least ``min_tasks`` tasks if there are as many rows; no task has
-        more than ``max_rows`` rows.  Segments that cannot hold a row that matches ``predicate`` are left out.  A task has at least
-        ``min_task_bytes`` of work unless the range is smaller.
+        ``manifest`` holds the whole range.  There are at least ``min_tasks`` tasks if there are as many rows; no task
+        has more than ``max_rows`` rows.  Segments that cannot hold a row that matches ``predicate`` are left out.  A
+        task has at least ``min_task_bytes`` of work unless the range is smaller.
         """
         self._indexes.clear()
         found = list(self._segments(manifest, start, end, predicate))

@@ -44,8 +44,8 @@ def read_slices(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of the slices in order, in the schema of ``builder``.
 
-    Offsets whose file was sealed after planning are found in the new file.  Raises `DataLoss` for offsets that retention
-    or a repair removed, unless ``fail_on_data_loss`` is false, and `CorruptSegment` for damaged bytes, unless
+    Offsets whose file was sealed after planning are found in the new file.  Raises `DataLoss` for offsets that
+    retention or a repair removed, unless ``fail_on_data_loss`` is false, and `CorruptSegment` for damaged bytes, unless
     ``skip_corrupt`` is set.
     """
 

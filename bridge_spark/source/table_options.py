@@ -1,8 +1,9 @@
 """Options of catalog tables: `CREATE TABLE t USING mqtt OPTIONS (...)`.
 
-When a table is created, Spark passes the options twice, plain and with the prefix `option.`, among the properties of the
-table.  When it is read, Spark passes a Python source no options, only the schema that the catalog has stored.  So the
-source keeps the options in that schema, as metadata of a column, or as its comment if the schema is the option `schema`.
+When a table is created, Spark passes the options twice, plain and with the prefix `option.`, among the properties of
+the table.  When it is read, Spark passes a Python source no options, only the schema that the catalog has stored.  So
+the source keeps the options in that schema, as metadata of a column, or as its comment if the schema is the option
+`schema`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Permissions of the data directory: payloads are for the broker's user, and for others only if the operator says so."""
+"""Permissions of the data directory: only the broker's user reads payloads, unless `data_mode` allows others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Password checks in a few threads beside the event loop.
 
-Logins wait in a bounded `LoginQueue` for as long as the checks make progress; beyond the bound, and while every thread is
-stuck, they are refused as busy. Failed logins lead to bans. Only the hash is computed in a thread; all state belongs to the
-event loop.
+Logins wait in a bounded `LoginQueue` for as long as the checks make progress; beyond the bound, and while every thread
+is stuck, they are refused as busy. Failed logins lead to bans. Only the hash is computed in a thread; all state belongs
+to the event loop.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def new_nonce() -> str:
 class Authenticator:
     """Answers authentication requests by the users in ``passwords``.
 
-    ``timeout`` of one check is in seconds, ``capacity`` in waiting logins; ``nonce`` gives nonces for SCRAM. ``proven`` and
-    ``bans`` are shared with the other authenticators of a broker.
+    ``timeout`` of one check is in seconds, ``capacity`` in waiting logins; ``nonce`` gives nonces for SCRAM. ``proven``
+    and ``bans`` are shared with the other authenticators of a broker.
     """
 
     def __init__(

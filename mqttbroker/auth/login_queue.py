@@ -1,7 +1,8 @@
 """Logins that wait for a thread, in a fair order.
 
-Addresses take turns. Logins of an address or user name that failed lately stand in a second line, which gets one turn in
-`SUSPECT_TURN`, so that guessed passwords do not delay the other logins. A full queue drops from the address with the most.
+Addresses take turns. Logins of an address or user name that failed lately stand in a second line, which gets one turn
+in `SUSPECT_TURN`, so that guessed passwords do not delay the other logins. A full queue drops from the address with the
+most.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Passwords that were right before, so that clients which reconnect need no hash, also after a restart of the broker.
 
-A record is a keyed digest (HMAC-SHA-256) of a user, its line of the password file, and the password: another line is another
-record. The records are in a file of the data directory, the key is in memory only: in a file of a tmpfs, which outlives the
-process but not the machine. The file's own digest makes a file of another key, or a changed or torn one, worthless.
+A record is a keyed digest (HMAC-SHA-256) of a user, its line of the password file, and the password: another line is
+another record. The records are in a file of the data directory, the key is in memory only: in a file of a tmpfs, which
+outlives the process but not the machine. The file's own digest makes a file of another key, or a changed or torn one,
+worthless.
 """
 
 from __future__ import annotations
@@ -95,8 +96,8 @@ class ProvenPasswords:
     def load(self, data_dir: Path, key_file: Optional[Path], loop: asyncio.AbstractEventLoop) -> None:
         """Read the records of an earlier process, and keep the file up to date from now on.
 
-        ``key_file`` None = one in a tmpfs. Without a key file the passwords are remembered in memory only, and the reason is
-        logged.
+        ``key_file`` None = one in a tmpfs. Without a key file the passwords are remembered in memory only, and the
+        reason is logged.
         """
         if self.capacity == 0:
             return
@@ -192,7 +193,10 @@ def is_in_memory(path: Path) -> bool:
 
 
 def read_key(path: Path, data_dir: Path) -> bytes:
-    """The key in a file, which is created if missing. Raises KeyFileError for a file that others could have made or read."""
+    """The key in a file, which is created if missing.
+
+    Raises KeyFileError for a file that others could have made or read.
+    """
     try:
         # O_NONBLOCK: a FIFO of this name must not stop the start.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)

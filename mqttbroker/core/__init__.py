@@ -1,1 +1,1 @@
-"""The broker without sockets, clocks, threads or randomness: bytes and the time in, bytes and journal operations out."""
+"""The broker without sockets, clocks, threads or randomness: bytes and time in, bytes and journal operations out."""

@@ -1,9 +1,9 @@
 """Bans of addresses, and of user names at an address, after failed logins.
 
-Failed logins count for the address, an IPv6 one by its /64 network, and for the user name at that address; a user name alone
-is never banned. A count is a leaky bucket: it falls by ``limit`` in ``window`` seconds. Each login that is right raises the
-limit, at an address once per user name, so that one wrong device does not ban the many right ones behind the same NAT. Each
-further ban of the same address lasts twice as long.
+Failed logins count for the address, an IPv6 one by its /64 network, and for the user name at that address; a user name
+alone is never banned. A count is a leaky bucket: it falls by ``limit`` in ``window`` seconds. Each login that is right
+raises the limit, at an address once per user name, so that one wrong device does not ban the many right ones behind the
+same NAT. Each further ban of the same address lasts twice as long.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ class Bans:
         return record is not None
 
     def passwords_changed(self, usernames: Set[str]) -> None:
-        """End the bans of user names, and those of the addresses where they are banned: the failures may have been those
-        of devices with the new password."""
+        """End the bans of user names, and those of the addresses where they are banned: the failures may have been
+        those of devices with the new password."""
         if not self._banned:
             return
         names = {_short(username) for username in usernames}

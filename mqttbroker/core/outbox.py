@@ -95,8 +95,8 @@ class Outbox:
                 self._count_blocked(size)
 
     def count_publish(self, size: i64) -> bool:
-        """Count a PUBLISH, which the caller adds to `parts`; true if the session is to queue the next ones: the backlog, or
-        that of all clients whose socket is blocked, is above the high-water mark."""
+        """Count a PUBLISH, which the caller adds to `parts`; true if the session is to queue the next ones: the
+        backlog, or that of all clients whose socket is blocked, is above the high-water mark."""
         backlog: i64 = self.backlog + size
         self.backlog = backlog
         if size >= LARGE_PART:

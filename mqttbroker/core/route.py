@@ -1,7 +1,7 @@
 """Routes: all recipients of the messages of one topic, and how a route is built in parts.
 
-A build costs about one unit of work per subscription and per node of the trie. It is cut into steps, so that a topic that
-very many filters match holds up its publisher and nobody else.
+A build costs about one unit of work per subscription and per node of the trie. It is cut into steps, so that a topic
+that very many filters match holds up its publisher and nobody else.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StreamSink:
 
 
 class Route:
-    """All recipients of the messages of one topic; ``size`` is its estimated memory in bytes once it is in the cache."""
+    """All recipients of the messages of one topic; ``size`` is its estimated memory in bytes once cached."""
 
     def __init__(self, topic: str, topic_bytes: bytes) -> None:
         self.topic = topic

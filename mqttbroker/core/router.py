@@ -198,7 +198,10 @@ class Router:
         return topic
 
     def _add(self, build: RouteBuild) -> Route:
-        """The route that was built. It is cached unless its topic is reserved or a matching filter changed meanwhile."""
+        """The route that was built.
+
+        It is cached unless its topic is reserved or a matching filter changed meanwhile.
+        """
         route = build.finish(self._streams_of(build.topic, build.topic_bytes))
         if route.reserved:
             return route

@@ -22,8 +22,8 @@ class Redirect:
 class ListenerTerms:
     """The terms for clients of one listener; times in seconds, sizes in bytes.
 
-    ``listener`` is its address as in the log; ``rules`` names its `Rules`, None = the common ones. A limit by address or
-    a rate of 0 is none.
+    ``listener`` is its address as in the log; ``rules`` names its `Rules`, None = the common ones. A limit by address
+    or a rate of 0 is none.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,9 @@
 """The sockets of clients, over all listeners: how many may be open, and which are closed for new ones.
 
-A socket is evictable as long as its client has sent no CONNECT, and again once the broker has closed its side. Such sockets
-cost their client nothing, so beyond ``max_evictable`` of them the oldest is closed for each new one. At ``maximum``, which
-the process's file descriptors allow, a new socket replaces the oldest evictable one, and is closed itself if there is none.
+A socket is evictable as long as its client has sent no CONNECT, and again once the broker has closed its side. Such
+sockets cost their client nothing, so beyond ``max_evictable`` of them the oldest is closed for each new one. At
+``maximum``, which the process's file descriptors allow, a new socket replaces the oldest evictable one, and is closed
+itself if there is none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The log at level ``debug``: a line for each control packet of a connection, in and out.
 
-`PacketLog` is a layer between the transport and the `Wire` of a connection that began while the level was ``debug``; other
-connections have none. Lines hold no payloads, passwords and properties.
+`PacketLog` is a layer between the transport and the `Wire` of a connection that began while the level was ``debug``;
+other connections have none. Lines hold no payloads, passwords and properties.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class PacketScanner:
 
 
 def _fixed_header(data: bytes, position: int) -> tuple[int, int]:
-    """The position of the variable header, and the size of the packet: 0 if bytes are missing, -1 if it is malformed."""
+    """The position of the variable header, and the packet's size: 0 if bytes are missing, -1 if malformed."""
     remaining = 0
     for index in range(4):
         if position + 1 + index >= len(data):

@@ -1,7 +1,7 @@
 """The header of the PROXY protocol, versions 1 and 2: the client's address, sent by a proxy before the client's bytes.
 
-https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt. Addresses are taken from TCP and UDP over IPv4 and IPv6; the
-type-length-value fields of version 2 are skipped.
+https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt. Addresses are taken from TCP and UDP over IPv4 and IPv6;
+the type-length-value fields of version 2 are skipped.
 """
 
 from __future__ import annotations

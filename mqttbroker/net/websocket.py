@@ -1,9 +1,9 @@
 """MQTT over WebSocket: a layer between a socket and its `Wire`.
 
-The `Wire` sees MQTT bytes and never a frame [MQTT-6.0.0-2]. A text frame ends the connection [MQTT-6.0.0-1], and the client
-must offer the subprotocol ``mqtt`` [MQTT-6.0.0-3] [MQTT-6.0.0-4]. The `websockets` library does the handshake and handles
-close frames and violations of RFC 6455; `FrameReader` decodes all other frames. Everything is handled in the call that
-brings the bytes, without tasks or futures.
+The `Wire` sees MQTT bytes and never a frame [MQTT-6.0.0-2]. A text frame ends the connection [MQTT-6.0.0-1], and the
+client must offer the subprotocol ``mqtt`` [MQTT-6.0.0-3] [MQTT-6.0.0-4]. The `websockets` library does the handshake
+and handles close frames and violations of RFC 6455; `FrameReader` decodes all other frames. Everything is handled in
+the call that brings the bytes, without tasks or futures.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ class Wire:
         self._unhandled = b""
 
     def abort_if_client_left(self) -> bool:
-        """Whether the client has closed its side; the connection is then closed. Not seen otherwise while reading pauses."""
+        """Whether the client has closed its side; if so, close the connection. Detects it while reading is paused."""
         if self.closing or not self.reading_paused or POLLRDHUP == 0:
             return self.closing
         poll = select.poll()

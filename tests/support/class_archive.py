@@ -1,7 +1,8 @@
 """JVM options for tests: a short start-up instead of peak speed.
 
 Most of the time of a short Spark job goes into loading 20,000 classes.  `make test` stores the loaded classes in an
-archive (class data sharing, JDK 13 and newer).  Without the archive, or with one of another Java, tests only take longer.
+archive (class data sharing, JDK 13 and newer).  Without the archive, or with one of another Java, tests only take
+longer.
 
     python class_archive.py     # creates it, in half a minute
 """

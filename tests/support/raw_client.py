@@ -1,6 +1,7 @@
 """A blocking MQTT client that sends and receives single packets.
 
-It sends only what the test sends, acknowledgements included; a packet that the test has not received stays in the inbox.
+It sends only what the test sends, acknowledgements included; a packet that the test has not received stays in the
+inbox.
 """
 
 from __future__ import annotations
