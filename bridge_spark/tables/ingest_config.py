@@ -28,7 +28,7 @@ MESSAGE_COLUMNS = (
 DEFAULT_COLUMNS = ["topic", "partition", "offset", "timestamp as received"]
 MERGE_FILES = 200  # default of `compact_after`
 RETRY_OPTION = "fetch.numRetries"
-RETRIES = 9  # default of `source.retries`: the waits double from 0.1 s, about 50 s in all
+RETRIES = 14  # default of `source.retries`: the waits double from 0.1 s up to 10 s, 70 s in all
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _DURATION = re.compile(r"(\d+) (second|minute|hour|day)s?")

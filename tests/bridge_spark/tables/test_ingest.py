@@ -90,7 +90,7 @@ def test_invalid_settings_are_one_line(given: dict[str, Any], reason: str) -> No
     assert f"ingest.toml: {reason}" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("given", "retries"), [({}, "9"), ({"retries": 2}, "2")])
+@pytest.mark.parametrize(("given", "retries"), [({}, "14"), ({"retries": 2}, "2")])
 def test_a_running_query_retries_while_the_broker_is_away(given: dict[str, int], retries: str) -> None:
     whole = {"source": {"url": "http://127.0.0.1:1", **given}, "tables": document(Path("."))["tables"]}
     assert parse_config(whole).tables[0].source["fetch.numRetries"] == retries
