@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "tests")]
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests")]
 
 from support.broker_process import BrokerProcess  # noqa: E402
 

@@ -1,8 +1,9 @@
 """Logins that wait for a thread, in a fair order.
 
-Addresses take turns. Logins of an address or user name that failed lately stand in a second line, which gets one turn
-in `SUSPECT_TURN`, so that guessed passwords do not delay the other logins. A full queue drops from the address with the
-most.
+Addresses take turns; every other turn is that of the newest address, so that one more client need not wait until each
+of many addresses had a turn. Logins of an address or user name that failed lately stand in a second line, which gets
+one turn in `SUSPECT_TURN`, so that guessed passwords do not delay the other logins. A full queue drops from the address
+with the most.
 """
 
 from __future__ import annotations
@@ -35,12 +36,53 @@ class Login:
         return self.passwords.fingerprints.get(self.username, "")
 
 
-class LoginQueue:
-    """Waiting logins by address."""
+class _Line:
+    """Logins by address. An address is new until its first turn."""
 
     def __init__(self) -> None:
-        self._trusted: OrderedDict[str, deque[Login]] = OrderedDict()  # the next address to be served is first
-        self._suspects: OrderedDict[str, deque[Login]] = OrderedDict()
+        self._logins: OrderedDict[str, deque[Login]] = OrderedDict()  # the address that waits longest is first
+        self._new: OrderedDict[str, bool] = OrderedDict()
+        self._newest_is_next = False
+
+    def __bool__(self) -> bool:
+        return bool(self._logins)
+
+    def add(self, login: Login) -> None:
+        logins = self._logins.get(login.address)
+        if logins is None:
+            logins = self._logins[login.address] = deque()
+            self._new[login.address] = True
+        logins.append(login)
+
+    def pop(self) -> Login:
+        newest = self._newest_is_next and bool(self._new)
+        self._newest_is_next = not self._newest_is_next
+        address = next(reversed(self._new)) if newest else next(iter(self._logins))
+        self._new.pop(address, None)
+        self._logins.move_to_end(address)
+        login = self._logins[address].popleft()
+        self._forget_if_empty(address)
+        return login
+
+    def pop_newest(self) -> Login:
+        """The last login of the address with the most."""
+        address = max(self._logins, key=lambda name: len(self._logins[name]))
+        login = self._logins[address].pop()
+        self._forget_if_empty(address)
+        return login
+
+    def _forget_if_empty(self, address: str) -> None:
+        if not self._logins[address]:
+            del self._logins[address]
+            self._new.pop(address, None)
+
+
+class LoginQueue:
+    """Waiting logins."""
+
+    def __init__(self) -> None:
+        self._trusted = _Line()
+        self._suspects = _Line()
         self._turn = 0
         self._length = 0
 
@@ -50,8 +92,7 @@ class LoginQueue:
     def add(self, login: Login, suspect: bool) -> None:
         """Put a login behind those of its address."""
         login.suspect = suspect
-        line = self._suspects if suspect else self._trusted
-        line.setdefault(login.address, deque()).append(login)
+        (self._suspects if suspect else self._trusted).add(login)
         self._length += 1
 
     def pop(self, with_suspects: bool = True) -> Optional[Login]:
@@ -62,19 +103,10 @@ class LoginQueue:
         if not line:
             return None
         self._turn += 1
-        return self._remove(line, next(iter(line)), False)
+        self._length -= 1
+        return line.pop()
 
     def pop_newest(self) -> Login:
         """Remove the newest login of the address with the most, suspects first."""
-        line = self._suspects or self._trusted
-        return self._remove(line, max(line, key=lambda address: len(line[address])), True)
-
-    def _remove(self, line: OrderedDict[str, deque[Login]], address: str, newest: bool) -> Login:
-        logins = line[address]
-        login = logins.pop() if newest else logins.popleft()
         self._length -= 1
-        if not logins:
-            del line[address]
-        elif not newest:
-            line.move_to_end(address)
-        return login
+        return (self._suspects or self._trusted).pop_newest()

@@ -203,26 +203,18 @@ def guessers() -> Iterator[list[RawClient]]:
         raw.close()
 
 
-@pytest.mark.slow
 def test_a_first_right_login_among_200_guessing_addresses(
     start_broker: Start, users: Path, guessers: list[RawClient]
 ) -> None:
-    """The guesses wait in the queue. On an idle machine a hash takes 20 ms, and the login below 100 ms."""
+    """A hash takes 20 ms on an idle machine, and the login waits for a few of them, not for 200."""
     broker = configured(start_broker, users)
-    hosts = [f"127.0.2.{number + 1}" for number in range(200)]
-    for round_ in range(2):
-        for host in hosts:
-            guessers.append(client(broker, host))
-            guessers[-1].send(Connect(f"g-{host}-{round_}", 5, True, 60, username=f"device{round_}", password=b"guess"))
-        if round_ == 0:  # each address has failed once
-            for raw in guessers:
-                assert raw.expect(Connack, 60.0).reason_code == BAD_USER_NAME_OR_PASSWORD
+    for number in range(200):
+        guessers.append(client(broker, f"127.0.2.{number + 1}"))
+        guessers[-1].send(Connect(f"g-{number}", 5, True, 60, username=f"device{number % CHECKS}", password=b"guess"))
     begin = time.monotonic()
     assert login(broker, "alice", host="127.0.3.1") == 0
     seconds = time.monotonic() - begin
-    for raw in guessers[200:210]:
-        raw.close()
-    print(f"first right login: {seconds * 1000:.0f} ms")
     failed = samples(broker.get("/metrics"))["mqttbroker_logins_failed_total"]
-    assert seconds < 2.0 and failed < 330
+    print(f"first right login: {seconds * 1000:.0f} ms, after {failed:.0f} guesses")
+    assert failed < 100 and seconds < 4.0
     assert not re.search("reason=.*too many clients", broker.log)
