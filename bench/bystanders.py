@@ -56,12 +56,12 @@ def client(port: int, name: str, buffer: int = 0, connect: Optional[bytes] = Non
 # --- abuse: each runs until `ended` is set, and returns a summary ---------------------------------------------------
 
 
-def deaf(port: int, ended: threading.Event, qos: int) -> str:
+def stalled(port: int, ended: threading.Event, qos: int) -> str:
     """A subscriber that does not read, and a publisher that sends it 8 MB per second."""
-    reader = client(port, f"deaf{qos}", 4096)
-    reader.sendall(subscribe("deaf/#", qos))
-    writer = client(port, f"loud{qos}")
-    chunk = publish("deaf/1", b"x" * 4096, qos) * 20
+    reader = client(port, f"stalled{qos}", 4096)
+    reader.sendall(subscribe("stalled/#", qos))
+    writer = client(port, f"writer{qos}")
+    chunk = publish("stalled/1", b"x" * 4096, qos) * 20
     sent = timeouts = 0
     while not ended.wait(0.01):
         try:
@@ -76,12 +76,12 @@ def deaf(port: int, ended: threading.Event, qos: int) -> str:
     return f"sent {sent / 1e6:.0f} MB, blocked {timeouts} s"
 
 
-def greedy(port: int, ended: threading.Event, topic_filter: str, retained: int) -> str:
+def replaying(port: int, ended: threading.Event, topic_filter: str, retained: int) -> str:
     """A client that subscribes to all retained messages again and again, and reads as fast as it can."""
     whole = sum(len(chunk) for chunk in retaining(retained))
     times = size = 0
     while not ended.is_set():
-        line = client(port, f"greedy{times}")
+        line = client(port, f"replaying{times}")
         line.sendall(subscribe(topic_filter))
         # Messages of the pairs arrive in between, so that a few of the last retained ones are not read.
         left = whole
@@ -94,12 +94,12 @@ def greedy(port: int, ended: threading.Event, topic_filter: str, retained: int) 
     return f"read {size / 1e6:.0f} MB in {times} subscriptions"
 
 
-def heavy(port: int, ended: threading.Event, rate: float = 0) -> str:
+def large(port: int, ended: threading.Event, rate: float = 0) -> str:
     """Packets of 10 MB from one client to another, ``rate`` per second or, if that is 0, one after the other."""
-    reader = client(port, "heavy-reader")
-    reader.sendall(subscribe("heavy/#", 1))
-    writer = client(port, "heavy-writer")
-    packet = publish("heavy/1", b"x" * 10_000_000, 1)
+    reader = client(port, "large-reader")
+    reader.sendall(subscribe("large/#", 1))
+    writer = client(port, "large-writer")
+    packet = publish("large/1", b"x" * 10_000_000, 1)
     writer.settimeout(30)
     reader.settimeout(30)
     sent = 0
@@ -129,7 +129,7 @@ def heavy(port: int, ended: threading.Event, rate: float = 0) -> str:
     return f"{sent} packets"
 
 
-def hung(port: int, ended: threading.Event) -> str:
+def slow_logins(port: int, ended: threading.Event) -> str:
     """100 logins at a time that take a second of hashing each, and 100 SCRAM exchanges that are not completed."""
     login = framed(0x10, text("MQTT") + b"\x04\xc2\0\0" + text("") + text(USER) + text("guess"))
     scram = b"\x15" + text("SCRAM-SHA-256") + b"\x16" + text(f"n,,n={USER},r=abcdefgh")
@@ -187,16 +187,16 @@ def unsubscribing(port: int, ended: threading.Event) -> str:
 
 
 ABUSES: dict[str, tuple[str, Callable[[int, threading.Event, int], str]]] = {
-    "deaf-q0": ("a subscriber that does not read, QoS 0", lambda port, ended, _: deaf(port, ended, 0)),
-    "deaf-q1": ("a subscriber that does not read, QoS 1", lambda port, ended, _: deaf(port, ended, 1)),
-    "hash": ("`#` over all retained", lambda port, ended, retained: greedy(port, ended, "#", retained)),
-    "plus": ("`a/+/b` over all retained", lambda port, ended, retained: greedy(port, ended, "a/+/b", retained)),
-    "heavy": ("packets of 10 MB, one after the other", lambda port, ended, _: heavy(port, ended)),
-    "heavy-10": ("packets of 10 MB, ten per second", lambda port, ended, _: heavy(port, ended, 10)),
+    "stalled-q0": ("a subscriber that does not read, QoS 0", lambda port, ended, _: stalled(port, ended, 0)),
+    "stalled-q1": ("a subscriber that does not read, QoS 1", lambda port, ended, _: stalled(port, ended, 1)),
+    "retained-hash": ("`#` over all retained", lambda port, ended, retained: replaying(port, ended, "#", retained)),
+    "retained-plus": ("`a/+/b` over all retained", lambda port, ended, retained: replaying(port, ended, "a/+/b", retained)),
+    "large": ("packets of 10 MB, one after the other", lambda port, ended, _: large(port, ended)),
+    "large-10": ("packets of 10 MB, ten per second", lambda port, ended, _: large(port, ended, 10)),
     "overlap-12": ("2^12 overlapping filters, new topics", lambda port, ended, _: overlap(port, ended, 12)),
     "overlap-16": ("2^16 overlapping filters, new topics", lambda port, ended, _: overlap(port, ended, 16)),
     "unsubscribe": ("UNSUBSCRIBEs of 3.4 million filters", lambda port, ended, _: unsubscribing(port, ended)),
-    "hung": ("logins with slow hashes, incomplete SCRAM exchanges", lambda port, ended, _: hung(port, ended)),
+    "slow-logins": ("logins with slow hashes, incomplete SCRAM exchanges", lambda port, ended, _: slow_logins(port, ended)),
 }
 
 

@@ -1,4 +1,4 @@
-/* channel - see channel.h.  Every MQTT packet is a WebSocket frame of its own, masked, as client libraries send them. */
+/* channel - see channel.h.  Each MQTT packet is a WebSocket frame of its own, masked, as client libraries send them. */
 #define _GNU_SOURCE
 #include "channel.h"
 #include <errno.h>
@@ -232,7 +232,7 @@ static uint64_t frame_size(const struct channel *ch)
     return size;
 }
 
-/* Takes the frame headers out of what was read, in place; how much MQTT is left, or -1 when the server says goodbye. */
+/* Removes frame headers from the received bytes, in place; returns the bytes of MQTT left, or -1 at a close frame. */
 static ssize_t unframe(struct channel *ch, uint8_t *p, size_t n)
 {
     size_t from = 0, to = 0;

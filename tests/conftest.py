@@ -18,14 +18,16 @@ from support.broker_process import BrokerProcess  # noqa: E402
 if os.environ.get("PYTHONPATH"):
     os.environ["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
 
-# How fast a machine is decides nothing here.
+# No test depends on the speed of the machine.
 settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("timeless")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spare the second run of `make test` what does not depend on the build; begin with that, since most of it is
-    Spark, so that no process is alone with it in the end."""
+    """Run tests of code that is never compiled first, and only in one of the two runs of `make test`.
+
+    Most of them use Spark and take long, so at the end of a run other processes would wait for them.
+    """
     items.sort(key=lambda item: item.get_closest_marker("one_build") is None)
     tested = os.environ.get("TESTED_BUILD")
     for item in items:
@@ -42,7 +44,7 @@ def broker() -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def start_broker() -> Iterator[Callable[..., BrokerProcess]]:
-    """Start brokers of one's own: the arguments are those of BrokerProcess."""
+    """Start further brokers; the arguments are those of BrokerProcess."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(BrokerProcess(**options))
 

@@ -1,4 +1,4 @@
-"""The file `high_watermark` of a partition: the end of what is committed and may be read."""
+"""The file `high_watermark` of a partition: the end of the committed records, which may be read."""
 
 from __future__ import annotations
 

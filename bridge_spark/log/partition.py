@@ -323,7 +323,7 @@ class Partition:
         self._pending_entries.clear()
 
     def _publish(self) -> None:
-        """Show readers what is committed."""
+        """Show readers the committed records."""
         active = self._active
         segments = self.closed if active is None else (*self.closed, active)
         self.view = PartitionView(self._log_start, self.end()[0], segments)

@@ -1,4 +1,4 @@
-"""A few fixed rounds of `make fuzz`, and tests of its judge."""
+"""A few fixed rounds of `make fuzz`, and tests of its checks."""
 
 from __future__ import annotations
 

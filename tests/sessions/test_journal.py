@@ -1,4 +1,4 @@
-"""sessions.journal: what a closed batch contains, and how gates and entries learn of its outcome."""
+"""sessions.journal: the contents of a closed batch, and its outcome for gates and entries."""
 
 from __future__ import annotations
 

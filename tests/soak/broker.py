@@ -1,4 +1,4 @@
-"""The `mqttbroker` command without garbage collection, which tells what it holds in memory.
+"""The `mqttbroker` command without garbage collection, which reports its memory and objects.
 
 Each connection to the Unix socket SOAK_SOCKET is answered with JSON: allocated memory blocks, resident bytes, and the
 numbers of objects by type.

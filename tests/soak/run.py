@@ -42,7 +42,7 @@ type = "ws"
 port = 0
 """
 
-# What the broker may hold more at the end than after a tenth of the time.
+# Tolerated growth between a tenth of the time and the end.
 BLOCKS = 0.02, 1500
 OBJECTS = 0.05, 60
 RESIDENT = 0.10, 8 << 20
@@ -125,7 +125,7 @@ class Soak:
         return f"t/{self.random.randrange(150)}/{last}"
 
     def some(self, client_id: str) -> Optional[RawClient]:
-        """The client if it is connected, after it has read what it was sent."""
+        """The client if it is connected, after it has read all packets."""
         client = self.clients.get(client_id)
         if client is not None:
             self.read(client)
@@ -203,7 +203,7 @@ class Soak:
     # --- samples --------------------------------------------------------------------------------------------------
 
     def sample(self) -> dict[str, Any]:
-        """What the broker holds when all sessions have ended and its caches are full."""
+        """The broker's memory and objects when all sessions have ended and its caches are full."""
         for client_id in list(self.clients):
             self.drop(client_id)
         with RawClient(self.broker.port, 5) as client:
@@ -222,7 +222,7 @@ class Soak:
                 client.connect(f"c{number}", clean_start=True)
                 client.disconnect()
         before: dict[str, Any] = {"blocks": 0}
-        for _ in range(16):  # wills with a delay, and what the broker does now and then
+        for _ in range(16):  # wills with a delay, and periodic work of the broker
             time.sleep(0.5)
             held = self.state()
             if abs(held["blocks"] - before["blocks"]) <= 50:
@@ -252,7 +252,7 @@ def answer_to(packet: Packet) -> Optional[Packet]:
 
 
 def growth(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
-    """What the broker holds more of at the end, beyond the tolerances."""
+    """The growth beyond the tolerances, one line each."""
     found = []
     checks = [("blocks", first["blocks"], last["blocks"], BLOCKS), ("resident bytes", first["resident"], last["resident"], RESIDENT)]
     for name, count in last["types"].items():

@@ -1,4 +1,4 @@
-"""A short `make soak`, and a test of its judge."""
+"""A short `make soak`, and a test of its check."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from soak.run import Soak, growth
 
 
-def test_a_broker_holds_no_more_after_a_longer_time(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_time(tmp_path: Path) -> None:
     soak = Soak("1", tmp_path)
     try:
         soak.work(1.5)
@@ -21,7 +21,7 @@ def test_a_broker_holds_no_more_after_a_longer_time(tmp_path: Path) -> None:
         soak.close()
 
 
-def test_the_judge_finds_growth() -> None:
+def test_growth_is_found() -> None:
     first = {"blocks": 100_000, "resident": 50 << 20, "types": {"Session": 10}}
     assert not growth(first, first)
     for name, value in (("blocks", 104_000), ("resident", 70 << 20), ("types", {"Session": 100})):

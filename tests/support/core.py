@@ -112,7 +112,7 @@ class Core:
     # --- time and life --------------------------------------------------------------------------------------------
 
     def advance(self, seconds: float) -> None:
-        """Move the clock and have the broker do what is due."""
+        """Move the clock and have the broker do the work that is due."""
         self.seconds += seconds
         self.broker.outbound.clock.now = int(self.seconds * 1_000_000)
         self.broker.tick(self.seconds)
@@ -120,7 +120,7 @@ class Core:
             self.settle()
 
     def kill(self) -> None:
-        """Lose what is not committed, and start another broker on the same files."""
+        """Lose uncommitted changes, and start another broker on the same files."""
         self.store.stop()
         self._start()
 

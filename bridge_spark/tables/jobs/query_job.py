@@ -46,7 +46,7 @@ class BatchContext:
 
 
 class Pipeline(Protocol):
-    """From the stream to the tables: what a `QueryJob` runs.
+    """The work of a `QueryJob`: from the stream to the tables.
 
     ``state`` has the settings that the query's state in the checkpoint depends on; it is empty for a stateless query.
     """

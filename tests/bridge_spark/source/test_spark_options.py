@@ -1,4 +1,4 @@
-"""Options of the Spark source: what is accepted, and that a refusal is one line naming option and reason."""
+"""Options of the Spark source: accepted values; a refusal is one line with option and reason."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_backup_under_load_is_consistent(tmp_path: Path, start_broker: Start) 
             restore(tmp_path / f"backup-{number}", target)
             assert check(target).problems == []
             kept = queued(target / DATABASE)
-            # Database and log agree, and have what was acknowledged before.
+            # Database and log agree, and have all messages acknowledged before.
             assert len(kept) >= acknowledged
             assert kept == list(range(1, len(kept) + 1)) and retained(target / DATABASE) == len(kept)
             found = records(target / "streams" / "s" / "0")

@@ -14,7 +14,7 @@ from mqttbroker.codec.properties import Properties
 
 
 def kinds(client: CoreClient) -> list[tuple[str, int]]:
-    """Types and reason codes of what the client was sent."""
+    """Types and reason codes of the packets sent to the client."""
     return [(type(packet).__name__, getattr(packet, "reason_code", -1)) for packet in client.arrived()]
 
 
