@@ -331,7 +331,10 @@ def main() -> None:
         p50, p99 = statistics.median(p50 for p50, _ in rows), runs.p99(name)
         to_other = f"{p99 / control.p99(name):.2f}" if name in control.latencies else ""
         holds = [
-            took for start, end in runs.times[name] for kind, when, took in events if kind == "hold" and start <= when <= end
+            took
+            for start, end in runs.times[name]
+            for kind, when, took in events
+            if kind == "hold" and start <= when <= end
         ]
         what = ABUSES[name][0] if name else "nothing"
         figures = [f"{p50:.2f}", f"{p99:.2f}", f"{p99 / quiet:.2f}", to_other, f"{max(holds, default=0):.1f}"]

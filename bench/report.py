@@ -55,10 +55,14 @@ def number(found: Optional[float]) -> str:
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     widths = [max(len(cell) for cell in column) for column in zip(head, *rows)]
     lines = [
-        "| " + " | ".join(cell.ljust(w) if n < 2 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths))) + " |"
+        "| "
+        + " | ".join(cell.ljust(w) if n < 2 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths)))
+        + " |"
         for row in [head, *rows]
     ]
-    lines.insert(1, "|" + "|".join("-" * (w + 1 + (n < 2)) + (":" if n > 1 else "") for n, w in enumerate(widths)) + "|")
+    lines.insert(
+        1, "|" + "|".join("-" * (w + 1 + (n < 2)) + (":" if n > 1 else "") for n, w in enumerate(widths)) + "|"
+    )
     return "\n".join(lines)
 
 

@@ -142,7 +142,9 @@ def featured() -> list[Scenario]:
         "fanout100-q0": "--scenario fanout --publishers 1 --subscribers 100 --qos 0",
         "fanin100-q0": "--scenario fanin --publishers 100 --subscribers 1 --qos 0",
     }
-    return [Scenario(f"features-{name}", arguments, guarded=True, stream=ELSEWHERE) for name, arguments in loads.items()]
+    return [
+        Scenario(f"features-{name}", arguments, guarded=True, stream=ELSEWHERE) for name, arguments in loads.items()
+    ]
 
 
 PARQUET = "Parquet files"

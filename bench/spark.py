@@ -208,7 +208,11 @@ class Spark:
 
     def source(self, how: str, few: bool) -> DataFrame:
         if how == PARQUET:
-            return self.spark.read.schema(FEW).parquet(self._parquet()) if few else self.spark.read.parquet(self._parquet())
+            return (
+                self.spark.read.schema(FEW).parquet(self._parquet())
+                if few
+                else self.spark.read.parquet(self._parquet())
+            )
         sealed = how.endswith("-sealed")
         if sealed and self.other is None:
             sealed_copy(self.data[False], self.data[True])
@@ -332,8 +336,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=4_000_000, help="of the log (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of messages whose latency is measured (%(default)s)")
-    parser.add_argument("--minutes", type=float, default=15.0, help="no round begins that would end later (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="of messages whose latency is measured (%(default)s)"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=15.0, help="no round begins that would end later (%(default)s)"
+    )
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(known))
     options = parser.parse_args()
     if unknown := set(options.scenarios) - set(known):

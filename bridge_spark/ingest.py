@@ -138,7 +138,9 @@ def main(argv: Sequence[str]) -> int:
 def _check_sources(config: IngestConfig) -> None:
     """Check that the sources can be read, before Spark starts and without the retries of a running query."""
     for table in config.tables:
-        storage = open_storage(parse_options({key: value for key, value in table.source.items() if key != RETRY_OPTION}))
+        storage = open_storage(
+            parse_options({key: value for key, value in table.source.items() if key != RETRY_OPTION})
+        )
         try:
             storage.manifest()
         except StreamError as error:

@@ -79,8 +79,10 @@ def java_home() -> Path:
 def main(arguments: Sequence[str]) -> int:
     """`mqttbroker java-home`: print the value for ``JAVA_HOME``; exit code 1 if there is no Java."""
     argparse.ArgumentParser(
-        prog="mqttbroker java-home", description="Print what JAVA_HOME should be for Spark: the Java that is installed, "
-        "else the one of mqttbroker[jdk].").parse_args(arguments)
+        prog="mqttbroker java-home",
+        description="Print what JAVA_HOME should be for Spark: the Java that is installed, "
+        "else the one of mqttbroker[jdk].",
+    ).parse_args(arguments)
     try:
         print(java_home())
     except JavaError as error:

@@ -123,7 +123,9 @@ def _bounds(column: str, operator: str, value: Any) -> Optional[Bounds[Any]]:
     if operator == "not null":
         return Bounds()
     if operator == "in":
-        values = [_value(column, each) for each in value if each is not None] if isinstance(value, Collection) else [None]
+        values = (
+            [_value(column, each) for each in value if each is not None] if isinstance(value, Collection) else [None]
+        )
         return None if None in values else Bounds(among=frozenset(values))
     known = _value(column, value)
     if known is None:

@@ -38,7 +38,9 @@ def main(argv: Sequence[str]) -> int:
     Exit code 0 on success, 1 if a table cannot be merged, 2 for invalid settings.
     """
     parser = argparse.ArgumentParser(
-        prog="mqttbroker compact", description="Merge the small files of the ingest job's tables, while it is not running.")
+        prog="mqttbroker compact",
+        description="Merge the small files of the ingest job's tables, while it is not running.",
+    )
     parser.add_argument("config", type=Path, help="TOML file of tables, see conf/ingest.toml")
     arguments = parser.parse_args(argv)
     try:

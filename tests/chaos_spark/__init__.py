@@ -1,1 +1,2 @@
-"""`make chaos-spark`: kills publishers, the broker and Spark's driver at random and counts each reading in the table."""
+"""`make chaos-spark`: kills publishers, the broker and Spark's driver at random and counts each reading in the
+table."""

@@ -85,7 +85,9 @@ class TableFiles:
 
     def published(self, batch: int) -> bool:
         with suppress(FileNotFoundError):
-            newest = max(self.output.glob("batches=*"), key=lambda place: int(place.name.partition("=")[2]), default=None)
+            newest = max(
+                self.output.glob("batches=*"), key=lambda place: int(place.name.partition("=")[2]), default=None
+            )
             return newest is not None and bool(json.loads((newest / "_batches.json").read_bytes())["batch"] >= batch)
         return False
 
@@ -100,7 +102,9 @@ class TableFiles:
     def staged(self, batch: int) -> list[str]:
         """The files of a batch in the staging area."""
         with suppress(OSError):
-            return [file for place in self.staging.glob(f"{batch}-*") for _, _, files in os.walk(place) for file in files]
+            return [
+                file for place in self.staging.glob(f"{batch}-*") for _, _, files in os.walk(place) for file in files
+            ]
         return []
 
     def offsets(self, batch: int) -> dict[int, int]:
@@ -157,7 +161,9 @@ class Driver:
 
     def last_words(self) -> str:
         """The last error line of the job."""
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("mqttbroker ingest:")]
+        lines = [
+            line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("mqttbroker ingest:")
+        ]
         return lines[-1] if lines else ""
 
     def wait_for(self, death: Death) -> bool:

@@ -155,7 +155,9 @@ class Publisher:
         elif isinstance(packet, Pubcomp):
             number, received = self.outbox.outgoing.get(packet.packet_id, (0, False))
             if not received or packet.reason_code not in (0, NOT_FOUND):
-                self.fault(f"was sent PUBCOMP {packet.packet_id} with reason code {packet.reason_code:#x}, number {number}")
+                self.fault(
+                    f"was sent PUBCOMP {packet.packet_id} with reason code {packet.reason_code:#x}, number {number}"
+                )
             if number:
                 self.outbox.complete(packet.packet_id)
         elif isinstance(packet, Disconnect):

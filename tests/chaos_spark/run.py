@@ -359,7 +359,9 @@ def chaos(make: Callable[[Path], Kind]) -> tuple[Kind, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="make chaos-spark", description="Kill publishers, broker and driver, and check the table.")
+    parser = argparse.ArgumentParser(
+        prog="make chaos-spark", description="Kill publishers, broker and driver, and check the table."
+    )
     parser.add_argument("--seed", default="1")
     parser.add_argument("--modes", default="plain", help=f"of {','.join([*SEGMENTS, *FORMATS])}")
     parser.add_argument("--source", default="both", choices=("both", "path", "url"))

@@ -69,8 +69,10 @@ class Log:
 
     def windows(self) -> dict[tuple[datetime, str], tuple[int, float, float, float]]:
         """Count, mean, minimum and maximum by window start and device."""
-        frame = pandas.DataFrame([(START + timedelta(seconds=second), device, value)
-                                  for (device, second), value in self.values.items()], columns=["time", "device", "value"])
+        frame = pandas.DataFrame(
+            [(START + timedelta(seconds=second), device, value) for (device, second), value in self.values.items()],
+            columns=["time", "device", "value"],
+        )
         groups = frame.groupby([pandas.Grouper(key="time", freq=f"{WINDOW}s", origin="epoch"), "device"])["value"]
         made = groups.agg(["count", "mean", "min", "max"])
         return {(begin.to_pydatetime(), device): tuple(made.loc[(begin, device)]) for begin, device in made.index}
@@ -184,7 +186,9 @@ class StateRun:
             self.findings.checked[MISSING] += 1
             self.findings.checked[TWICE] += 1
             if count != 1:
-                self.findings.fault(MISSING if count < 1 else TWICE, f"reading {key} of offsets {offsets}: {count} times")
+                self.findings.fault(
+                    MISSING if count < 1 else TWICE, f"reading {key} of offsets {offsets}: {count} times"
+                )
         self.findings.checked[WRONG] += 1
         if found:
             self.findings.fault(WRONG, f"{len(found)} rows that belong to the dead letters, one of them {min(found)}")

@@ -144,6 +144,8 @@ def test_verdict_on_state(name: str, table: str, change: Any, expected: list[str
     for table_name, rows in tables.items():
         (tmp_path / table_name).mkdir()
         rows = change(rows) if table_name == table else rows
-        pyarrow.parquet.write_table(pyarrow.Table.from_pandas(rows, preserve_index=False), tmp_path / table_name / "a.parquet")
+        pyarrow.parquet.write_table(
+            pyarrow.Table.from_pandas(rows, preserve_index=False), tmp_path / table_name / "a.parquet"
+        )
     run._judge()
     assert sorted(row for row, texts in run.findings.faults.items() if texts) == sorted(expected), run.findings.text()

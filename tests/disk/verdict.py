@@ -219,4 +219,6 @@ def agree(known: Offsets, offsets: Offsets, history: History, moment: int) -> No
         before = known.setdefault(key, {})
         for offset, ident in offsets[key].items():
             if offset < watermark:
-                assert before.setdefault(offset, ident) == ident, f"{key}: offset {offset} was shown as {before[offset]}"
+                assert before.setdefault(offset, ident) == ident, (
+                    f"{key}: offset {offset} was shown as {before[offset]}"
+                )

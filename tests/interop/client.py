@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Message:
-    """A PUBLISH that a client sends or received; the fields after ``retain`` are MQTT 5.0 properties, empty if absent."""
+    """A PUBLISH that a client sends or received; the fields after ``retain`` are properties, empty if absent."""
 
     topic: str
     payload: bytes

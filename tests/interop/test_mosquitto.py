@@ -110,7 +110,8 @@ class Mosquitto(Client):
         if self.connection.will is None:
             self._process.terminate()
         else:
-            # On SIGTERM mosquitto_sub sends reason code 0x04, which publishes the will; after the awaited message it disconnects normally.
+            # On SIGTERM mosquitto_sub sends reason code 0x04, which publishes the will; after the awaited message it
+            # disconnects normally.
             self.publish(Message(self._filter, b"end"))
         self._end()
 

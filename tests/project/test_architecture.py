@@ -153,7 +153,9 @@ def test_every_module_has_a_docstring() -> None:
 
 def test_the_architecture_page_lists_every_package() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    packages = {name_of(path) for path in modules(*PACKAGES) if path.name == "__init__.py" and "autoload" not in path.parts}
+    packages = {
+        name_of(path) for path in modules(*PACKAGES) if path.name == "__init__.py" and "autoload" not in path.parts
+    }
     assert not [name for name in packages if f"`{name}`" not in page]
 
 
@@ -168,7 +170,11 @@ def test_the_architecture_page_names_only_what_exists() -> None:
         module = name
         while module not in known:
             module = module.rpartition(".")[0]
-        defined = {node.name for node in ast.walk(parse(known[module])) if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))}
+        defined = {
+            node.name
+            for node in ast.walk(parse(known[module]))
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        }
         missing += [name for part in name[len(module) + 1 :].split(".") if part and part not in defined]
     assert not missing
 

@@ -1,7 +1,7 @@
 """The examples of the documentation run.
 
-A Python block runs as printed, except for the broker's address and for `awaitTermination`, which would wait for ever. TOML
-blocks pass the check of the program that reads them. Each option of a command exists.
+A Python block runs as printed, except for the broker's address and for `awaitTermination`, which would wait for ever.
+TOML blocks pass the check of the program that reads them. Each option of a command exists.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ pytestmark = pytest.mark.one_build
 PAGES = ("README.md", "docs/spark.md")
 ADDRESS = "http://127.0.0.1:18083"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-FAST = f'--driver-java-options "{QUICK_JVM} -Dspark.ui.enabled=false" --conf spark.sql.shuffle.partitions=2 pyspark-shell'
+FAST = (
+    f'--driver-java-options "{QUICK_JVM} -Dspark.ui.enabled=false" --conf spark.sql.shuffle.partitions=2 pyspark-shell'
+)
 RUN = """
 import json, sys
 names = {}
@@ -93,7 +95,9 @@ def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerPro
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:]
     for page in PAGES:
-        assert "sensors/plant" in "".join(re.findall(rf"^--- {re.escape(page)} .*?(?=^--- |\Z)", done.stdout, re.M | re.S))
+        assert "sensors/plant" in "".join(
+            re.findall(rf"^--- {re.escape(page)} .*?(?=^--- |\Z)", done.stdout, re.M | re.S)
+        )
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -254,7 +254,10 @@ def answer_to(packet: Packet) -> Optional[Packet]:
 def growth(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
     """The growth beyond the tolerances, one line each."""
     found = []
-    checks = [("blocks", first["blocks"], last["blocks"], BLOCKS), ("resident bytes", first["resident"], last["resident"], RESIDENT)]
+    checks = [
+        ("blocks", first["blocks"], last["blocks"], BLOCKS),
+        ("resident bytes", first["resident"], last["resident"], RESIDENT),
+    ]
     for name, count in last["types"].items():
         checks.append((f"objects of type {name}", first["types"].get(name, 0), count, OBJECTS))
     for name, before, after, (part, more) in checks:
@@ -264,7 +267,9 @@ def growth(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="make soak", description="Run clients against a broker without garbage collector.")
+    parser = argparse.ArgumentParser(
+        prog="make soak", description="Run clients against a broker without garbage collector."
+    )
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", default="1")
     options = parser.parse_args()
@@ -275,7 +280,9 @@ def main() -> int:
                 soak.work(options.seconds / 10)
                 held = soak.sample()
                 total = sum(soak.counts.values())
-                print(f"{number + 1}/10: {total} steps, {held['blocks']} blocks, {held['resident'] >> 10} KiB", flush=True)
+                print(
+                    f"{number + 1}/10: {total} steps, {held['blocks']} blocks, {held['resident'] >> 10} KiB", flush=True
+                )
         finally:
             soak.close()
         print(f"soak: seed {options.seed}, {soak.counts}, {soak.published} messages")

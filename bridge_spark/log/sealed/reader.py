@@ -34,7 +34,9 @@ class SealedFile:
         self.footer: Footer = parse_footer(footer, size)
         self._read = read
         self._metadata = pq.read_metadata(BytesIO(MAGIC + footer))
-        self._names: list[str] = [self._metadata.schema.column(number).name for number in range(self._metadata.num_columns)]
+        self._names: list[str] = [
+            self._metadata.schema.column(number).name for number in range(self._metadata.num_columns)
+        ]
         self._ranges = _FetchedRanges(size)
         self._file = pq.ParquetFile(self._ranges, metadata=self._metadata, page_checksum_verification=True)
 
@@ -60,7 +62,9 @@ class SealedFile:
 
     def _may_match(self, number: int, group: RowGroup, predicate: Predicate) -> bool:
         return predicate.unbounded or predicate.may_match(
-            (group.first_offset, group.end_offset - 1), (group.first_timestamp, group.last_timestamp), self._topics(number)
+            (group.first_offset, group.end_offset - 1),
+            (group.first_timestamp, group.last_timestamp),
+            self._topics(number),
         )
 
     def _topics(self, number: int) -> Any:

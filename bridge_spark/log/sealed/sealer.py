@@ -113,7 +113,9 @@ class Sealer:
         self._not_before[name] = float("inf")
         self._retry_waits.pop(name, None)
         self._logs.add_sealed(key, sealed)
-        logger.info("event=segment_sealed file=%s bytes=%d before=%d", directory / sealed.file, sealed.size, segment.size)
+        logger.info(
+            "event=segment_sealed file=%s bytes=%d before=%d", directory / sealed.file, sealed.size, segment.size
+        )
         return True
 
     def _write(self, key: Key, directory: Path, segment: Segment, target: Path) -> Segment:

@@ -127,7 +127,9 @@ def _write(source: ClosedSegment, sink: _ChecksummedFile) -> Footer:
             index = encode_time_index(times)
             end = file.tell()
             file.write(index)
-            groups.append(RowGroup(part.first_offset, part.end_offset, position, end, len(index), min(times), max(times)))
+            groups.append(
+                RowGroup(part.first_offset, part.end_offset, position, end, len(index), min(times), max(times))
+            )
             first_timestamp = times[0] if first_timestamp is None else first_timestamp
         last_timestamp = max((group.last_timestamp for group in groups), default=0)
         footer = Footer(source.stream, source.partition, source.first_offset, source.end_offset, first_timestamp or 0,

@@ -87,7 +87,9 @@ def _format(bound: Bound) -> str:
 
 def _parse(text: str) -> Optional[Bound]:
     if re.fullmatch(r"\d+\.\d+(,\d+\.\d+)*", text):
-        return {int(partition): int(offset) for partition, _, offset in (part.partition(".") for part in text.split(","))}
+        return {
+            int(partition): int(offset) for partition, _, offset in (part.partition(".") for part in text.split(","))
+        }
     try:
         return datetime.strptime(text, _TIME).replace(tzinfo=timezone.utc)
     except ValueError:

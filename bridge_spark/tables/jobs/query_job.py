@@ -168,8 +168,10 @@ class QueryJob:
         try:
             for table in self._pipeline.tables:
                 if table.has_batches() and self._checkpoint.is_new():
-                    raise IngestError(f"{self._where}: {table.directory} has batches but {self._checkpoint.path} is new: "
-                                      f"restore the checkpoint they came from, or give another output")
+                    raise IngestError(
+                        f"{self._where}: {table.directory} has batches but {self._checkpoint.path} is new: "
+                        f"restore the checkpoint they came from, or give another output"
+                    )
                 table.prepare()
         except (DeltaMissing, OSError) as error:
             lock.close()
@@ -190,7 +192,9 @@ class QueryJob:
             if marker is None:
                 assert self._query is not None
                 self._checkpoint.sync_offsets(batch)
-                marker = self._pipeline.write(messages, BatchContext(batch, self._checkpoint, self._columns, self._query))
+                marker = self._pipeline.write(
+                    messages, BatchContext(batch, self._checkpoint, self._columns, self._query)
+                )
             elif self._pipeline.state:
                 messages.write.format("noop").mode("overwrite").save()
         except (ForeignBatch, ColumnChange, IngestError) as error:

@@ -78,7 +78,9 @@ class MessageRows:
     def batch(self, begin: dict[str, str], end: dict[str, str]) -> DataFrame:
         """The messages of a range; ``begin`` and ``end`` are options of the source."""
         options = {key: value for key, value in self._options().items() if key not in _STREAM_ONLY}
-        return self._spark.read.format("mqtt").schema(self._source_schema(True)).options(**options, **begin, **end).load()
+        return (
+            self._spark.read.format("mqtt").schema(self._source_schema(True)).options(**options, **begin, **end).load()
+        )
 
     def parse(self, messages: DataFrame) -> DataFrame:
         """As `payloads.parse`."""

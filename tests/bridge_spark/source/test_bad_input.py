@@ -107,7 +107,8 @@ READS = [
 
 def said(error: BaseException) -> str:
     line = one_line(error)
-    assert line in str(error).splitlines()[0] or line in str(error).split("PythonException: ")[-1].splitlines()[1], str(error)
+    text = str(error)
+    assert line in text.splitlines()[0] or line in text.split("PythonException: ")[-1].splitlines()[1], text
     assert "\n" not in line
     return line
 
@@ -163,4 +164,7 @@ def test_the_ingest_job_prints_the_line_alone(
     config = parse_config({"source": places["broker"] | {"token": "guessed"}, "tables": {"t": table}})
     with pytest.raises(IngestError) as caught:
         run(config, once=True, session=spark)
-    assert str(caught.value) == f"ingest: tables.t: mqtt source: option 'token': {places['broker']['url']} refused it (401)"
+    assert (
+        str(caught.value)
+        == f"ingest: tables.t: mqtt source: option 'token': {places['broker']['url']} refused it (401)"
+    )

@@ -48,7 +48,9 @@ def damaged_stream(data: Path, wrong: dict[int, str]) -> Path:
     return path
 
 
-DAMAGE = st.dictionaries(st.integers(0, BATCHES - 1), st.sampled_from(["body", "header", "length", "zeros"]), max_size=3)
+DAMAGE = st.dictionaries(
+    st.integers(0, BATCHES - 1), st.sampled_from(["body", "header", "length", "zeros"]), max_size=3
+)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -342,8 +342,14 @@ def test_a_checkpoint_is_bound_to_its_selection_of_rows(tmp_path: Path, caplog: 
     end = same.latestOffset(start, ReadAllAvailable())
     assert end == start | {"0": 10} and same.reportLatestOffset() == end
     assert len(stream_rows(same, start, end)) == 5
-    for options, option in (({"filter": "#", "where": "offset < 5"}, "filter"), ({"filter": "sensors/a"}, "where"), ({}, "filter")):
-        with pytest.raises(OptionError, match=f"option '{option}': the checkpoint was written with .*startingOffsets='.\"0\": 0"):
+    for options, option in (
+        ({"filter": "#", "where": "offset < 5"}, "filter"),
+        ({"filter": "sensors/a"}, "where"),
+        ({}, "filter"),
+    ):
+        with pytest.raises(
+            OptionError, match=f"option '{option}': the checkpoint was written with .*startingOffsets='.\"0\": 0"
+        ):
             stream_reader(tmp_path, **options).latestOffset(start, ReadAllAvailable())
         with pytest.raises(OptionError, match="use a new checkpoint"):
             stream_reader(tmp_path, **options).partitions(start, end)
@@ -423,7 +429,7 @@ def test_sql_reads_a_view(spark: SparkSession, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(180)
 def test_each_use_of_a_dataframe_gives_its_own_rows(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark's push-down would give the rows of the filter that was pushed last (docs/spark-issue-filter-pushdown.md)."""
+    """Spark's push-down gives the rows of the filter pushed last (docs/spark-issue-filter-pushdown.md)."""
     writer = StreamWriter(tmp_path, partitions=2)
     for partition in (0, 1):
         writer.append(partition, [message(n, f"sensors/{n % 2}") for n in range(100)])

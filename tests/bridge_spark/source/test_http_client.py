@@ -77,7 +77,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._answer(206, content[first:last + 1], f"bytes {first}-{last}/{len(content)}", fault, number)
 
     def _answer(self, status: int, body: bytes, place: str, fault: str = "", number: str = "", after: str = "") -> None:
-        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n" + (f"Retry-After: {after}\r\n" if after else "")
+        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n" + (
+            f"Retry-After: {after}\r\n" if after else ""
+        )
         answer = (head + (f"Content-Range: {place}\r\n" if place else "") + "\r\n").encode() + body
         if fault:
             self.close_connection = True
@@ -234,7 +236,10 @@ def test_tls_trust_and_tokens(
     missing, nonsense = str(tmp_path / "none.pem"), tmp_path / "nonsense.pem"
     nonsense.write_text("nonsense")
     for client, reason in (
-        (HttpClient(url, "wrong", str(CertificateFiles(elsewhere).cafile)), "certificate is not to be trusted: .*'caFile'"),
+        (
+            HttpClient(url, "wrong", str(CertificateFiles(elsewhere).cafile)),
+            "certificate is not to be trusted: .*'caFile'",
+        ),
         (HttpClient(url, "s3cret"), "certificate is not to be trusted: .*'caFile'"),
         (HttpClient(url, "s3cret", missing), r"option 'caFile': .*none\.pem: No such file"),
         (HttpClient(url, "s3cret", str(nonsense)), r"option 'caFile': .*nonsense\.pem holds no certificates"),

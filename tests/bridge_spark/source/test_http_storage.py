@@ -96,7 +96,9 @@ def test_an_unreadable_file_is_named(logs: StreamLogs, monkeypatch: pytest.Monke
     server.stop()
     with pytest.raises(StreamError, match=r"cannot be read after 6 tries: Connection refused"):
         MqttDataSource({"url": f"http://127.0.0.1:{server.port}", "stream": "sensors"})
-    with pytest.raises(StreamError, match=r"^mqtt source: .*0{20}\.seg cannot be read after 15 tries: Connection refused"):
+    with pytest.raises(
+        StreamError, match=r"^mqtt source: .*0{20}\.seg cannot be read after 15 tries: Connection refused"
+    ):
         list(reader.read(part))
 
 

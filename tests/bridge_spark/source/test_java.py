@@ -113,10 +113,10 @@ def test_pyspark_python_is_the_running_python(tmp_path: Path, monkeypatch: pytes
         assert os.environ.get("PYSPARK_PYTHON") == python
 
 
-@pytest.mark.parametrize(("given", "status", "said"), [("--help", 0, "what JAVA_HOME should be"), ("x", 2, "arguments: x")])
-def test_java_home_usage(
-    given: str, status: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(
+    ("given", "status", "said"), [("--help", 0, "what JAVA_HOME should be"), ("x", 2, "arguments: x")]
+)
+def test_java_home_usage(given: str, status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([given])
     assert ended.value.code == status and said in " ".join(capsys.readouterr()).replace("\n", " ")

@@ -150,11 +150,14 @@ def test_maps_arrays_of_rows_and_extra_fields() -> None:
     extra = [{"n": 1, "_extra": []}, {"n": 2, "_extra": [("z", '[1.0,{"b":"é"}]'), ("y", '"a"'), ("w", "null")]}]
     for payloads in (more, more[:1], more[1:]):
         found = parsed(JsonParser(number, extra=True), payloads)
-        assert [value for _, value, _ in found] == [repr(row) for row in extra if
-                                                    (row["n"] == 1 and more[0] in payloads) or (row["n"] == 2 and more[1] in payloads)]
+        assert [value for _, value, _ in found] == [
+            repr(row)
+            for row in extra
+            if (row["n"] == 1 and more[0] in payloads) or (row["n"] == 2 and more[1] in payloads)
+        ]
 
 
-# --- JSON: fast equals one ----------------------------------------------------------------------------------------------
+# --- JSON: fast equals one ------------------------------------------------------------------------------------------
 
 ATOMS = [
     *"1 -1 -0 1.0 1e3 127 128 -129 9223372036854775807 9223372036854775808 1e999 1.7976931348623159e308 1e-999 3.5e38 "
@@ -214,8 +217,12 @@ def test_fast_accepts_only_valid_payloads(payload: bytes, name: str) -> None:
 def test_ordinary_payloads_are_parsed_by_fast() -> None:
     parser = JsonParser(RECORD)
     usual = _object([(name, None) for name in USUAL], ", ")
-    assert is_fast(parser, usual) and is_fast(parser, b" " + usual + b"\n") and is_fast(parser, b'{"n": 1, "s": "Info"}')
-    assert is_fast(CsvParser(FLAT), b"1,2,1.5,2.5,s,true,2026-01-01T00:00:00Z,2026-01-01 00:00:00,2026-01-01,1.25,aGk=\r\n")
+    assert (
+        is_fast(parser, usual) and is_fast(parser, b" " + usual + b"\n") and is_fast(parser, b'{"n": 1, "s": "Info"}')
+    )
+    assert is_fast(
+        CsvParser(FLAT), b"1,2,1.5,2.5,s,true,2026-01-01T00:00:00Z,2026-01-01 00:00:00,2026-01-01,1.25,aGk=\r\n"
+    )
     assert is_fast(NumberParser(pa.float64()), b" 1.5\n") and is_fast(NumberParser(pa.decimal128(5, 2)), b"1.5")
 
 
@@ -263,7 +270,10 @@ cells = st.one_of(st.sampled_from(["", " ", "1", "-1", "1.5", "a", '"a"', '"', "
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(cells, max_size=4).map(lambda row: ",".join(row).encode()), min_size=1, max_size=30), st.booleans())
+@given(
+    st.lists(st.lists(cells, max_size=4).map(lambda row: ",".join(row).encode()), min_size=1, max_size=30),
+    st.booleans(),
+)
 def test_fast_equals_one_for_text(payloads: list[bytes], explode: bool) -> None:
     kinds = [pa.int16(), pa.string(), pa.float32(), pa.bool_(), pa.date32(), INSTANT, pa.decimal128(4, 1), pa.binary()]
     parsers: list[RowParser] = [CsvParser(CELLS, explode=explode), NumberParser(pa.float64()), NumberParser(pa.int8())]
@@ -295,7 +305,9 @@ def test_levels_of_a_topic() -> None:
     assert pattern.split("sensors//x/m") == ["", "m", None]
 
 
-@pytest.mark.parametrize("text", ["sensors/+", "sensors/{a}/{A}", "{rest...}/a", "a{b}", "{}", "{a b}", "a/#/{b}", "$share/{g}/t"])
+@pytest.mark.parametrize(
+    "text", ["sensors/+", "sensors/{a}/{A}", "{rest...}/a", "a{b}", "{}", "{a b}", "a/#/{b}", "$share/{g}/t"]
+)
 def test_invalid_patterns_are_refused(text: str) -> None:
     with pytest.raises(PatternError):
         parse_pattern(text)
@@ -313,7 +325,9 @@ def test_the_columns_of_the_source() -> None:
     assert reader.message_schema.names == ["offset", "payload", "topic"]
     payloads = [b'[{"n": 1}, {"n": 2, "z": true}]', b"?", b'{"n": 3}']
     messages = pa.RecordBatch.from_arrays(
-        [pa.array([7, 8, 9]), pa.array(payloads, pa.binary()), pa.array(["s/a", "s/b", "s/a"])], schema=reader.message_schema)
+        [pa.array([7, 8, 9]), pa.array(payloads, pa.binary()), pa.array(["s/a", "s/b", "s/a"])],
+        schema=reader.message_schema,
+    )
     rows = reader.rows(messages)
     assert rows.schema == schema
     assert [tuple(row.values()) for row in rows.to_pylist()] == [
@@ -403,7 +417,9 @@ def test_sparkplug_metrics_become_rows() -> None:
     usual = {**dict.fromkeys(FIELDS), "is_null": False, "is_historical": False, "is_transient": False, "seq": 4,
              "payload_timestamp": "2023-11-14 22:13:20+00:00"}
     for row, (_, expected) in zip(found.values.to_pylist(), METRICS):
-        assert {name: str(value) if name.endswith("timestamp") and value else value for name, value in row.items()} == usual | expected
+        assert {
+            name: str(value) if name.endswith("timestamp") and value else value for name, value in row.items()
+        } == usual | expected
 
 
 @pytest.mark.parametrize(("metric", "reason"), BAD_METRICS)

@@ -300,7 +300,9 @@ def test_where_gives_the_rows_that_satisfy_it(
     where = " and ".join(condition for condition, _ in chosen)
     expected = [row for row in rows(tmp_path, **options) if all(holds(row) for _, holds in chosen)]
     assert rows(tmp_path, where=where, **options) == expected
-    assert stream_rows(stream_reader(tmp_path, where=where, **options), {"0": 0, "1": 0}, {"0": 100, "1": 100}) == expected
+    assert (
+        stream_rows(stream_reader(tmp_path, where=where, **options), {"0": 0, "1": 0}, {"0": 100, "1": 100}) == expected
+    )
 
 
 @pytest.mark.parametrize(("where", "reason"), [

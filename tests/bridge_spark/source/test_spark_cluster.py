@@ -51,7 +51,7 @@ session.stop()
 
 @pytest.mark.timeout(240)
 def test_workers_read_over_http(cluster: str, tmp_path: Path) -> None:
-    """Spark sends the driver's PYTHONPATH to the workers: a relative one does not exist there, as on another machine."""
+    """Spark sends the driver's PYTHONPATH to the workers; a relative path does not exist there."""
     install_into(tmp_path / "driver" / "packages")
     environment = spark_environment() | {"PYTHONPATH": "packages"}
     with broker_with_readings() as broker:

@@ -96,7 +96,10 @@ def test_batch_and_stream_from_a_connect_client(server: str, broker: BrokerProce
     batch, streamed, triggers, refusal = json.loads(client.stdout)
     assert batch == streamed == sorted(reading(number).decode() for number in range(READINGS))
     assert triggers == 2
-    assert f"mqtt source: option 'stream': {broker.url} has no stream 'meters' (there are: sensors)" in refusal.splitlines()[0]
+    assert (
+        f"mqtt source: option 'stream': {broker.url} has no stream 'meters' (there are: sensors)"
+        in refusal.splitlines()[0]
+    )
 
 
 def pipeline(directory: Path, broker: BrokerProcess, *arguments: str) -> None:

@@ -1,4 +1,5 @@
-"""Catalog tables from outside of Python: `spark-sql` creates them, and a JDBC client reads them from Spark's Thrift server."""
+"""Catalog tables from outside of Python: `spark-sql` creates them, and a JDBC client reads them from Spark's Thrift
+server."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def submit_arguments(directory: Path) -> list[str]:
 
 def results(text: str) -> list[list[str]]:
     """The rows that begin with `row`, of either program's output."""
-    return [re.split(r"[\t,|]", line.strip("|").replace(" ", "")) for line in text.splitlines() if "row" in line.strip("| ")[:3]]
+    return [
+        re.split(r"[\t,|]", line.strip("|").replace(" ", ""))
+        for line in text.splitlines()
+        if "row" in line.strip("| ")[:3]
+    ]
 
 
 def run(command: Sequence[object], directory: Path) -> str:
@@ -60,7 +65,9 @@ def test_a_table_of_spark_sql_is_read_over_jdbc(tmp_path: Path) -> None:
               "org.apache.spark.sql.hive.thriftserver.HiveThriftServer2", "spark-internal",
               "--hiveconf", f"hive.server2.thrift.port={port}", "--hiveconf", "hive.server2.thrift.bind.host=127.0.0.1"]
     with SparkProcess(tmp_path / "server", server, {"SPARK_DAEMON_MEMORY": "1g"}) as process:
-        process.wait_for(rf"ThriftBinaryCLIService on port {port}|Started ThriftBinaryCLIService|HiveThriftServer2 started")
+        process.wait_for(
+            rf"ThriftBinaryCLIService on port {port}|Started ThriftBinaryCLIService|HiveThriftServer2 started"
+        )
         query = "SELECT 'row' AS kind, count(*), max(offset) FROM sensors; SELECT 'row' AS kind, sensor, n FROM latest ORDER BY sensor;"
         found = run([spark_program("beeline"), "-u", f"jdbc:hive2://127.0.0.1:{port}", "--silent=true",
                      "--outputformat=csv2", "-e", query], tmp_path)

@@ -289,7 +289,9 @@ ingest.run(parse_config(document), once=True)
 def killed(code: str, *arguments: str) -> None:
     """Run a driver that is killed with SIGKILL at a known step."""
     environment = os.environ | {"PYTHONPATH": python_path()}
-    done = subprocess.run([sys.executable, "-P", "-c", code, *arguments], env=environment, capture_output=True, timeout=150)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, *arguments], env=environment, capture_output=True, timeout=150
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
 
 
@@ -422,7 +424,10 @@ def test_failures_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
     for table, reason in (
         ({"stream": "meters"}, "ingest: tables.t: mqtt source: option 'stream': no stream 'meters'"),
         ({"schema": "n lng"}, "ingest: tables.t.schema: 'n lng' is not a DDL schema"),
-        ({"schema": "Range double"}, "ingest: tables.t.schema: no column can be named 'range', as directories of tables are"),
+        (
+            {"schema": "Range double"},
+            "ingest: tables.t.schema: no column can be named 'range', as directories of tables are",
+        ),
         ({"schema": "topic string"}, "ingest: tables.t.schema: two columns are named 'topic'"),
     ):
         with pytest.raises(IngestError) as caught:
@@ -447,7 +452,9 @@ class SparkError(Exception):
 STACK = "\n\tat org.apache.spark.A.b(A.scala:1)\n\t... 12 more\n"
 AWAITED = "Exception thrown in awaitResult: "
 CALLED = "An error occurred while calling o63.parquet.\n: org.apache.spark.SparkException: "
-PROXY = "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):\n  File \"a.py\"\n"
+PROXY = (
+    "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):\n  File \"a.py\"\n"
+)
 PLAN = "\n\n=== Streaming Query ===\nIdentifier: [id = 1]\n"
 
 

@@ -21,8 +21,12 @@ pytestmark = pytest.mark.one_build
 __all__ = ["spark"]
 
 JSON = {
-    "topic": "sensors/{plant}/{machine}/json", "schema": "ts timestamp not null, reading struct<value double, unit string>",
-    "fields": ["ts", "reading.value", "reading.unit as unit"], "timestamps": "ms", "extra_fields": "map", "explode": True,
+    "topic": "sensors/{plant}/{machine}/json",
+    "schema": "ts timestamp not null, reading struct<value double, unit string>",
+    "fields": ["ts", "reading.value", "reading.unit as unit"],
+    "timestamps": "ms",
+    "extra_fields": "map",
+    "explode": True,
     "columns": ["offset"],
 }
 METRICS = {"filter": "spBv1.0/#", "format": "sparkplug", "columns": ["offset", "timestamp as received"]}
@@ -58,7 +62,11 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
         (0, "p1", "m1", 0, time[0], 1.5, "C", [("new", "[1.0]")]),
         (1, "p2", "m1", 0, time[1], None, None, []), (1, "p2", "m1", 1, time[2], None, None, [])]
     [bad] = rows(tmp_path / "json.rejected")
-    assert (bad["offset"], bad["reason"], bad["payload"]) == (2, "field 'ts' is missing", b'[{"ts": 0}, {"reading": null}]')
+    assert (bad["offset"], bad["reason"], bad["payload"]) == (
+        2,
+        "field 'ts' is missing",
+        b'[{"ts": 0}, {"reading": null}]',
+    )
     names = ("offset", "item", "name", "alias", "datatype", "double", "boolean", "seq")
     assert [tuple(row[name] for name in names) for row in rows(tmp_path / "metrics")] == [
         (3, 0, "t", None, "Double", 1.5, None, 9), (3, 1, None, 7, "Boolean", None, True, 9)]
@@ -71,13 +79,20 @@ def test_all_formats_but_raw_are_parsed_by_the_source(spark: SparkSession) -> No
     from bridge_spark.tables.rows.payloads import SchemaError, payload_schema, source_schema
 
     def config(**keys: Any) -> Any:
-        return parse_config({"source": {"path": "d"}, "tables": {"t": {"stream": "s", "output": "o", **keys}}}).tables[0].payload
+        return (
+            parse_config({"source": {"path": "d"}, "tables": {"t": {"stream": "s", "output": "o", **keys}}})
+            .tables[0]
+            .payload
+        )
 
     schema = payload_schema(config(format="number"))
     assert schema == StructType().add("value", "double", False)
     assert source_schema(config(format="number"), schema).fieldNames()[-3:] == ["value", "reason", "rejected"]
-    for keys, reason in (({"schema": "a int", "fields": ["b"]}, "no field 'b'"), ({"schema": "a int", "fields": ["a.b"]}, "no field 'a.b'"),
-                         ({"schema": "plant int", "topic": "s/{plant}"}, "two columns are named 'plant'"),
-                         ({"schema": "a string", "format": "number"}, "number type")):
+    for keys, reason in (
+        ({"schema": "a int", "fields": ["b"]}, "no field 'b'"),
+        ({"schema": "a int", "fields": ["a.b"]}, "no field 'a.b'"),
+        ({"schema": "plant int", "topic": "s/{plant}"}, "two columns are named 'plant'"),
+        ({"schema": "a string", "format": "number"}, "number type"),
+    ):
         with pytest.raises(SchemaError, match=reason):
             payload_schema(config(**keys))

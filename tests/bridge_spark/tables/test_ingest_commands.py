@@ -54,7 +54,9 @@ def test_metrics_are_those_of_the_tables() -> None:
             'mqtt_ingest_lag_offsets{table="readings"} 4.0'} <= set(lines)
 
 
-def test_the_command_prints_where_it_serves_metrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_where_it_serves_metrics(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("bridge_spark.ingest.run", lambda *_, **__: [])
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert ingest([str(ROOT / "conf" / "ingest.toml"), "--metrics-port", "0"]) == 0

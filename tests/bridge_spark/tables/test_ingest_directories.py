@@ -41,7 +41,10 @@ def test_directories_with_unusual_names(spark: SparkSession, tmp_path: Path) -> 
     run(config, once=True, session=spark)
     run_backfill(config, {0: 0}, {0: 2}, session=spark)
     for place in ("out", "out.backfill"):
-        assert [[row["offset"] for row in parquet_rows(root / name)] for name in (place, f"{place}.rejected")] == [[0], [1]]
+        assert [[row["offset"] for row in parquet_rows(root / name)] for name in (place, f"{place}.rejected")] == [
+            [0],
+            [1],
+        ]
     assert [path.name for path in tmp_path.iterdir()] == [root.name]
 
 
@@ -56,7 +59,11 @@ def test_a_backfill_by_offsets_reads_only_named_partitions(spark: SparkSession, 
     config = parse_config(document(tmp_path))
     run_backfill(config, {0: 1}, {0: 3}, session=spark)
     run_backfill(config, {0: 3, 2: 0}, {0: 3, 2: 1}, session=spark)
-    assert [(row["partition"], row["offset"]) for row in parquet_rows(tmp_path / "out.backfill")] == [(0, 1), (0, 2), (2, 0)]
+    assert [(row["partition"], row["offset"]) for row in parquet_rows(tmp_path / "out.backfill")] == [
+        (0, 1),
+        (0, 2),
+        (2, 0),
+    ]
     with pytest.raises(IngestError, match="there is no partition 3, only 0 to 2"):
         run_backfill(config, {3: 0}, {3: 1}, session=spark)
 
@@ -80,11 +87,19 @@ def write_segments(data: Path) -> None:
 
 def everything(directory: Path) -> list[int]:
     """The messages of a table and its dead letters."""
-    places = [(row["partition"], row["offset"]) for part in (directory, Path(f"{directory}.rejected")) for row in parquet_rows(part)]
+    places = [
+        (row["partition"], row["offset"])
+        for part in (directory, Path(f"{directory}.rejected"))
+        for row in parquet_rows(part)
+    ]
     return sorted(2 * offset + partition for partition, offset in places)
 
 
-IN_TIME = [(at(36.001), at(140.001), range(37, 141)), (at(140.001), at(146), range(141, 146)), (at(-9), at(30), range(30))]
+IN_TIME = [
+    (at(36.001), at(140.001), range(37, 141)),
+    (at(140.001), at(146), range(141, 146)),
+    (at(-9), at(30), range(30)),
+]
 IN_OFFSETS: list[tuple[str, str, Sequence[int]]] = [
     ('{"0": 5, "1": 95}', '{"0": 77, "1": 99}', [*range(10, 154, 2), *range(191, 199, 2)]),
     ('{"0": 77}', '{"0": 79}', [154, 156]), ('{"1": 0}', '{"1": 1}', [1])]
@@ -114,8 +129,11 @@ def test_backfills_have_exactly_the_messages_of_their_range(
         assert {row["n"] for row in parquet_rows(tmp_path / "out.backfill")} == {n for n in wanted if n % 60 != 50}
     for begin, end in overlaps:
         assert main([str(config), "--backfill", begin, end]) == 1
-        assert re.fullmatch(rf"mqttbroker ingest: {config}: tables\.t: the range overlaps {tmp_path}/out\.backfill\S*/range=\S+, "
-                            r"whose rows would be there twice: .*\n", capsys.readouterr().err)
+        assert re.fullmatch(
+            rf"mqttbroker ingest: {config}: tables\.t: the range overlaps {tmp_path}/out\.backfill\S*/range=\S+, "
+            r"whose rows would be there twice: .*\n",
+            capsys.readouterr().err,
+        )
     assert everything(tmp_path / "out.backfill") == sorted(wanted) and not (tmp_path / "out").exists()
 
 
@@ -161,7 +179,9 @@ def test_an_output_or_a_backfill_that_cannot_be_written_is_one_line(
     config = parse_config(document(tmp_path, stream="bad", deduplicate_by=["n"], watermark="1 minute"))
     with pytest.raises(IngestError, match=r"tables\.t: .*/gone'"):
         run_backfill(config, {0: 0}, {0: 1}, session=spark)
-    assert not list(tmp_path.glob(".*.backfill.staging")) and spark._jsparkSession.sharedState().cacheManager().isEmpty()
+    assert (
+        not list(tmp_path.glob(".*.backfill.staging")) and spark._jsparkSession.sharedState().cacheManager().isEmpty()
+    )
 
 
 @pytest.mark.timeout(180)
@@ -176,7 +196,9 @@ def test_offsets_are_synced_before_the_batch_is_published(
         synced.add(os.fstat(fd).st_ino)
         call(fd)
 
-    def publish(table: ParquetBatchTable, batch: int, *given: Any, call: Callable[..., None] = ParquetBatchTable.publish) -> None:
+    def publish(
+        table: ParquetBatchTable, batch: int, *given: Any, call: Callable[..., None] = ParquetBatchTable.publish
+    ) -> None:
         checkpoint = tmp_path / "out.checkpoint"
         needed = [checkpoint / "metadata", checkpoint / "offsets" / str(batch), checkpoint / "offsets", checkpoint]
         assert {path.stat().st_ino for path in needed} <= synced
@@ -213,5 +235,7 @@ def test_files_that_executors_wrote_to_other_disks_are_an_error(
         run_backfill(parse_config(settings), {0: 0}, {0: 3}, session=spark)
     elsewhere = "none"
     run(parse_config(settings), once=True, session=spark)
-    assert [row["offset"] for row in parquet_rows(tmp_path / "out")] == [0, 1] and len(parquet_rows(tmp_path / "out.rejected")) == 1
+    assert [row["offset"] for row in parquet_rows(tmp_path / "out")] == [0, 1] and len(
+        parquet_rows(tmp_path / "out.rejected")
+    ) == 1
     assert pq.read_table(tmp_path / "out.minute")["count"].to_pylist() == [1]

@@ -138,8 +138,10 @@ def test_aggregates_over_restarts_agree_with_pandas(spark: SparkSession, tmp_pat
         assert len(wanted) == {"minute": 390, "hour": 2}[name]
         columns = ["window_start", *group_by, "count", "value_mean", "value_min", "value_max", "value_last"]
         pd.testing.assert_frame_equal(
-            found[columns].sort_values(columns[:2]).reset_index(drop=True), wanted.set_axis(columns, axis=1).reset_index(drop=True),
-            check_dtype=False)
+            found[columns].sort_values(columns[:2]).reset_index(drop=True),
+            wanted.set_axis(columns, axis=1).reset_index(drop=True),
+            check_dtype=False,
+        )
 
 
 @pytest.mark.timeout(300)
@@ -170,7 +172,9 @@ def test_late_messages_in_the_first_batch_are_dead_letters(spark: SparkSession, 
     settings = document(tmp_path, watermark="1 minute", deduplicate_by=["ts"], starting_offsets=start)
     assert ingest(spark, settings)["t"].late == len(rows(tmp_path / "out.rejected"))
     assert sorted(rows(tmp_path / "out.rejected")["offset"]) == list(range(0 if start == "earliest" else 1, 3))
-    assert set(rows(tmp_path / "out.rejected")["reason"]) == {"too late: the watermark was 1970-01-01T00:00:00.000+00:00"}
+    assert set(rows(tmp_path / "out.rejected")["reason"]) == {
+        "too late: the watermark was 1970-01-01T00:00:00.000+00:00"
+    }
     assert sorted(rows(tmp_path / "out")["offset"]) == [3, 4]
 
 

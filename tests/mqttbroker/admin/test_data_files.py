@@ -28,12 +28,17 @@ def publish(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize(("file_mode", "files", "directories"), [("0600", 0o600, 0o700), ("0640", 0o640, 0o750)])
-def test_files_are_readable_by_the_configured_users_only(tmp_path: Path, file_mode: str, files: int, directories: int) -> None:
+def test_files_are_readable_by_the_configured_users_only(
+    tmp_path: Path, file_mode: str, files: int, directories: int
+) -> None:
     data, backup = tmp_path / "data", tmp_path / "backup"
     with BrokerProcess(data_dir=data, config={"data_mode": file_mode, **STREAM}) as broker:
         publish(broker)
-        done = subprocess.run([sys.executable, "-P", "-m", "mqttbroker", "backup", str(backup), "--data-dir", str(data)],
-                              env={**os.environ, "MQTTBROKER_DATA_MODE": file_mode}, check=False)
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "mqttbroker", "backup", str(backup), "--data-dir", str(data)],
+            env={**os.environ, "MQTTBROKER_DATA_MODE": file_mode},
+            check=False,
+        )
         assert done.returncode == 0
         for directory in (data, backup):
             found = dict(modes(directory))

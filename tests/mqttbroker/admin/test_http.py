@@ -386,7 +386,9 @@ def test_streams_are_protected_as_anonymous_mqtt_clients_are(
         config = {"acl_file": str(tmp_path / "rules")}
     broker = start_broker(config={**config, "streams": {"x": {"filters": ["#"]}}})
     for method, path in (("GET", "/streams"), ("GET", "/streams/x"), ("PUT", "/streams/x/consumers/c")):
-        request = urllib.request.Request(broker.url + path, method=method, data=b'{"offsets": {"0": 0}}' if method == "PUT" else None)
+        request = urllib.request.Request(
+            broker.url + path, method=method, data=b'{"offsets": {"0": 0}}' if method == "PUT" else None
+        )
         if protected:
             with pytest.raises(urllib.error.HTTPError, match="403"):
                 urllib.request.urlopen(request, timeout=10)

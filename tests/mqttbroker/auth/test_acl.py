@@ -397,7 +397,9 @@ def test_queued_messages_follow_the_rules_at_reconnect(core: AclCore, qos: int, 
 def test_denied_messages_are_answered_in_order(core: AclCore) -> None:
     bob = core.as_user("bob", "writer")
     bob.send(
-        Publish("a/1", b"", 1, False, False, 1), Publish("b", b"", 1, False, False, 2), Publish("b", b"", 2, False, False, 3)
+        Publish("a/1", b"", 1, False, False, 1),
+        Publish("b", b"", 1, False, False, 2),
+        Publish("b", b"", 2, False, False, 3),
     )
     answers = bob.arrived()
     assert [type(answer) for answer in answers] == [Puback, Puback, Pubrec]
@@ -442,7 +444,8 @@ def mosquitto(directory: Path) -> Iterator[int]:
 
 
 @pytest.mark.skipif(
-    shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/bin") is None, reason="needs mosquitto"
+    shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/bin") is None,
+    reason="needs mosquitto",
 )
 def test_mosquitto_decides_the_same(tmp_path: Path) -> None:
     acl = parse_acl(RULES, "acl")

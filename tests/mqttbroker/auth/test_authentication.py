@@ -358,7 +358,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PasswordBroker
         (None, None, 0, 0),
     ],
 )
-def test_connect_with_user_name_and_password(guarded: PasswordBroker, username: Optional[str], password: Optional[bytes], v5: int, v4: int) -> None:
+def test_connect_with_user_name_and_password(
+    guarded: PasswordBroker, username: Optional[str], password: Optional[bytes], v5: int, v4: int
+) -> None:
     for version, expected in ((5, v5), (4, v4)):
         if expected is None:
             continue
@@ -414,7 +416,11 @@ def test_a_listener_overrides_allow_anonymous(tmp_path: Path) -> None:
     with guarded.process as process:
         process.wait_for_log("event=started")
         port = [int(line.rpartition("port=")[2]) for line in process.lines if "event=listening type=tcp" in line][1]
-        for username, password, expected in ((None, None, NOT_AUTHORIZED), ("alice", b"secret", 0), ("alice", b"x", 0x86)):
+        for username, password, expected in (
+            (None, None, NOT_AUTHORIZED),
+            ("alice", b"secret", 0),
+            ("alice", b"x", 0x86),
+        ):
             with RawClient(port) as client:
                 assert client.connect("second", username=username, password=password).reason_code == expected
 

@@ -53,7 +53,9 @@ def client(broker: BrokerProcess, host: str = "127.0.0.1", version: int = 5) -> 
     return raw
 
 
-def login(broker: BrokerProcess, user: str, password: bytes = PASSWORD, host: str = "127.0.0.1", version: int = 5) -> int:
+def login(
+    broker: BrokerProcess, user: str, password: bytes = PASSWORD, host: str = "127.0.0.1", version: int = 5
+) -> int:
     with client(broker, host, version) as raw:
         raw.send(Connect(f"c-{user}", version, True, 60, username=user, password=password))
         return raw.expect(Connack, 20.0).reason_code
@@ -67,7 +69,9 @@ async def fleet(port: int, users: int, timeout: float) -> tuple[list[int], float
 
     async def one(number: int) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(Connect(f"d{number}", 5, True, 60, username=f"device{number % CHECKS}", password=PASSWORD).encode(5))
+        writer.write(
+            Connect(f"d{number}", 5, True, 60, username=f"device{number % CHECKS}", password=PASSWORD).encode(5)
+        )
         code = (await asyncio.wait_for(reader.readexactly(4), timeout))[3]
         writer.close()
         return code

@@ -209,7 +209,11 @@ def test_all_problems_are_reported_with_their_source(tmp_path: Path) -> None:
         ("MQTTBROKER_LOG", "debug", 'log: must be a table of keys, got "debug"'),
         ("MQTTBROKER_LISTENERS", "x", "listeners: must be one or more [[listeners]] tables"),
         ("MQTTBROKER_LISTENERS__7__PORT", "1", "listeners.7: must be a number from 0 to 1 here"),
-        ("MQTTBROKER_LIMITS__MAX_PAKET_SIZE", "1B", "limits.max_paket_size: unknown key, did you mean max_packet_size?"),
+        (
+            "MQTTBROKER_LIMITS__MAX_PAKET_SIZE",
+            "1B",
+            "limits.max_paket_size: unknown key, did you mean max_packet_size?",
+        ),
         ("MQTTBROKER_PORT", "1884", "port: unknown key, did you mean listeners.0.port?"),
     ],
 )

@@ -132,7 +132,9 @@ def test_only_version_3_1_allows_dup_in_other_packets_than_publish(
 
 
 @pytest.mark.parametrize("data", [b"\x00\xc0", b"\x20\x80", b"\xd0\xff\xff"])
-def test_a_packet_that_is_not_allowed_closes_the_connection_before_its_length_is_known(tmp_path: Path, data: bytes) -> None:
+def test_a_packet_that_is_not_allowed_closes_the_connection_before_its_length_is_known(
+    tmp_path: Path, data: bytes
+) -> None:
     with Core(tmp_path) as core:
         client = core.connect("c")
         client.socket.sendall(data)

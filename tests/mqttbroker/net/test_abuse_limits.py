@@ -95,7 +95,9 @@ def client_from(broker: BrokerProcess, address: str, version: int = 5) -> Stream
     broker.wait_for_log("event=started")
     port = [int(line.rpartition("port=")[2]) for line in broker.lines if "event=listening type=tcp" in line][-1]
     sock = tcp_socket(port)
-    sock.sendall(f"PROXY TCP{6 if ':' in address else 4} {address} {'::' if ':' in address else '0.0.0.0'} 7 8\r\n".encode())
+    sock.sendall(
+        f"PROXY TCP{6 if ':' in address else 4} {address} {'::' if ':' in address else '0.0.0.0'} 7 8\r\n".encode()
+    )
     return StreamClient(sock, version)
 
 

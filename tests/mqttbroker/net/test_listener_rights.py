@@ -225,7 +225,9 @@ def test_sighup_changes_the_rules_of_one_listener(own_listeners: BrokerWithListe
     assert payloads(outside) == [b"", b"2"]
     own_listeners.rules("outside", "user alice\ntopic rw a\n")
     own_listeners.reload()
-    own_listeners.process.wait_for_log(r"event=reload_failed reason=.listeners\.2\.acl_file: .*outside\.rules:2: access must be")
+    own_listeners.process.wait_for_log(
+        r"event=reload_failed reason=.listeners\.2\.acl_file: .*outside\.rules:2: access must be"
+    )
     inside.publish("secret/1", b"4", 1)
     assert payloads(outside) == [b"4"]
 
@@ -286,11 +288,15 @@ def test_a_disconnected_session_keeps_its_rules_through_a_restart(own_listeners:
             assert payloads(back) == expected
 
 
-def test_a_session_of_a_removed_listener_gets_nothing_until_its_client_connects(own_listeners: BrokerWithListeners) -> None:
+def test_a_session_of_a_removed_listener_gets_nothing_until_its_client_connects(
+    own_listeners: BrokerWithListeners,
+) -> None:
     with own_listeners.resume("outside", "away") as away:
         away.subscribe("#", options=1)
     own_listeners.process.terminate()
-    more = BrokerProcess(own_listeners.process.data_dir, {**own_listeners.config, "listeners": own_listeners.listeners[:2]})
+    more = BrokerProcess(
+        own_listeners.process.data_dir, {**own_listeners.config, "listeners": own_listeners.listeners[:2]}
+    )
     own_listeners.process.close = lambda: None  # type: ignore[method-assign]
     own_listeners.process, before = more, own_listeners.process
     try:
@@ -336,7 +342,9 @@ def test_check_config_names_file_key_and_reason(tmp_path: Path, key: str, conten
         cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith(f"broker.toml: listeners.1.{key}: {tmp_path}/{reason}") and done.stderr.count("\n") == 1
+    assert (
+        done.stderr.startswith(f"broker.toml: listeners.1.{key}: {tmp_path}/{reason}") and done.stderr.count("\n") == 1
+    )
 
 
 # --- limits -------------------------------------------------------------------------------------------------------

@@ -42,7 +42,10 @@ HEADERS = [
     (b"PROXY TCP4 255.255.255.255 255.255.255.255 65535 65535\r\n", "255.255.255.255:65535"),
     (b"PROXY TCP4 1.2.3.4 5.6.7.8 0 0\r\n", "1.2.3.4:0"),
     (b"PROXY TCP6 2001:db8::7 ::1 50000 1883\r\n", "2001:db8::7:50000"),
-    (b"PROXY TCP6 " + b" ".join([b":".join([b"ffff"] * 8)] * 2) + b" 65535 65535\r\n", ":".join(["ffff"] * 8) + ":65535"),
+    (
+        b"PROXY TCP6 " + b" ".join([b":".join([b"ffff"] * 8)] * 2) + b" 65535 65535\r\n",
+        ":".join(["ffff"] * 8) + ":65535",
+    ),
     (b"PROXY TCP6 ::ffff:203.0.113.7 ::1 50000 1883\r\n", "203.0.113.7:50000"),
     (b"PROXY UNKNOWN\r\n", None),
     (b"PROXY UNKNOWN " + b"f" * 91 + b"\r\n", None),
@@ -134,9 +137,9 @@ def test_wrong_headers_in_one_and_two_pieces(data: bytes, reason: str) -> None:
         st.binary(max_size=300),
         st.binary(max_size=200).map(lambda end: b"PROXY TCP4 " + end),
         st.binary(max_size=200).map(lambda end: SIGNATURE + end),
-        st.tuples(st.sampled_from([data for data, _ in HEADERS]), st.integers(0, 60), st.binary(min_size=1, max_size=3)).map(
-            lambda edit: edit[0][: edit[1]] + edit[2] + edit[0][edit[1] + len(edit[2]) :]
-        ),
+        st.tuples(
+            st.sampled_from([data for data, _ in HEADERS]), st.integers(0, 60), st.binary(min_size=1, max_size=3)
+        ).map(lambda edit: edit[0][: edit[1]] + edit[2] + edit[0][edit[1] + len(edit[2]) :]),
     ),
     st.integers(1, 40),
 )
@@ -162,7 +165,10 @@ CLIENT = HEADERS[0][0]
 
 def config(**listener: Any) -> dict[str, Any]:
     """A listener for the tests themselves, and one behind a proxy."""
-    return {"listeners": [{"host": "127.0.0.1"}, {"port": 0, "proxy_protocol": True, **listener}], "allow_anonymous": True}
+    return {
+        "listeners": [{"host": "127.0.0.1"}, {"port": 0, "proxy_protocol": True, **listener}],
+        "allow_anonymous": True,
+    }
 
 
 def port_of(broker: BrokerProcess, kind: str = "tcp") -> int:
@@ -275,7 +281,11 @@ def test_wrong_headers_close_the_connection_with_one_line(start_broker: Start) -
 
 def test_a_header_that_does_not_arrive_in_time(start_broker: Start) -> None:
     broker = start_broker(config={**config(), "limits": {"connect_timeout": "300ms"}})
-    with open_socket(broker, CLIENT[:-1]) as partial, open_socket(broker, b"") as silent, open_socket(broker, CLIENT) as whole:
+    with (
+        open_socket(broker, CLIENT[:-1]) as partial,
+        open_socket(broker, b"") as silent,
+        open_socket(broker, CLIENT) as whole,
+    ):
         expect_closed(partial)
         expect_closed(silent)
         broker.wait_for_log('reason="PROXY header: not received in time"')
@@ -333,5 +343,7 @@ def test_settings_that_do_not_fit(tmp_path: Path) -> None:
     assert problems(path) == [f"{path}: listeners.0.proxy_sources: needs proxy_protocol"]
     path = write(tmp_path, '[[listeners]]\nproxy_protocol = true\nproxy_sources = ["10.0.0.0/33"]')
     assert len(problems(path)) == 1 and "10.0.0.0/33" in problems(path)[0]
-    path = write(tmp_path, '[[listeners]]\ntype = "unix"\npath = "s"\nproxy_protocol = true\nproxy_sources = ["10.0.0.1"]')
+    path = write(
+        tmp_path, '[[listeners]]\ntype = "unix"\npath = "s"\nproxy_protocol = true\nproxy_sources = ["10.0.0.1"]'
+    )
     assert problems(path) == [f'{path}: listeners.0.proxy_sources: a listener of type "unix" has none']

@@ -117,7 +117,9 @@ def test_a_request_that_is_not_http_is_closed(ports: list[int]) -> None:
     assert http(ports[0], Connect("x", 5).encode(5) + b"\r\n\r\n") == (b"", b"")
 
 
-@pytest.mark.parametrize("request_text", [REFUSED[0][1], "GET /mqtt HTTP/1.1\r\nUpgr", ""], ids=["whole", "half", "none"])
+@pytest.mark.parametrize(
+    "request_text", [REFUSED[0][1], "GET /mqtt HTTP/1.1\r\nUpgr", ""], ids=["whole", "half", "none"]
+)
 def test_a_failed_handshake_is_logged_once_and_counted(
     broker: BrokerProcess, ports: list[int], request_text: str
 ) -> None:

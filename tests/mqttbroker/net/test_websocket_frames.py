@@ -18,7 +18,9 @@ def filled(size: int) -> bytes:
 
 
 SIZES = st.one_of(st.integers(0, 300), st.sampled_from((125, 126, 127, 65535, 65536, LARGEST)))
-OPCODES = st.sampled_from([Opcode.BINARY] * 4 + [Opcode.CONT] * 3 + [Opcode.TEXT, Opcode.PING, Opcode.PONG, Opcode.CLOSE])
+OPCODES = st.sampled_from(
+    [Opcode.BINARY] * 4 + [Opcode.CONT] * 3 + [Opcode.TEXT, Opcode.PING, Opcode.PONG, Opcode.CLOSE]
+)
 FRAMES = st.lists(
     st.builds(lambda opcode, size, fin: Frame(opcode, filled(size % 125 if opcode > 7 else size), fin or opcode > 7),
               OPCODES, SIZES, st.booleans()),
@@ -114,7 +116,9 @@ def test_only_a_close_is_read_while_discarding() -> None:
     assert read(reader, [*frames, close, *frames]) == [(b"", b"", close), (b"", b"", b"")]
 
 
-@pytest.mark.parametrize("start", [b"\x82\x01", b"\x82\xfe\x11\x71", b"\x82\xff" + b"\xff" * 8], ids=("unmasked", "16", "64"))
+@pytest.mark.parametrize(
+    "start", [b"\x82\x01", b"\x82\xfe\x11\x71", b"\x82\xff" + b"\xff" * 8], ids=("unmasked", "16", "64")
+)
 def test_an_invalid_frame_is_returned_before_it_is_complete(start: bytes) -> None:
     reader = reader_for(256, 0x1170)
     data = start + bytes(20)

@@ -220,7 +220,9 @@ def test_a_page_row_has_entry_and_message(opened: Opened) -> None:
     ]
 
 
-@pytest.mark.parametrize("packet_ids", [[0], [7], [10], [0, 0, 0], [5, 5], [11, 12], [1, 11, 1], [11, 1], [65535, 65535]])
+@pytest.mark.parametrize(
+    "packet_ids", [[0], [7], [10], [0, 0, 0], [5, 5], [11, 12], [1, 11, 1], [11, 1], [65535, 65535]]
+)
 def test_a_page_has_the_packet_id_of_each_entry(opened: Opened, packet_ids: List[int]) -> None:
     _, writer = opened()
     write_set = queued(1, list(range(1, len(packet_ids) + 1)))

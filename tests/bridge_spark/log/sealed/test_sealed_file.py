@@ -217,7 +217,9 @@ def test_only_requested_columns_and_row_groups_are_fetched(tmp_path: Path, monke
         reading = Counting(file)
         opened = SealedFile(reading, len(reading.data))
         before = reading.bytes
-        found = [n for _, _, part in opened.rows(stored, start, end, wanted) if part for n in part["offset"].to_pylist()]
+        found = [
+            n for _, _, part in opened.rows(stored, start, end, wanted) if part for n in part["offset"].to_pylist()
+        ]
         return reading.bytes - before, found
 
     assert cost([], 0, 200) == (0, list(range(200)))
@@ -299,7 +301,8 @@ def test_duckdb_reads_sealed_segments(known: Path) -> None:
 def test_pandas_reads_sealed_segments(known: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.read_parquet(known)
-    assert list(frame["payload"]) == [b"0", b"1"] and frame["timestamp"][0] == pandas.Timestamp(START, unit="us", tz="UTC")
+    assert list(frame["payload"]) == [b"0", b"1"]
+    assert frame["timestamp"][0] == pandas.Timestamp(START, unit="us", tz="UTC")
     assert list(frame["qos"]) == [2, 1] and list(frame["user_properties"]) == [[("a", "2")], []]
 
 

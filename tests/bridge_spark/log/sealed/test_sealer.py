@@ -57,7 +57,9 @@ def seal_all(data: Path, failpoint: str = "", **more: str) -> int:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
     if failpoint:
         env["FAILPOINT"] = failpoint
-    return subprocess.run([sys.executable, str(SUPPORT / "sealing_process.py"), str(data), str(END)], env=env, timeout=50).returncode
+    return subprocess.run(
+        [sys.executable, str(SUPPORT / "sealing_process.py"), str(data), str(END)], env=env, timeout=50
+    ).returncode
 
 
 def payloads(data: Path) -> dict[int, bytes]:
@@ -81,7 +83,11 @@ def test_a_kill_at_any_step(tmp_path: Path, step: str) -> None:
 
 @pytest.mark.parametrize(
     "call, code",
-    [("sealed.worker:pwrite:sealing$:4", errno.ENOSPC), ("sealed.worker:fsync:sealing$:1", errno.EIO), ("sealing_process:rename:sealing$:1", errno.EIO)],
+    [
+        ("sealed.worker:pwrite:sealing$:4", errno.ENOSPC),
+        ("sealed.worker:fsync:sealing$:1", errno.EIO),
+        ("sealing_process:rename:sealing$:1", errno.EIO),
+    ],
 )
 def test_a_full_or_failing_disk_loses_nothing(tmp_path: Path, call: str, code: int) -> None:
     directory = make(tmp_path)
@@ -96,7 +102,9 @@ def test_power_loss_at_any_step(directory: Path, layer: Layer) -> None:
     assert seal_all(layer.root / "data", **layer.env) == 0
     everything = list(calls(layer.log))
     begin = next(number for number, call in enumerate(everything) if "sealing" in call.path)
-    renamed = [number for number, call in enumerate(everything) if call.kind == RENAME and call.other.endswith(".parquet")]
+    renamed = [
+        number for number, call in enumerate(everything) if call.kind == RENAME and call.other.endswith(".parquet")
+    ]
     assert len(renamed) == 2
     disk = Disk(layer.root)
     for number, call in enumerate(everything):
@@ -113,7 +121,7 @@ def test_power_loss_at_any_step(directory: Path, layer: Layer) -> None:
     disk.expect(layer.root)
 
 
-# -- in this process ----------------------------------------------------------------------------------------------------
+# -- in this process -------------------------------------------------------------------------------------------------
 
 
 def opened(data: Path) -> StreamLogs:
@@ -208,13 +216,16 @@ def test_the_worker_reports_errors_and_ends_with_its_pipe(tmp_path: Path) -> Non
     worker.close()
 
 
-# -- settings -----------------------------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "value, installed, seals", [('"auto"', True, True), ('"auto"', False, False), ("true", True, True), ("false", True, False)]
+    "value, installed, seals",
+    [('"auto"', True, True), ('"auto"', False, False), ("true", True, True), ("false", True, False)],
 )
-def test_the_setting_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, installed: bool, seals: bool) -> None:
+def test_the_setting_seal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, installed: bool, seals: bool
+) -> None:
     path = tmp_path / "broker.toml"
     path.write_text(f'[streams.s]\nfilters = ["#"]\nseal = {value}\n')
     monkeypatch.setattr(settings_module, "can_seal", lambda: installed)
@@ -230,7 +241,7 @@ def test_sealing_without_pyarrow_is_refused(tmp_path: Path, monkeypatch: pytest.
         load_settings(path)
 
 
-# -- a broker -----------------------------------------------------------------------------------------------------------
+# -- a broker --------------------------------------------------------------------------------------------------------
 
 CONFIG = {"streams": {"s": {"filters": ["sensors/#"], "partitions": 1, "segment_bytes": "4KiB", "seal": True}}}
 
@@ -256,7 +267,9 @@ def test_a_broker_seals_and_serves_sealed_segments(start_broker: StartBroker, tm
     assert len(data) == first["bytes"] and verify_file(path).end_offset == first["end_offset"]
     found = MqttDataSource({"url": broker.url, "stream": "s"})
     reader = found.reader(found.schema())
-    values = [row["payload"] for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    values = [
+        row["payload"] for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()
+    ]
     assert values == [b"%d" % number for number in range(count)]
     metrics = broker.get("/metrics").decode()
     assert "mqttbroker_stream_sealing_failures_total 0.0" in metrics

@@ -249,7 +249,9 @@ def test_readers_at_any_step_see_complete_batches(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_concurrent_reader_is_right_or_gets_an_error(kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path) -> None:
+def test_a_concurrent_reader_is_right_or_gets_an_error(
+    kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path
+) -> None:
     """An error: the file was merged into another one after the reader had listed it."""
     table = kind(tmp_path / "t", merge_files=5)
     table.prepare()

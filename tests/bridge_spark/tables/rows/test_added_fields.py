@@ -53,7 +53,9 @@ def config(tmp_path: Path, schema: str = "n int not null") -> IngestConfig:
 
 def rows(directory: Path) -> list[Row]:
     """The rows as another engine reads them, without NULL columns."""
-    found = duckdb.sql(f"FROM read_parquet('{directory}/**/*.parquet', union_by_name = true, hive_partitioning = false) ORDER BY \"offset\"")
+    found = duckdb.sql(
+        f"FROM read_parquet('{directory}/**/*.parquet', union_by_name = true, hive_partitioning = false) ORDER BY \"offset\""
+    )
     return [{name: value for name, value in zip(found.columns, row) if value is not None and value != {}}
             for row in found.fetchall()]
 
@@ -91,7 +93,9 @@ def test_new_fields_get_columns(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.timeout(180)
 def test_a_text_too_long_for_sparks_json_parser_is_kept(spark: SparkSession, tmp_path: Path) -> None:
     payloads = [json.dumps({"n": 1, "t": text}).encode() for text in ("short", "x" * 21_000_000)]
-    StreamWriter(tmp_path / "data").append(0, [message(number, "t", payload) for number, payload in enumerate(payloads)])
+    StreamWriter(tmp_path / "data").append(
+        0, [message(number, "t", payload) for number, payload in enumerate(payloads)]
+    )
     settings = config(tmp_path)
     run(dataclasses.replace(settings, tables=settings.tables[:1]), once=True, session=spark)
     short, long = rows(tmp_path / "parquet")
