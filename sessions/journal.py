@@ -62,7 +62,7 @@ class Gate:
         self.settle()
 
     def opened(self) -> None:
-        """No write is pending."""
+        """Called when no write is pending; a gate without an acknowledgement does nothing."""
 
 
 # Not traced by the garbage collector: ending a session removes its entries.
@@ -91,10 +91,10 @@ class Entry:
         self.gate: Optional[Gate] = None
 
     def committed(self) -> None:
-        """The last change of this entry is on disk."""
+        """Called when the last change of this entry is on disk; does nothing if no packet waits for it."""
 
     def refused(self) -> None:
-        """The commit that should have stored this entry failed."""
+        """Called when the commit of this new entry failed; does nothing if no session counts it."""
 
 
 class _Batch:

@@ -120,7 +120,7 @@ class MessageQueue:
     # -- limits ---------------------------------------------------------------
 
     def has_room(self, size: int, open_now: bool) -> bool:
-        """Whether a message of ``size`` bytes may be added; ``open_now`` if it would be sent at once."""
+        """Whether a message of ``size`` bytes fits without dropping others; ``open_now`` if it would be sent at once."""
         context = self.context
         if self.full(size):
             return False

@@ -179,14 +179,6 @@ class Session(DeliveryOwner):
             and self.window.is_open
         )
 
-    def takes(self, size: int, open_now: bool) -> bool:
-        """Whether a message of ``size`` bytes fits without dropping others; ``open_now`` as from `open`."""
-        return self.queue.has_room(size, open_now)
-
-    def full(self, size: int) -> bool:
-        """Whether a message of ``size`` bytes would exceed a limit of this session's queue."""
-        return self.queue.full(size)
-
     def allocate_unpersisted(self, qos: i64) -> i64:
         """The packet id of a QoS 1 or 2 message that is sent at once, without an entry; 0 if it must be offered.
 

@@ -6,6 +6,7 @@ through the store's ``done``.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Dict, List, Optional, Tuple
 
 from sessions.message import Message
@@ -82,6 +83,7 @@ class EntryQuery:
         self.rows: List[StoredEntry] = []
         self.next_expiry = 0
 
+    @abstractmethod
     def answered(self) -> None:
         """Called on the event loop's thread when ``rows`` are filled."""
 

@@ -9,6 +9,7 @@ and SUBACK have codes.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import ClassVar, Optional
 
 from mqttbroker.codec import reason_codes as rc
@@ -32,9 +33,9 @@ class Packet:
 
     packet_type: ClassVar[int] = 0
 
+    @abstractmethod
     def encode(self, version: int) -> bytes:
         """The packet's bytes, with its fixed header."""
-        raise NotImplementedError
 
 
 def _properties(properties: Properties, version: int, packet_type: int) -> bytes:

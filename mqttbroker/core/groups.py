@@ -6,6 +6,7 @@ come other connected members, and last members whose persistent session stores t
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Callable, Final, List, Optional
 from zlib import crc32
 
@@ -108,9 +109,9 @@ class Group:
 class Strategy:
     """How the messages of a group are divided among its members."""
 
+    @abstractmethod
     def choose(self, group: Group, topic: str) -> Optional[Member]:
         """The member that gets the next message of this topic; None if no member is connected or persistent."""
-        raise NotImplementedError
 
 
 class RoundRobin(Strategy):

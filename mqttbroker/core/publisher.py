@@ -72,7 +72,7 @@ class Publisher:
                 continue
             session = target.session
             open_now: bool = session.open
-            if refuse and not session.takes(size, open_now):
+            if refuse and not session.queue.has_room(size, open_now):
                 return False
             if session.id != 0:
                 entries += 1
@@ -81,7 +81,7 @@ class Publisher:
             if group.available:
                 continue
             for member in group.members:
-                if refuse and not member.session.takes(size, False):
+                if refuse and not member.session.queue.has_room(size, False):
                     return False
             entries += 1
             some_wait = True
@@ -125,7 +125,7 @@ class Publisher:
             if session.id != 0 and (
                 member.session.connection is None
                 or member.session.id == 0
-                or member.session.full(entry.message.size)
+                or member.session.queue.full(entry.message.size)
             ):
                 continue  # it would not be sent sooner, would not be on disk any more, or would be dropped
             # A copy, because the store knows the message under the leaving session's entry.

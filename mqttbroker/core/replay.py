@@ -6,6 +6,7 @@ all replays share a small budget per event-loop iteration while clients send pac
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Dict, Final, List, Optional
 
 from mypy_extensions import mypyc_attr
@@ -39,28 +40,29 @@ class ReplaySource:
         self.visited = 0
 
     @property
+    @abstractmethod
     def done(self) -> bool:
         """Whether `read` has returned all messages."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, budget: int, now: int) -> List[Message]:
         """The next messages, found at a cost of about ``budget`` (at least 1); possibly none though not `done`.
 
         ``now`` is in µs since the Unix epoch.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def is_current(self, message: Message, now: int) -> bool:
         """Whether a message that was read earlier is still to be sent."""
-        raise NotImplementedError
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ReplaySources:
     """Opens the source of a subscription."""
 
+    @abstractmethod
     def open(self, topic_filter: str) -> ReplaySource:
-        raise NotImplementedError
+        """The messages that match a valid filter without ``$share``."""
 
 
 class RetainedSource(ReplaySource):
@@ -232,7 +234,7 @@ class Replay:
         used: int = 0
         while unsent and ready and used < budget:
             message = unsent[-1]
-            if session.queued_messages and not session.takes(message.size, session.open):
+            if session.queued_messages and not session.queue.has_room(message.size, session.open):
                 break
             unsent.pop()
             used += 1 + (message.size >> 10)
