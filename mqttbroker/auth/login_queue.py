@@ -1,9 +1,9 @@
 """Logins that wait for a thread, in a fair order.
 
-Addresses take turns; every other turn is that of the newest address, so that one more client need not wait until each
-of many addresses had a turn. Logins of an address or user name that failed lately stand in a second line, which gets
-one turn in `SUSPECT_TURN`, so that guessed passwords do not delay the other logins. A full queue drops from the address
-with the most.
+Addresses are served round robin, and alternately the newest address, so that a new client need not wait for each of
+many addresses. Logins from an address, or of a user name there, with recent failures are in a second line, which is
+served once in `SUSPECT_TURN` times, so that guessed passwords do not delay the other logins. A full queue drops a login
+of the address with the most.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SUSPECT_TURN = 8
 
 
 class Login:
-    """A request with a password, which is checked by ``passwords``; ``address`` is the one that takes turns."""
+    """A request with a password, which is checked by ``passwords``; ``address`` is served round robin."""
 
     def __init__(self, request: AuthenticationRequest, passwords: Passwords, address: str) -> None:
         assert request.username is not None and request.password is not None
@@ -28,7 +28,7 @@ class Login:
         self.password: bytes = request.password
         self.address = address
         self.suspect = False
-        self.timed_out = False  # and answered, while its check runs
+        self.timed_out = False  # it was answered while its check still runs
 
     @property
     def line(self) -> str:
@@ -37,7 +37,7 @@ class Login:
 
 
 class _Line:
-    """Logins by address. An address is new until its first turn."""
+    """Logins by address. An address is new until it is first served."""
 
     def __init__(self) -> None:
         self._logins: OrderedDict[str, deque[Login]] = OrderedDict()  # the address that waits longest is first

@@ -1,9 +1,9 @@
-"""Passwords that were right before, so that clients which reconnect need no hash, also after a restart of the broker.
+"""Passwords that were verified before, so that clients reconnect without a hash, also after a restart of the broker.
 
 A record is a keyed digest (HMAC-SHA-256) of a user, its line of the password file, and the password: another line is
 another record. The records are in a file of the data directory, the key is in memory only: in a file of a tmpfs, which
-outlives the process but not the machine. The file's own digest makes a file of another key, or a changed or torn one,
-worthless.
+outlives the process but not the machine. A file of another key, or a changed or torn one, is detected by its digest and
+ignored.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ProvenPasswords:
         return len(self._proofs)
 
     def has(self, username: str, line: str, password: bytes) -> bool:
-        """Whether this password was right for this line of the file."""
+        """Whether this password was verified for this line of the password file."""
         key = self._id(username, line)
         proof = self._proofs.get(key)
         if proof is None or not hmac.compare_digest(proof, self._proof(key, password)):
@@ -69,7 +69,7 @@ class ProvenPasswords:
         return True
 
     def add(self, username: str, line: str, password: bytes) -> None:
-        """The password was right."""
+        """The password was verified: add its record."""
         if self.capacity == 0:
             return
         key = self._id(username, line)
@@ -79,7 +79,7 @@ class ProvenPasswords:
         self._schedule_write()
 
     def forget(self, username: str, line: str) -> None:
-        """The line is no longer in the file."""
+        """The line is no longer in the password file: delete its record."""
         if self._proofs.pop(self._id(username, line), None) is not None:
             self._schedule_write()
 
@@ -94,7 +94,7 @@ class ProvenPasswords:
     # --- the file -----------------------------------------------------------------------------------------------------
 
     def load(self, data_dir: Path, key_file: Optional[Path], loop: asyncio.AbstractEventLoop) -> None:
-        """Read the records of an earlier process, and keep the file up to date from now on.
+        """Read the records of an earlier process, and from now on write changes to the file.
 
         ``key_file`` None = one in a tmpfs. Without a key file the passwords are remembered in memory only, and the
         reason is logged.
@@ -161,7 +161,7 @@ class ProvenPasswords:
         self._failure = failure
 
     def stop(self) -> None:
-        """Write what was not written yet."""
+        """Write the changes that are not written yet."""
         writer, self._loop = self._writer, None
         if writer is not None:
             self._start_write()

@@ -1,9 +1,9 @@
 """Bans of addresses, and of user names at an address, after failed logins.
 
 Failed logins count for the address, an IPv6 one by its /64 network, and for the user name at that address; a user name
-alone is never banned. A count is a leaky bucket: it falls by ``limit`` in ``window`` seconds. Each login that is right
-raises the limit, at an address once per user name, so that one wrong device does not ban the many right ones behind the
-same NAT. Each further ban of the same address lasts twice as long.
+alone is never banned. A count is a leaky bucket: it falls by ``limit`` in ``window`` seconds. Each successful login
+raises the limit, at an address once per user name, so that one device with a wrong password does not ban the others
+behind the same NAT. Each further ban of the same address lasts twice as long.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Dict, Final, List, Optional, Set, Tuple
 
 log = logging.getLogger("mqttbroker")
 
-MAX_CREDIT: Final = 4096  # by which right logins raise a limit, and the bits that tell user names apart
-MAX_NAME: Final = 64  # characters of a user name that is kept as it is
+MAX_CREDIT: Final = 4096  # by which successful logins raise a limit, and the number of bits in `Record.users`
+MAX_NAME: Final = 64  # characters of a user name; of a longer one the digest is stored
 
 
 class BanTerms:
@@ -44,9 +44,9 @@ class Record:
         self.username = username
         self.score = 0.0  # failures that are not forgotten, as of ``updated``
         self.updated = 0.0
-        self.failures = 0  # since the last right login or ban
+        self.failures = 0  # since the last successful login or ban
         self.credit = 0
-        self.users: int = 0  # of an address: a bit for each user name that was right
+        self.users: int = 0  # of an address: a bit for each user name that logged in (hashed to `MAX_CREDIT` bits)
         self.bans = 0
         self.until = 0.0
 
@@ -99,7 +99,7 @@ class Bans:
         return False
 
     def suspects(self, peer: str, username: str, now: float) -> bool:
-        """Whether logins of this address or user name there have failed lately, more often than they were right."""
+        """Whether recent logins from this address, or of this user name there, failed more often than others succeeded."""
         if not self._counts:
             return False
         address = self.network(peer)
@@ -133,11 +133,11 @@ class Bans:
         self._forgive(record, now)
         record.score += 1.0
         record.failures += 1
-        if record.score > limit + record.credit - 0.5:  # a little has been forgiven since the first one
+        if record.score > limit + record.credit - 0.5:  # the score has fallen slightly since the first failure
             self._ban(key, record, now)
 
     def succeeded(self, peer: str, username: str, now: float) -> None:
-        """A login was right."""
+        """A login succeeded."""
         if self.terms.max_entries == 0 or (self.terms.failures == 0 and self.terms.address_failures == 0):
             return
         address = self.network(peer)
@@ -155,7 +155,7 @@ class Bans:
         pair.failures = 0
 
     def _record(self, key: Tuple[str, Optional[str]]) -> Record:
-        """The count of a key, which becomes the one updated last."""
+        """The count of a key, moved to the end of `_counts`."""
         record = self._counts.pop(key, None)
         if record is None:
             record = Record(key[0], key[1])
@@ -248,7 +248,7 @@ class Bans:
 
 
 def _short(username: str) -> str:
-    """A user name as it is kept: a digest of a long one."""
+    """A user name as a key: a digest of a long one."""
     if len(username) <= MAX_NAME:
         return username
     return hashlib.sha256(username.encode("utf-8", "surrogatepass")).hexdigest()

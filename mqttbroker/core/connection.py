@@ -374,7 +374,7 @@ class Connection(ClientConnection):
                     self.request_flush()  # the flush continues the replay
 
     def halt(self) -> None:
-        """Handle no more packets in this iteration of the event loop: those before have caused much work."""
+        """Handle no more packets in this iteration of the event loop: the limit of work per iteration is reached."""
         self.halted = True
         self.request_flush()
 

@@ -1,7 +1,6 @@
-"""The memory of all packets of which a part has arrived.
+"""The memory of all incomplete packets.
 
-Beyond the limit, the client with the packet that was begun first is disconnected: it has had the most time to send the
-rest.
+Beyond the limit, the client whose packet began first is disconnected: it has had the most time to send the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class PacketBuffer:
 
 
 class IncompletePackets:
-    """All incomplete packets of at least `COUNTED` bytes, the one that was begun first in front."""
+    """All incomplete packets of at least `COUNTED` bytes, the one that began first in front."""
 
     def __init__(self, maximum: int) -> None:
         self.maximum: i64 = maximum

@@ -32,7 +32,7 @@ MATCH_WORK: Final = 500  # of a search of the recorded filters; after it, a chan
 WORK_LIMIT: Final = 2000  # of one client in one event-loop iteration; a unit is about 0.3 µs
 LEAST_BUILD: Final = 500  # of the work limit, for a build behind other work
 MAX_BUILDS: Final = 16  # unfinished builds at a time
-BUILD_IDLE: Final = 4  # ticks after which the publisher of an unfinished build is taken to be gone
+BUILD_IDLE: Final = 4  # ticks without a step after which an unfinished build is dropped: its publisher has disconnected
 
 
 class FilterChanges:
@@ -157,8 +157,8 @@ class Router:
     def route_in_parts(self, topic_bytes: bytes, publisher: object) -> Optional[Route]:
         """`route` for a publisher that waits: if None, it calls again in a later iteration of the event loop.
 
-        Meanwhile other publishers go on, and subscriptions may change. A message is sent to everybody who had a
-        matching subscription from its arrival to the end of the build.
+        Other publishers are served meanwhile, and subscriptions may change. A message is sent to every session that has
+        a matching subscription from the arrival of the message to the end of the build.
         """
         route = self._cached(topic_bytes)
         if route is not None:
@@ -317,7 +317,7 @@ class Router:
         self.sweep(SWEPT_PER_SESSION)
 
     def tick(self, budget: int) -> None:
-        """Drop unfinished builds of publishers that are gone, and `sweep`; called some times per second."""
+        """Drop builds that were not continued for `BUILD_IDLE` ticks, and `sweep`; called some times per second."""
         for publisher, build in list(self._builds.items()):
             build.idle += 1
             if build.idle > BUILD_IDLE:

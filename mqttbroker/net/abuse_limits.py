@@ -74,7 +74,7 @@ class ReceiveRate:
         self._bytes_due = 0.0
 
     def receive(self, messages: int, size: int, now: float) -> float:
-        """Count what was received; returns the seconds in which nothing more is to be read."""
+        """Count received messages and bytes; returns the seconds for which nothing more is to be read."""
         if messages:
             self._messages_due = max(self._messages_due, now) + self._message_time * messages
         self._bytes_due = max(self._bytes_due, now) + self._byte_time * size

@@ -13,7 +13,7 @@ from mqttbroker.net.wire import Wire
 
 log = logging.getLogger("mqttbroker")
 
-DESCRIBED = 65_536  # bytes of a packet that are looked at, and the most that are kept of an incomplete one
+DESCRIBED = 65_536  # bytes of a packet that are parsed, and the most that are buffered of an incomplete one
 _CONNECT, _PUBLISH, _SUBSCRIBE, _UNSUBSCRIBE = 1, 3, 8, 10
 _NAMES = ("RESERVED CONNECT CONNACK PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE SUBACK UNSUBSCRIBE UNSUBACK PINGREQ"
           " PINGRESP DISCONNECT AUTH").split()
@@ -21,7 +21,7 @@ _WITH_PACKET_ID = frozenset((4, 5, 6, 7, 8, 9, 10, 11))
 
 
 class Packet(NamedTuple):
-    """What a line says of a packet. ``topic`` of a SUBSCRIBE or UNSUBSCRIBE: its filters, separated by commas, and
+    """The fields of one line. ``topic`` of a SUBSCRIBE or UNSUBSCRIBE: its filters, separated by commas, and
     ``qos`` the highest that is requested; ``size`` in bytes with the fixed header."""
 
     name: str
@@ -38,7 +38,7 @@ class PacketScanner:
     def __init__(self) -> None:
         self.version = 4
         self._pending = b""  # the beginning of a packet
-        self._skip = 0  # bytes of a packet that was described, but has not passed
+        self._skip = 0  # bytes of a described packet that have not arrived yet
         self._lost = False  # no packet begins where one should
 
     def feed(self, data: bytes) -> List[Packet]:
