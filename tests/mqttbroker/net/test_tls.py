@@ -126,7 +126,7 @@ def test_a_failed_handshake_is_logged_once_and_counted(start_broker: Start, file
             host, port = sock.getsockname()
             with suppress(OSError):
                 attempt(sock)
-            broker.wait_for_log(f"event=refused .*address={host}:{port} reason=.TLS handshake: {reason}.$")
+            broker.wait_for_log(f"event=refused .*address={host}:{port} reason=.TLS handshake: {reason}. user=")
         assert broker.log.count(f"{host}:{port} ") == 1
         assert f'handshakes_failed_total{{layer="tls"}} {number + 1}.0' in broker.get("/metrics").decode()
 
