@@ -80,8 +80,10 @@ _USER_PROPERTY_LIST = (
     "user_property_list",
     ArrayType(StructType([StructField("key", StringType()), StructField("value", StringType())])),
 )
-_IGNORED = ("mqtt source: option 'pushDownFilters' is ignored: Spark would give rows of another filter when a DataFrame is "
-            "used twice; give the condition as option 'where'")
+_IGNORED = (
+    "mqtt source: option 'pushDownFilters' is ignored: Spark would give rows of another filter when a DataFrame is "
+    "used twice; give the condition as option 'where'"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -143,8 +145,11 @@ class MqttDataSource(DataSource):
         if self._parsed is None:
             table = options_of(schema) if schema is not None else {}
             if table is None:
-                raise OptionError("path", "missing: give 'path' or 'url'; for a table, CREATE TABLE must have no list of "
-                                          "columns, as Spark drops its options then: use the option 'schema'")
+                raise OptionError(
+                    "path",
+                    "missing: give 'path' or 'url'; for a table, CREATE TABLE must have no list of "
+                    "columns, as Spark drops its options then: use the option 'schema'",
+                )
             self._parsed = _check(table | {key.lower(): value for key, value in self._given.items()})
         return self._parsed
 
@@ -322,7 +327,9 @@ def _is_writing() -> bool:
 
 
 def _refuse_writing() -> NoReturn:
-    raise StreamError("mqtt source: writing is not supported: publish with an MQTT client in foreachPartition or foreachBatch")
+    raise StreamError(
+        "mqtt source: writing is not supported: publish with an MQTT client in foreachPartition or foreachBatch"
+    )
 
 
 def _payload_reader(options: SourceOptions, schema: StructType) -> PayloadReader:

@@ -13,7 +13,7 @@ from mqttbroker.net.tls import http_context, server_context
 
 
 def check(settings: Settings) -> list[str]:
-    """The problems that prevent a broker from starting or from accepting any client with these settings, a line each."""
+    """One line for each problem that prevents a broker from starting or from accepting any client."""
     return [*_files(settings), *_data_dir(settings.data_dir), *_logins(settings)]
 
 

@@ -14,7 +14,7 @@ FILES_PER_PARTITION = 6  # of a stream, those that readers have open included
 
 
 def client_sockets(settings: Settings) -> int:
-    """Raise the soft limit as far as needed and allowed by the hard limit; returns the number of sockets for clients."""
+    """Raise the soft limit as far as needed and possible; returns the number of sockets for clients."""
     wanted = settings.limits.max_connections + settings.limits.max_half_open
     own = OWN_FILES + settings.http.max_connections
     own += FILES_PER_PARTITION * sum(stream.partitions for stream in settings.streams)

@@ -112,7 +112,9 @@ def _partition_state(directory: Path) -> PartitionState:
         names = os.listdir(directory)
     except OSError as error:
         raise StreamError(f"mqtt source: {directory}: {error.strerror}") from None
-    firsts = sorted({first for name in names if (first := first_offset_of(name)) is not None and first <= watermark.segment})
+    firsts = sorted(
+        {first for name in names if (first := first_offset_of(name)) is not None and first <= watermark.segment}
+    )
     segments: list[Segment] = []
     for first_offset, next_first in zip(firsts, [*firsts[1:], watermark.segment]):
         last = first_offset == watermark.segment

@@ -49,8 +49,11 @@ def check_selection(document: Mapping[str, int], selection: Mapping[str, str]) -
     """
     before = dict(key.split("=", 1) for key in document if "=" in key)
     if not before and selection:
-        logger.warning("mqtt source: the checkpoint does not say that its rows were selected by %s: they were not, or an "
-                       "earlier version has written it", " and ".join(f"{key} {selection[key]!r}" for key in selection))
+        logger.warning(
+            "mqtt source: the checkpoint does not say that its rows were selected by %s: they were not, or an "
+            "earlier version has written it",
+            " and ".join(f"{key} {selection[key]!r}" for key in selection),
+        )
         return
     for name in SELECTIONS:
         old, new = before.get(name), selection.get(name)

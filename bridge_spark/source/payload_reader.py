@@ -117,7 +117,9 @@ def _parser(schema: pa.Schema, options: PayloadOptions) -> RowParser:
     fields = [kind.field(number) for number in range(kind.num_fields)]
     for field in fields:
         if not is_supported(field.type):
-            raise PayloadSchemaError(f"field {field.name!r} of 'value' cannot be {field.type} in {options.format.upper()}")
+            raise PayloadSchemaError(
+                f"field {field.name!r} of 'value' cannot be {field.type} in {options.format.upper()}"
+            )
     if options.format == "json":
         return JsonParser(kind, options.timestamps, options.explode, extra)
     for field in fields:

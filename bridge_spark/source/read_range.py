@@ -61,7 +61,9 @@ def ending(options: SourceOptions, storage: Storage, manifest: Manifest, begin: 
     return end
 
 
-def narrowed(storage: Storage, manifest: Manifest, predicate: Predicate, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
+def narrowed(
+    storage: Storage, manifest: Manifest, predicate: Predicate, begin: Offsets, end: Offsets
+) -> tuple[Offsets, Offsets]:
     """The smallest range that holds every matching row."""
     low, high = dict(begin), dict(end)
     for partition in begin:

@@ -122,9 +122,11 @@ def check_version(document: Any, where: str) -> None:
     version = int(document["format_version"])
     if version > FORMAT_VERSION:
         broker = document.get("broker_version")
-        raise StreamError(f"mqtt source: {where}: the broker{f', version {broker},' if broker else ''} keeps streams in "
-                          f"format {version}, this source knows format {FORMAT_VERSION}: "
-                          f"install the broker's version of mqttbroker for Spark too")
+        raise StreamError(
+            f"mqtt source: {where}: the broker{f', version {broker},' if broker else ''} keeps streams in "
+            f"format {version}, this source knows format {FORMAT_VERSION}: "
+            f"install the broker's version of mqttbroker for Spark too"
+        )
 
 
 def parse_manifest(document: Any, where: str) -> Manifest:

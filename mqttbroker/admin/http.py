@@ -66,7 +66,10 @@ def _log_as_event(record: logging.LogRecord) -> bool:
     if not isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
         record.msg, record.args = "event=defect in=http what=%s", (record.getMessage(),)
         return True
-    record.msg, record.args = "event=refused client=%s address=%s reason=%s user=%s listener=%s", ("", "http:", " ".join(str(error).split()), "", "http")
+    record.msg, record.args = (
+        "event=refused client=%s address=%s reason=%s user=%s listener=%s",
+        ("", "http:", " ".join(str(error).split()), "", "http"),
+    )
     record.exc_info = record.exc_text = None
     record.levelno, record.levelname = logging.INFO, "INFO"
     return _requests.isEnabledFor(logging.INFO)

@@ -59,10 +59,14 @@ class Metrics:
         yield from self._broker_metrics(status)
         yield from self._stream_metrics()
         yield GaugeMetricFamily(
-            "mqttbroker_reload_problems", "Problems of the last reload, which kept what was in force.", value=self.reload_problems
+            "mqttbroker_reload_problems",
+            "Problems of the last reload, which kept what was in force.",
+            value=self.reload_problems,
         )
         yield CounterMetricFamily(
-            "mqttbroker_log_lines_dropped", "Log lines dropped because stderr was not read.", value=self.log_lines_dropped
+            "mqttbroker_log_lines_dropped",
+            "Log lines dropped because stderr was not read.",
+            value=self.log_lines_dropped,
         )
         yield from self._process.collect()
 

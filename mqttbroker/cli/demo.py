@@ -303,8 +303,12 @@ def compare(console: Console, sensors: list[Sensor], found: dict[tuple[str, int]
         doubled = rows - (published - missing)
         good = qos == 0 and doubled == 0 or qos == 1 and missing == 0 or qos == 2 and missing == doubled == 0
         kept = kept and good
-        console.print(f"QoS {qos}: published {published:,}, in the table {rows:,}: {missing:,} missing, "
-                      f"{doubled:,} doubled; {promises[qos]}: {'yes' if good else 'NO'}", highlight=False, soft_wrap=True)
+        console.print(
+            f"QoS {qos}: published {published:,}, in the table {rows:,}: {missing:,} missing, "
+            f"{doubled:,} doubled; {promises[qos]}: {'yes' if good else 'NO'}",
+            highlight=False,
+            soft_wrap=True,
+        )
     if bad:
         console.print(f"{bad:,} messages could not be parsed")
     return kept

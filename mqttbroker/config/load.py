@@ -183,7 +183,9 @@ class _Builder:
         read = []
         for name, item in raw.items():
             if not _STREAM_NAME.fullmatch(name):
-                self.problem(("streams", name), "a stream's name must be 1–64 of A–Z a–z 0–9 _ -, first a letter or digit")
+                self.problem(
+                    ("streams", name), "a stream's name must be 1–64 of A–Z a–z 0–9 _ -, first a letter or digit"
+                )
                 continue
             stream = self.section(Stream, item, ("streams", name), name=name)
             for key, reason in stream.problems() if stream is not None else ():

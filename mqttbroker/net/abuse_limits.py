@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Any, Dict, Final
 
-MAX_ADDRESSES: Final = 65_536  # whose last connects are remembered; the one that connected longest ago is forgotten first
+MAX_ADDRESSES: Final = 65_536  # with remembered connects; the one that connected longest ago is forgotten first
 CONNECT_BURST: Final = 10.0  # seconds of connects at the permitted rate that may come at once
 RECEIVE_BURST: Final = 1.0  # seconds of messages or bytes at the permitted rate that may come at once
 

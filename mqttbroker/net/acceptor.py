@@ -147,7 +147,9 @@ class Acceptor:
         return peer
 
     def _log_refused(self, address: str, reason: str) -> None:
-        log.info("event=refused client=%s address=%s reason=%s user=%s listener=%s", "", address, reason, "", self._name)
+        log.info(
+            "event=refused client=%s address=%s reason=%s user=%s listener=%s", "", address, reason, "", self._name
+        )
 
 
 class _Handshake:

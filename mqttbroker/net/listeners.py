@@ -49,7 +49,9 @@ def defect(connection: Connection) -> None:
 class OpenListener:
     """The sockets of a listener, from `open` to `close`."""
 
-    def __init__(self, listener: Listener, listener_policy: ListenerPolicy, scheduler: FlushScheduler, sockets: OpenSockets) -> None:
+    def __init__(
+        self, listener: Listener, listener_policy: ListenerPolicy, scheduler: FlushScheduler, sockets: OpenSockets
+    ) -> None:
         self.listener = listener
         self.listener_policy = listener_policy
         self.scheduler = scheduler

@@ -62,7 +62,9 @@ class WebSocket:
         )
         self._largest = largest
         # Until CONNECT is accepted an unknown client may send no more than a CONNECT.
-        self._reader = FrameReader(min(largest, wire.broker.terms.max_connect_size + FRAME_HEADROOM), apply_mask, _SHORT)
+        self._reader = FrameReader(
+            min(largest, wire.broker.terms.max_connect_size + FRAME_HEADROOM), apply_mask, _SHORT
+        )
         self._request: Optional[bytes] = b""  # the HTTP request so far; None once it was answered
         self._receiving = True  # received payload goes to the wire
         self._paused_by_wire = False

@@ -175,7 +175,7 @@ def test_a_subscriber_that_acknowledges_pauses_publishers_again(plant: Plant) ->
     assert not plant.session(subscriber).backpressure.suspended  # type: ignore[union-attr]
 
 
-def test_a_subscriber_that_acknowledges_nothing_pauses_nobody_until_its_queue_is_short(plant: Plant) -> None:
+def test_a_subscriber_that_acknowledges_nothing_pauses_no_publisher_until_its_queue_is_short(plant: Plant) -> None:
     subscriber, publisher = paused_publisher(plant)
     plant.loop.wait(MAX_PAUSE)
     assert publisher.transport.reading
@@ -283,7 +283,7 @@ def paused(client: CoreClient) -> bool:
 
 
 @pytest.mark.parametrize("qos", [1, 2])
-def test_messages_queued_while_disconnected_pause_nobody(tmp_path: Path, qos: int) -> None:
+def test_messages_queued_while_disconnected_pause_no_publisher(tmp_path: Path, qos: int) -> None:
     with Core(tmp_path, max_queue_memory_messages=20, **LIMITS) as core:
         disconnected_subscriber(core, "s", qos)
         publisher = core.connect("p")
