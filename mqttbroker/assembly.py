@@ -78,7 +78,8 @@ def fill(target: T, *sources: object) -> T:
 
 def listener_terms(settings: Settings, listener: Listener, rules: Optional[str] = None) -> ListenerTerms:
     """The terms for clients of a listener; ``rules`` names its rules."""
-    return fill(ListenerTerms(), settings.limits_of(listener), SimpleNamespace(rules=rules, listener=listener.address))
+    own = SimpleNamespace(rules=rules, listener=listener.address, client_id_pattern=listener.client_id_pattern)
+    return fill(ListenerTerms(), settings.limits_of(listener), own)
 
 
 def build_broker(settings: Settings, recovered: Recovered, security: Optional[Security] = None) -> Broker:

@@ -98,6 +98,16 @@ class TopicPattern(Kind[Optional[str]]):
         return text
 
 
+class ClientIdPattern(Kind[Optional[str]]):
+    """A client id in which %u stands for the user name, with a * at its end for any further characters; "" is None."""
+
+    def read(self, value: object) -> Optional[str]:
+        text = OptionalText().read(value)
+        if text is not None and (text == "*" or "*" in text[:-1]):
+            raise ValueError(f'must be a client id like "%u" or "%u-*", with a * only at its end, got {shown(text)}')
+        return text
+
+
 class OptionalPath(Kind[Optional[Path]]):
     """A path; the empty string is None."""
 

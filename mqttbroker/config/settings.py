@@ -18,6 +18,7 @@ from mqttbroker.config.setting_kinds import (
     Automatic,
     Boolean,
     Choice,
+    ClientIdPattern,
     Directory,
     Duration,
     FileMode,
@@ -152,6 +153,7 @@ class Listener:
     tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
     client_certificate: str = _key(Choice("none", "optional", "required"), "none")
     use_identity_as_username: bool = _key(Boolean(), False)
+    client_id_pattern: Optional[str] = _key(ClientIdPattern(), "")
     origins: tuple[str, ...] = _key(Texts(), [])
     proxy_protocol: bool = _key(Boolean(), False)
     proxy_sources: tuple[str, ...] = _key(Networks(), [])

@@ -119,7 +119,11 @@ class ConnectHandler:
         packet = pending.packet
         if connection.state != CONNECTING:
             return
-        client_id = connection.client_id
+        allowed = connection.terms.allowed_client_id(connection.client_id, packet.client_id == "", connection.username)
+        if allowed is None:
+            self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "this listener does not allow the client id")
+            return
+        client_id = connection.client_id = allowed
         if self._belongs_to_another(connection):
             # Before anything is closed or ended. The standard's meaning of 0x85 and of return code 2 is "not allowed
             # by the Server"; 0x87 would say that the user may not connect at all.

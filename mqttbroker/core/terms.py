@@ -38,6 +38,27 @@ class ListenerTerms:
         self.topic_alias_maximum = 0
         self.max_keep_alive = 0
         self.connect_timeout = 0.0
+        # A client id in which %u stands for the user name; a * at its end stands for any further characters.
+        self.client_id_pattern: Optional[str] = None
+
+    def allowed_client_id(self, client_id: str, assigned: bool, username: Optional[str]) -> Optional[str]:
+        """The client id of a user; None if the pattern excludes it. The broker may change an ``assigned`` one."""
+        pattern = self.client_id_pattern
+        if pattern is None:
+            return client_id
+        open_ended = pattern.endswith("*")
+        if open_ended:
+            pattern = pattern[:-1]
+        if "%u" in pattern:
+            if not username:
+                return None
+            pattern = pattern.replace("%u", username)
+        if assigned:
+            made = pattern + client_id if open_ended else pattern
+            return made if len(made.encode("utf-8")) <= 65535 else None
+        if client_id == pattern or (open_ended and client_id.startswith(pattern)):
+            return client_id
+        return None
 
 
 class BrokerTerms:

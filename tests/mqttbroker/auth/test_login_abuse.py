@@ -23,7 +23,13 @@ from mqttbroker.auth.proven_passwords import find_key_file
 from mqttbroker.auth.scram import METHOD
 from mqttbroker.codec.packets import Auth, Connack, Connect
 from mqttbroker.codec.properties import Properties
-from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, BANNED, CONTINUE_AUTHENTICATION, NOT_AUTHORIZED
+from mqttbroker.codec.reason_codes import (
+    BAD_USER_NAME_OR_PASSWORD,
+    BANNED,
+    CLIENT_IDENTIFIER_NOT_VALID,
+    CONTINUE_AUTHENTICATION,
+    NOT_AUTHORIZED,
+)
 
 PASSWORD = b"secret"
 LINE = hash_password(PASSWORD)
@@ -69,9 +75,8 @@ async def fleet(port: int, users: int, timeout: float) -> tuple[list[int], float
 
     async def one(number: int) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(
-            Connect(f"d{number}", 5, True, 60, username=f"device{number % CHECKS}", password=PASSWORD).encode(5)
-        )
+        user = f"device{number % CHECKS}"
+        writer.write(Connect(f"d-{number}", 5, True, 60, username=user, password=PASSWORD).encode(5))
         code = (await asyncio.wait_for(reader.readexactly(4), timeout))[3]
         writer.close()
         return code
@@ -141,7 +146,8 @@ def test_guesses_lead_to_a_ban_that_ends(start_broker: Start, users: Path, versi
     assert login(broker, "alice", version=version) == code  # with the right password
     assert login(broker, "bob", version=version) == login(broker, "alice", host="127.0.0.2", version=version) == 0
     found = samples(broker.get("/metrics"))
-    assert found["mqttbroker_bans"] == found["mqttbroker_bans_started_total"] == found["mqttbroker_logins_banned_total"] == 1
+    assert found["mqttbroker_bans"] == found["mqttbroker_bans_started_total"] == 1
+    assert found["mqttbroker_logins_banned_total"] == 1
     assert found["mqttbroker_logins_failed_total"] == 3
     wait_until(lambda: login(broker, "alice", version=version) == 0)
     assert broker.log.count("event=banned") == 1
@@ -222,3 +228,11 @@ def test_a_first_right_login_among_200_guessing_addresses(
     print(f"first right login: {seconds * 1000:.0f} ms, after {failed:.0f} guesses")
     assert failed < 100 and seconds < 4.0
     assert not re.search("reason=.*too many clients", broker.log)
+
+
+def test_a_listener_binds_client_ids_to_users(start_broker: Start, users: Path) -> None:
+    broker = configured(start_broker, users, listeners=[{"client_id_pattern": "c-%u"}])
+    assert login(broker, "alice") == login(broker, "bob") == 0
+    with client(broker) as raw:
+        assert raw.connect("c-bob", username="alice", password=PASSWORD).reason_code == CLIENT_IDENTIFIER_NOT_VALID
+    broker.wait_for_log("event=refused client=c-bob .*does not allow the client id")

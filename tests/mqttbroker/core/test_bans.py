@@ -218,9 +218,7 @@ def test_a_banned_client_is_refused_at_connect(tmp_path: Path) -> None:
         control = core.control
         cursor = control.open_bans()
         page = control.bans(cursor)
-        assert [(ban.address, ban.username, ban.bans, ban.seconds_left) for ban in page.bans] == [
-            ("10.0.0.1", "alice", 1, 10.0)
-        ]
+        assert [tuple(ban) for ban in page.bans] == [("10.0.0.1", "alice", 1, 10.0)]
         assert page.cursor == 0
         status = control.status()
         assert (status.bans, status.bans_started, status.logins_failed, status.logins_banned) == (1, 1, 5, 3)

@@ -138,3 +138,45 @@ def test_an_anonymous_session_becomes_that_of_its_first_user(core: UserCore) -> 
 def test_an_anonymous_client_takes_over_an_anonymous_session(core: UserCore) -> None:
     core.open(None, "device")
     assert core.open(None, "device").connack.session_present
+
+
+# --- client ids bound to users ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "pattern, user, client_id, allowed",
+    [
+        (None, None, "any", True),
+        ("%u", "alice", "alice", True),
+        ("%u", "alice", "alice2", False),
+        ("%u", "alice", "bob", False),
+        ("%u", None, "alice", False),
+        ("%u-*", "alice", "alice-1", True),
+        ("%u-*", "alice", "alice-", True),
+        ("%u-*", "alice", "alice", False),
+        ("%u-*", "alice", "bob-1", False),
+        ("%u", "ali*", "alice", False),
+        ("%u", "ali*", "ali*", True),
+        ("plant-*", None, "plant-1", True),
+        ("plant-*", None, "house-1", False),
+    ],
+)
+@pytest.mark.parametrize("version, code", [(5, CLIENT_IDENTIFIER_NOT_VALID), (4, 2)])
+def test_client_ids_bound_to_users(
+    core: UserCore, pattern: Optional[str], user: Optional[str], client_id: str, allowed: bool, version: int, code: int
+) -> None:
+    core.terms.client_id_pattern = pattern
+    assert core.open(user, client_id, version).connack.reason_code == (0 if allowed else code)
+
+
+@pytest.mark.parametrize("pattern, assigned", [("%u", "alice"), ("%u-*", "alice-auto-1"), ("plant", "plant")])
+def test_a_client_without_an_id_is_assigned_one_that_fits(core: UserCore, pattern: str, assigned: str) -> None:
+    core.terms.client_id_pattern = pattern
+    alice = core.open("alice", "")
+    assert alice.connack.properties.assigned_client_identifier == assigned
+    assert core.broker.registry.sessions[assigned].username == "alice"
+
+
+def test_an_assigned_client_id_is_not_too_long(core: UserCore) -> None:
+    core.terms.client_id_pattern = "%u-*"
+    assert core.open("a" * 65_535, "").connack.reason_code == CLIENT_IDENTIFIER_NOT_VALID
