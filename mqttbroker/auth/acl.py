@@ -144,7 +144,7 @@ def covers(wide: str, narrow: str) -> bool:
 
 
 def parse_acl(text: str, name: str) -> Acl:
-    """The rules in the text of an ACL file; ``name`` names the file in errors.  Raises AclError."""
+    """The rules in the text of an ACL file; ``name`` names the file in errors. Raises AclError."""
     acl = Acl()
     section = acl.anonymous
     number: int = 0

@@ -130,7 +130,7 @@ class Authenticator:
         self._start_logins()
 
     def continue_exchange(self, request: AuthenticationRequest) -> None:
-        """Take one step of an enhanced authentication.  The client computes the hash, so this takes no thread."""
+        """Take one step of an enhanced authentication. The client computes the hash, so this takes no thread."""
         if request.method != METHOD:
             request.reject(BAD_AUTHENTICATION_METHOD, f"the only method is {METHOD}")
             return

@@ -52,7 +52,7 @@ class Hash(Protocol):
     """A stored password."""
 
     def verify(self, password: bytes) -> bool:
-        """Whether this is the password.  May take a second; safe in any thread."""
+        """Whether this is the password. May take a second; safe in any thread."""
 
 
 class Argon2id:
@@ -159,7 +159,7 @@ def scram_password(password: bytes) -> str:
 
 
 class Passwords:
-    """The users of one file.  Immutable, and safe in any thread.
+    """The users of one file. Immutable, and safe in any thread.
 
     ``fingerprints`` has the hash in the file by user; if it changes, so did the password.
     """
@@ -175,7 +175,7 @@ class Passwords:
         """Whether this is the user's password.
 
         For an unknown user the hash of a known one is computed, always of the same one, so that the time taken does not
-        tell whether the user exists.
+        reveal whether the user exists.
         """
         stored = self.hashes.get(username)
         if stored is not None:
@@ -197,7 +197,7 @@ class Passwords:
 
 
 def parse_passwords(text: str, name: str) -> Passwords:
-    """The users in the text of a password file; ``name`` names the file in errors.  Raises PasswordFileError."""
+    """The users in the text of a password file; ``name`` names the file in errors. Raises PasswordFileError."""
     hashes: dict[str, Hash] = {}
     fingerprints: dict[str, str] = {}
     for number, line in enumerate(text.split("\n"), 1):
@@ -229,7 +229,7 @@ def check_name(username: str) -> None:
 def set_password(path: Path, username: str, encoded: Optional[str]) -> bool:
     """Write a user's hash into the file, which is created if missing; None removes the user.
 
-    Returns whether the user was in the file.  Raises OSError, and ValueError for an invalid user name or file.
+    Returns whether the user was in the file. Raises OSError, and ValueError for an invalid user name or file.
     """
     check_name(username)
     path = Path(os.path.realpath(path))

@@ -64,7 +64,7 @@ class Exchange:
         return self._state == _DONE
 
     def step(self, data: bytes) -> bytes:
-        """The answer to a message.  Raises ScramError, which ends the exchange."""
+        """The answer to a message. Raises ScramError, which ends the exchange."""
         handle, following = _STEPS[self._state]
         self._state = _FAILED
         try:

@@ -28,7 +28,7 @@ log = logging.getLogger("mqttbroker")
 
 
 class Security:
-    """The policies and rules in the files that the settings name.  Raises ConfigError for an invalid file."""
+    """The policies and rules in the files that the settings name. Raises ConfigError for an invalid file."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

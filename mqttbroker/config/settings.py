@@ -233,7 +233,7 @@ class Http:
         return self.token is not None or self.token_file is not None
 
     def bearer_token(self) -> Optional[str]:
-        """The token that requests need, None if they need none.  Raises OSError if its file is unreadable or empty."""
+        """The token that requests need, None if they need none. Raises OSError if its file is unreadable or empty."""
         if self.token_file is None:
             return self.token
         try:

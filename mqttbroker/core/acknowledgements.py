@@ -120,4 +120,4 @@ class AckQueue:
             gate.next = None
             gate = following
         self._first = self._last = None
-        self.length = 0
+        self.length = self.unfinished = 0

@@ -106,7 +106,6 @@ class Router:
         self.cached_bytes = 0  # sizes of the routes in `cache`
         self.max_levels = max_levels
         self.max_length = max_length
-        self.streams = streams
         self.strategy = strategy  # of all shared subscriptions
         self.rules: Optional[Rules] = None  # None if every client may read every topic
         self.groups: Dict[str, Group] = {}

@@ -43,7 +43,7 @@ class SessionLifecycle:
         return self.clock.now / 1_000_000
 
     def load(self, session: Session) -> None:
-        """Schedule the will and the end of a session from the store; its ``disconnected_at`` is set."""
+        """Schedule the will and the end of a session from the store, after its ``disconnected_at`` was set."""
         will = session.will
         if will is not None:
             if will.due == 0.0:

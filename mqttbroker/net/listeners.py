@@ -64,7 +64,7 @@ class OpenListener:
         self._inode: Optional[Tuple[int, int]] = None
 
     async def open(self) -> None:
-        """Start listening.  Raises OSError with the address and the reason."""
+        """Start listening. Raises OSError with the address and the reason."""
         listener = self.listener
         try:
             context = server_context(listener)
@@ -220,7 +220,7 @@ def _bound(family: int, address: Any, dual_stack: bool) -> socket.socket:
 
 
 def _unix_socket(path: Path, mode: int) -> socket.socket:
-    """A bound socket.  Replaces the file of a socket on which no process listens."""
+    """A bound socket. Replaces the file of a socket on which no process listens."""
     if path.is_socket() and not _is_in_use(path):
         path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
