@@ -191,8 +191,8 @@ class SubscriptionTrie:
 class TrieSearch:
     """A search for the filters that match a topic, which may take several steps.
 
-    ``found`` has what `SubscriptionTrie.match` returns. Of filters that are inserted or removed between two steps it has
-    some.
+    ``found`` has what `SubscriptionTrie.match` returns. Of filters that are inserted or removed between two steps it
+    has some.
     """
 
     def __init__(self, trie: SubscriptionTrie, topic: str, counted: bool) -> None:

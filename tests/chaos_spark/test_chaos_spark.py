@@ -134,7 +134,12 @@ STATES: list[tuple[str, str, Any, list[str]]] = [
     ("a lost window", "out.minute", lambda rows: rows[3:], [WINDOWS]),
     ("another count", "out.minute", lambda rows: rows.assign(count=rows["count"] + (rows.index == 7)), [WINDOWS]),
     ("a window twice", "out.minute", lambda rows: pandas.concat([rows, rows[:1]]), [WINDOWS, GLIMPSES]),
-    ("too few windows", "out.minute", lambda rows: rows[rows["window_start"] < START + timedelta(minutes=5)], [WINDOWS]),
+    (
+        "too few windows",
+        "out.minute",
+        lambda rows: rows[rows["window_start"] < START + timedelta(minutes=5)],
+        [WINDOWS],
+    ),
 ]
 
 

@@ -49,7 +49,19 @@ def library() -> Path:
     directory = tempfile.mkdtemp(prefix="mqttbroker-disk-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     built = Path(directory) / "preload.so"
-    command = [compiler, "-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-o", str(built), str(SOURCE), "-ldl", "-lpthread"]
+    command = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-O2",
+        "-Wall",
+        "-Werror",
+        "-o",
+        str(built),
+        str(SOURCE),
+        "-ldl",
+        "-lpthread",
+    ]
     subprocess.run(command, check=True)
     return built
 

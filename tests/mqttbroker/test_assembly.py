@@ -23,7 +23,12 @@ def unusual_limits() -> Limits:
     values: dict[str, Any] = {}
     for number, field in enumerate(dataclasses.fields(Limits)):
         values[field.name] = type(field.default)(200 + number) if isinstance(field.default, (int, float)) else None
-    values |= {"retain_available": False, "queue_full": "drop_oldest", "max_keep_alive": 61.0, "max_session_expiry": 62.0}
+    values |= {
+        "retain_available": False,
+        "queue_full": "drop_oldest",
+        "max_keep_alive": 61.0,
+        "max_session_expiry": 62.0,
+    }
     return Limits(**values)
 
 

@@ -46,8 +46,13 @@ def imports_when_loaded(tree: ast.Module) -> Iterator[str]:
 
 def imports_at_run_time(tree: ast.Module) -> Iterator[str]:
     """All imports but those for types only."""
-    for_types = {id(node) for block in ast.walk(tree) if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
-                 for statement in block.body for node in ast.walk(statement)}
+    for_types = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
+        for statement in block.body
+        for node in ast.walk(statement)
+    }
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)) and id(node) not in for_types:
             yield from imports(node)
@@ -103,8 +108,13 @@ def test_every_package_has_a_layer() -> None:
 
 def test_the_sqlite_store_is_imported_only_where_it_is_chosen() -> None:
     """The core knows the store by its interface; the server, backup and repair know that it is SQLite."""
-    users = [name_of(path) for path in modules("sessions", "mqttbroker/core", "mqttbroker/codec", "mqttbroker/net", "mqttbroker/auth")
-             if "sessions/store/" not in path.as_posix() for name in imports(parse(path)) if name.startswith("sessions.store")]
+    users = [
+        name_of(path)
+        for path in modules("sessions", "mqttbroker/core", "mqttbroker/codec", "mqttbroker/net", "mqttbroker/auth")
+        if "sessions/store/" not in path.as_posix()
+        for name in imports(parse(path))
+        if name.startswith("sessions.store")
+    ]
     assert not users
 
 
@@ -183,7 +193,17 @@ def test_no_file_names_a_path_of_a_machine() -> None:
     pattern = re.compile("/(" + "|".join(("tmp", "work", "root", "home/[a-z]+")) + ")/")
     files = modules(*PACKAGES, "tests", "bench") + [
         path
-        for kind in ("*.toml", "*.md", "*.py", "Makefile", "Dockerfile", "conf/*", "docs/*.md", ".ci/run", "bench/brokers/*")
+        for kind in (
+            "*.toml",
+            "*.md",
+            "*.py",
+            "Makefile",
+            "Dockerfile",
+            "conf/*",
+            "docs/*.md",
+            ".ci/run",
+            "bench/brokers/*",
+        )
         for path in sorted(ROOT.glob(kind))
     ]
     found = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in files

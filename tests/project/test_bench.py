@@ -79,7 +79,13 @@ def result(broker: str, cpu: float, **more: Any) -> dict[str, Any]:
 def test_figures_are_medians_of_correct_runs() -> None:
     runs = [result("a", 1), result("a", 9), result("a", 2), result("b", 4), result("b", 0.1, ok=False, lost=3)]
     row = report.table(runs, scenarios.chosen("p2p-q0-1k"), ["a", "b"]).splitlines()[2]
-    assert [cell.strip() for cell in row.strip("|").split("|")] == ["p2p-q0-1k", "CPU µs/message", "2.00", "4.00", "0.50"]
+    assert [cell.strip() for cell in row.strip("|").split("|")] == [
+        "p2p-q0-1k",
+        "CPU µs/message",
+        "2.00",
+        "4.00",
+        "0.50",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -162,4 +168,10 @@ def test_spark_figures_are_compared_with_parquet_files(
     options = run.parse(["--scenarios", "spark-path", "--scale", "0.001"])
     runs = run.measure_spark(options, ["spark-path"], 1.0)
     first = report.table(runs, options.chosen, ["mqttbroker", scenarios.PARQUET]).splitlines()[2]
-    assert [cell.strip() for cell in first.strip("|").split("|")] == ["spark-path", "rows/s ↑", "800,000", "1,000,000", "0.80"]
+    assert [cell.strip() for cell in first.strip("|").split("|")] == [
+        "spark-path",
+        "rows/s ↑",
+        "800,000",
+        "1,000,000",
+        "0.80",
+    ]

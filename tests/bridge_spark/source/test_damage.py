@@ -57,7 +57,12 @@ DAMAGE = st.dictionaries(
 @given(wrong=DAMAGE, cuts=st.tuples(st.integers(0, BATCHES * ROWS), st.integers(0, BATCHES * ROWS)),
        chunk=st.sampled_from([100, 1000, 1 << 20]), index=st.booleans())
 def test_all_rows_except_those_of_damaged_batches(
-    wrong: dict[int, str], cuts: tuple[int, int], chunk: int, index: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wrong: dict[int, str],
+    cuts: tuple[int, int],
+    chunk: int,
+    index: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(DirectoryStorage, "chunk_bytes", chunk)
     data = tmp_path / "data"

@@ -445,7 +445,8 @@ def test_each_use_of_a_dataframe_gives_its_own_rows(spark: SparkSession, tmp_pat
         assert spark.sql(counts).collect() == spark.sql(counts).collect() == [(10, 100)]
         assert spark.sql("SELECT * FROM reused WHERE offset = 3 UNION ALL SELECT * FROM reused").count() == 202
         low.cache()
-        assert [low.count(), frame.count(), frame.where("offset < 10 AND qos = 1").count(), low.count()] == [20, 200, 20, 20]
+        counts = [low.count(), frame.count(), frame.where("offset < 10 AND qos = 1").count(), low.count()]
+        assert counts == [20, 200, 20, 20]
         low.unpersist()
         spark.conf.set("spark.sql.adaptive.enabled", "true")
         spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
@@ -481,8 +482,15 @@ def test_a_table_follows_the_stream_and_a_dataframe_does_not(spark: SparkSession
         assert spark.sql("SELECT max(value.n) FROM typed").first()[0] == 14
         assert spark.sql("SELECT count(*) FROM following WITH (`where` = 'offset < 3')").first()[0] == 3
         assert spark.read.option("startingOffsets", '{"0": 11}').table("following").count() == 4
-        query = spark.readStream.option("startingOffsets", "earliest").table("following").writeStream.format("memory") \
-            .queryName("streamed").option("checkpointLocation", str(tmp_path / "check")).trigger(availableNow=True).start()
+        query = (
+            spark.readStream.option("startingOffsets", "earliest")
+            .table("following")
+            .writeStream.format("memory")
+            .queryName("streamed")
+            .option("checkpointLocation", str(tmp_path / "check"))
+            .trigger(availableNow=True)
+            .start()
+        )
         query.awaitTermination()
         assert spark.table("streamed").count() == 15
         with pytest.raises(Exception, match="writing is not supported"):

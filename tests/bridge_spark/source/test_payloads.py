@@ -177,7 +177,15 @@ USUAL = {
     "q": '[{"i":1}]', "z": "1", "y": '"y"',
 }
 WHOLE = [payload for payload, _ in JSON] + [
-    b',"n": 2}', b'{"o": {"a": 1}', b'{"n": 1}\0{"n": 2}', b'{"n": 1}]}', b'{"n": 1}}', b'{"n": 1}}{', b'{"n":1}/*}*/}', b'{,"n":1}']
+    b',"n": 2}',
+    b'{"o": {"a": 1}',
+    b'{"n": 1}\0{"n": 2}',
+    b'{"n": 1}]}',
+    b'{"n": 1}}',
+    b'{"n": 1}}{',
+    b'{"n":1}/*}*/}',
+    b'{,"n":1}',
+]
 members = st.tuples(st.sampled_from(sorted(USUAL)), st.one_of(st.none(), st.none(), st.none(), st.sampled_from(ATOMS)))
 
 
@@ -336,27 +344,39 @@ def test_the_columns_of_the_source() -> None:
     assert not reader.rows(messages.slice(0, 0)).num_rows
 
 
-@pytest.mark.parametrize(("columns", "given", "reason"), [
-    ({"value": VALUE, "reason": pa.string()}, None, "'value' needs the option 'payloadFormat'"),
-    ({"offset": pa.int64()}, "json", "needs a schema with the columns"),
-    ({"value": VALUE}, "json", "must be asked for together"),
-    ({"value": pa.int64(), "reason": pa.string()}, "json", "must be a struct for JSON"),
-    ({"value": VALUE, "reason": pa.int64()}, "json", "'reason' is string"),
-    ({"value": VALUE, "reason": pa.string(), "extra": pa.map_(pa.string(), pa.string())}, "csv", "'extra' is for JSON only"),
-    ({"value": pa.struct([("v", pa.list_(pa.int64()))]), "reason": pa.string()}, "csv", "cannot be list"),
-    ({"value": pa.string(), "reason": pa.string()}, "number", "must be of a number type"),
-])
+@pytest.mark.parametrize(
+    ("columns", "given", "reason"),
+    [
+        ({"value": VALUE, "reason": pa.string()}, None, "'value' needs the option 'payloadFormat'"),
+        ({"offset": pa.int64()}, "json", "needs a schema with the columns"),
+        ({"value": VALUE}, "json", "must be asked for together"),
+        ({"value": pa.int64(), "reason": pa.string()}, "json", "must be a struct for JSON"),
+        ({"value": VALUE, "reason": pa.int64()}, "json", "'reason' is string"),
+        (
+            {"value": VALUE, "reason": pa.string(), "extra": pa.map_(pa.string(), pa.string())},
+            "csv",
+            "'extra' is for JSON only",
+        ),
+        ({"value": pa.struct([("v", pa.list_(pa.int64()))]), "reason": pa.string()}, "csv", "cannot be list"),
+        ({"value": pa.string(), "reason": pa.string()}, "number", "must be of a number type"),
+    ],
+)
 def test_invalid_schemas_are_refused(columns: dict[str, Any], given: Optional[str], reason: str) -> None:
     with pytest.raises(PayloadSchemaError, match=reason):
         PayloadReader(pa.schema(list(columns.items())), None if given is None else PayloadOptions(given), None)
 
 
-@pytest.mark.parametrize(("given", "reason"), [
-    ({"payloadFormat": "xml"}, "'xml' is none of json"), ({"payloadExplode": "true"}, "is for 'payloadFormat' json and csv only"),
-    ({"payloadFormat": "csv", "payloadTimestamps": "ms"}, "is for 'payloadFormat' json only"),
-    ({"payloadFormat": "json", "payloadTimestamps": "h"}, "'h' is none of"), ({"payloadFormat": "json", "payloadExplode": "1"}, "neither"),
-    ({"payloadFormat": "csv", "payloadDelimiter": "||"}, "is not one ASCII character"),
-])
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"payloadFormat": "xml"}, "'xml' is none of json"),
+        ({"payloadExplode": "true"}, "is for 'payloadFormat' json and csv only"),
+        ({"payloadFormat": "csv", "payloadTimestamps": "ms"}, "is for 'payloadFormat' json only"),
+        ({"payloadFormat": "json", "payloadTimestamps": "h"}, "'h' is none of"),
+        ({"payloadFormat": "json", "payloadExplode": "1"}, "neither"),
+        ({"payloadFormat": "csv", "payloadDelimiter": "||"}, "is not one ASCII character"),
+    ],
+)
 def test_invalid_payload_options_are_refused(given: dict[str, str], reason: str) -> None:
     with pytest.raises(PayloadOptionError, match=reason):
         payload_options(given)
@@ -387,23 +407,37 @@ def proto(*fields: tuple[int, Any]) -> bytes:
 
 
 METRICS: list[tuple[bytes, dict[str, Any]]] = [
-    (proto((1, b"t"), (2, 7), (3, 1_700_000_000_123), (4, 10), (13, 1.5)),
-     {"name": "t", "alias": 7, "timestamp": "2023-11-14 22:13:20.123000+00:00", "datatype": "Double", "double": 1.5}),
+    (
+        proto((1, b"t"), (2, 7), (3, 1_700_000_000_123), (4, 10), (13, 1.5)),
+        {"name": "t", "alias": 7, "timestamp": "2023-11-14 22:13:20.123000+00:00", "datatype": "Double", "double": 1.5},
+    ),
     (proto((4, 9), (12, 0.5)), {"datatype": "Float", "double": 0.5}),
     (proto((4, 3), (10, -5 & 0xFFFFFFFF)), {"datatype": "Int32", "long": -5}),
-    (proto((4, 1), (10, -5 & 0xFFFFFFFF)), {"datatype": "Int8", "long": -5}), (proto((4, 1), (10, 251)), {"datatype": "Int8", "long": -5}),
-    (proto((4, 4), (11, -5)), {"datatype": "Int64", "long": -5}), (proto((4, 7), (10, 0xFFFFFFFF)), {"datatype": "UInt32", "long": 0xFFFFFFFF}),
-    (proto((4, 13), (11, 5)), {"datatype": "DateTime", "long": 5}), (proto((4, 11), (14, 1)), {"datatype": "Boolean", "boolean": True}),
-    (proto((4, 12), (15, "é".encode())), {"datatype": "String", "string": "é"}), (proto((4, 17), (16, b"\0")), {"datatype": "Bytes", "binary": b"\0"}),
-    (proto((4, 10), (7, 1)), {"datatype": "Double", "is_null": True}), (proto((2, 3), (11, 9), (99, b"new")), {"alias": 3, "long": 9}),
+    (proto((4, 1), (10, -5 & 0xFFFFFFFF)), {"datatype": "Int8", "long": -5}),
+    (proto((4, 1), (10, 251)), {"datatype": "Int8", "long": -5}),
+    (proto((4, 4), (11, -5)), {"datatype": "Int64", "long": -5}),
+    (proto((4, 7), (10, 0xFFFFFFFF)), {"datatype": "UInt32", "long": 0xFFFFFFFF}),
+    (proto((4, 13), (11, 5)), {"datatype": "DateTime", "long": 5}),
+    (proto((4, 11), (14, 1)), {"datatype": "Boolean", "boolean": True}),
+    (proto((4, 12), (15, "é".encode())), {"datatype": "String", "string": "é"}),
+    (proto((4, 17), (16, b"\0")), {"datatype": "Bytes", "binary": b"\0"}),
+    (proto((4, 10), (7, 1)), {"datatype": "Double", "is_null": True}),
+    (proto((2, 3), (11, 9), (99, b"new")), {"alias": 3, "long": 9}),
     (proto((5, 1), (6, 1), (14, 0)), {"is_historical": True, "is_transient": True, "boolean": False}),
 ]
 BAD_METRICS = [
-    (proto((4, 99), (10, 1)), "a metric of an unknown datatype"), (proto((4, 10)), "a metric without a value"),
-    (proto((4, 1), (10, 300)), "a metric that does not fit its datatype"), (proto((4, 5), (10, 256)), "a metric that does not fit its datatype"),
-    (proto((4, 8), (11, 1 << 63)), "a number beyond 64 bits with sign"), (proto((3, 1 << 60), (10, 1)), "a timestamp after the year 9999"),
-    (proto((13, b"12345678")), "not a Sparkplug payload"), (proto((15, b"\xff")), "not a Sparkplug payload"), (b"\x0a\x05ab", "not a Sparkplug payload"),
-    (proto((10, 1 << 32)), "not a Sparkplug payload"), (b"\xff" * 11, "not a Sparkplug payload"), (b"\x0b", "not a Sparkplug payload"),
+    (proto((4, 99), (10, 1)), "a metric of an unknown datatype"),
+    (proto((4, 10)), "a metric without a value"),
+    (proto((4, 1), (10, 300)), "a metric that does not fit its datatype"),
+    (proto((4, 5), (10, 256)), "a metric that does not fit its datatype"),
+    (proto((4, 8), (11, 1 << 63)), "a number beyond 64 bits with sign"),
+    (proto((3, 1 << 60), (10, 1)), "a timestamp after the year 9999"),
+    (proto((13, b"12345678")), "not a Sparkplug payload"),
+    (proto((15, b"\xff")), "not a Sparkplug payload"),
+    (b"\x0a\x05ab", "not a Sparkplug payload"),
+    (proto((10, 1 << 32)), "not a Sparkplug payload"),
+    (b"\xff" * 11, "not a Sparkplug payload"),
+    (b"\x0b", "not a Sparkplug payload"),
 ]
 SPARKPLUG = SparkplugParser(pa.struct(list(FIELDS.items())))
 

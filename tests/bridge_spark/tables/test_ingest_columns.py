@@ -41,14 +41,19 @@ def rows(directory: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(180)
 def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: Path) -> None:
-    StreamWriter(tmp_path / "data").append(0, [
-        message(0, "sensors/p1/m1/json", b'{"ts": 1700000000123, "reading": {"value": 1.5, "unit": "C"}, "new": [1.0]}'),
-        message(1, "sensors/p2/m1/json", b'[{"ts": 0}, {"ts": 1, "reading": null}]'),
-        message(2, "sensors/p2/m1/json", b'[{"ts": 0}, {"reading": null}]'),
-        message(3, "spBv1.0/g/NDATA/n", SPARKPLUG),
-        message(4, "spBv1.0/g/NDATA/n", SPARKPLUG[:-1]),
-        message(5, "elsewhere", b"{}"),
-    ])
+    StreamWriter(tmp_path / "data").append(
+        0,
+        [
+            message(
+                0, "sensors/p1/m1/json", b'{"ts": 1700000000123, "reading": {"value": 1.5, "unit": "C"}, "new": [1.0]}'
+            ),
+            message(1, "sensors/p2/m1/json", b'[{"ts": 0}, {"ts": 1, "reading": null}]'),
+            message(2, "sensors/p2/m1/json", b'[{"ts": 0}, {"reading": null}]'),
+            message(3, "spBv1.0/g/NDATA/n", SPARKPLUG),
+            message(4, "spBv1.0/g/NDATA/n", SPARKPLUG[:-1]),
+            message(5, "elsewhere", b"{}"),
+        ],
+    )
     tables = {name: {"stream": "sensors", "output": str(tmp_path / name), **keys}
               for name, keys in (("json", JSON), ("metrics", METRICS))}
     for name, counts in (("json", (3, 1)), ("metrics", (2, 1))):

@@ -78,8 +78,13 @@ def write_segments(data: Path) -> None:
     writer = StreamWriter(data, partitions=2)
     for partition in (0, 1):
         for first in range(0, 100, 4):
-            writer.append(partition, [message(n, payload=b"bad" if n % 60 == 50 else b'{"n": %d, "more": "%s"}' % (n, b"x" * 4000))
-                                      for n in range(first * 2 + partition, first * 2 + 8, 2)])
+            writer.append(
+                partition,
+                [
+                    message(n, payload=b"bad" if n % 60 == 50 else b'{"n": %d, "more": "%s"}' % (n, b"x" * 4000))
+                    for n in range(first * 2 + partition, first * 2 + 8, 2)
+                ],
+            )
             if first % 40 == 36:
                 writer.roll(partition)
     seal_segment(writer.segments(0)[0], 40)

@@ -63,8 +63,16 @@ def last_word(text: str) -> str:
 def test_a_submitted_job_reports_and_ends_on_a_signal(tmp_path: Path) -> None:
     write_stream(tmp_path / "data")
     config = write_config(tmp_path, max_offsets_per_trigger=100)
-    submit = ["--master", "local[2]", "--driver-java-options", QUICK_JVM, "--conf", "spark.sql.parquet.compression.codec=gzip",
-              ingest.__file__, str(config)]
+    submit = [
+        "--master",
+        "local[2]",
+        "--driver-java-options",
+        QUICK_JVM,
+        "--conf",
+        "spark.sql.parquet.compression.codec=gzip",
+        ingest.__file__,
+        str(config),
+    ]
     running = [*submit, "--trigger", ONE_BATCH_ONLY, "--metrics-port", "0"]
     with SparkProcess(tmp_path / "job", running, program="spark-submit") as job:
         port = job.wait_for(r"metrics on 127\.0\.0\.1:(\d+)\n")[1]

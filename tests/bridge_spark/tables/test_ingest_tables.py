@@ -79,8 +79,16 @@ def test_duplicates_are_dropped_and_nothing_else(spark: SparkSession, tmp_path: 
     first = ingest(spark, settings)["t"]
     assert (first.rows, first.bad, first.duplicates, first.late) == (5, 2, 1, 0)
     # A duplicate and a new reading within the watermark, a reading before it, and a clock that is far ahead.
-    writer.append(0, [reading(8, "a", 200, 4.0), reading(9, "a", 180, 5.0), reading(10, "c", 100, 6.0),
-                      message(11, payload=b"bad"), message(200_000, payload=b'{"ts": "2099-01-01T00:00:00Z", "value": 7}')])
+    writer.append(
+        0,
+        [
+            reading(8, "a", 200, 4.0),
+            reading(9, "a", 180, 5.0),
+            reading(10, "c", 100, 6.0),
+            message(11, payload=b"bad"),
+            message(200_000, payload=b'{"ts": "2099-01-01T00:00:00Z", "value": 7}'),
+        ],
+    )
     second = ingest(spark, settings)["t"]
     assert (second.rows, second.bad, second.duplicates, second.late) == (2, 1, 1, 1)
     writer.append(0, [reading(13, "a", 230, 8.0)])
@@ -101,8 +109,13 @@ def number(offset: int) -> int:
 
 def many(first: int, last: int, every: int = 1) -> list[Any]:
     """Messages from ``first`` up to ``last``: readings of three devices, out of order; some do not parse."""
-    return [message(offset * every, payload=b"bad") if offset % 40 == 9 else
-            reading(n, "abc"[n % 3], n * every, (n * 37) % 101 / 4) for offset in range(first, last) for n in [number(offset)]]
+    return [
+        message(offset * every, payload=b"bad")
+        if offset % 40 == 9
+        else reading(n, "abc"[n % 3], n * every, (n * 37) % 101 / 4)
+        for offset in range(first, last)
+        for n in [number(offset)]
+    ]
 
 
 def expected(readings: int, window: int, every: int = 1, group_by: Sequence[str] = ("device",)) -> Any:
@@ -121,8 +134,13 @@ def test_aggregates_over_restarts_agree_with_pandas(spark: SparkSession, tmp_pat
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, many(0, 400, every=8))
     groups = {"minute": ("1 minute", ["device"]), "hour": ("1 hour", [])}
-    settings = document(tmp_path, watermark="3 minutes", max_offsets_per_trigger=250, table_format=table_format, aggregates={
-        name: {"window": window, "group_by": group_by} for name, (window, group_by) in groups.items()})
+    settings = document(
+        tmp_path,
+        watermark="3 minutes",
+        max_offsets_per_trigger=250,
+        table_format=table_format,
+        aggregates={name: {"window": window, "group_by": group_by} for name, (window, group_by) in groups.items()},
+    )
     ingest(spark, settings)
     writer.append(0, [*many(400, 1000, every=8), reading(1000, "a", 60, 1000.0)])
     done = ingest(spark, settings)

@@ -457,7 +457,16 @@ def test_cached_properties_belong_to_their_packet(tmp_path: Path) -> None:
         listener.subscribe("#", options=1)
         older.subscribe("#", options=1)
         client = core.connect("p")
-        sent = [told("one"), told("one"), told("two"), Properties(), told("two"), told("two", 9), told("two", 9), told("x" * 600)] * 2
+        sent = [
+            told("one"),
+            told("one"),
+            told("two"),
+            Properties(),
+            told("two"),
+            told("two", 9),
+            told("two", 9),
+            told("x" * 600),
+        ] * 2
         for qos in (0, 1):
             for number, properties in enumerate(sent):
                 client.publish("t" * (number % 3 + 1), b"%d" % number, qos, properties=properties)

@@ -235,8 +235,13 @@ def test_only_requested_columns_and_row_groups_are_fetched(tmp_path: Path, monke
 
 def test_a_segment_that_is_sealed_during_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between planning and reading, and between two reads of the same file."""
-    end = write(tmp_path, [[[message(index) for index in range(first, first + 10)] for first in range(base, base + 50, 10)]
-                           for base in (0, 50)])
+    end = write(
+        tmp_path,
+        [
+            [[message(index) for index in range(first, first + 10)] for first in range(base, base + 50, 10)]
+            for base in (0, 50)
+        ],
+    )
     partition = tmp_path / "streams/sensors/0"
     monkeypatch.setattr(DirectoryStorage, "chunk_bytes", 700)
     monkeypatch.setattr(slice_reader, "ROWS", 1)

@@ -46,8 +46,17 @@ def test_the_number_of_added_columns_is_limited() -> None:
 
 
 def config(tmp_path: Path, schema: str = "n int not null") -> IngestConfig:
-    tables = {table_format: {"stream": "sensors", "schema": schema, "columns": ["offset"], "extra_fields": "add",
-                             "table_format": table_format, "output": str(tmp_path / table_format)} for table_format in FORMATS}
+    tables = {
+        table_format: {
+            "stream": "sensors",
+            "schema": schema,
+            "columns": ["offset"],
+            "extra_fields": "add",
+            "table_format": table_format,
+            "output": str(tmp_path / table_format),
+        }
+        for table_format in FORMATS
+    }
     return parse_config({"source": {"path": str(tmp_path / "data")}, "tables": tables})
 
 
