@@ -29,8 +29,8 @@ SWEPT_PER_SESSION: Final = 20  # routes and targets that `Router.session_ended` 
 
 _UNLIMITED: Final = 1 << 60
 MATCH_WORK: Final = 500  # of a search of the recorded filters; after it, a change is assumed
-WORK_LIMIT: Final = 2000  # of one client in one event-loop iteration; a unit is about 0.3 µs
-LEAST_BUILD: Final = 500  # of the work limit, for a build behind other work
+WORK_LIMIT: Final = 1000  # of one client in one event-loop iteration; a unit is about 0.7 µs
+LEAST_BUILD: Final = 300  # of the work limit, for a build behind other work
 MAX_BUILDS: Final = 16  # unfinished builds at a time
 BUILD_IDLE: Final = 4  # ticks without a step after which an unfinished build is dropped: its publisher has disconnected
 
