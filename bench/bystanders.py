@@ -186,6 +186,26 @@ def unsubscribing(port: int, ended: threading.Event) -> str:
     return f"{sent} packets"
 
 
+def abandoned(port: int, ended: threading.Event, sessions: int) -> str:
+    """A message per second to persistent sessions whose clients have gone."""
+    for number in range(sessions):
+        hello = framed(0x10, text("MQTT") + b"\x04\0\0\0" + text(f"abandoned{number}"))
+        line = client(port, "", connect=hello + subscribe("abandoned/#", 1) + b"\xe0\0")
+        line.settimeout(10)
+        while line.recv(100):
+            pass
+        line.close()
+    writer = client(port, "abandoner")
+    writer.settimeout(10)
+    sent = 0
+    while not ended.wait(1):
+        writer.sendall(publish("abandoned/1", b"x" * 100, 1))
+        writer.recv(4, socket.MSG_WAITALL)
+        sent += 1
+    writer.close()
+    return f"{sent} messages"
+
+
 ABUSES: dict[str, tuple[str, Callable[[int, threading.Event, int], str]]] = {
     "stalled-q0": ("a subscriber that does not read, QoS 0", lambda port, ended, _: stalled(port, ended, 0)),
     "stalled-q1": ("a subscriber that does not read, QoS 1", lambda port, ended, _: stalled(port, ended, 1)),
@@ -196,6 +216,7 @@ ABUSES: dict[str, tuple[str, Callable[[int, threading.Event, int], str]]] = {
     "overlap-12": ("2^12 overlapping filters, new topics", lambda port, ended, _: overlap(port, ended, 12)),
     "overlap-16": ("2^16 overlapping filters, new topics", lambda port, ended, _: overlap(port, ended, 16)),
     "unsubscribe": ("UNSUBSCRIBEs of 3.4 million filters", lambda port, ended, _: unsubscribing(port, ended)),
+    "abandoned": ("messages to 20,000 abandoned sessions", lambda port, ended, _: abandoned(port, ended, 20_000)),
     "slow-logins": ("logins with slow hashes, incomplete SCRAM exchanges", lambda port, ended, _: slow_logins(port, ended)),
 }
 
