@@ -15,17 +15,18 @@ FILES_PER_PARTITION = 6  # of a stream, those that readers have open included
 
 def client_sockets(settings: Settings) -> int:
     """Raise the soft limit as far as needed and possible; returns the number of sockets for clients."""
-    wanted = settings.limits.max_connections + settings.limits.max_half_open
-    own = OWN_FILES + settings.http.max_connections
-    own += FILES_PER_PARTITION * sum(stream.partitions for stream in settings.streams)
+    for_clients = settings.limits.max_connections + settings.limits.max_half_open
+    for_broker = OWN_FILES + settings.http.max_connections
+    for_broker += FILES_PER_PARTITION * sum(stream.partitions for stream in settings.streams)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = soft
-    if soft != resource.RLIM_INFINITY and soft < own + wanted:
-        limit = own + wanted if hard == resource.RLIM_INFINITY else min(hard, own + wanted)
+    if soft != resource.RLIM_INFINITY and soft < for_broker + for_clients:
+        limit = for_broker + for_clients if hard == resource.RLIM_INFINITY else min(hard, for_broker + for_clients)
         if limit > soft:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    if limit == resource.RLIM_INFINITY or limit >= own + wanted:
-        return wanted
-    allowed = max(limit - own, limit // 2)
-    log.warning("event=open_files_limited limit=%d needed=%d client_sockets=%d", limit, own + wanted, allowed)
+    if limit == resource.RLIM_INFINITY or limit >= for_broker + for_clients:
+        return for_clients
+    allowed = max(limit - for_broker, limit // 2)
+    needed = for_broker + for_clients
+    log.warning("event=open_files_limited limit=%d needed=%d client_sockets=%d", limit, needed, allowed)
     return allowed

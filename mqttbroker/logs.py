@@ -138,11 +138,11 @@ class _Repeats(logging.Filter):
                 if len(self._seen) > MAX_REPEATED:
                     self._seen.popitem(last=False)
             window[1] += 1
-            wanted = window[1] <= REPEATS_LOGGED
+            passed = window[1] <= REPEATS_LOGGED
         if over is not None and over[1] > REPEATS_LOGGED:
             logging.getLogger(record.name).log(record.levelno, "event=refusals_repeated address=%s reason=%s count=%d",
                                                host, reason, over[1] - REPEATS_LOGGED)
-        return wanted
+        return passed
 
 
 class _Handler(logging.Handler):

@@ -256,19 +256,19 @@ class TopicTree:
 
 def _split(branch: _Branch, leaf: Stored, levels: list[str], depth: int) -> _Branch:
     """Replace the leaf at ``levels[depth]`` by branches for the levels that its topic shares with ``levels``."""
-    own = leaf.topic.split("/")
+    leaf_levels = leaf.topic.split("/")
     top = _Branch("", None)
     lowest = top
     below = depth + 1
-    while below < len(own) and below < len(levels) and own[below] == levels[below]:
+    while below < len(leaf_levels) and below < len(levels) and leaf_levels[below] == levels[below]:
         deeper = _Branch("", None)
-        lowest.append(own[below], deeper)
+        lowest.append(leaf_levels[below], deeper)
         lowest = deeper
         below += 1
-    if below == len(own):
+    if below == len(leaf_levels):
         lowest.topic = leaf.topic
         lowest.value = leaf.value
     else:
-        lowest.append(own[below], Stored(leaf.topic, leaf.value))
+        lowest.append(leaf_levels[below], Stored(leaf.topic, leaf.value))
     branch.replace(levels[depth], top)
     return top

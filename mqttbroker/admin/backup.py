@@ -80,11 +80,11 @@ def _copy(data_dir: Path, target: Path) -> str:
         problem = "; ".join(state.problems[:1]) or "the stream ends cannot be read"
         raise BackupError(f"{data_dir / DATABASE}: {problem}; see mqttbroker check-store")
     ends.update(state.ends)
-    kept: dict[str, dict[str, int]] = {}
+    streams_in_backup: dict[str, dict[str, int]] = {}
     for (stream, number), end in sorted(ends.items()):
         place = f"{stream}/{number}"
         start = copy_partition(streams / place, target / STREAMS / place, end)
-        kept[place] = {"start": start, "end": end}
+        streams_in_backup[place] = {"start": start, "end": end}
     for stream in sorted({stream for stream, _ in ends}):
         description = streams / stream / "stream.json"
         if description.exists():
@@ -94,7 +94,7 @@ def _copy(data_dir: Path, target: Path) -> str:
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "broker": __version__,
         "counts": state.counts,
-        "streams": kept,
+        "streams": streams_in_backup,
         "files": _files(target),
     }
     (target / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")

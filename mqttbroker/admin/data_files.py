@@ -27,10 +27,10 @@ def restrict(data_dir: Path, file_mode: int) -> None:
         try:
             found = path.stat()
             mode = stat.S_IMODE(found.st_mode)
-            wanted = mode & (_directory_mode(file_mode) if stat.S_ISDIR(found.st_mode) else file_mode)
-            if mode != wanted:
-                path.chmod(wanted)
-                log.info("event=permissions_restricted file=%s mode=%s", path, f"{wanted:04o}")
+            restricted = mode & (_directory_mode(file_mode) if stat.S_ISDIR(found.st_mode) else file_mode)
+            if mode != restricted:
+                path.chmod(restricted)
+                log.info("event=permissions_restricted file=%s mode=%s", path, f"{restricted:04o}")
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -90,13 +90,13 @@ def _range(request: web.Request, size: int) -> Optional[Tuple[int, int]]:
     The whole file if none is requested, None if it is outside of the file.
     """
     try:
-        wanted = request.http_range
+        requested = request.http_range
     except ValueError:
         return None
-    if wanted.start is None:
+    if requested.start is None:
         return 0, size
-    start = max(size + wanted.start, 0) if wanted.start < 0 else wanted.start
-    end = size if wanted.stop is None else min(wanted.stop, size)
+    start = max(size + requested.start, 0) if requested.start < 0 else requested.start
+    end = size if requested.stop is None else min(requested.stop, size)
     return (start, end) if start < end else None
 
 
@@ -280,8 +280,8 @@ class HttpServer:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if self._token is not None and request.path not in OPEN_PATHS:
-            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-            known = hmac.compare_digest(given.strip().encode(errors="replace"), self._token)
+            scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
+            known = hmac.compare_digest(credentials.strip().encode(errors="replace"), self._token)
             if scheme.lower() != "bearer" or not known:
                 return _error(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
         elif self._streams_protected and request.path.startswith("/streams"):

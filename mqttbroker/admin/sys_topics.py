@@ -27,8 +27,8 @@ class _Load:
         per_minute = (count - self.last) * 60.0 / seconds
         self.last = count
         for index, minutes in enumerate(_MINUTES):
-            keep = math.exp(-seconds / (60.0 * minutes))
-            self.rates[index] = per_minute + keep * (self.rates[index] - per_minute)
+            decay = math.exp(-seconds / (60.0 * minutes))
+            self.rates[index] = per_minute + decay * (self.rates[index] - per_minute)
 
 
 class SysTopics:

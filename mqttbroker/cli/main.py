@@ -71,20 +71,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; returns its exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["ingest"]:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["ingest"]:
         from bridge_spark.ingest import main as ingest
 
-        return ingest(given[1:])
-    if given[:1] == ["compact"]:
+        return ingest(words[1:])
+    if words[:1] == ["compact"]:
         from bridge_spark.tables.compact import main as compact
 
-        return compact(given[1:])
-    if given[:1] == ["java-home"]:
+        return compact(words[1:])
+    if words[:1] == ["java-home"]:
         from bridge_spark.java import main as java_home
 
-        return java_home(given[1:])
-    options = _parser().parse_args(given)
+        return java_home(words[1:])
+    options = _parser().parse_args(words)
     if options.command == "passwd":
         return _passwd(options.file, options.user, options.delete, options.scram)
     try:

@@ -249,20 +249,20 @@ class PublishHandler:
             if target.zero_copy and target.qos and interface is not None and interface.ready:
                 connection = cast(Connection, interface)
                 granted: i64 = target.qos if target.qos < qos else qos
-                own_id: i64 = 0
+                receiver_id: i64 = 0
                 if connection.zero_copy_version == version:
                     if size <= connection.maximum_packet_size:
-                        own_id = receiver.allocate_unpersisted(granted)
-                    if own_id:
+                        receiver_id = receiver.allocate_unpersisted(granted)
+                    if receiver_id:
                         header = route.qos1_header if granted == 1 else route.qos2_header
-                        connection.send_publish_parts(header, own_id, rest, size)
+                        connection.send_publish_parts(header, receiver_id, rest, size)
                         if more is not None:
                             connection.outbox.parts += more
                         continue
                 elif version >= 5 and more is None and connection.can_alias(size, rest[0]):
-                    own_id = receiver.allocate_unpersisted(granted)
-                    if own_id:
-                        connection.send_publish_aliased(granted << 1, route.topic_bytes, own_id, rest[0], rest[1:])
+                    receiver_id = receiver.allocate_unpersisted(granted)
+                    if receiver_id:
+                        connection.send_publish_aliased(granted << 1, route.topic_bytes, receiver_id, rest[0], rest[1:])
                         continue
             if outgoing is None:
                 whole = rest if more is None else b"".join((rest, *more))

@@ -55,12 +55,12 @@ class PacketScanner:
             if size <= 0:
                 break
             end = position + size
-            wanted = min(end, position + DESCRIBED)
+            described_end = min(end, position + DESCRIBED)
             if data[position] >> 4 == _PUBLISH:
-                wanted = min(end, _end_of_packet_id(data, body))
-            if len(data) < wanted:
+                described_end = min(end, _end_of_packet_id(data, body))
+            if len(data) < described_end:
                 break
-            found.append(self._describe(data[position:wanted], body - position, size))
+            found.append(self._describe(data[position:described_end], body - position, size))
             position = min(end, len(data))
             self._skip = end - position
         self._pending = b"" if self._lost else data[position:]

@@ -31,7 +31,7 @@ class ProxiedSockets:
 
     async def read_header(self, sock: socket.socket, address: Any) -> ProxiedPeer:
         """The peer behind a socket that was accepted from ``address``. Raises `ProxyHeaderError` and OSError."""
-        own = peer_text(address)
+        proxy = peer_text(address)
         if self._sources and not self._may_send(address):
             raise ProxyHeaderError("not from proxy_sources")
         header = ProxyHeader()
@@ -45,8 +45,8 @@ class ProxiedSockets:
                 raise ProxyHeaderError("closed by the client")
             sock.recv(header.feed(data))
         if header.source is None:
-            return ProxiedPeer(own, True)
-        return ProxiedPeer(header.source, not is_loopback(own))
+            return ProxiedPeer(proxy, True)
+        return ProxiedPeer(header.source, not is_loopback(proxy))
 
     def _may_send(self, address: Any) -> bool:
         found = ipaddress.ip_address(address[0].partition("%")[0])

@@ -66,8 +66,8 @@ class Database:
         Raises `StoreError`, `sqlite3.Error` or `OSError`; `close` or `close_unchanged` is to be called all the same.
         """
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-            wanted = ".".join(map(str, OLDEST_SQLITE))
-            raise StoreError(f"{self.path}: needs SQLite {wanted} or newer, this is {sqlite3.sqlite_version}")
+            oldest = ".".join(map(str, OLDEST_SQLITE))
+            raise StoreError(f"{self.path}: needs SQLite {oldest} or newer, this is {sqlite3.sqlite_version}")
         make_directory(self.path.parent)
         self._lock = lock_directory(self.path.parent)
         if self.durable:
