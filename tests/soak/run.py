@@ -44,7 +44,7 @@ port = 0
 
 # Tolerated growth between a tenth of the time and the end.
 BLOCKS = 0.02, 1500
-OBJECTS = 0.05, 60
+OBJECTS = 0.05, 200
 RESIDENT = 0.10, 8 << 20
 
 
@@ -73,9 +73,14 @@ class Soak:
 
     def work(self, seconds: float) -> None:
         end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self.step(100)
+
+    def step(self, count: int) -> None:
+        """Do ``count`` random steps."""
         steps = [self.connect, self.connect, self.subscribe, self.unsubscribe, self.publish, self.publish, self.publish]
         steps += [self.retain, self.disconnect, self.lose, self.half_open, self.refused]
-        while time.monotonic() < end:
+        for _ in range(count):
             step = self.random.choice(steps)
             client_id = f"c{self.random.randrange(CLIENTS)}"
             try:
