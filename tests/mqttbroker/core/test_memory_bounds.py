@@ -12,11 +12,12 @@ import pytest
 from support.core import Core, CoreClient
 from support.core_sessions import durable
 
+from mqttbroker.auth.acl import parse_acl
 from mqttbroker.codec.packets import Connect, Publish, Suback, Subscribe, Subscription, Will
 from mqttbroker.core import connection as connection_module
 from mqttbroker.core.connect_handler import ConnectAuthentication
 from mqttbroker.core.pending_connect import PendingConnect
-from mqttbroker.core.policy import Authorizer, Rules
+from mqttbroker.core.policy import Rules
 from mqttbroker.core.router import Router
 from sessions.session import Session
 
@@ -25,25 +26,9 @@ def route_sizes(router: Router) -> int:
     return sum(route.size for route in router.cache.values())
 
 
-class DenyTopics(Authorizer):
-    """Clients may publish to ``ok/...`` only."""
-
-    def __init__(self) -> None:
-        super().__init__(True)
-
-    def may_publish(self, client_id: str, username: Any, topic: str) -> bool:
-        return topic.startswith("ok/")
-
-    def may_subscribe(self, client_id: str, username: Any, topic_filter: str) -> bool:
-        return True
-
-    def may_read(self, client_id: str, username: Any, topic: str) -> bool:
-        return True
-
-
 def restrict(core: Core) -> None:
-    """Give all clients that connect from now on the rules of `DenyTopics`."""
-    rules = Rules(DenyTopics(), {})
+    """Allow clients that connect from now on nothing but topics below ok/."""
+    rules = Rules(parse_acl("topic readwrite ok/#\n", "rules"), {})
     broker = core.broker
     broker.rules = broker.publisher.rules = broker.subscriptions.rules = broker.router.rules = rules
 
