@@ -53,6 +53,7 @@ def core(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UserCore]:
         yield core
 
 
+@pytest.mark.normative("5", "MQTT-3.1.3-8")
 @pytest.mark.parametrize("clean_start", [False, True])
 @pytest.mark.parametrize("thief", ["bob", None])
 @pytest.mark.parametrize("version, code", [(5, CLIENT_IDENTIFIER_NOT_VALID), (4, 2)])
