@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i64
 
 from mqttbroker.codec.packets import encode_ack
 from mqttbroker.codec.reason_codes import PUBACK, PUBCOMP, PUBREC
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mqttbroker.core.connection import Connection
 
 
-@mypyc_attr(free_list_len=1)
 class AckGate(Gate):
     """One acknowledgement of one connection; pass it to `AckQueue.submit`.
 
