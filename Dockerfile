@@ -7,7 +7,7 @@
 FROM python:3.13-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /src
-COPY pyproject.toml setup.py ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY topic_matcher topic_matcher
 COPY sessions sessions
 COPY bridge_spark bridge_spark
