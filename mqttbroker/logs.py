@@ -112,14 +112,14 @@ def _printable(text: str) -> str:
 
 
 class _Repeats(logging.Filter):
-    """Passes the first `REPEATS_LOGGED` refusals of one kind and host, and counts the others.
+    """Lets the first `REPEATS_LOGGED` refusals of one kind, host and reason through, and counts the others.
 
-    The count is logged as ``event=refusals_repeated`` with the next refusal after `REPEAT_SECONDS`.
+    The count is one line, ``event=refusals_repeated``, when a refusal comes after `REPEAT_SECONDS`.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()  # [end of the window, refusals]
+        self._windows: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()  # [end, refusals], oldest first
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -128,21 +128,27 @@ class _Repeats(logging.Filter):
         fields = _fields(record) or {}
         host = str(fields.get("address", ("", ""))[1]).rpartition(":")[0]
         reason = str(fields.get("reason", ("", ""))[1])[:MAX_VALUE_CHARS]
-        key = (str(record.msg), host, reason)
         with self._lock:
-            window = self._seen.get(key)
-            over: Optional[list[float]] = None
-            if window is None or record.created >= window[0]:
-                over = self._seen.pop(key, None)
-                window = self._seen[key] = [record.created + REPEAT_SECONDS, 0]
-                if len(self._seen) > MAX_REPEATED:
-                    self._seen.popitem(last=False)
+            over = self._close_windows(record.created)
+            window = self._windows.setdefault((str(record.msg), host, reason), [record.created + REPEAT_SECONDS, 0])
             window[1] += 1
-            passed = window[1] <= REPEATS_LOGGED
-        if over is not None and over[1] > REPEATS_LOGGED:
+            wanted = window[1] <= REPEATS_LOGGED
+        for (_, repeated_host, repeated_reason), (_, count) in over:
             logging.getLogger(record.name).log(record.levelno, "event=refusals_repeated address=%s reason=%s count=%d",
-                                               host, reason, over[1] - REPEATS_LOGGED)
-        return passed
+                                               repeated_host, repeated_reason, count - REPEATS_LOGGED)
+        return wanted
+
+    def _close_windows(self, now: float) -> list[tuple[tuple[str, str, str], list[float]]]:
+        """Forget the windows that ended, or are too many; returns those with refusals that were not logged."""
+        over = []
+        while self._windows:
+            key, window = next(iter(self._windows.items()))
+            if now < window[0] and len(self._windows) < MAX_REPEATED:
+                break
+            del self._windows[key]
+            if window[1] > REPEATS_LOGGED:
+                over.append((key, window))
+        return over
 
 
 class _Handler(logging.Handler):
