@@ -28,7 +28,6 @@ def _files(settings: Settings) -> Iterator[str]:
         except OSError as error:
             yield f"listeners.{index}: {error}"
     try:
-        settings.http.bearer_token()
         http_context(settings.http)
     except OSError as error:
         yield f"http: {error}"

@@ -28,7 +28,7 @@ log = logging.getLogger("mqttbroker")
 # Keys that may change while the broker runs, beside the contents of the files that others name.
 RELOADABLE = re.compile(
     r"allow_anonymous|reveal_denials|response_information|sys_interval|log\.level|redirect\.\w+|limits\.\w+"
-    r"|bans\.\w+|logins\.max_waiting"
+    r"|bans\.\w+|logins\.max_waiting|http\.token(_file)?"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum)"
 )
 
@@ -109,6 +109,8 @@ class Reloader:
         apply_limits(self._broker, settings)
         self._sockets.max_evictable = settings.limits.max_half_open
         self._security.apply(settings)
+        if self.http is not None:
+            self.http.token = settings.http.token
         for open_listener, listener in zip(self._listeners, settings.listeners):
             apply_to_listener(open_listener.listener_policy, settings, listener, self._security)
         redirect = self._broker.terms.redirect

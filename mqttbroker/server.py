@@ -173,7 +173,7 @@ class Server:
         """Whether streams need a token: a request without one is anonymous, and on loopback."""
         settings = self.settings
         protected = settings.allow_anonymous is False or settings.acl_file is not None
-        if protected and settings.streams and not settings.http.has_token:
+        if protected and settings.streams and settings.http.token is None:
             reason = "MQTT clients need a user or rules, so streams are not served over HTTP without a token"
             log.warning("event=streams_need_token reason=%s", reason)
         return protected
@@ -193,7 +193,7 @@ class Server:
                 self.streams,
                 self._render_metrics,
                 self._readiness,
-                token=settings.bearer_token(),
+                token=settings.token,
                 streams_protected=self._streams_protected(),
                 context=context,
                 counters=self.metrics.http_counters,

@@ -184,6 +184,8 @@ def url(given: Mapping[str, str], name: str) -> Optional[str]:
     text = given.get(name)
     if text is None:
         return None
+    if "@" in text:  # before any message shows the text
+        raise OptionError(name, "must not carry a name or password: give 'token'")
     try:
         parts = urlsplit(text)
         parts.port
@@ -191,8 +193,6 @@ def url(given: Mapping[str, str], name: str) -> Optional[str]:
         raise OptionError(name, f"{text!r}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise OptionError(name, f"{text!r} is not an address like http://HOST:PORT")
-    if parts.username is not None:
-        raise OptionError(name, "must not carry a name or password: give 'token'")
     return text.rstrip("/")
 
 

@@ -42,7 +42,7 @@ _DEFAULT_SCHEMA = {
 _SPARK_PARSES = ("json", "csv")
 _COLUMN = re.compile(r"([a-z_]+)(?:\s+as\s+(\w+))?", re.IGNORECASE)
 _FIELD = re.compile(r"(.+?)(?:\s+as\s+(\w+))?", re.IGNORECASE)
-_SOURCE_KEYS = {"path": "path", "url": "url", "token": "token", "ca_file": "caFile"}
+_SOURCE_KEYS = {"path": "path", "url": "url", "token": "token", "token_file": "tokenFile", "ca_file": "caFile"}
 _PAYLOAD_KEYS = {
     "timestamps": "payloadTimestamps",
     "explode": "payloadExplode",

@@ -163,7 +163,7 @@ class HttpServer:
         self._readiness = readiness
         self._warnings = warnings
         self._streams_protected = streams_protected
-        self._token = token.encode() if token else None
+        self.token = token  # any thread may set it
         self._context = context
         self._counters = Counters() if counters is None else counters
         self._consumers = ConsumerRoutes(consumers)
@@ -279,9 +279,10 @@ class HttpServer:
             self._connections.request_ended(transport)
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        if self._token is not None and request.path not in OPEN_PATHS:
+        token = self.token
+        if token is not None and request.path not in OPEN_PATHS:
             scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
-            known = hmac.compare_digest(credentials.strip().encode(errors="replace"), self._token)
+            known = hmac.compare_digest(credentials.strip().encode(errors="replace"), token.encode())
             if scheme.lower() != "bearer" or not known:
                 return _error(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
         elif self._streams_protected and request.path.startswith("/streams"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Optional
 from urllib.parse import quote, urlsplit
 
-from mqttbroker.config.load import load_settings
+from mqttbroker.config.load import load_settings, secret_in
 
 COLUMNS = ("STREAM", "CONSUMER", "PARTITION", "OFFSET", "LAG", "BEHIND", "REPORTED", "RETENTION")
 _ANY_ADDRESS = ("", "*", "::", "0.0.0.0")
@@ -24,7 +24,10 @@ def add_parser(commands: Any) -> None:
         "consumers", help="say how far the readers of streams have come", allow_abbrev=False)
     parser.add_argument("stream", metavar="STREAM", nargs="?", help="of this stream only")
     parser.add_argument("--url", metavar="URL", help="the broker's HTTP address; else that of its configuration")
-    parser.add_argument("--token", metavar="TOKEN", help="bearer token; else that of the configuration")
+    parser.add_argument("--token-file", metavar="FILE", type=Path,
+                        help="file of the bearer token; else that of the configuration")
+    parser.add_argument("--token", metavar="TOKEN",
+                        help="the token itself, which other users of this machine can see in the list of processes")
     parser.add_argument("--ca-file", metavar="FILE", help="authorities that sign the broker's certificate")
     parser.add_argument("--config", metavar="FILE", type=Path, help="the broker's TOML file")
     parser.add_argument("--forget", metavar="CONSUMER", help="forget this consumer of STREAM")
@@ -43,7 +46,15 @@ def run(options: argparse.Namespace) -> int:
         return _fail("--url must be the broker's HTTP address, like http://localhost:18083", 2)
     if options.forget is not None and options.stream is None:
         return _fail("--forget needs the name of a STREAM", 2)
-    client = HttpClient(url, options.token or http.token, options.ca_file, retries=1)
+    if urlsplit(url).username is not None:
+        return _fail("--url must not carry a name or password: give --token-file", 2)
+    if options.token is not None and options.token_file is not None:
+        return _fail("give --token or --token-file, not both", 2)
+    try:
+        token = options.token or (http.token if options.token_file is None else secret_in(options.token_file))
+    except ValueError as error:
+        return _fail(f"--token-file: {options.token_file}: {error}", 2)
+    client = HttpClient(url, token, options.ca_file, retries=1)
     try:
         if options.forget is not None:
             stream, consumer = quote(options.stream, safe=""), quote(options.forget, safe="")

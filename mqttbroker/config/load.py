@@ -21,6 +21,7 @@ from mqttbroker.config.settings import Bans, Consumers, Http, Limits, Listener, 
 
 log = logging.getLogger("mqttbroker")
 
+MAX_SECRET_BYTES = 65535
 ENVIRONMENT_PREFIX = "MQTTBROKER_"
 FLAGS: dict[str, tuple[str, ...]] = {
     "--host": ("listeners", "0", "host"),
@@ -155,7 +156,20 @@ class _Builder:
                     self.problem(path + (name,), str(error))
             else:
                 self.problem(path + (name,), "unknown key" + _suggestion(name, section, path))
+        for name, field in known.items():
+            if "file_of" in field.metadata and values.get(name) is not None:
+                self.read_secret(known[field.metadata["file_of"]], name, values, path)
         return values
+
+    def read_secret(self, secret: dataclasses.Field[Any], name: str, values: dict[str, Any], path: _Path) -> None:
+        """Set a secret to the contents of the file that the key ``name`` gives."""
+        if values.get(secret.name) is not None:
+            self.problem(path + (name,), f"{secret.name} is set, too")
+            return
+        try:
+            values[secret.name] = secret.metadata["kind"].read(secret_in(values[name]))
+        except ValueError as error:
+            self.problem(path + (name,), f"{values[name]}: {error}")
 
     def listeners(self, raw: object) -> tuple[Listener, ...]:
         if not isinstance(raw, list) or not raw:
@@ -219,6 +233,21 @@ class _Builder:
             else:
                 node = node[child]
         self.sources[path] = source
+
+
+def secret_in(file: Path) -> str:
+    """The text of a file without line breaks at its end. ValueError with the reason, which never quotes the text."""
+    try:
+        with open(file, "rb") as opened:
+            data = opened.read(MAX_SECRET_BYTES + 1)
+        text = data.decode("utf-8").rstrip("\r\n")
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start}") from None
+    if not text or len(data) > MAX_SECRET_BYTES:
+        raise ValueError(f"more than {MAX_SECRET_BYTES} bytes" if text else "is empty")
+    return text
 
 
 def _dotted(path: _Path) -> str:

@@ -84,6 +84,15 @@ class OptionalText(Kind[Optional[str]]):
         return str(value) or None
 
 
+class BearerToken(Kind[Optional[str]]):
+    """A token for an ``Authorization`` header, never shown; the empty string is None."""
+
+    def read(self, value: object) -> Optional[str]:
+        if not isinstance(value, str) or not re.fullmatch(r"[!-~]*", value):
+            raise ValueError("must be a string of printable ASCII characters without spaces")
+        return str(value) or None
+
+
 class TopicPattern(Kind[Optional[str]]):
     """A topic name in which the levels %c and %u stand for the client's names; the empty string is None."""
 

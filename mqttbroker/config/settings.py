@@ -16,6 +16,7 @@ from bridge_spark.log.stream_config import can_seal
 from mqttbroker.config.setting_kinds import (
     Anonymous,
     Automatic,
+    BearerToken,
     Boolean,
     Choice,
     ClientIdPattern,
@@ -47,6 +48,16 @@ def _key(kind: Kind[T], default: object, formerly: str = "") -> T:
 
 def _required(kind: Kind[T]) -> T:
     return cast(T, dataclasses.field(metadata={"kind": kind}))
+
+
+def _secret(kind: Kind[T], default: object) -> T:
+    """A `_key` whose value is never shown."""
+    return dataclasses.field(default=kind.read(default), repr=False, metadata={"kind": kind})
+
+
+def _file_of(secret: str) -> Optional[Path]:
+    """The path of a file with the value of the `_secret` of that name in the same section; `load_settings` reads it."""
+    return dataclasses.field(default=None, metadata={"kind": OptionalPath(), "file_of": secret})
 
 
 def _section(section: type[T]) -> T:
@@ -211,8 +222,8 @@ class Http:
 
     host: str = _key(Host(), "127.0.0.1")
     port: Optional[int] = _key(OrNone(Integer(0, 65535), "off"), 18083)
-    token: Optional[str] = _key(OptionalText(), "")
-    token_file: Optional[Path] = _key(OptionalPath(), "")
+    token: Optional[str] = _secret(BearerToken(), "")
+    token_file: Optional[Path] = _file_of("token")
     max_connections: int = _key(Integer(1, 1_000_000), 1000)
     certfile: Optional[Path] = _key(OptionalPath(), "")
     keyfile: Optional[Path] = _key(OptionalPath(), "")
@@ -223,26 +234,8 @@ class Http:
         for name, other in (("certfile", "keyfile"), ("keyfile", "certfile")):
             if getattr(self, name) is None and getattr(self, other) is not None:
                 yield name, f"is required with {other}"
-        if self.token is not None and self.token_file is not None:
-            yield "token_file", "token is set, too"
-        if self.port is not None and not self.has_token and not is_loopback(self.host):
+        if self.port is not None and self.token is None and self.token_file is None and not is_loopback(self.host):
             yield "token", f"is required, or token_file, when the server can be reached at {self.host or 'every address'}"
-
-    @property
-    def has_token(self) -> bool:
-        return self.token is not None or self.token_file is not None
-
-    def bearer_token(self) -> Optional[str]:
-        """The token that requests need, None if they need none. Raises OSError if its file is unreadable or empty."""
-        if self.token_file is None:
-            return self.token
-        try:
-            lines = self.token_file.read_text(encoding="utf-8").split()
-        except (OSError, UnicodeDecodeError) as error:
-            raise OSError(f"token_file {self.token_file}: {getattr(error, 'strerror', None) or error}") from None
-        if len(lines) != 1:
-            raise OSError(f"token_file {self.token_file}: must hold one word")
-        return lines[0]
 
 
 @dataclass(frozen=True)

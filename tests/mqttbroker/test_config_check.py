@@ -14,7 +14,7 @@ TLS = '[[listeners]]\ntype = "tls"\nport = 0\ncertfile = "{directory}/server.pem
 PROBLEMS = [
     (TLS, r"listeners\.0: certfile .*server\.pem: No such file"),
     ('http.certfile = "{directory}/none.pem"\nhttp.keyfile = "{directory}/none.key"', r"http: certfile .*none\.pem: No such file"),
-    ('http.token_file = "{directory}/token"', r"http: token_file .*token: No such file"),
+    ('http.token_file = "{directory}/token"', r"http\.token_file: .*/token: No such file"),
     ('data_dir = "{directory}/file/data"', r"data_dir: .*/file is not a directory"),
     ("allow_anonymous = false", r"listeners\.0: no client can connect: allow_anonymous is false"),
     ('http.host = "0.0.0.0"', r"http\.token: is required, or token_file, when the server can be reached at 0\.0\.0\.0"),

@@ -6,7 +6,9 @@ import dataclasses
 import json
 import os
 import signal
+import urllib.error
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +92,30 @@ def test_each_key_can_be_replaced_by_its_name(key: str) -> None:
     settings = Settings(listeners=(Listener(), Listener(port=7)), streams=(Stream("s", ("a/#",)),))
     changed = with_key(settings, key, "changed")
     assert flatten(changed) == flatten(settings) | {key: "changed"}
+
+
+def test_token_in_a_mounted_secret_is_read_again(start_broker: Start, tmp_path: Path) -> None:
+    """Kubernetes replaces a link to the directory of all secrets, and the link of each secret leads through it."""
+    secrets = tmp_path / "secrets"
+    for number, token in enumerate(("first", "second")):
+        (secrets / str(number)).mkdir(parents=True)
+        (secrets / str(number) / "token").write_text(f"{token}\n")
+    (secrets / "..data").symlink_to("0")
+    (secrets / "token").symlink_to("..data/token")
+    running = Reloadable(start_broker, **{"http.token_file": str(secrets / "token")})
+    broker = running.broker
+    assert broker.get("/metrics", {"Authorization": "Bearer first"})
+    (secrets / "..new").symlink_to("1")
+    os.replace(secrets / "..new", secrets / "..data")
+    running.reload("event=setting_changed key=http.token")
+    broker.wait_for_log("event=log_level")
+    assert broker.get("/metrics", {"Authorization": "Bearer second"})
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        broker.get("/metrics", {"Authorization": "Bearer first"})
+    (secrets / "1" / "token").write_text("")
+    running.reload(r"event=reload_failed reason=.*http\.token_file: .*/token: is empty")
+    assert broker.get("/metrics", {"Authorization": "Bearer second"})
+    assert b"http.token_file" in broker.get("/readyz")
 
 
 def test_reloadable_keys_exist() -> None:

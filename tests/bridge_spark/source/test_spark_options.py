@@ -71,6 +71,13 @@ def test_url() -> None:
     assert options.request_timeout_ms == 500
 
 
+@pytest.mark.parametrize("url", ["http://me:s3cret@h:x", "ftp://me:s3cret@h", "http://:s3cret@", "s3cret@h"])
+def test_credentials_of_a_url_are_never_shown(url: str) -> None:
+    with pytest.raises(OptionError, match="must not carry a name or password") as caught:
+        parse_options({"url": url, "stream": "s"})
+    assert "s3cret" not in str(caught.value)
+
+
 def test_token_file(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("s3cret\n")
     assert parse_options({"url": "http://h", "stream": "s", "tokenFile": str(tmp_path / "token")}).token == "s3cret"

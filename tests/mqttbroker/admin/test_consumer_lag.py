@@ -306,6 +306,13 @@ def test_consumers_of_a_broker(
         client.connect("watch")
         client.subscribe("$SYS/broker/streams/s/consumers/at_risk", options=0)
         assert client.take().payload == b"2"
+    (broker.directory / "token").write_text("t\n")
+    token_file = ["--url", broker.url, "--token-file", str(broker.directory / "token")]
+    assert main(["consumers", *token_file]) == 1
+    assert main(["consumers", *token_file, "--token", "t"]) == 2
+    assert "not both" in capsys.readouterr().err
+    assert main(["consumers", "--url", "http://me:s3cret@h"]) == 2
+    assert "s3cret" not in capsys.readouterr().err
     address = ["--config", str(broker.config), "--url", broker.url]
     assert main(["consumers", "s", *address, "--forget", "http"]) == 0
     assert main(["consumers", "s", *address, "--forget", "http"]) == 1

@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from hypothesis import given
@@ -225,8 +226,56 @@ def test_invalid_variables_are_named(name: str, text: str, problem: str) -> None
     assert problems(None, {name: text}) == [f"{name}: {problem}"]
 
 
-def test_a_token_is_never_shown(tmp_path: Path) -> None:
-    assert "hunter2" not in "\n".join(problems(write(tmp_path, 'http.token = ["hunter2"]')))
+# --- secrets ------------------------------------------------------------------------------------------------------
+
+
+def sections(section: type[Any] = Settings) -> Iterator[type[Any]]:
+    """All classes of settings."""
+    yield section
+    for field in dataclasses.fields(section):
+        if "section" in field.metadata:
+            yield from sections(field.metadata["section"])
+
+
+def test_every_secret_may_be_in_a_file() -> None:
+    for section in (*sections(), Listener, Stream):
+        fields = {field.name: field for field in dataclasses.fields(section)}
+        for name in [name for name, field in fields.items() if not field.repr]:
+            assert fields[f"{name}_file"].metadata["file_of"] == name
+
+
+def test_a_secret_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"hunter2\r\n")
+    path = write(tmp_path, f'http.token_file = "{file}"')
+    assert load_settings(path).http.token == "hunter2"
+    assert "hunter2" not in repr(load_settings(path))
+    assert load_settings(None, {"MQTTBROKER_HTTP__TOKEN_FILE": str(file)}).http.token == "hunter2"
+    both = {"MQTTBROKER_HTTP__TOKEN": "other", "MQTTBROKER_HTTP__TOKEN_FILE": str(file)}
+    assert problems(None, both) == ["MQTTBROKER_HTTP__TOKEN_FILE: http.token_file: token is set, too"]
+
+
+@pytest.mark.parametrize(("contents", "reason"), [
+    (None, "No such file or directory"),
+    (b"\n", "is empty"),
+    (b"hunter2 hunter2", "must be a string of printable ASCII characters without spaces"),
+    (b"hunter2\xff", "not UTF-8 at byte 7"),
+    (b"hunter2" * 10_000, "more than 65535 bytes"),
+])
+def test_a_bad_file_of_a_secret(tmp_path: Path, contents: Optional[bytes], reason: str) -> None:
+    file = tmp_path / "token"
+    if contents is not None:
+        file.write_bytes(contents)
+    path = write(tmp_path, f'http.host = ""\nhttp.token_file = "{file}"')
+    assert problems(path) == [f"{path}: http.token_file: {file}: {reason}"]
+
+
+@pytest.mark.parametrize("value", ['["hunter2"]', '"hunter2 with space"', '"hunter2é"', "{ hunter2 = 1 }"])
+def test_a_token_is_never_shown(tmp_path: Path, value: str) -> None:
+    assert "hunter2" not in "\n".join(problems(write(tmp_path, f"http.token = {value}")))
+
+
+# --- files --------------------------------------------------------------------------------------------------------
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
