@@ -65,7 +65,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--sessions", type=int, default=1_000_000)
     count = options.parse_args().sessions
-    broker = build_broker(Settings(), Recovered([], [], [], [], 1, 1, 1))
+    broker = build_broker(Settings(), Recovered([], [], [], [], [], 1, 1, 1))
     client_ids = [f"device-{number:07d}" for number in range(count)]
     random.Random(1).shuffle(client_ids)
     for number, client_id in enumerate(client_ids):

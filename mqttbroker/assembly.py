@@ -22,6 +22,7 @@ from mqttbroker.core.wills import load_will
 from mqttbroker.net.listener_policy import ListenerPolicy, PolicyByListener
 from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits
 from sessions.journal import Journal
+from sessions.producers import Producers
 from sessions.registry import Registry
 from sessions.retained import message_from_row
 from sessions.session import NEVER, Subscription
@@ -40,7 +41,12 @@ STRATEGIES: Dict[str, Callable[[], Strategy]] = {
 
 def stream_configs(settings: Settings) -> List[StreamConfig]:
     """The streams as the stream log is configured; its parameters have the names of the settings."""
-    return [StreamConfig(**{**dataclasses.asdict(stream), "seal": stream.seals}) for stream in settings.streams]
+    configs: List[StreamConfig] = []
+    for stream in settings.streams:
+        values = dataclasses.asdict(stream)
+        del values["dedup"], values["dedup_producers"]  # of the core
+        configs.append(StreamConfig(**{**values, "seal": stream.seals}))
+    return configs
 
 
 def redirect_of(redirect: config.Redirect) -> Optional[Redirect]:
@@ -91,9 +97,15 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
     context = SessionContext(journal, fill(SessionLimits(), limits))
     context.clock.now = time.time_ns() // 1000
     context.backpressure_monitor.max_pause = limits.backpressure_wait
-    receive_maximum = max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)
+    in_flight = most_in_flight(settings)
     streams = [
-        StreamRule(stream.name, list(stream.filters), stream.partitions, stream.key)
+        StreamRule(
+            stream.name,
+            list(stream.filters),
+            stream.partitions,
+            stream.key,
+            stream.dedup_producers if stream.dedup else 0,
+        )
         for stream in settings.streams
     ]
     return Broker(
@@ -113,13 +125,19 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
             limits.max_outbox_bytes,
             limits.max_total_outbox_bytes,
             limits.max_total_incomplete_bytes,
-            2 * receive_maximum,
+            2 * in_flight,
         ),
         fill(BrokerTerms(), limits, settings),
         PolicyByListener(security.policy),
         security.rules,
         security.bans,
+        Producers(2 * in_flight),
     )
+
+
+def most_in_flight(settings: Settings) -> int:
+    """The greatest Receive Maximum of a listener."""
+    return max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)
 
 
 def apply_limits(broker: Broker, settings: Settings) -> None:
@@ -129,7 +147,8 @@ def apply_limits(broker: Broker, settings: Settings) -> None:
     fill(broker.context.limits, limits)
     broker.context.backpressure_monitor.max_pause = limits.backpressure_wait
     broker.outbound.max_backlog = limits.max_outbox_bytes
-    broker.outbound.max_acks = 2 * max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)
+    broker.outbound.max_acks = 2 * most_in_flight(settings)
+    broker.producers.window = 2 * most_in_flight(settings)
     router = broker.router
     router.cache_size, router.max_levels, router.max_length = (
         limits.route_cache_size, limits.max_topic_levels, limits.max_topic_length
@@ -170,6 +189,8 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
         )
     for retained in _consumed(recovered.retained):
         broker.retained.load(message_from_row(retained))
+    for known in _consumed(recovered.producers):
+        broker.deduplication.load(known)
 
 
 def _consumed(rows: List[T]) -> Iterator[T]:

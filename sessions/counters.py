@@ -39,6 +39,10 @@ class Counters:
         self.memory_full = 0  # a new message at the limit of all queues in memory
         self.expired = 0
         self.store_failed = 0
+        # Numbered messages for streams with deduplication.
+        self.stream_repeats = 0
+        self.stream_gaps = 0
+        self.stream_numbers_invalid = 0
         # The store.
         self.commit_failures = 0
         self.lost_records = 0  # stream records of failed commits

@@ -15,7 +15,8 @@ from mypy_extensions import mypyc_attr
 
 from sessions.counters import Counters
 from sessions.message import Message
-from sessions.rows import EntryKey, ReceivedKey, SessionRow, SubscriptionKey, SubscriptionRow
+from sessions.producers import Producer
+from sessions.rows import EntryKey, ProducerKey, ReceivedKey, SessionRow, SubscriptionKey, SubscriptionRow
 from sessions.write_set import EntryQuery, PageRequest, WriteSet
 
 # Where an entry is.
@@ -110,6 +111,8 @@ class _Batch:
         self.deleted_sessions: Dict[int, bool] = {}
         self.subscriptions: Dict[SubscriptionKey, Optional[SubscriptionRow]] = {}  # None: delete
         self.streams: Dict[Tuple[str, int], List[Message]] = {}
+        self.producers: Dict[Producer, List[int]] = {}  # the numbers of their messages in `streams`
+        self.deleted_producers: List[ProducerKey] = []
         self.pages: List[PageRequest] = []
         self.queries: List[EntryQuery] = []
         self.gates: List[Gate] = []
@@ -252,6 +255,25 @@ class Journal:
         else:
             records.append(message)
 
+    def add_number(self, producer: Producer, number: int) -> bool:
+        """Store the number of a message that is appended to a stream; whether it is the producer's first in this
+        batch."""
+        self._gathering.empty = False
+        numbers = self._gathering.producers.get(producer)
+        if numbers is None:
+            self._gathering.producers[producer] = [number]
+            return True
+        numbers.append(number)
+        return False
+
+    def delete_producer(self, key: ProducerKey, producer: Optional[Producer]) -> None:
+        """Delete a producer's numbers; ``producer`` is None if it is on disk only."""
+        batch = self._gathering
+        if producer is not None:
+            batch.producers.pop(producer, None)
+        batch.deleted_producers.append(key)
+        batch.empty = False
+
     def request_page(self, request: PageRequest) -> None:
         """Read a page after the commit of everything gathered so far."""
         self._gathering.pages.append(request)
@@ -273,6 +295,13 @@ class Journal:
         pair = (session_id, packet_id)
         for batch in (self._writing, self._gathering):
             if batch is not None and batch.received.get(pair, False):
+                gate.pending += 1
+                batch.gates.append(gate)
+
+    def wait_for_producer(self, gate: Gate, producer: Producer) -> None:
+        """Have a gate wait until the numbers of a producer added before are on disk."""
+        for batch in (self._writing, self._gathering):
+            if batch is not None and producer in batch.producers:
                 gate.pending += 1
                 batch.gates.append(gate)
 
@@ -316,6 +345,8 @@ class Journal:
             else:
                 write_set.retained.append(message)
         write_set.stream_messages = batch.streams
+        write_set.deleted_producers = batch.deleted_producers
+        write_set.producers = [producer.row() for producer in batch.producers]
         write_set.pages = batch.pages
         write_set.queries = batch.queries
         write_set.after_failure = batch.after_failure
@@ -404,6 +435,8 @@ class Journal:
         self.counters.commit_failures += 1
         for records in batch.streams.values():
             self.counters.lost_records += len(records)
+        for producer, numbers in batch.producers.items():
+            producer.remove(numbers)
         self._retry(batch)
         # All entries are marked before the first session is notified, because it then searches for an entry to send.
         refused: List[Entry] = []
@@ -448,6 +481,7 @@ class Journal:
                 updates.append(entry)
         new.updates = updates + new.updates
         new.deleted_entries = old.deleted_entries + new.deleted_entries
+        new.deleted_producers = old.deleted_producers + new.deleted_producers
         new.pages = old.pages + new.pages
         new.queries = old.queries + new.queries
         # Only a write shows that the store has recovered.

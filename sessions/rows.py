@@ -47,6 +47,18 @@ class RetainedRow(NamedTuple):
     expires_at: int
 
 
+class ProducerRow(NamedTuple):
+    """The numbers that a producer has stored in a stream; ``missing`` are little-endian bits, of which bit i stands for
+    ``last - i``. ``used`` is when its last message was received."""
+
+    stream: str
+    user_name: str
+    producer_id: str
+    last: int
+    missing: bytes
+    used: int
+
+
 class QueueRow(NamedTuple):
     """The extent of one session's queue; ``size`` is the sum of `Message.size` over its entries."""
 
@@ -117,6 +129,10 @@ ENTRY_KEY_COLUMNS: Final = ("session_id", "seq", "message_id", "shared")
 # A QoS 2 packet id that a client used and has not released.
 ReceivedKey = Tuple[int, int]
 RECEIVED_COLUMNS: Final = ("session_id", "packet_id")
+
+# A producer's key.
+ProducerKey = Tuple[str, str, str]
+PRODUCER_KEY_COLUMNS: Final = ("stream", "user_name", "producer_id")
 
 # A subscription's key.
 SubscriptionKey = Tuple[int, str]

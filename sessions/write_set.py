@@ -15,6 +15,8 @@ from sessions.rows import (
     EntryRow,
     EntryUpdate,
     PageRow,
+    ProducerKey,
+    ProducerRow,
     ReceivedKey,
     SessionRow,
     StoredEntry,
@@ -104,6 +106,10 @@ class WriteSet:
         inserted; may be there already
     ``stream_messages``
         records per (stream, partition), in their order
+    ``deleted_producers``
+        keys; a producer that was deleted may be among ``producers`` again
+    ``producers``
+        inserted, or replace the row with the same key
     ``pages``, ``queries``
         read after the commit
     ``after_failure``
@@ -125,6 +131,8 @@ class WriteSet:
         self.retained: List[Message] = []
         self.deleted_retained: List[str] = []
         self.stream_messages: Dict[Tuple[str, int], List[Message]] = {}
+        self.deleted_producers: List[ProducerKey] = []
+        self.producers: List[ProducerRow] = []
         self.pages: List[PageRequest] = []
         self.queries: List[EntryQuery] = []
         self.after_failure = False
@@ -145,5 +153,7 @@ class WriteSet:
             or self.retained
             or self.deleted_retained
             or self.stream_messages
+            or self.deleted_producers
+            or self.producers
             or self.after_failure
         )

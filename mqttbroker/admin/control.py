@@ -369,6 +369,7 @@ class BrokerControl:
             logins_banned=broker.bans.refused_logins,
             publishers_waiting=context.backpressure_monitor.paused,
             publisher_waits=context.backpressure_monitor.pauses,
+            stream_producers=len(broker.producers),
         )
 
     def publish_own(self, topic: str, payload: bytes) -> None:

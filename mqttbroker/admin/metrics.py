@@ -96,6 +96,11 @@ class Metrics:
             ("bans_started", "Bans of addresses, and of user names at an address.", status.bans_started),
             ("store_failures", "Commits that failed.", totals.commit_failures),
             ("publisher_waits", "Times that a publisher was paused by a full queue.", status.publisher_waits),
+            ("stream_repeats", "Messages not stored in a stream because it has their producer-id and seq.",
+             totals.stream_repeats),
+            ("stream_gaps", "Messages whose seq leaves out numbers of their producer-id.", totals.stream_gaps),
+            ("stream_numbers_invalid", "Messages for a stream with an unusable producer-id or seq; stored each time.",
+             totals.stream_numbers_invalid),
         )
         for name, text, value in counters:
             yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
@@ -126,6 +131,7 @@ class Metrics:
             ("queued_bytes", "Bytes of messages queued on disk for persistent sessions.", status.queued_bytes),
             ("queue_memory_bytes", "Bytes of messages queued in memory.", status.queue_memory_bytes),
             ("store_pending_bytes", "Bytes waiting for the disk.", status.store_pending_bytes),
+            ("stream_producers", "Producers whose repeats are recognised.", status.stream_producers),
             ("store_set_aside_files", "Damaged files set aside, as of the start.", self.set_aside),
             ("uptime_seconds", "Seconds since the start.", self.uptime),
         )

@@ -128,6 +128,9 @@ class Totals(NamedTuple):
     websocket_failures: int
     proxy_failures: int
     commit_failures: int
+    stream_repeats: int
+    stream_gaps: int
+    stream_numbers_invalid: int
 
 
 class BrokerStatus(NamedTuple):
@@ -155,3 +158,4 @@ class BrokerStatus(NamedTuple):
     logins_banned: int  # refused because of a ban
     publishers_waiting: int
     publisher_waits: int
+    stream_producers: int

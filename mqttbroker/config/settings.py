@@ -266,6 +266,8 @@ class Stream:
     segment_bytes: int = _key(Size("1KiB", "2GiB"), "64MiB")
     segment_age: float = _key(Duration("1s", "3650d"), "1h")
     seal: Union[bool, str] = _key(Automatic(), "auto")
+    dedup: bool = _key(Boolean(), False)
+    dedup_producers: int = _key(Integer(1, 1_000_000), 10_000)
 
     @property
     def seals(self) -> bool:

@@ -14,6 +14,7 @@ from mqttbroker.core.clients import Clients
 from mqttbroker.core.commits import Commits
 from mqttbroker.core.connect_handler import ConnectHandler
 from mqttbroker.core.connection import Connection
+from mqttbroker.core.deduplication import Deduplication
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.policy import AuthenticationPolicy, Rules
 from mqttbroker.core.publisher import Publisher
@@ -25,6 +26,7 @@ from mqttbroker.core.terms import BrokerTerms, ListenerTerms
 from sessions.context import REFUSE, SessionContext
 from sessions.expiry import Expiry
 from sessions.journal import Journal
+from sessions.producers import Producers
 from sessions.registry import Registry
 from sessions.retained import Retained
 
@@ -45,6 +47,7 @@ class Broker:
         policy: AuthenticationPolicy,
         rules: Rules,
         bans: Bans,
+        producers: Producers,
     ) -> None:
         journal = context.journal
         self.context = context
@@ -59,7 +62,9 @@ class Broker:
         if rules.restrictive:
             router.rules = rules
         self.retained = Retained(journal)
-        self.publisher = Publisher(context, router, self.retained, outbound, rules)
+        self.producers = producers
+        self.deduplication = Deduplication(producers, journal, router.streams, outbound.counters)
+        self.publisher = Publisher(context, router, self.retained, outbound, rules, self.deduplication)
         self.replays = Replays(RetainedSources(self.retained), rules, outbound.counters)
         self.subscriptions = Subscriptions(journal, router, self.replays, terms, rules)
         self.lifecycle = SessionLifecycle(

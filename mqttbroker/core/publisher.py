@@ -12,6 +12,7 @@ from zlib import crc32
 from mqttbroker.codec.properties import user_property
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.connection import Connection
+from mqttbroker.core.deduplication import Deduplication
 from mqttbroker.core.groups import Group, Target
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
@@ -35,6 +36,7 @@ class Publisher:
         retained: Retained,
         outbound: Outbound,
         rules: Rules,
+        deduplication: Deduplication,
     ) -> None:
         self.context = context
         self.journal: Journal = context.journal
@@ -42,17 +44,27 @@ class Publisher:
         self.retained = retained
         self.outbound = outbound
         self.rules = rules
+        self.deduplication = deduplication
 
     def publish(self, outgoing: Outgoing, route: Route, publisher: Optional[Session], gate: Optional[Gate]) -> None:
-        """Hand a message to all recipients of its route; ``gate`` opens when all entries and records are stored."""
+        """Hand a message to all recipients of its route; ``gate`` opens when all entries and records are stored.
+
+        A repeat for a stream that recognises repeats goes to no recipient: the first one had all of them.
+        """
         message = outgoing.message
+        streams = route.streams
+        if route.deduplicated:
+            username = publisher.username if publisher is not None else None
+            streams = self.deduplication.streams_for(route, message, username, gate)
+            if not streams:
+                return
         for target in route.targets_for(publisher):
             self.deliver(target, outgoing, gate, publisher)
         for group in route.groups:
             member = self.router.strategy.choose(group, message.topic)
             if member is not None:
                 self.deliver(member, outgoing, gate, publisher, group.complete)
-        for sink in route.streams:
+        for sink in streams:
             self._append(sink, message, gate)
         if message.retain:
             self.retained.set(message, False, gate)

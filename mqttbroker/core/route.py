@@ -25,13 +25,17 @@ _RULES_WORK: Final = 5  # of a decision of the rules
 
 
 class StreamRule:
-    """The topics that a stream stores; ``key`` selects the partition: "topic", "client" or "user-property:NAME"."""
+    """The topics that a stream stores; ``key`` selects the partition: "topic", "client" or "user-property:NAME".
 
-    def __init__(self, name: str, filters: List[str], partitions: int, key: str) -> None:
+    ``producers`` is the most producers whose repeats are recognised; 0 if the stream is without deduplication.
+    """
+
+    def __init__(self, name: str, filters: List[str], partitions: int, key: str, producers: int = 0) -> None:
         self.name = name
         self.filters = filters
         self.partitions = partitions
         self.key = key
+        self.producers = producers
 
 
 class StreamSink:
@@ -55,6 +59,7 @@ class Route:
         self.has_targets = False  # still true when `discard` has dropped them
         self.groups: List[Group] = []
         self.streams: List[StreamSink] = []
+        self.deduplicated = False  # a stream recognises repeats
         self.no_local = False  # a target has a No Local subscription
         self.direct = True  # no recipients but `targets`
         self.durable = False  # a stream, a group or a persistent session may store the message
@@ -238,6 +243,9 @@ class RouteBuild:
             target.subscription_ids = bytes(identifiers)
             target.zero_copy = False
         route.streams = streams
+        for sink in streams:
+            if sink.rule.producers:
+                route.deduplicated = True
         route.size += _TARGET_BYTES * len(streams)
         route.unpersisted = not streams
         targets = list(self._targets.values())

@@ -118,6 +118,7 @@ class Router:
         self._builds: Dict[object, RouteBuild] = {}  # unfinished ones by publisher
         self._to_sweep: List[bytes] = []  # topics of cached routes that may name ended sessions
         self._sessions_ended = False  # since `_to_sweep` was filled
+        self.streams = streams
         self._stream_trie = SubscriptionTrie()
         for rule in streams:
             for topic_filter in rule.filters:

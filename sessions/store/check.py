@@ -22,6 +22,7 @@ TABLES = {
     "received": "packet ids",
     "retained": "retained messages",
     "stream_ends": "stream ends",
+    "producers": "producers",
 }
 MAX_PROBLEMS = 100
 BUSY_TIMEOUT = 5.0  # seconds

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
 
 from sessions.message import Message
-from sessions.rows import QueueRow, RetainedRow, SessionRow, SubscriptionRow
+from sessions.rows import ProducerRow, QueueRow, RetainedRow, SessionRow, SubscriptionRow
 from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
 
 Done = Callable[[WriteSet, List[Page], Optional[Exception]], None]
@@ -29,12 +29,13 @@ class Recovered(NamedTuple):
     """The contents of the tables at start, except queued messages.
 
     ``disconnected_at`` is None for a session whose client was connected when the broker was killed. ``queues`` has the
-    sessions with stored entries. The ``next_`` ids are greater than any that is stored.
+    sessions with stored entries; ``producers`` are in the order of their last use. The ``next_`` ids are greater than any that is stored.
     """
 
     sessions: List[SessionRow]
     subscriptions: List[SubscriptionRow]
     retained: List[RetainedRow]
+    producers: List[ProducerRow]
     queues: List[QueueRow]
     next_session_id: int
     next_message_id: int

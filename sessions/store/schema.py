@@ -96,7 +96,16 @@ def add_expiry(db: Database) -> None:
     db.execute("CREATE INDEX queue_expiry ON queue (expires_at) WHERE expires_at > 0")
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables, add_username, add_rules, add_expiry)
+def add_producers(db: Database) -> None:
+    """Version 5: the numbers that producers have stored in streams."""
+    db.execute(
+        "CREATE TABLE producers (stream TEXT NOT NULL, user_name TEXT NOT NULL, producer_id TEXT NOT NULL,"
+        " last INTEGER NOT NULL, missing BLOB NOT NULL, used INTEGER NOT NULL,"
+        " PRIMARY KEY (stream, user_name, producer_id)) WITHOUT ROWID"
+    )
+
+
+MIGRATIONS: tuple[Migration, ...] = (create_tables, add_username, add_rules, add_expiry, add_producers)
 
 
 def prepare(connection: sqlite3.Connection, path: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:

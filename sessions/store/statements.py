@@ -25,10 +25,12 @@ from sessions.rows import (
     ENTRY_COLUMNS,
     ENTRY_KEY_COLUMNS,
     MESSAGE_COLUMNS,
+    PRODUCER_KEY_COLUMNS,
     RECEIVED_COLUMNS,
     SUBSCRIPTION_KEY_COLUMNS,
     EntryKey,
     PageRow,
+    ProducerRow,
     RetainedRow,
     SessionRow,
     StoredEntry,
@@ -181,6 +183,8 @@ RECEIVED = _insert("received", RECEIVED_COLUMNS, RECEIVED_COLUMNS)
 DELETE_RECEIVED = _delete("received", RECEIVED_COLUMNS)
 RETAINED = MessageStatement(_insert_sql("retained", RetainedRow._fields, ["topic"]), RetainedRow._fields)
 DELETE_RETAINED = _delete("retained", ["topic"], filler="")
+PRODUCERS = _insert("producers", ProducerRow._fields, PRODUCER_KEY_COLUMNS, blobs=["missing"])
+DELETE_PRODUCERS = _delete("producers", PRODUCER_KEY_COLUMNS, filler="")
 STREAM_ENDS = _insert("stream_ends", ["stream", "partition", "end_offset"], ["stream", "partition"])
 
 # Delete the entries of a session up to a seq, in this order, and the messages that no other entry refers to.

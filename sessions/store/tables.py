@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Iterable, TypeVar
 
-from sessions.rows import QueueRow, RetainedRow, SessionRow, SubscriptionRow
+from sessions.rows import ProducerRow, QueueRow, RetainedRow, SessionRow, SubscriptionRow
 from sessions.store import statements as sql
 from sessions.store.interface import CorruptStore, Partition, Recovered
 from sessions.store.schema import APPLICATION_ID
@@ -47,6 +47,7 @@ class SqliteTables:
         sessions = _rows(SessionRow, connection.execute(_select(SessionRow._fields, "sessions ORDER BY session_id")))
         subscriptions = _rows(SubscriptionRow, connection.execute(_select(SubscriptionRow._fields, "subscriptions")))
         retained = _rows(RetainedRow, connection.execute(_select(RetainedRow._fields, "retained")))
+        producers = _rows(ProducerRow, connection.execute(_select(ProducerRow._fields, "producers ORDER BY used")))
         queues = _rows(QueueRow, connection.execute(sql.QUEUES))
         known = {row.session_id for row in sessions}
         unknown = {row.session_id for row in subscriptions} - known
@@ -58,6 +59,7 @@ class SqliteTables:
             sessions,
             subscriptions,
             retained,
+            producers,
             [row for row in queues if row.session_id in known],
             1 + max(chain(known, self._purge), default=0),
             1 + (last_message or 0),
@@ -119,6 +121,8 @@ class SqliteTables:
         sql.DELETE_RECEIVED.run(connection, write_set.deleted_received)
         sql.RETAINED.run(connection, write_set.retained)
         sql.DELETE_RETAINED.run(connection, write_set.deleted_retained)
+        sql.DELETE_PRODUCERS.run(connection, write_set.deleted_producers)
+        sql.PRODUCERS.run(connection, write_set.producers)
 
     def _delete_sessions(self, write_set: WriteSet) -> None:
         deleted = write_set.deleted_sessions

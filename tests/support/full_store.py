@@ -7,13 +7,14 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from sessions.rows import SessionRow, SubscriptionRow
+from support.store_writer import Writer, message, retained
+
+from sessions.rows import ProducerRow, SessionRow, SubscriptionRow
 from sessions.store.pages import PageFile
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
-from support.store_writer import Writer, message, retained
 
-TABLES = ("sessions", "subscriptions", "messages", "queue", "received", "retained", "stream_ends")
+TABLES = ("sessions", "subscriptions", "messages", "queue", "received", "retained", "stream_ends", "producers")
 PAGE = 4096
 SESSIONS = 30
 EACH = 30  # messages per session
@@ -55,6 +56,7 @@ def _commit(number: int, chance: random.Random) -> WriteSet:
     ]
     write_set.received = [(key, i) for i in range(1, 40)]
     write_set.retained = [retained(f"meta/{number}", chance.randbytes(3000), timestamp=number)]
+    write_set.producers = [ProducerRow("s", "", f"producer-{number}-{i}", i, chance.randbytes(i), 0) for i in range(40)]
     if number > 10:
         done = range((number - 11) * EACH + 1, (number - 10) * EACH)
         write_set.deleted_entries = [(number - 10, i, i, 0) for i in done]

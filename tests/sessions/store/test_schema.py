@@ -62,6 +62,7 @@ def test_a_new_database_gets_the_newest_schema(connection: sqlite3.Connection, p
         "received",
         "retained",
         "stream_ends",
+        "producers",
     } <= set(db.table_names())
     assert [row["name"] for row in db["_sqlite_migrations"].rows] == [
         migration.__name__ for migration in MIGRATIONS

@@ -31,6 +31,7 @@ def test_a_new_store_is_empty(opened: Opened) -> None:
         "sessions": [],
         "subscriptions": [],
         "retained": [],
+        "producers": [],
         "queues": [],
         "next_session_id": 1,
         "next_message_id": 1,
