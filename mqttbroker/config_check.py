@@ -43,7 +43,6 @@ def _data_dir(directory: Path) -> Iterator[str]:
 
 def _logins(settings: Settings) -> Iterator[str]:
     for index, listener in enumerate(settings.listeners):
-        named = settings.password_file_of(listener) is not None or listener.use_identity_as_username
-        if not named and settings.anonymous_of(listener) is False:
+        if not settings.authenticators_of(listener) and settings.anonymous_of(listener) is False:
             yield (f"listeners.{index}: no client can connect: allow_anonymous is false, and there is no password_file"
                    " and no use_identity_as_username")

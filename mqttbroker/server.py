@@ -213,7 +213,6 @@ class Server:
             self.security.policy_of(listener),
             listener_terms(self.settings, listener, self.security.rules_of(listener)),
             listener.max_connections,
-            listener.use_identity_as_username,
         )
         open_listener = OpenListener(listener, policy, self.scheduler, self.sockets)
         await open_listener.open()

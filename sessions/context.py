@@ -38,10 +38,11 @@ class SessionLimits:
 
 
 class Clock:
-    """The current time as set by the owner: ``now`` in µs since the Unix epoch."""
+    """The current time as set by the owner: ``now`` in µs since the Unix epoch, ``monotonic`` in seconds."""
 
     def __init__(self) -> None:
         self.now = 0
+        self.monotonic = 0.0
 
 
 class SessionContext:

@@ -365,6 +365,7 @@ class BrokerControl:
             store_pending_bytes=broker.journal.size,
             bans=broker.bans.active(self._monotonic()),
             bans_started=broker.bans.started,
+            logins=dict(broker.connect_handler.logins),
             logins_failed=broker.bans.failed_logins,
             logins_banned=broker.bans.refused_logins,
             publishers_waiting=context.backpressure_monitor.paused,

@@ -104,6 +104,12 @@ class Metrics:
         )
         for name, text, value in counters:
             yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
+        logins = CounterMetricFamily(
+            "mqttbroker_logins", "Authentications, by authenticator and outcome.", labels=["authenticator", "outcome"]
+        )
+        for (authenticator, outcome), count in status.logins.items():
+            logins.add_metric([authenticator or "none", outcome], count)
+        yield logins
         failed = CounterMetricFamily(
             "mqttbroker_handshakes_failed", "Connections that failed before MQTT or HTTP began.", labels=["layer"]
         )

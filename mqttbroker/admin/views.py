@@ -154,6 +154,7 @@ class BrokerStatus(NamedTuple):
     store_pending_bytes: int
     bans: int  # in force
     bans_started: int
+    logins: dict[tuple[str, str], int]  # by authenticator and outcome
     logins_failed: int
     logins_banned: int  # refused because of a ban
     publishers_waiting: int

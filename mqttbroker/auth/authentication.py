@@ -16,6 +16,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Optional
 
+from mqttbroker.auth.background import BackgroundAuthenticator
 from mqttbroker.auth.login_queue import Login, LoginQueue
 from mqttbroker.auth.passwords import Passwords
 from mqttbroker.auth.proven_passwords import ProvenPasswords
@@ -28,7 +29,7 @@ from mqttbroker.codec.reason_codes import (
     SERVER_BUSY,
 )
 from mqttbroker.core.bans import Bans, BanTerms
-from mqttbroker.core.policy import TOO_MANY_FAILURES, WRONG_CREDENTIALS, AuthenticationRequest
+from mqttbroker.core.policy import TOO_MANY_FAILURES, WRONG_CREDENTIALS, AuthenticationRequest, Identity
 
 log = logging.getLogger("mqttbroker")
 
@@ -57,7 +58,7 @@ def new_nonce() -> str:
     return secrets.token_urlsafe(18)
 
 
-class Authenticator:
+class PasswordAuthenticator(BackgroundAuthenticator):
     """Answers authentication requests by the users in ``passwords``.
 
     ``timeout`` of one check is in seconds, ``capacity`` in waiting logins; ``nonce`` gives nonces for SCRAM. ``proven``
@@ -74,6 +75,7 @@ class Authenticator:
         proven: Optional[ProvenPasswords] = None,
         bans: Optional[Bans] = None,
     ) -> None:
+        super().__init__("password_file")
         self.passwords = passwords
         self.timeout = timeout
         self.capacity = capacity
@@ -94,11 +96,6 @@ class Authenticator:
         """Logins that wait for a thread."""
         return len(self._queue)
 
-    def start(self, loop: asyncio.AbstractEventLoop, update_clock: Callable[[], object]) -> None:
-        """``update_clock`` sets the broker's clock; it is called before each answer."""
-        self._loop = loop
-        self._update_clock = update_clock
-
     def stop(self) -> None:
         """Drop all logins; no request is answered after this."""
         self._stopped = True
@@ -114,6 +111,16 @@ class Authenticator:
             self.proven.forget(name, before[name])
         self.bans.passwords_changed(changed)
         return changed
+
+    def authenticate(self, request: AuthenticationRequest) -> None:
+        if request.method is not None:
+            self.continue_exchange(request)
+        elif request.username is None or request.password is None:
+            request.ignore()
+        elif not request.is_last and request.username not in self.passwords.hashes:
+            request.ignore()
+        else:
+            self.submit(request)
 
     def submit(self, request: AuthenticationRequest) -> None:
         """Check the password; the answer comes now or later. The caller has refused banned clients."""
@@ -142,8 +149,8 @@ class Authenticator:
         try:
             answer = exchange.step(request.client_data or b"")
         except ScramError:
-            self.bans.failed(request.peer, exchange.username, now)
-            request.reject(NOT_AUTHORIZED, WRONG_CREDENTIALS)
+            request.username = exchange.username
+            request.fail(NOT_AUTHORIZED, WRONG_CREDENTIALS)
             return
         if self.bans.refuses(request.peer, exchange.username, now):
             request.reject(BANNED, TOO_MANY_FAILURES)
@@ -152,14 +159,12 @@ class Authenticator:
         elif self.passwords.fingerprints.get(exchange.username) != login.passwords.fingerprints.get(exchange.username):
             request.reject(NOT_AUTHORIZED, WRONG_CREDENTIALS)
         else:
-            self.bans.succeeded(request.peer, exchange.username, now)
             request.username = exchange.username
             request.server_data = answer
-            request.accept()
+            request.accept(Identity(exchange.username))
 
     def _accept(self, login: Login) -> None:
-        self.bans.succeeded(login.request.peer, login.username, self._loop.time())
-        login.request.accept()
+        login.request.accept(Identity(login.username))
 
     def _suspects(self, login: Login) -> bool:
         return self.bans.suspects(login.request.peer, login.username, self._loop.time())
@@ -226,9 +231,8 @@ class Authenticator:
                 self.proven.add(login.username, login.line, login.password)
                 if login.request.waiting:
                     self._accept(login)
-            else:  # counts also if the client has left: else it could guess without ever failing
-                self.bans.failed(login.request.peer, login.username, self._loop.time())
-                login.request.reject(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)
+            else:
+                login.request.fail(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)
         self._start_logins()
 
     def _time_out(self, login: Login) -> None:

@@ -10,10 +10,12 @@ import asyncio
 import ipaddress
 import logging
 from pathlib import Path
-from typing import Callable, Optional, Union
+from typing import Callable, Optional
 
 from mqttbroker.auth.acl import Acl, AclError, parse_acl
-from mqttbroker.auth.authentication import Authenticator
+from mqttbroker.auth.authentication import PasswordAuthenticator
+from mqttbroker.auth.background import BackgroundAuthenticator
+from mqttbroker.auth.certificates import CertificateAuthenticator
 from mqttbroker.auth.passwords import PasswordFileError, Passwords, parse_passwords
 from mqttbroker.auth.proven_passwords import ProvenPasswords
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
@@ -22,7 +24,15 @@ from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.bans import Bans, BanTerms
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.policy import AllowAll, AnonymousPolicy, AuthenticationPolicy, Authorizer, PasswordPolicy, Rules
+from mqttbroker.core.policy import (
+    AllowAll,
+    AnonymousPolicy,
+    AuthenticationChain,
+    AuthenticationPolicy,
+    Authenticator,
+    Authorizer,
+    Rules,
+)
 
 log = logging.getLogger("mqttbroker")
 
@@ -35,7 +45,7 @@ class Security:
         self.bans = Bans(_ban_terms(settings.bans))
         remember = settings.logins.remember
         self._proven = ProvenPasswords(0 if remember == "off" else settings.logins.max_remembered)
-        self._authenticators: dict[Path, Authenticator] = {}
+        self._password_authenticators: dict[Path, PasswordAuthenticator] = {}
         self._acls: dict[Path, Acl] = {}
         # The key that names each file, for errors; the first if there are several.
         self._password_files: dict[Path, str] = {}
@@ -46,7 +56,7 @@ class Security:
             _note(self._password_files, settings.password_file_of(listener), f"listeners.{index}.password_file")
             _note(self._acl_files, settings.acl_file_of(listener), f"listeners.{index}.acl_file")
         self._read()
-        self.policy = self._policy(settings.password_file, settings.allow_anonymous)
+        self.policy = self.policy_of(settings.listeners[0])
         by_name = {}
         for listener in settings.listeners:
             name = self.rules_of(listener)
@@ -59,7 +69,7 @@ class Security:
         problems: list[str] = []
         for path, key in self._password_files.items():
             try:
-                self._authenticators[path] = Authenticator(
+                self._password_authenticators[path] = PasswordAuthenticator(
                     _read_passwords(path, key),
                     self._settings.limits.connect_timeout,
                     capacity=self._settings.logins.max_waiting,
@@ -79,24 +89,30 @@ class Security:
     def _warn(self, listener: Listener) -> None:
         """Log a warning if the ACL file has users but the listener cannot authenticate any."""
         acl_file = self._settings.acl_file_of(listener)
-        named = listener.use_identity_as_username or self._settings.password_file_of(listener) is not None
-        if acl_file is not None and self._acls[acl_file].users and not named:
-            reason = "no password_file, so every client is anonymous"
+        if acl_file is not None and self._acls[acl_file].users and not self._settings.authenticators_of(listener):
+            reason = "no authentication, so every client is anonymous"
             log.warning("event=acl_without_users listener=%s reason=%s", listener.address, reason)
 
     def _authorizer(self, acl_file: Optional[Path]) -> Authorizer:
         return AllowAll() if acl_file is None else self._acls[acl_file]
 
-    def _policy(self, password_file: Optional[Path], allow_anonymous: Union[bool, str]) -> AuthenticationPolicy:
-        anonymous = AnonymousPolicy(allow_anonymous)
-        if password_file is None:
-            return anonymous
-        return PasswordPolicy(anonymous, self._authenticators[password_file])
+    def _authenticator(self, kind: str, listener: Listener) -> Optional[Authenticator]:
+        """The authenticator of a kind for clients of a listener; None if the listener has none."""
+        if kind == "certificate":
+            return CertificateAuthenticator() if listener.use_identity_as_username else None
+        path = self._settings.password_file_of(listener)
+        return None if path is None else self._password_authenticators[path]
 
     def policy_of(self, listener: Listener) -> AuthenticationPolicy:
         """The authentication policy of a listener."""
         settings = self._settings
-        return self._policy(settings.password_file_of(listener), settings.anonymous_of(listener))
+        found = (self._authenticator(kind, listener) for kind in settings.authenticators_of(listener))
+        chain = [authenticator for authenticator in found if authenticator is not None]
+        return AuthenticationChain(chain, AnonymousPolicy(settings.anonymous_of(listener)))
+
+    def _background(self) -> list[BackgroundAuthenticator]:
+        """The authenticators that are started and stopped."""
+        return list(self._password_authenticators.values())
 
     def rules_of(self, listener: Listener) -> Optional[str]:
         """The name of a listener's rules in ``rules``; None = the common ones."""
@@ -106,22 +122,22 @@ class Security:
     def start(self, loop: asyncio.AbstractEventLoop, update_clock: Callable[[], object]) -> None:
         """``update_clock`` sets the broker's clock."""
         logins = self._settings.logins
-        if self._authenticators and logins.remember == "restart":
+        if self._password_authenticators and logins.remember == "restart":
             self._proven.load(self._settings.data_dir, logins.key_file, loop)
-        for authenticator in self._authenticators.values():
+        for authenticator in self._background():
             authenticator.start(loop, update_clock)
 
     def stop(self) -> None:
-        for authenticator in self._authenticators.values():
+        for authenticator in self._background():
             authenticator.stop()
         self._proven.stop()
 
     def apply(self, settings: Settings) -> None:
         """Use other settings, which name the same files."""
         self._settings = settings
-        self.policy = self._policy(settings.password_file, settings.allow_anonymous)
+        self.policy = self.policy_of(settings.listeners[0])
         self.bans.terms = _ban_terms(settings.bans)
-        for authenticator in self._authenticators.values():
+        for authenticator in self._password_authenticators.values():
             authenticator.timeout = settings.limits.connect_timeout
             authenticator.capacity = settings.logins.max_waiting
 
@@ -132,7 +148,7 @@ class Security:
         for path, key in self._password_files.items():
             try:
                 passwords = await loop.run_in_executor(None, _read_passwords, path, key)
-                authenticator = self._authenticators[path]
+                authenticator = self._password_authenticators[path]
                 _disconnect_users(broker, authenticator, authenticator.replace(passwords))
                 log.info("event=passwords_reloaded file=%s users=%d", path, len(passwords.hashes))
             except ConfigError as error:
@@ -145,6 +161,8 @@ class Security:
                 log.info("event=acl_reloaded file=%s users=%d", path, len(acl.users))
             except ConfigError as error:
                 problems += error.problems
+        for background in self._background():
+            problems += await background.reload()
         for problem in problems:
             log.error("event=reload_failed reason=%s", problem)
         return problems
@@ -167,13 +185,11 @@ def _note(files: dict[Path, str], path: Optional[Path], key: str) -> None:
         files.setdefault(path, key)
 
 
-def _disconnect_users(broker: Broker, authenticator: Authenticator, usernames: set[str]) -> None:
+def _disconnect_users(broker: Broker, authenticator: PasswordAuthenticator, usernames: set[str]) -> None:
     """Disconnect the clients that the authenticator accepted as these users."""
     for connection in list(broker.clients.connections):
-        if connection.username in usernames and connection.wire is not None:
-            policy = connection.wire.listener_policy.policy
-            if isinstance(policy, PasswordPolicy) and policy.authenticator is authenticator:
-                connection.disconnect(NOT_AUTHORIZED, "the password was changed")
+        if connection.username in usernames and connection.authenticator is authenticator:
+            connection.disconnect(NOT_AUTHORIZED, "the password was changed")
 
 
 def _read_passwords(path: Path, key: str) -> Passwords:

@@ -125,7 +125,10 @@ class _Builder:
         for section, default in (("http", Http()), ("bans", Bans())):
             for name, reason in values.get(section, default).problems():
                 self.problem((section, name), reason)
-        return Settings(**values)
+        settings = Settings(**values)
+        for path, reason in settings.authentication_problems():
+            self.problem(path, reason)
+        return settings
 
     def section(self, section: type[Any], raw: object, path: _Path, **given: object) -> Any:
         """An instance of the section; None after a problem that prevents one."""

@@ -195,6 +195,24 @@ class Texts(Kind[tuple[str, ...]]):
         return [part.strip() for part in text.split(",") if part.strip()]
 
 
+class Words(Kind[tuple[str, ...]]):
+    """A list of different words, possibly empty; each is one of ``words``."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def read(self, value: object) -> tuple[str, ...]:
+        texts = Texts().read(value)
+        for index, text in enumerate(texts):
+            Choice(*self.words).read(text)
+            if text in texts[:index]:
+                raise ValueError(f"{shown(text)} stands there twice")
+        return texts
+
+    def from_text(self, text: str) -> object:
+        return Texts().from_text(text)
+
+
 class Networks(Kind[tuple[str, ...]]):
     """A list of addresses and networks like "10.0.0.0/8", possibly empty."""
 

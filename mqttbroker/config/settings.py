@@ -36,6 +36,7 @@ from mqttbroker.config.setting_kinds import (
     Size,
     Texts,
     TopicPattern,
+    Words,
 )
 
 T = TypeVar("T")
@@ -62,6 +63,10 @@ def _file_of(secret: str) -> Optional[Path]:
 
 def _section(section: type[T]) -> T:
     return dataclasses.field(default_factory=section, metadata={"section": section})
+
+
+# The kinds of authenticators in the order in which "auto" asks those that are configured.
+AUTHENTICATORS = ("certificate", "password_file")
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,8 @@ def _limit(name: str) -> Any:
 class Listener:
     """Port 0 = any free port, which the log names.
 
-    A limit or ``allow_anonymous`` that is None, and a file that is "global", has the value for all listeners.
+    A limit, ``allow_anonymous`` or ``authentication`` that is None, and a file that is "global", has the value for all
+    listeners.
     """
 
     host: str = _key(Host(), "127.0.0.1")
@@ -179,6 +185,7 @@ class Listener:
     receive_maximum: Optional[int] = _limit("receive_maximum")
     topic_alias_maximum: Optional[int] = _limit("topic_alias_maximum")
     allow_anonymous: Optional[Union[bool, str]] = _key(OrNone(Anonymous(), "global"), "global")
+    authentication: Optional[tuple[str, ...]] = _key(OrNone(Words(*AUTHENTICATORS), "global"), "global")
     password_file: Union[Path, str, None] = _key(ListenerPath(), "global")
     acl_file: Union[Path, str, None] = _key(ListenerPath(), "global")
 
@@ -330,6 +337,7 @@ class Settings:
     durability_interval: float = _key(Duration("1ms", "1h"), "1s")
     on_corrupt_store: str = _key(Choice("salvage", "refuse"), "salvage")
     allow_anonymous: Union[bool, str] = _key(Anonymous(), "loopback")
+    authentication: Optional[tuple[str, ...]] = _key(OrNone(Words(*AUTHENTICATORS), "auto"), "auto")
     password_file: Optional[Path] = _key(OptionalPath(), "")
     acl_file: Optional[Path] = _key(OptionalPath(), "")
     reveal_denials: bool = _key(Boolean(), True)
@@ -359,6 +367,30 @@ class Settings:
 
     def password_file_of(self, listener: Listener) -> Optional[Path]:
         return self.password_file if isinstance(listener.password_file, str) else listener.password_file
+
+    def authenticators_of(self, listener: Listener) -> tuple[str, ...]:
+        """The kinds of authenticators that clients of the listener are checked by, in their order."""
+        chosen = self.authentication if listener.authentication is None else listener.authentication
+        return tuple(kind for kind in AUTHENTICATORS if self._has(kind, listener)) if chosen is None else chosen
+
+    def _has(self, kind: str, listener: Listener) -> bool:
+        """Whether an authenticator is configured."""
+        if kind == "certificate":
+            return listener.use_identity_as_username
+        return self.password_file_of(listener) is not None
+
+    def authentication_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Keys of listeners whose authenticators are not configured, each with the reason."""
+        for index, listener in enumerate(self.listeners):
+            path = ("listeners", str(index))
+            kinds = self.authenticators_of(listener)
+            for kind in kinds:
+                # A chain for all listeners may name certificates, which only some of them ask for.
+                if kind != "certificate" and not self._has(kind, listener):
+                    key = ("authentication",) if listener.authentication is None else path + ("authentication",)
+                    yield key, f'"{kind}" is not configured for listener {listener.address}'
+            if listener.use_identity_as_username and "certificate" not in kinds:
+                yield path + ("use_identity_as_username",), 'needs "certificate" in authentication'
 
     def acl_file_of(self, listener: Listener) -> Optional[Path]:
         return self.acl_file if isinstance(listener.acl_file, str) else listener.acl_file

@@ -112,13 +112,14 @@ class Bans:
         self._forgive(record, now)
         return record.score > record.credit
 
-    def failed(self, peer: str, username: str, now: float) -> None:
-        """A login failed."""
+    def failed(self, peer: str, username: Optional[str], now: float) -> None:
+        """A login failed; without ``username`` it counts only for the address."""
         self.failed_logins += 1
         address = self.network(peer)
         if address == "":
             return
-        self._fail(address, _short(username), self.terms.failures, now)
+        if username is not None:
+            self._fail(address, _short(username), self.terms.failures, now)
         self._fail(address, None, self.terms.address_failures, now)
 
     def _fail(self, address: str, username: Optional[str], limit: int, now: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Dict, List, Optional
 
-from mqttbroker.codec.reason_codes import KEEP_ALIVE_TIMEOUT, SERVER_SHUTTING_DOWN
+from mqttbroker.codec.reason_codes import KEEP_ALIVE_TIMEOUT, NOT_AUTHORIZED, SERVER_SHUTTING_DOWN
 from mqttbroker.core.connection import AUTHENTICATING, AWAIT_CONNECT, CLOSED, CONNECTED, Connection
 from mqttbroker.core.pending_connect import PendingConnect
 from mqttbroker.core.redirector import Redirector
@@ -84,12 +84,14 @@ class Clients:
             self.lifecycle.disconnected(session, with_will and was_connected)
 
     def tick(self, monotonic: float) -> None:
-        """Close the connections that are overdue, redirect some, publish due wills and end expired sessions.
+        """Close the connections that are overdue or whose login has expired, redirect some, publish due wills and end expired sessions.
 
         To be called at least once a second. ``monotonic`` is on the clock of `Connection.last_received`; the caller has
         set the broker's `Clock`.
         """
         overdue: List[Connection] = []
+        expired: List[Connection] = []
+        now: float = self.lifecycle.now
         for connection in self.connections:
             if connection.blocked:
                 connection.last_received = monotonic  # the broker does not read from it
@@ -99,6 +101,10 @@ class Clients:
                     overdue.append(connection)
             elif connection.keep_alive and silence > connection.keep_alive * 1.5:
                 overdue.append(connection)
+            if connection.expires_at and connection.expires_at <= now and connection.state == CONNECTED:
+                expired.append(connection)
+        for connection in expired:
+            connection.disconnect(NOT_AUTHORIZED, "the login has expired")
         for connection in overdue:
             if connection.state == AWAIT_CONNECT or connection.state == AUTHENTICATING:
                 self.close(

@@ -8,7 +8,7 @@ AUTH goes before it [MQTT-3.2.0-1].
 from __future__ import annotations
 
 import logging
-from typing import Final, Optional
+from typing import Any, Dict, Final, Optional, Tuple
 
 from mqttbroker.codec.packets import Auth, Connack, Connect, Will
 from mqttbroker.codec.properties import Properties
@@ -23,6 +23,7 @@ from mqttbroker.codec.reason_codes import (
     RE_AUTHENTICATE,
     RETAIN_NOT_SUPPORTED,
     SERVER_BUSY,
+    SERVER_UNAVAILABLE,
     SESSION_TAKEN_OVER,
     SUCCESS,
     MQTTError,
@@ -33,7 +34,7 @@ from mqttbroker.core.bans import Bans
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.core.pending_connect import PendingConnect
-from mqttbroker.core.policy import TOO_MANY_FAILURES, AuthenticationPolicy, AuthenticationRequest, Rules
+from mqttbroker.core.policy import TOO_MANY_FAILURES, AuthenticationPolicy, AuthenticationRequest, Identity, Rules
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
@@ -48,6 +49,11 @@ log = logging.getLogger("mqttbroker")
 
 # The name of the user property, of any value, by which a CONNECT asks for the broker's durability setting.
 DURABILITY: Final = "mqttbroker-durability"
+
+# Outcomes of authentications.
+_ACCEPTED: Final = "accepted"
+_REJECTED: Final = "rejected"
+_UNAVAILABLE: Final = "unavailable"
 
 
 class ConnectHandler:
@@ -76,6 +82,8 @@ class ConnectHandler:
         self.policy = policy
         self.rules = rules
         self.bans = bans
+        # Answered authentications by the kind of the authenticator, "" if all ignored the client, and the outcome.
+        self.logins: Dict[Tuple[str, str], int] = {}
 
     def connect(self, connection: Connection, packet: Connect) -> None:
         """Handle a CONNECT; the CONNACK may be sent in a later call."""
@@ -106,20 +114,51 @@ class ConnectHandler:
         if packet.reason_code != expected:  # [MQTT-4.12.0-3] [MQTT-4.12.1-1]
             raise MQTTError(PROTOCOL_ERROR, f"AUTH with {name(packet.reason_code)} now")
         if request is None:
-            request = Reauthentication(connection)
+            request = Reauthentication(self, connection)
         if connection.state == AUTHENTICATING:
             connection.state = CONNECTING
         connection.authentication = None
         request.client_data = packet.properties.authentication_data
         connection.authenticator.continue_exchange(request)
 
-    def authenticated(self, pending: PendingConnect) -> None:
+    def count_login(self, request: AuthenticationRequest, outcome: str) -> None:
+        """Count an answered authentication; a limit that refuses a client before it is none."""
+        authenticator = request.authenticator
+        if authenticator is None and request.chain is None:
+            return
+        key = ("" if authenticator is None else authenticator.kind, outcome)
+        self.logins[key] = self.logins.get(key, 0) + 1
+
+    def login_succeeded(self, request: AuthenticationRequest, identity: Identity) -> None:
+        self.count_login(request, _ACCEPTED)
+        claimed = request.username if request.username is not None else identity.username
+        if claimed is not None and identity.username is not None:
+            self.bans.succeeded(request.peer, claimed, self.lifecycle.clock.monotonic)
+
+    def login_rejected(self, request: AuthenticationRequest, reason_code: int) -> None:
+        self.count_login(request, _UNAVAILABLE if reason_code in (SERVER_UNAVAILABLE, SERVER_BUSY) else _REJECTED)
+
+    def login_failed(self, request: AuthenticationRequest) -> None:
+        """Wrong credentials, which count towards a ban also if the client has left: else it could guess at will."""
+        self.count_login(request, _REJECTED)
+        self.bans.failed(request.peer, request.username, self.lifecycle.clock.monotonic)
+
+    def authenticated(self, pending: PendingConnect, identity: Identity) -> None:
         """Resume or create the session of an authenticated client."""
         connection = pending.connection
         packet = pending.packet
         if connection.state != CONNECTING:
             return
-        allowed = connection.terms.allowed_client_id(connection.client_id, packet.client_id == "", connection.username)
+        connection.username = identity.username
+        connection.expires_at = identity.expires_at
+        assigned = packet.client_id == ""
+        if identity.client_id is not None:
+            if not assigned and identity.client_id != connection.client_id:
+                self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "the login is for another client id")
+                return
+            connection.client_id = identity.client_id
+            assigned = False
+        allowed = connection.terms.allowed_client_id(connection.client_id, assigned, connection.username)
         if allowed is None:
             self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "this listener does not allow the client id")
             return
@@ -343,6 +382,7 @@ class ConnectAuthentication(AuthenticationRequest):
         self.pending = pending
         self.method = packet.properties.authentication_method
         self.client_data = packet.properties.authentication_data
+        self._answered = False
 
     def send_challenge(self, data: bytes) -> None:
         connection = self.pending.connection
@@ -351,30 +391,61 @@ class ConnectAuthentication(AuthenticationRequest):
         _send_challenge(connection, self, data)
 
     @property
+    def certificate(self) -> Any:
+        wire = self.pending.connection.wire
+        return None if wire is None else wire.transport.get_extra_info("peercert")
+
+    @property
     def waiting(self) -> bool:
         connection = self.pending.connection
-        if connection.state != CONNECTING:
+        if connection.state != CONNECTING or self._answered:
             return False
         # Nothing is read from a waiting client, so nothing else tells that it has given up.
         return connection.wire is None or not connection.wire.abort_if_client_left()
 
-    def accept(self) -> None:
+    def accept(self, identity: Identity) -> None:
+        if not self._answer():
+            return
+        handler = self.handler
+        handler.login_succeeded(self, identity)
         pending = self.pending
-        pending.connection.username = self.username
+        pending.connection.authenticator = self.authenticator
         pending.authentication_data = self.server_data
-        self.handler.authenticated(pending)
+        handler.authenticated(pending, identity)
 
     def reject(self, reason_code: int, detail: str) -> None:
-        self.handler.refuse(self.pending.connection, reason_code, detail, self.pending.packet.username)
+        if self._answer():
+            self.handler.login_rejected(self, reason_code)
+            self._refuse(reason_code, detail)
+
+    def fail(self, reason_code: int, detail: str) -> None:
+        if self._answer():
+            self.handler.login_failed(self)
+            self._refuse(reason_code, detail)
+
+    def _answer(self) -> bool:
+        """Whether this is the first answer."""
+        first = not self._answered
+        self._answered = True
+        return first
+
+    def _refuse(self, reason_code: int, detail: str) -> None:
+        self.handler.refuse(self.pending.connection, reason_code, detail, self.username)
 
 
 class Reauthentication(AuthenticationRequest):
     """The re-authentication of a connected client (section 4.12.1)."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, handler: ConnectHandler, connection: Connection) -> None:
         super().__init__(connection.client_id, connection.peer, None, None)
+        self.handler = handler
         self.connection = connection
         self.method = connection.method
+        self.authenticator = connection.authenticator
+
+    @property
+    def certificate(self) -> Any:
+        return None
 
     @property
     def waiting(self) -> bool:
@@ -383,14 +454,24 @@ class Reauthentication(AuthenticationRequest):
     def send_challenge(self, data: bytes) -> None:
         _send_challenge(self.connection, self, data)
 
-    def accept(self) -> None:
+    def accept(self, identity: Identity) -> None:
         connection = self.connection
-        if self.username != connection.username:  # the session and its rights belong to the user of the CONNECT
-            self.reject(NOT_AUTHORIZED, "authenticated again as another user")
+        self.handler.login_succeeded(self, identity)
+        if identity.username != connection.username:  # the session and its rights belong to the user of the CONNECT
+            self._refuse(NOT_AUTHORIZED, "authenticated again as another user")
             return
+        connection.expires_at = identity.expires_at
         _send_auth(connection, self, SUCCESS, self.server_data)
 
     def reject(self, reason_code: int, detail: str) -> None:
+        self.handler.login_rejected(self, reason_code)
+        self._refuse(reason_code, detail)
+
+    def fail(self, reason_code: int, detail: str) -> None:
+        self.handler.login_failed(self)
+        self._refuse(reason_code, detail)
+
+    def _refuse(self, reason_code: int, detail: str) -> None:
         # A DISCONNECT has no code for a ban.
         code = NOT_AUTHORIZED if reason_code == BANNED else reason_code
         self.connection.disconnect(code, detail)  # [MQTT-4.12.1-2]

@@ -70,7 +70,8 @@ class Connection(ClientConnection):
         self.client_id = ""
         self.username: Optional[str] = None  # as authenticated; None = anonymous
         self.method: Optional[str] = None  # of enhanced authentication, from CONNECT
-        self.authenticator: Any = None  # of enhanced authentication
+        self.authenticator: Any = None  # the one that accepted the client, or that enhanced authentication began with
+        self.expires_at = 0.0  # Unix seconds at which the login expires; 0 = never
         self.authentication: Optional[AuthenticationRequest] = None  # an enhanced authentication in progress
         self.may_publish = _NO_DECISIONS  # decisions of the rules by topic, bounded
         self.keep_alive = 0.0  # seconds; 0 = off

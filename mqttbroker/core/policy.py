@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from abc import abstractmethod
-from typing import Any, Dict, Final, Optional, Union
+from typing import Any, Dict, Final, List, Optional, Union
 
-from mqttbroker.codec.reason_codes import BAD_AUTHENTICATION_METHOD, BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED
+from mypy_extensions import mypyc_attr
+
+from mqttbroker.codec.reason_codes import (
+    BAD_AUTHENTICATION_METHOD,
+    BAD_USER_NAME_OR_PASSWORD,
+    NOT_AUTHORIZED,
+    SERVER_UNAVAILABLE,
+)
 from sessions.session import Session
+
+log = logging.getLogger("mqttbroker")
 
 # The same for an unknown user and a wrong password, so that a client cannot tell them apart.
 WRONG_CREDENTIALS: Final = "wrong user name or password"
+
+NO_METHOD: Final = "no enhanced authentication without a password file"
 
 TOO_MANY_FAILURES: Final = "too many failed logins"
 
@@ -18,10 +30,31 @@ TOO_MANY_FAILURES: Final = "too many failed logins"
 # --- authentication ---------------------------------------------------------
 
 
-class AuthenticationRequest:
-    """A client that asks to be authenticated.
+class Identity:
+    """What an authenticator says of a client that it accepts.
 
-    It is answered by one call of `accept` or `reject`, now or later, on the event loop's thread.
+    ``username`` None = anonymous. With a ``client_id`` the client must have that one. ``permissions`` are rules of its
+    own. The connection ends at ``expires_at``, in Unix seconds; 0 = never.
+    """
+
+    def __init__(
+        self,
+        username: Optional[str],
+        client_id: Optional[str] = None,
+        permissions: Optional[Authorizer] = None,
+        expires_at: float = 0.0,
+    ) -> None:
+        self.username = username
+        self.client_id = client_id
+        self.permissions = permissions
+        self.expires_at = expires_at
+
+
+class AuthenticationRequest:
+    """A client that asks to be authenticated, with the user name and the password that it claims.
+
+    Each authenticator that is asked answers with one call of `accept`, `reject`, `fail`, `unavailable` or `ignore`, now
+    or later, on the event loop's thread. After all but `ignore` the request is answered, and further calls do nothing.
     """
 
     def __init__(
@@ -33,12 +66,25 @@ class AuthenticationRequest:
         self.username = username
         self.password = password
         # Enhanced authentication (section 4.12): the method, None without it; the last Authentication Data from the
-        # client and to it; the authenticator, and the state of the method.
+        # client and to it; the state of the method.
         self.method: Optional[str] = None
         self.client_data: Optional[bytes] = None
         self.server_data: Optional[bytes] = None
-        self.authenticator: Any = None
         self.exchange: Any = None
+        # Set by the chain: the authenticator that is asked, None if none was left, and those that follow it.
+        self.authenticator: Optional[Authenticator] = None
+        self.chain: Optional[AuthenticationChain] = None
+        self.position = 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no authenticator follows the one that is asked."""
+        return self.chain is None or self.position == len(self.chain.authenticators)
+
+    @property
+    @abstractmethod
+    def certificate(self) -> Any:
+        """The client's verified certificate as from `ssl.SSLSocket.getpeercert`; None or empty if it has none."""
 
     @property
     @abstractmethod
@@ -50,12 +96,25 @@ class AuthenticationRequest:
         """Send Authentication Data; the client's response goes to `authenticator.continue_exchange`."""
 
     @abstractmethod
-    def accept(self) -> None:
-        """The client is authenticated as ``username``; None = anonymous."""
+    def accept(self, identity: Identity) -> None:
+        """The client is authenticated."""
 
     @abstractmethod
     def reject(self, reason_code: int, detail: str) -> None:
         """Refuse the client; ``detail`` goes to the log and into an MQTT 5 Reason String."""
+
+    @abstractmethod
+    def fail(self, reason_code: int, detail: str) -> None:
+        """Refuse the client for wrong credentials, which leads to a ban if it is repeated."""
+
+    def unavailable(self, detail: str) -> None:
+        """Refuse the client because the authenticator cannot decide; no other authenticator is asked."""
+        self.reject(SERVER_UNAVAILABLE, detail)
+
+    def ignore(self) -> None:
+        """Leave the decision to the next authenticator."""
+        if self.chain is not None:
+            self.chain.ask_next(self)
 
 
 class AuthenticationPolicy:
@@ -66,48 +125,91 @@ class AuthenticationPolicy:
         """Answer the request, now or later."""
 
 
-class AnonymousPolicy(AuthenticationPolicy):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Authenticator:
+    """One way to authenticate clients; ``kind`` is its name in the settings and metrics.
+
+    An authenticator that cannot decide, because of an error or a timeout, refuses the client as `unavailable`; it never
+    leaves the decision to the next one. `check_credentials` is False if it decides without user name and password.
+    """
+
+    def __init__(self, kind: str, checks_credentials: bool = True) -> None:
+        self.kind = kind
+        self.checks_credentials = checks_credentials
+
+    @abstractmethod
+    def authenticate(self, request: AuthenticationRequest) -> None:
+        """Answer the request, now or later."""
+
+    def continue_exchange(self, request: AuthenticationRequest) -> None:
+        """Take one step of an enhanced authentication that this authenticator has begun."""
+        request.reject(BAD_AUTHENTICATION_METHOD, NO_METHOD)
+
+
+class AnonymousPolicy(Authenticator):
     """Accepts clients everywhere (``allowed`` is True), from loopback only ("loopback"), or nowhere (False).
 
     User names are not checked, so all clients are anonymous.
     """
 
     def __init__(self, allowed: Union[bool, str]) -> None:
+        super().__init__("anonymous", False)
         self.allowed = allowed
 
     def authenticate(self, request: AuthenticationRequest) -> None:
-        if request.method is not None:
-            request.reject(BAD_AUTHENTICATION_METHOD, "no enhanced authentication without a password file")
-        elif self.allowed is True or (
+        if self.allowed is True or (
             self.allowed == "loopback" and not request.remote and is_loopback(request.peer)
         ):
-            request.username = None
-            request.accept()
+            request.accept(Identity(None))
         else:
             request.reject(NOT_AUTHORIZED, "anonymous clients are not allowed")
 
 
-class PasswordPolicy(AuthenticationPolicy):
-    """Has user names and passwords checked; a client without both is anonymous.
+class AuthenticationChain(AuthenticationPolicy):
+    """Asks authenticators in their order until one accepts or refuses the client.
 
-    ``authenticator`` has ``submit(request)``, which answers later, and ``continue_exchange(request)``, one step of an
-    enhanced authentication.
+    If all ignore it, a client without user name and password is anonymous, and any other is refused. Without an
+    authenticator that checks user names and passwords these are not looked at: every client is anonymous.
     """
 
-    def __init__(self, anonymous: AnonymousPolicy, authenticator: Any) -> None:
+    def __init__(self, authenticators: List[Authenticator], anonymous: AnonymousPolicy) -> None:
+        self.authenticators = authenticators
         self.anonymous = anonymous
-        self.authenticator = authenticator
+        self._checks_credentials = False
+        for authenticator in authenticators:
+            if authenticator.checks_credentials:
+                self._checks_credentials = True
 
     def authenticate(self, request: AuthenticationRequest) -> None:
-        if request.method is not None:
-            request.authenticator = self.authenticator
-            self.authenticator.continue_exchange(request)
-        elif request.username is None and request.password is None:
-            self.anonymous.authenticate(request)
-        elif request.username is None or request.password is None:
-            request.reject(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)
+        request.chain = self
+        self.ask_next(request)
+
+    def ask_next(self, request: AuthenticationRequest) -> None:
+        """Ask the next authenticator, or decide if there is none."""
+        if request.position < len(self.authenticators):
+            authenticator = self.authenticators[request.position]
+            request.position += 1
+            _ask(authenticator, request)
+        elif request.method is not None:
+            request.authenticator = None
+            request.reject(BAD_AUTHENTICATION_METHOD, NO_METHOD)
+        elif not self._checks_credentials or (request.username is None and request.password is None):
+            _ask(self.anonymous, request)
         else:
-            self.authenticator.submit(request)
+            request.authenticator = None
+            if request.username is None or request.password is None:
+                request.reject(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)
+            else:
+                request.fail(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)
+
+
+def _ask(authenticator: Authenticator, request: AuthenticationRequest) -> None:
+    request.authenticator = authenticator
+    try:
+        authenticator.authenticate(request)
+    except Exception:
+        log.exception("event=authentication_failed authenticator=%s client=%s", authenticator.kind, request.client_id)
+        request.unavailable("the authenticator failed")
 
 
 def is_loopback(peer: str) -> bool:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, cast
+from typing import Optional, cast
 
-from mqttbroker.codec.reason_codes import (
-    BAD_USER_NAME_OR_PASSWORD,
-    CONNECTION_RATE_EXCEEDED,
-    QUOTA_EXCEEDED,
-    SERVER_BUSY,
-)
+from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, QUOTA_EXCEEDED, SERVER_BUSY
 from mqttbroker.core.connect_handler import ConnectAuthentication
 from mqttbroker.core.policy import AuthenticationPolicy, AuthenticationRequest
 from mqttbroker.core.terms import ListenerTerms
@@ -24,12 +19,10 @@ class ListenerPolicy:
         policy: AuthenticationPolicy,
         terms: ListenerTerms,
         max_connections: Optional[int],
-        use_identity_as_username: bool,
     ) -> None:
         self.policy = policy
         self.terms = terms
         self.max_connections = max_connections
-        self.use_identity_as_username = use_identity_as_username
         self.clients = 0  # open connections that sent CONNECT
         self.addresses = AddressLimits()
 
@@ -91,25 +84,4 @@ class PolicyByListener(AuthenticationPolicy):
             return
         listener_policy.clients += 1
         wire.counted = True
-        if listener_policy.use_identity_as_username and request.method is None:
-            certificate = wire.transport.get_extra_info("peercert")
-            if certificate:
-                identity = common_name(certificate)
-                if identity is None:
-                    request.reject(BAD_USER_NAME_OR_PASSWORD, "certificate without a common name")
-                    return
-                request.username = identity
-                request.accept()
-                return
         listener_policy.policy.authenticate(request)
-
-
-def common_name(certificate: Any) -> Optional[str]:
-    """The subject's common name in a certificate from `ssl.SSLSocket.getpeercert`; the last one if there are
-    several."""
-    found: Optional[str] = None
-    for relative_name in certificate.get("subject", ()):
-        for key, value in relative_name:
-            if key == "commonName" and value:
-                found = value
-    return found

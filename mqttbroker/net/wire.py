@@ -68,8 +68,10 @@ class FlushScheduler:
 
     def update_clock(self) -> float:
         """Set the broker's clock; returns monotonic seconds."""
-        self.broker.outbound.clock.now = time.time_ns() // 1000
+        clock = self.broker.outbound.clock
+        clock.now = time.time_ns() // 1000
         now: float = self.loop.time()
+        clock.monotonic = now
         return now
 
     def flush(self) -> None:

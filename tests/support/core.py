@@ -54,13 +54,18 @@ class Core:
         self.store = SqliteStore(self.directory / "core.db", self.settings.durability, self.log)
         recovered = self.store.recover()
         self.broker: Broker = build_broker(self.settings, recovered)
-        self.broker.outbound.clock.now = int(self.seconds * 1_000_000)
+        self._set_clock()
         restore(self.broker, recovered, self.seconds)
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.control = BrokerControl(self.broker, lambda: self.seconds)
         self.store.start(lambda *answer: self.answers.put(answer))
         self.clients: list[CoreClient] = []
         self.taken: Optional[WriteSet] = None
+
+    def _set_clock(self) -> None:
+        clock = self.broker.outbound.clock
+        clock.now = int(self.seconds * 1_000_000)
+        clock.monotonic = self.seconds
 
     # --- the store ------------------------------------------------------------------------------------------------
 
@@ -114,7 +119,7 @@ class Core:
     def advance(self, seconds: float) -> None:
         """Move the clock and have the broker do the work that is due."""
         self.seconds += seconds
-        self.broker.outbound.clock.now = int(self.seconds * 1_000_000)
+        self._set_clock()
         self.broker.tick(self.seconds)
         if self.eager:
             self.settle()

@@ -21,7 +21,7 @@ from mqttbroker.auth.acl import Acl, AclError, covers, parse_acl
 from mqttbroker.codec.packets import Puback, Publish, Pubrec, Will
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import NO_MATCHING_SUBSCRIBERS, NOT_AUTHORIZED, UNSPECIFIED_ERROR
-from mqttbroker.core.policy import AnonymousPolicy, AuthenticationRequest, PasswordPolicy
+from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain, AuthenticationRequest, Authenticator, Identity
 from topic_matcher.filters import matches
 
 RULES = """
@@ -179,11 +179,17 @@ def test_covers(wide: str, narrow: str, expected: bool) -> None:
 # --- in a broker --------------------------------------------------------------------------------------------------
 
 
-class AcceptAll:
+class AcceptAll(Authenticator):
     """An authenticator that accepts every password."""
 
-    def submit(self, request: AuthenticationRequest) -> None:
-        request.accept()
+    def __init__(self) -> None:
+        super().__init__("accept_all")
+
+    def authenticate(self, request: AuthenticationRequest) -> None:
+        if request.username is None:
+            request.ignore()
+        else:
+            request.accept(Identity(request.username))
 
 
 class AclCore(Core):
@@ -196,7 +202,7 @@ class AclCore(Core):
     def _start(self) -> None:
         super()._start()
         policy: Any = self.broker.policy
-        policy.policy = PasswordPolicy(AnonymousPolicy(True), AcceptAll())
+        policy.policy = AuthenticationChain([AcceptAll()], AnonymousPolicy(True))
 
     def as_user(self, user: Optional[str], client_id: str, version: int = 5, **fields: Any) -> CoreClient:
         if user is not None:

@@ -19,7 +19,7 @@ from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.raw_client import RawClient
 
-from mqttbroker.auth.authentication import NICENESS, Authenticator
+from mqttbroker.auth.authentication import NICENESS, PasswordAuthenticator
 from mqttbroker.auth.passwords import Hash, Passwords, parse_hash
 from mqttbroker.codec.packets import Disconnect
 from mqttbroker.codec.reason_codes import (
@@ -30,6 +30,7 @@ from mqttbroker.codec.reason_codes import (
     SERVER_BUSY,
 )
 from mqttbroker.core.bans import Bans, BanTerms
+from mqttbroker.core.policy import Identity
 
 # alice: secret, bob: pass word, as mosquitto_passwd wrote them
 ALICE = "alice:$7$101$4bi5AyfE2xaqoXIs$RBrASIHOe9NGPzbq836FnJwkFoplgoeGYZDN44qtbvUPuOXvQOwn6INOjOQWl5+oPdMpDZzc0INzO0+xFwXmMw==\n"
@@ -44,22 +45,29 @@ CHANGED = "c3"
 class FakeRequest:
     """An authentication request that records its answer: True, or the reason code of the refusal."""
 
-    def __init__(self, username: str, password: bytes, host: str = "10.0.0.1") -> None:
+    def __init__(self, username: str, password: bytes, host: str = "10.0.0.1", bans: Optional[Bans] = None) -> None:
         self.client_id = f"client-of-{username}"
         self.peer = f"{host}:1234"
         self.username = username
         self.password = password
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.gone = False
+        self.bans = bans
 
     @property
     def waiting(self) -> bool:
         return not self.gone
 
-    def accept(self) -> None:
+    def accept(self, identity: Identity) -> None:
+        assert identity.username == self.username
         self.answer.set_result(True)
 
     def reject(self, reason_code: int, detail: str) -> None:
+        self.answer.set_result(reason_code)
+
+    def fail(self, reason_code: int, detail: str) -> None:
+        if self.bans is not None:
+            self.bans.failed(self.peer, self.username, asyncio.get_running_loop().time())
         self.answer.set_result(reason_code)
 
 
@@ -90,12 +98,12 @@ def users(**hashes: Hash) -> Passwords:
 
 
 @pytest.fixture
-async def start() -> AsyncIterator[Callable[..., Authenticator]]:
-    """``start(...)`` starts an authenticator; the arguments are those of `Authenticator`."""
-    started: list[Authenticator] = []
+async def start() -> AsyncIterator[Callable[..., PasswordAuthenticator]]:
+    """``start(...)`` starts an authenticator; the arguments are those of `PasswordAuthenticator`."""
+    started: list[PasswordAuthenticator] = []
 
-    def begin(passwords: Passwords, timeout: float = 30.0, **fields: Any) -> Authenticator:
-        authenticator = Authenticator(passwords, timeout, **fields)
+    def begin(passwords: Passwords, timeout: float = 30.0, **fields: Any) -> PasswordAuthenticator:
+        authenticator = PasswordAuthenticator(passwords, timeout, **fields)
         authenticator.start(asyncio.get_running_loop(), lambda: None)
         started.append(authenticator)
         return authenticator
@@ -108,7 +116,7 @@ async def start() -> AsyncIterator[Callable[..., Authenticator]]:
                 stored.permits.release(1000)
 
 
-async def test_passwords_are_accepted_or_rejected(start: Callable[..., Authenticator]) -> None:
+async def test_passwords_are_accepted_or_rejected(start: Callable[..., PasswordAuthenticator]) -> None:
     authenticator = start(users(alice=parse_hash(ALICE.split(":")[1].strip())))
     cases = [("alice", b"secret", True), ("alice", b"no", BAD_USER_NAME_OR_PASSWORD)]
     cases += [("eve", b"secret", BAD_USER_NAME_OR_PASSWORD), ("", b"", BAD_USER_NAME_OR_PASSWORD)]
@@ -119,7 +127,7 @@ async def test_passwords_are_accepted_or_rejected(start: Callable[..., Authentic
 
 
 async def test_a_known_password_is_accepted_at_once_until_the_file_changes(
-    start: Callable[..., Authenticator],
+    start: Callable[..., PasswordAuthenticator],
 ) -> None:
     slow = SlowHash(b"right")
     slow.permits.release(2)
@@ -145,7 +153,7 @@ class NicenessHash(SlowHash):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
-async def test_worker_threads_have_a_lower_priority_than_the_loop(start: Callable[..., Authenticator]) -> None:
+async def test_worker_threads_have_a_lower_priority_than_the_loop(start: Callable[..., PasswordAuthenticator]) -> None:
     mine = os.getpriority(os.PRIO_PROCESS, 0)
     asked = FakeRequest("alice", b"%d" % min(19, max(mine, NICENESS)))
     start(users(alice=NicenessHash(b""))).submit(asked)
@@ -153,7 +161,7 @@ async def test_worker_threads_have_a_lower_priority_than_the_loop(start: Callabl
     assert os.getpriority(os.PRIO_PROCESS, 0) == mine
 
 
-async def test_a_password_changed_during_its_check_is_rejected(start: Callable[..., Authenticator]) -> None:
+async def test_a_password_changed_during_its_check_is_rejected(start: Callable[..., PasswordAuthenticator]) -> None:
     slow = SlowHash(b"right")
     authenticator = start(users(alice=slow))
     asked = FakeRequest("alice", b"right")
@@ -163,7 +171,7 @@ async def test_a_password_changed_during_its_check_is_rejected(start: Callable[.
     assert await asked.answer == BAD_USER_NAME_OR_PASSWORD
 
 
-async def test_addresses_take_turns(start: Callable[..., Authenticator]) -> None:
+async def test_addresses_take_turns(start: Callable[..., PasswordAuthenticator]) -> None:
     slow = SlowHash(b"right")
     authenticator = start(users(alice=slow), workers=1)
     guesses = [FakeRequest("alice", b"guess %d" % number) for number in range(20)]
@@ -175,7 +183,7 @@ async def test_addresses_take_turns(start: Callable[..., Authenticator]) -> None
     assert slow.checked[0] == b"guess 0" and set(slow.checked[1:4]) == {b"guess 1", b"honest 0", b"honest 1"}
 
 
-async def test_a_new_address_does_not_wait_for_all_others(start: Callable[..., Authenticator]) -> None:
+async def test_a_new_address_does_not_wait_for_all_others(start: Callable[..., PasswordAuthenticator]) -> None:
     slow = SlowHash(b"right")
     authenticator = start(users(alice=slow), workers=1)
     others = [FakeRequest("alice", b"guess %d" % number, f"10.0.1.{number}") for number in range(200)]
@@ -190,7 +198,7 @@ async def test_a_new_address_does_not_wait_for_all_others(start: Callable[..., A
     assert slow.checked.index(b"guess 1") <= 4  # the oldest have turns, too
 
 
-async def test_a_full_queue_refuses_the_address_with_the_most_logins(start: Callable[..., Authenticator]) -> None:
+async def test_a_full_queue_refuses_the_address_with_the_most_logins(start: Callable[..., PasswordAuthenticator]) -> None:
     slow = SlowHash(b"right")
     authenticator = start(users(alice=slow), workers=1, capacity=3)
     guesses = [FakeRequest("alice", b"guess") for _ in range(5)]
@@ -205,7 +213,7 @@ async def test_a_full_queue_refuses_the_address_with_the_most_logins(start: Call
     assert await honest.answer is True
 
 
-async def test_logins_are_refused_while_every_check_hangs(start: Callable[..., Authenticator]) -> None:
+async def test_logins_are_refused_while_every_check_hangs(start: Callable[..., PasswordAuthenticator]) -> None:
     slow = SlowHash(b"right")
     authenticator = start(users(alice=slow), timeout=0.05, workers=1)
     running, queued = FakeRequest("alice", b"right"), FakeRequest("alice", b"right")
@@ -224,7 +232,7 @@ async def test_logins_are_refused_while_every_check_hangs(start: Callable[..., A
     assert await again.answer is True
 
 
-async def test_logins_wait_longer_than_the_timeout_of_a_check(start: Callable[..., Authenticator]) -> None:
+async def test_logins_wait_longer_than_the_timeout_of_a_check(start: Callable[..., PasswordAuthenticator]) -> None:
     slow = SlowHash(b"right")
     authenticator = start(users(**{f"user{number}": slow for number in range(20)}), timeout=1.0, workers=1)
     logins = [FakeRequest(f"user{number}", b"right") for number in range(20)]
@@ -236,10 +244,11 @@ async def test_logins_wait_longer_than_the_timeout_of_a_check(start: Callable[..
     assert await asyncio.gather(*(asked.answer for asked in logins)) == [True] * 20
 
 
-async def test_a_first_right_login_goes_before_the_guesses(start: Callable[..., Authenticator]) -> None:
+async def test_a_first_right_login_goes_before_the_guesses(start: Callable[..., PasswordAuthenticator]) -> None:
     slow = SlowHash(b"right")
-    authenticator = start(users(alice=slow), workers=2, bans=Bans(ban_terms(failures=100, address_failures=100)))
-    first = [FakeRequest("alice", b"guess 1", f"10.0.1.{number}") for number in range(200)]
+    bans = Bans(ban_terms(failures=100, address_failures=100))
+    authenticator = start(users(alice=slow), workers=2, bans=bans)
+    first = [FakeRequest("alice", b"guess 1", f"10.0.1.{number}", bans) for number in range(200)]
     for asked in first:
         authenticator.submit(asked)
     slow.permits.release(200)
@@ -254,7 +263,7 @@ async def test_a_first_right_login_goes_before_the_guesses(start: Callable[..., 
     assert slow.checked.count(b"guess 2") <= 1
 
 
-async def test_suspects_are_not_starved(start: Callable[..., Authenticator]) -> None:
+async def test_suspects_are_not_starved(start: Callable[..., PasswordAuthenticator]) -> None:
     slow = SlowHash(b"right")
     bans = Bans(ban_terms(failures=100, address_failures=100))
     authenticator = start(users(alice=slow), workers=1, bans=bans)
@@ -269,11 +278,12 @@ async def test_suspects_are_not_starved(start: Callable[..., Authenticator]) -> 
 
 
 async def test_waiting_guesses_of_a_banned_client_are_refused_without_a_hash(
-    start: Callable[..., Authenticator],
+    start: Callable[..., PasswordAuthenticator],
 ) -> None:
     slow = SlowHash(b"right")
-    authenticator = start(users(alice=slow), workers=1, bans=Bans(ban_terms(failures=3, address_failures=0)))
-    guesses = [FakeRequest("alice", b"guess") for _ in range(200)]
+    bans = Bans(ban_terms(failures=3, address_failures=0))
+    authenticator = start(users(alice=slow), workers=1, bans=bans)
+    guesses = [FakeRequest("alice", b"guess", bans=bans) for _ in range(200)]
     for asked in guesses:
         authenticator.submit(asked)
     slow.permits.release(200)
@@ -282,11 +292,11 @@ async def test_waiting_guesses_of_a_banned_client_are_refused_without_a_hash(
     assert len(slow.checked) == 3
 
 
-async def test_a_client_that_leaves_during_the_check_has_failed_too(start: Callable[..., Authenticator]) -> None:
+async def test_a_client_that_leaves_during_the_check_has_failed_too(start: Callable[..., PasswordAuthenticator]) -> None:
     slow = SlowHash(b"right")
     bans = Bans(ban_terms(failures=1, address_failures=0))
     authenticator = start(users(alice=slow), workers=1, bans=bans)
-    asked = FakeRequest("alice", b"guess")
+    asked = FakeRequest("alice", b"guess", bans=bans)
     authenticator.submit(asked)
     asked.gone = True
     slow.permits.release(1)
@@ -294,7 +304,7 @@ async def test_a_client_that_leaves_during_the_check_has_failed_too(start: Calla
     assert bans.active(asyncio.get_running_loop().time()) == 1
 
 
-async def test_logins_of_disconnected_clients_are_skipped(start: Callable[..., Authenticator]) -> None:
+async def test_logins_of_disconnected_clients_are_skipped(start: Callable[..., PasswordAuthenticator]) -> None:
     slow = SlowHash(b"right")
     authenticator = start(users(alice=slow), workers=1)
     first, gone, last = (FakeRequest("alice", word) for word in (b"first", b"gone", b"last"))

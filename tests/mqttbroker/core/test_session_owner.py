@@ -12,16 +12,22 @@ from support.core import Core, CoreClient
 from mqttbroker.codec.packets import Connect, Disconnect
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import CLIENT_IDENTIFIER_NOT_VALID, SESSION_TAKEN_OVER
-from mqttbroker.core.policy import AnonymousPolicy, AuthenticationRequest, PasswordPolicy
+from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain, AuthenticationRequest, Authenticator, Identity
 
 RULES = "topic readwrite #\nuser alice\ntopic #\ntopic deny secret/#\nuser bob\ntopic #\n"
 
 
-class AcceptAll:
+class AcceptAll(Authenticator):
     """Accepts every password."""
 
-    def submit(self, request: AuthenticationRequest) -> None:
-        request.accept()
+    def __init__(self) -> None:
+        super().__init__("accept_all")
+
+    def authenticate(self, request: AuthenticationRequest) -> None:
+        if request.username is None:
+            request.ignore()
+        else:
+            request.accept(Identity(request.username))
 
 
 class UserCore(Core):
@@ -30,7 +36,7 @@ class UserCore(Core):
     def _start(self) -> None:
         super()._start()
         policy: Any = self.broker.policy
-        policy.policy = PasswordPolicy(AnonymousPolicy(True), AcceptAll())
+        policy.policy = AuthenticationChain([AcceptAll()], AnonymousPolicy(True))
 
     def open(self, user: Optional[str], client_id: str, version: int = 5, clean_start: bool = False) -> CoreClient:
         """A client whose session never expires; its CONNACK may be a refusal."""
