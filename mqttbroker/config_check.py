@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 from mqttbroker.auth.security import Security
@@ -24,9 +25,14 @@ def _files(settings: Settings) -> Iterator[str]:
         yield from error.problems
     for index, listener in enumerate(settings.listeners):
         try:
-            server_context(listener)
+            context = server_context(listener)
         except OSError as error:
             yield f"listeners.{index}: {error}"
+            continue
+        if context is not None and context.revocations is not None:
+            problem = context.revocations.problem(datetime.now(timezone.utc))
+            if problem is not None:
+                yield f"listeners.{index}: {problem}, so no client certificate is accepted"
     try:
         http_context(settings.http)
     except OSError as error:

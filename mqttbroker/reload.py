@@ -28,7 +28,7 @@ log = logging.getLogger("mqttbroker")
 # Keys that may change while the broker runs, beside the contents of the files that others name.
 RELOADABLE = re.compile(
     r"allow_anonymous|reveal_denials|response_information|sys_interval|log\.level|redirect\.\w+|limits\.\w+"
-    r"|bans\.\w+|logins\.max_waiting|http\.token(_file)?"
+    r"|bans\.\w+|crl\.\w+|logins\.max_waiting|http\.token(_file)?"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum)"
 )
 
@@ -51,7 +51,7 @@ class Reloader:
         self.settings = settings
         self.http: Optional[HttpServer] = None
         self.problems: List[str] = []  # of the last reload
-        self.reloaded = asyncio.Event()  # set after each reload
+        self.reloaded = asyncio.Event()  # set, and replaced by a new one, after each reload
         self._reread = reread
         self._broker = broker
         self._security = security
@@ -81,7 +81,8 @@ class Reloader:
             problems += await listener.reload()
         problems += self._renew_http_certificates()
         self.problems = problems
-        self.reloaded.set()
+        reloaded, self.reloaded = self.reloaded, asyncio.Event()
+        reloaded.set()
 
     def _reload_settings(self) -> List[str]:
         try:

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from datetime import datetime, timezone
 from typing import Callable, List, Optional, Sequence
 
 import uvloop
@@ -158,11 +159,27 @@ class Server:
             reasons.append(f"redirect: clients go to {redirect.server_reference}")
         return reasons
 
+    def _warnings(self) -> list[str]:
+        """Problems that keep no client away from all listeners, for /readyz; called on the HTTP server's thread."""
+        warnings = [f"reload: {problem}" for problem in self.reloader.problems]
+        now = datetime.now(timezone.utc)
+        for listener in list(self.listeners):
+            invalid = None if listener.revocations is None else listener.revocations.problem(now)
+            for problem in (listener.refresh_problem, invalid):
+                if problem is not None:
+                    warnings.append(f"listener {listener.listener.address}: {problem}")
+        return warnings
+
     async def _render_metrics(self) -> bytes:
         """The text of /metrics; called on the HTTP server's thread."""
         status = await asyncio.wrap_future(self.control_runner.call(self.control.status))
         self.metrics.log_lines_dropped = dropped_lines()
         self.metrics.reload_problems = len(self.reloader.problems)
+        self.metrics.crl_expiries = {
+            one.listener.address: one.revocations.expires.timestamp()
+            for one in self.listeners
+            if one.revocations is not None and one.revocations.expires is not None
+        }
         return self.metrics.render(status)
 
     async def _readiness(self) -> list[str]:
@@ -199,7 +216,7 @@ class Server:
                 counters=self.metrics.http_counters,
                 consumers=self.consumers,
                 max_connections=settings.max_connections,
-                warnings=lambda: [f"reload: {problem}" for problem in self.reloader.problems],
+                warnings=self._warnings,
             )
             self.http.start()
         except OSError as error:
@@ -216,6 +233,7 @@ class Server:
         )
         open_listener = OpenListener(listener, policy, self.scheduler, self.sockets)
         await open_listener.open()
+        await open_listener.refresh_revocations(self.settings.crl.expiry_warning)
         self.listeners.append(open_listener)
 
     # --- the store ------------------------------------------------------------
@@ -249,6 +267,7 @@ class Server:
     def _periodic_tasks(self) -> List[asyncio.Task[None]]:
         tasks = [asyncio.create_task(self._tick())]
         tasks.append(asyncio.create_task(self._publish_sys_topics()))
+        tasks.append(asyncio.create_task(self._refresh_revocations()))
         if self.settings.durability == "interval":
             tasks.append(asyncio.create_task(self._write_at_intervals()))
         return tasks
@@ -275,15 +294,25 @@ class Server:
     async def _publish_sys_topics(self) -> None:
         topics = SysTopics(self.control, self.metrics, self.settings.sys_interval)
         while True:
+            reloaded = self.reloader.reloaded
             interval = self.reloader.settings.sys_interval
             if interval:
                 topics.interval = interval
                 self.scheduler.update_clock()
                 topics.publish()
-            reloaded = self.reloader.reloaded
-            reloaded.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(reloaded.wait(), interval or None)
+
+    async def _refresh_revocations(self) -> None:
+        """Look at the revocation lists at intervals."""
+        while True:
+            reloaded = self.reloader.reloaded
+            crl = self.reloader.settings.crl
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reloaded.wait(), crl.refresh_interval or None)
+                continue
+            for listener in self.listeners:
+                await listener.refresh_revocations(crl.expiry_warning)
 
     async def _write_at_intervals(self) -> None:
         while True:

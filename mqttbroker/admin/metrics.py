@@ -39,6 +39,7 @@ class Metrics:
         self.consumers = consumers
         self.reload_problems = 0
         self.log_lines_dropped = 0
+        self.crl_expiries: dict[str, float] = {}  # Unix seconds, by listener
         self._started = time.monotonic()
         self._process = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._process)
@@ -63,6 +64,14 @@ class Metrics:
             "Problems of the last reload, which kept what was in force.",
             value=self.reload_problems,
         )
+        expiries = GaugeMetricFamily(
+            "mqttbroker_crl_expiry_timestamp_seconds",
+            "When the revocation lists of a listener expire, and it accepts no client certificate any more.",
+            labels=["listener"],
+        )
+        for listener, expiry in self.crl_expiries.items():
+            expiries.add_metric([listener], expiry)
+        yield expiries
         yield CounterMetricFamily(
             "mqttbroker_log_lines_dropped",
             "Log lines dropped because stderr was not read.",

@@ -287,6 +287,14 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Crl:
+    """The revocation lists of listeners; ``refresh_interval`` 0 = they are read again on SIGHUP only."""
+
+    refresh_interval: float = _key(Duration("0s", "30d"), "1m")
+    expiry_warning: float = _key(Duration("0s", "365d"), "6h")
+
+
+@dataclass(frozen=True)
 class Consumers:
     """Readers of streams that report their progress, and when the broker warns of their lag."""
 
@@ -351,6 +359,7 @@ class Settings:
     limits: Limits = _section(Limits)
     logins: Logins = _section(Logins)
     bans: Bans = _section(Bans)
+    crl: Crl = _section(Crl)
     redirect: Redirect = _section(Redirect)
     consumers: Consumers = _section(Consumers)
     listeners: tuple[Listener, ...] = (Listener(),)

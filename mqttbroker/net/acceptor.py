@@ -15,6 +15,7 @@ from typing import Any, Callable, Optional
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
 from mqttbroker.net.proxy_protocol import ProxyHeaderError
+from mqttbroker.net.tls_alert import Alert
 from mqttbroker.net.wire import CLOSE_TIMEOUT, peer_text
 from sessions.counters import Counters
 
@@ -122,12 +123,16 @@ class Acceptor:
         tls: dict[str, Any] = {}
         if self.context is not None:
             tls = {"ssl": self.context, "ssl_handshake_timeout": self._timeout, "ssl_shutdown_timeout": CLOSE_TIMEOUT}
+        alert = Alert(sock)
         try:
             transport, _ = await self._loop.connect_accepted_socket(lambda: self._new_client(peer), sock, **tls)
         except OSError as error:
             self._counters.tls_failures += 1
             self._log_refused(shown, f"TLS handshake: {reason_of(error)}")
+            await alert.send(CLOSE_TIMEOUT)
             return
+        finally:
+            alert.close()
         if self._on_open is not None:
             self._on_open(transport)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Optional, cast
+from typing import Any, Callable, Optional, cast
 
-from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, QUOTA_EXCEEDED, SERVER_BUSY
+from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, NOT_AUTHORIZED, QUOTA_EXCEEDED, SERVER_BUSY
 from mqttbroker.core.connect_handler import ConnectAuthentication
 from mqttbroker.core.policy import AuthenticationPolicy, AuthenticationRequest
 from mqttbroker.core.terms import ListenerTerms
@@ -23,6 +23,8 @@ class ListenerPolicy:
         self.policy = policy
         self.terms = terms
         self.max_connections = max_connections
+        # Given the transport at a CONNECT: why its certificate is refused now, None if it is not.
+        self.refuses_certificate: Optional[Callable[[Any], Optional[str]]] = None
         self.clients = 0  # open connections that sent CONNECT
         self.addresses = AddressLimits()
 
@@ -82,6 +84,11 @@ class PolicyByListener(AuthenticationPolicy):
         if limit is not None and listener_policy.clients >= limit:
             request.reject(SERVER_BUSY, "too many connections on this listener")
             return
+        if listener_policy.refuses_certificate is not None:
+            reason = listener_policy.refuses_certificate(wire.transport)
+            if reason is not None:
+                request.reject(NOT_AUTHORIZED, reason)
+                return
         listener_policy.clients += 1
         wire.counted = True
         listener_policy.policy.authenticate(request)

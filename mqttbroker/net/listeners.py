@@ -12,10 +12,11 @@ import socket
 import ssl
 import stat
 import uuid
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, List, Optional, Tuple
 
-from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR
+from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, NOT_AUTHORIZED
 from mqttbroker.config.settings import Listener
 from mqttbroker.core.connection import Connection
 from mqttbroker.net.acceptor import Acceptor
@@ -23,13 +24,15 @@ from mqttbroker.net.listener_policy import ListenerPolicy, refusal_text
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.packet_log import PacketLog
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
-from mqttbroker.net.tls import server_context
+from mqttbroker.net.revocation import RevocationLists, RevokedCertificates, file_version
+from mqttbroker.net.tls import ListenerContext, server_context
 from mqttbroker.net.websocket import WebSocket
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
 
 log = logging.getLogger("mqttbroker")
 
 BACKLOG = 4096  # connections that the kernel queues until they are accepted
+SWEPT = 50  # connections whose certificates are checked in one iteration of the event loop
 _EVERYWHERE = ("", "*", "::")
 _SAME_PORT_TRIES = 10
 _NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -62,12 +65,19 @@ class OpenListener:
         self._servers: List[asyncio.AbstractServer] = []
         self._acceptors: List[Acceptor] = []
         self._inode: Optional[Tuple[int, int]] = None
+        self._context: Optional[ListenerContext] = None
+        self._crl_version: Optional[Tuple[int, int, int]] = None
+        self.refresh_problem: Optional[str] = None  # of the last reload because of a changed ``crlfile``
+        self._expiry_warning = 0.0
+        self._logged: Tuple[str, Optional[RevocationLists]] = ("", None)  # the last event about revocation lists
+        if listener.client_certificate != "none":
+            listener_policy.refuses_certificate = self._refuses_certificate
 
     async def open(self) -> None:
         """Start listening. Raises OSError with the address and the reason."""
         listener = self.listener
         try:
-            context = server_context(listener)
+            context = self._context = self._read_context()
             if listener.type == "unix":
                 assert listener.path is not None
                 self._sockets = [_unix_socket(listener.path, listener.mode)]
@@ -88,18 +98,94 @@ class OpenListener:
                 log.info("event=listening type=%s host=%s port=%d", listener.type, host, port)
 
     async def reload(self) -> List[str]:
-        """Read the certificates again; if they are invalid, those in use stay, and the problem is returned."""
-        try:
-            context = server_context(self.listener)
-        except OSError as error:
-            log.error("event=reload_failed listener=%s reason=%s", self.listener.address, error)
-            return [f"listener {self.listener.address}: {error}"]
-        if context is None:
+        """Read the certificates again and disconnect the clients whose certificates are revoked now.
+
+        If a file is invalid, those in use stay, and the problem is returned.
+        """
+        self.refresh_problem = None
+        problem = await self._reload()
+        if problem is None:
             return []
+        log.error("event=reload_failed listener=%s reason=%s", self.listener.address, problem)
+        return [f"listener {self.listener.address}: {problem}"]
+
+    async def refresh_revocations(self, warning: float) -> None:
+        """Reload if the ``crlfile`` has changed. Log once if its lists are not valid now, or expire in ``warning``
+        seconds."""
+        self._expiry_warning = warning
+        if self._context is None or self._context.revocations is None:
+            return
+        assert self.listener.crlfile is not None
+        if file_version(self.listener.crlfile) != self._crl_version:
+            problem = await self._reload()
+            if problem is not None and problem != self.refresh_problem:
+                log.error("event=reload_failed listener=%s reason=%s", self.listener.address, problem)
+            self.refresh_problem = problem
+        self._log_expiry(self._context.revocations)
+
+    async def _reload(self) -> Optional[str]:
+        """Returns the problem if a file is invalid."""
+        loop = asyncio.get_running_loop()
+        try:
+            context = await loop.run_in_executor(None, self._read_context)
+        except OSError as error:
+            return str(error)
+        if context is None:
+            return None
+        self._context = context
         for acceptor in self._acceptors:
             acceptor.context = context
         log.info("event=certificates_reloaded listener=%s", self.listener.address)
-        return []
+        if context.revocations is not None:
+            self._log_expiry(context.revocations)
+            await self._disconnect_revoked(await loop.run_in_executor(None, context.revocations.revoked))
+        return None
+
+    def _log_expiry(self, revocations: RevocationLists) -> None:
+        now = datetime.now(timezone.utc)
+        problem = revocations.problem(now)
+        expires = revocations.expires
+        level, event = logging.ERROR, "crl_not_valid"
+        if problem is None:
+            if expires is None or expires - timedelta(seconds=self._expiry_warning) > now:
+                return
+            level, event = logging.WARNING, "crl_expires_soon"
+            problem = f"crlfile {self.listener.crlfile}: expires at {expires:%Y-%m-%dT%H:%M:%SZ}"
+        if self._logged != (event, revocations):
+            self._logged = (event, revocations)
+            log.log(level, "event=%s listener=%s reason=%s", event, self.listener.address, problem)
+
+    @property
+    def revocations(self) -> Optional[RevocationLists]:
+        return None if self._context is None else self._context.revocations
+
+    async def _disconnect_revoked(self, revoked: RevokedCertificates) -> None:
+        for number, connection in enumerate(list(self.scheduler.broker.clients.connections)):
+            if number % SWEPT == 0:
+                await asyncio.sleep(0)
+            wire = connection.wire
+            if wire is None or wire.listener_policy is not self.listener_policy:
+                continue
+            if revoked.include(wire.transport.get_extra_info("ssl_object")):
+                self.scheduler.update_clock()
+                connection.disconnect(NOT_AUTHORIZED, "the certificate was revoked")
+
+    def _read_context(self) -> Optional[ListenerContext]:
+        crlfile = self.listener.crlfile
+        version = None if crlfile is None else file_version(crlfile)
+        context = server_context(self.listener)
+        self._crl_version = version
+        return context
+
+    def _refuses_certificate(self, transport: Any) -> Optional[str]:
+        """Why a client is refused although its TLS handshake succeeded, None if it is not."""
+        ssl_object = transport.get_extra_info("ssl_object")
+        context = self._context
+        assert context is not None
+        if context.revocations is not None and ssl_object.context is not context:
+            # Nobody has compared this certificate with the lists: `_disconnect_revoked` did not see the connection.
+            return "the revocation lists were reloaded meanwhile"
+        return context.refusal(ssl_object, datetime.now(timezone.utc))
 
     def close(self) -> None:
         """Stop accepting; open connections stay."""

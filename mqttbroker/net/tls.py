@@ -7,10 +7,13 @@ line that names the file.
 from __future__ import annotations
 
 import ssl
+from datetime import datetime
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from mqttbroker.config.settings import Http, Listener
+from mqttbroker.net.revocation import RevocationLists, authorities_of
+from mqttbroker.net.tls_alert import AlertContext
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _MODES = {
@@ -21,18 +24,44 @@ _MODES = {
 _ALPN = {"tls": "mqtt", "wss": "http/1.1"}
 
 
-def server_context(listener: Listener) -> Optional[ssl.SSLContext]:
+class ListenerContext(AlertContext):
+    """The context of a listener; ``revocations`` None = no ``crlfile``."""
+
+    revocations: Optional[RevocationLists] = None
+
+    def refusal(self, ssl_object: Any, now: datetime) -> Optional[str]:
+        """Why a connection is refused although its handshake succeeded, None if it is not.
+
+        OpenSSL verifies no certificate if the client resumes an earlier session.
+        """
+        certificate = ssl_object.getpeercert() if ssl_object.session_reused else None
+        if not certificate:
+            return None
+        if ssl.cert_time_to_seconds(certificate["notAfter"]) < now.timestamp():
+            return "certificate has expired"
+        return None if self.revocations is None else self.revocations.problem(now)
+
+
+def server_context(listener: Listener) -> Optional[ListenerContext]:
     """The context of a listener, None without TLS.  Raises OSError for an invalid file."""
     if listener.type not in _ALPN:
         return None
     assert listener.certfile is not None and listener.keyfile is not None
-    context = _context(listener.certfile, listener.keyfile, listener.tls_version, _ALPN[listener.type])
+    context = ListenerContext(ssl.PROTOCOL_TLS_SERVER)
+    _prepare(context, listener.certfile, listener.keyfile, listener.tls_version, _ALPN[listener.type])
     context.verify_mode = _MODES[listener.client_certificate]
-    for name, path in (("cafile", listener.cafile), ("crlfile", listener.crlfile)):
-        if path is not None:
-            _load_authorities(context, name, path)
+    if context.verify_mode != ssl.CERT_NONE:
+        # In a resumed session OpenSSL would not verify the certificate. It cannot be told to refuse sessions of TLS 1.2
+        # without tickets, so `refusal` looks at those.
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
+    if listener.cafile is not None:
+        _load_authorities(context, "cafile", listener.cafile)
     if listener.crlfile is not None:
-        context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        context.revocations = RevocationLists(listener.crlfile, authorities_of(context))
+        _load_authorities(context, "crlfile", listener.crlfile)
+        whole = context.revocations.whole_chain
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN if whole else ssl.VERIFY_CRL_CHECK_LEAF
     return context
 
 
@@ -40,15 +69,15 @@ def http_context(http: Http) -> Optional[ssl.SSLContext]:
     """The context of the HTTP server, None without TLS.  Raises OSError for an invalid file."""
     if http.certfile is None or http.keyfile is None:
         return None
-    return _context(http.certfile, http.keyfile, http.tls_version, "http/1.1")
+    context = AlertContext(ssl.PROTOCOL_TLS_SERVER)
+    _prepare(context, http.certfile, http.keyfile, http.tls_version, "http/1.1")
+    return context
 
 
-def _context(certfile: Path, keyfile: Path, oldest: str, protocol: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+def _prepare(context: ssl.SSLContext, certfile: Path, keyfile: Path, oldest: str, protocol: str) -> None:
     context.minimum_version = _VERSIONS[oldest]
     context.set_alpn_protocols([protocol])
     _load_certificate(context, certfile, keyfile)
-    return context
 
 
 def _load_certificate(context: ssl.SSLContext, certfile: Path, keyfile: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Optional
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 
 class CertificateFiles:
@@ -38,3 +41,29 @@ class CertificateFiles:
         if name is not None:
             (authority or self.authority).issue_cert(f"{name}@example.org", common_name=name).configure_cert(context)
         return context
+
+    def client_with(self, certificate: trustme.LeafCert) -> ssl.SSLContext:
+        """A client's TLS context with this certificate."""
+        context = self.client()
+        certificate.configure_cert(context)
+        return context
+
+
+def revocation_list(
+    authority: trustme.CA,
+    *revoked: trustme.LeafCert | trustme.CA,
+    lasts: timedelta = timedelta(days=1),
+    signed_by: Optional[trustme.CA] = None,
+) -> bytes:
+    """An authority's list, in PEM, which expires after ``lasts``; by default the authority has signed it."""
+    issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes())
+    key: Any = serialization.load_pem_private_key((signed_by or authority).private_key_pem.bytes(), None)
+    now = datetime.now(timezone.utc)
+    builder = x509.CertificateRevocationListBuilder().issuer_name(issuer.subject)
+    builder = builder.last_update(min(now, now + lasts) - timedelta(hours=1)).next_update(now + lasts)
+    for certificate in revoked:
+        pem = certificate.cert_pem if isinstance(certificate, trustme.CA) else certificate.cert_chain_pems[0]
+        serial = x509.load_pem_x509_certificate(pem.bytes()).serial_number
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now)
+        builder = builder.add_revoked_certificate(entry.build())
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

@@ -8,15 +8,13 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
 import trustme
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket
@@ -155,31 +153,6 @@ def test_an_optional_certificate(start_broker: Start, files: CertificateFiles) -
         with open_client(broker, context) as client:
             assert client.connect("pump").reason_code == 0
     assert_refused(broker, files.client("pump", trustme.CA()))
-
-
-def revoke(files: CertificateFiles, serial: int) -> Path:
-    """The file of a revocation list with this certificate."""
-    authority = x509.load_pem_x509_certificate(files.authority.cert_pem.bytes())
-    key: Any = serialization.load_pem_private_key(files.authority.private_key_pem.bytes(), None)
-    now = datetime.now(timezone.utc)
-    revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
-    builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject).last_update(now)
-    crl = builder.next_update(now + timedelta(days=1)).add_revoked_certificate(revoked).sign(key, hashes.SHA256())
-    path = files.directory / "revoked.pem"
-    path.write_bytes(crl.public_bytes(serialization.Encoding.PEM))
-    return path
-
-
-def test_a_revoked_certificate(start_broker: Start, files: CertificateFiles) -> None:
-    stolen = files.authority.issue_cert("stolen@example.org", common_name="stolen")
-    serial = x509.load_pem_x509_certificate(stolen.cert_chain_pems[0].bytes()).serial_number
-    crlfile = str(revoke(files, serial))
-    broker = start_broker(config=files.config(client_certificate="required", crlfile=crlfile))
-    context = files.client()
-    stolen.configure_cert(context)
-    assert_refused(broker, context)
-    with open_client(broker, files.client("pump")) as client:
-        assert client.connect("pump").reason_code == 0
 
 
 @pytest.mark.parametrize("kind", ["tls", "wss"])
