@@ -14,6 +14,7 @@ from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
+from mqttbroker.core.networks import Networks
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.route import StreamRule
 from mqttbroker.core.router import Router
@@ -84,8 +85,14 @@ def fill(target: T, *sources: object) -> T:
 
 def listener_terms(settings: Settings, listener: Listener, rules: Optional[str] = None) -> ListenerTerms:
     """The terms for clients of a listener; ``rules`` names its rules."""
-    own = SimpleNamespace(rules=rules, listener=listener.address, client_id_pattern=listener.client_id_pattern)
-    return fill(ListenerTerms(), settings.limits_of(listener), own)
+    limits = settings.limits_of(listener)
+    own = SimpleNamespace(
+        rules=rules,
+        listener=listener.address,
+        client_id_pattern=listener.client_id_pattern,
+        networks=Networks(limits.ipv4_prefix, limits.ipv6_prefix),
+    )
+    return fill(ListenerTerms(), limits, own)
 
 
 def build_broker(settings: Settings, recovered: Recovered, security: Optional[Security] = None) -> Broker:

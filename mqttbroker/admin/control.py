@@ -7,6 +7,7 @@ returns the result. A command is in effect when it returns, and on disk with the
 
 from __future__ import annotations
 
+import ipaddress
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Generator, Generic, List, Optional, TypeVar
 
@@ -25,10 +26,11 @@ from mqttbroker.admin.views import (
     Totals,
 )
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION, MQTTError
-from mqttbroker.core.bans import Record
+from mqttbroker.core.ban_list import FOREVER, Ban, BanList, Key
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.connection import Connection
+from mqttbroker.core.connection import AWAIT_CONNECT, CONNECTED, Connection
 from mqttbroker.core.groups import Group, Member
+from mqttbroker.core.networks import network_text
 from mqttbroker.core.outgoing import Outgoing
 from sessions.message import Message
 from sessions.registry import Registry
@@ -40,6 +42,7 @@ SLICE = 256  # sessions, subscriptions or topics visited in one slice: less than
 MAX_PAGE = 1000  # sessions, subscriptions or messages in one page
 MATCHES = 2048  # subscriptions that are matched in one slice; if there are more, all sessions are visited
 MAX_CURSORS = 32  # open cursors of each kind; opening one more closes the one used longest ago
+MAX_BAN = 100 * 365 * 86_400  # seconds
 BACKLOG_WAIT = 0.01  # seconds between slices while too much waits for the disk
 
 T = TypeVar("T")
@@ -61,7 +64,7 @@ class BrokerControl:
         self._monotonic = monotonic
         self._subscription_cursors: _Cursors[_SubscriptionListing] = _Cursors()
         self._retained_cursors: _Cursors[_RetainedListing] = _Cursors()
-        self._ban_cursors: _Cursors[List[Record]] = _Cursors()
+        self._ban_cursors: _Cursors[List[Ban]] = _Cursors()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -139,15 +142,22 @@ class BrokerControl:
     def disconnect(self, client_id: str) -> bool:
         """Disconnect a client with reason code 0x98; its session stays. False if it is not connected."""
         pending = self._broker.clients.pending.get(client_id)
-        if pending is not None:
-            # No CONNACK has this reason code, and no other packet may come first [MQTT-3.2.0-1].
-            self._broker.clients.close(pending.connection, False, "disconnected by an operator")
-            return True
         session = self._broker.registry.get(client_id)
-        if session is None or session.connection is None:
+        if pending is not None:
+            self._disconnect(pending.connection, "disconnected by an operator")
+            return True
+        connection = None if session is None else _connection(session)
+        if connection is None:
             return False
-        session.connection.disconnect(ADMINISTRATIVE_ACTION, "disconnected by an operator")
+        self._disconnect(connection, "disconnected by an operator")
         return True
+
+    def _disconnect(self, connection: Connection, reason: str) -> None:
+        if connection.state == CONNECTED:
+            connection.disconnect(ADMINISTRATIVE_ACTION, reason)
+        else:
+            # No CONNACK has this reason code, and no other packet may come first [MQTT-3.2.0-1].
+            self._broker.clients.close(connection, False, reason)
 
     def delete_session(self, client_id: str) -> Slices[bool]:
         """Disconnect a client and delete its session. False if there is none.
@@ -183,19 +193,51 @@ class BrokerControl:
         now = self._monotonic()
         found: List[BanView] = []
         while listing and len(found) < limit:
-            record = listing.pop()
-            if self._broker.bans.in_force(record, now):
-                found.append(BanView(record.address, record.username or "", record.bans, record.until - now))
+            ban = listing.pop()
+            if self._broker.bans.in_force(ban, now):
+                left = None if ban.until == FOREVER else ban.until - now
+                found.append(BanView(*ban.key, ban.cause, ban.reason, ban.number, left))
         if not listing:
             self._ban_cursors.close(cursor)
         return BanPage(tuple(found), cursor if listing else 0)
 
-    def lift_ban(self, address: str, username: str = "") -> bool:
-        """End the ban of an address, or of a user name there, and forget its failures. False if there is none.
+    def ban(
+        self, address: str = "", username: str = "", client_id: str = "", seconds: Optional[float] = None,
+        reason: str = "",
+    ) -> Slices[int]:
+        """Ban the clients to which all of address or network, user name and client id apply that are not "".
 
-        The address is written as in `BanView`.
+        Those that are connected are disconnected with reason code 0x98; returns how many. The ban ends after
+        ``seconds``; None = when it is lifted. It replaces the operator's ban of the same clients.
         """
-        return self._broker.bans.lift(address, username or None)
+        key = _ban_key(address, username, client_id)
+        if seconds is not None and not 0 < seconds <= MAX_BAN:
+            raise ControlError(f"a ban lasts up to {MAX_BAN} seconds, or until it is lifted")
+        broker = self._broker
+        ban = broker.bans.ban(key, FOREVER if seconds is None else seconds, reason, self._monotonic())
+        if ban is None:
+            raise ControlError(f"too many bans: bans.max_entries is {broker.bans.terms.max_entries}")
+        only = BanList(1)
+        only.add(ban)
+        connections = list(broker.clients.connections)
+        found = 0
+        for start in range(0, len(connections), SLICE):
+            if start:
+                yield 0.0
+            for connection in connections[start : start + SLICE]:
+                if connection.closed or connection.state == AWAIT_CONNECT:
+                    continue
+                if only.find(connection.peer, connection.username, connection.client_id) is not None:
+                    found += 1
+                    self._disconnect(connection, "banned by an operator")
+        return found
+
+    def lift_ban(self, address: str = "", username: str = "", client_id: str = "") -> bool:
+        """End the bans of exactly these clients, whatever the cause, and forget their offences. False if there is none.
+
+        The values are those of `BanView`, or of `ban`.
+        """
+        return self._broker.bans.lift(*_ban_key(address, username, client_id))
 
     # --- subscriptions ------------------------------------------------------------------------------------------------
 
@@ -364,7 +406,7 @@ class BrokerControl:
             queue_memory_bytes=context.memory_bytes,
             store_pending_bytes=broker.journal.size,
             bans=broker.bans.active(self._monotonic()),
-            bans_started=broker.bans.started,
+            bans_started=MappingProxyType(dict(broker.bans.started)),
             logins=dict(broker.connect_handler.logins),
             logins_failed=broker.bans.failed_logins,
             logins_banned=broker.bans.refused_logins,
@@ -495,6 +537,18 @@ class _RetainedListing:
         current = (self._retained.get(message.topic) for message in found)
         now = self._clock.now
         return [message for message in current if message is not None and not 0 < message.expires_at <= now]
+
+
+def _ban_key(address: str, username: str, client_id: str) -> Key:
+    if not (address or username or client_id):
+        raise ControlError("a ban needs an address, a user name or a client id")
+    if not address:
+        return "", username, client_id
+    try:
+        network = ipaddress.ip_network(address)
+    except ValueError as error:
+        raise ControlError(f"not an address or network: {error}") from None
+    return network_text(network.network_address, network.prefixlen), username, client_id
 
 
 def _check_limit(limit: int) -> None:

@@ -102,7 +102,6 @@ class Metrics:
             ("protocol_errors", "Connections closed because of a protocol error.", totals.protocol_errors),
             ("logins_failed", "Logins with a wrong password or user name.", status.logins_failed),
             ("logins_banned", "Logins refused because of a ban.", status.logins_banned),
-            ("bans_started", "Bans of addresses, and of user names at an address.", status.bans_started),
             ("store_failures", "Commits that failed.", totals.commit_failures),
             ("publisher_waits", "Times that a publisher was paused by a full queue.", status.publisher_waits),
             ("stream_repeats", "Messages not stored in a stream because it has their producer-id and seq.",
@@ -127,6 +126,10 @@ class Metrics:
         failed.add_metric(["proxy"], totals.proxy_failures)
         failed.add_metric(["https"], self.http_counters.tls_failures)
         yield failed
+        bans = CounterMetricFamily("mqttbroker_bans_started", "Bans that began, by cause.", labels=["cause"])
+        for cause, count in status.bans_started.items():
+            bans.add_metric([cause], count)
+        yield bans
         dropped = CounterMetricFamily(
             "mqttbroker_messages_dropped", "Messages not delivered, by cause.", labels=["cause"]
         )

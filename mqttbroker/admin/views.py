@@ -94,16 +94,19 @@ class RetainedPage(NamedTuple):
 
 
 class BanView(NamedTuple):
-    """The ban of an address, or of a user name at that address."""
+    """A ban of the clients to which address, user name and client id apply; "" = any."""
 
-    address: str  # an IPv6 one with its prefix length, "2001:db8::/64"
-    username: str  # "" = all clients of the address; a digest of a long one
-    bans: int  # of this address so far
-    seconds_left: float
+    address: str  # a network with its prefix length, "2001:db8::/64"
+    username: str  # a digest of a long one
+    client_id: str  # likewise
+    cause: str  # "operator", "failed_logins", "protocol_errors" or "reconnects"
+    reason: str  # as the operator gave it
+    bans: int  # of these clients for this cause so far
+    seconds_left: Optional[float]  # None = until it is lifted
 
 
 class BanPage(NamedTuple):
-    """Bans in no particular order."""
+    """Bans, those of operators last."""
 
     bans: Tuple[BanView, ...]
     cursor: int  # of the next page; 0 if this is the last one
@@ -153,7 +156,7 @@ class BrokerStatus(NamedTuple):
     queue_memory_bytes: int
     store_pending_bytes: int
     bans: int  # in force
-    bans_started: int
+    bans_started: Mapping[str, int]  # by cause
     logins: dict[tuple[str, str], int]  # by authenticator and outcome
     logins_failed: int
     logins_banned: int  # refused because of a ban

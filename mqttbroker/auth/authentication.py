@@ -29,7 +29,7 @@ from mqttbroker.codec.reason_codes import (
     SERVER_BUSY,
 )
 from mqttbroker.core.bans import Bans, BanTerms
-from mqttbroker.core.policy import TOO_MANY_FAILURES, WRONG_CREDENTIALS, AuthenticationRequest, Identity
+from mqttbroker.core.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
 
 log = logging.getLogger("mqttbroker")
 
@@ -153,7 +153,7 @@ class PasswordAuthenticator(BackgroundAuthenticator):
             request.fail(NOT_AUTHORIZED, WRONG_CREDENTIALS)
             return
         if self.bans.refuses(request.peer, exchange.username, now):
-            request.reject(BANNED, TOO_MANY_FAILURES)
+            request.reject(BANNED, BAN_IN_FORCE)
         elif not exchange.done:
             request.send_challenge(answer)
         elif self.passwords.fingerprints.get(exchange.username) != login.passwords.fingerprints.get(exchange.username):
@@ -181,7 +181,7 @@ class PasswordAuthenticator(BackgroundAuthenticator):
                 pass
             elif self.bans.refuses(request.peer, login.username, self._loop.time()):
                 self._update_clock()
-                request.reject(BANNED, TOO_MANY_FAILURES)
+                request.reject(BANNED, BAN_IN_FORCE)
             elif not login.suspect and self._suspects(login):
                 self._queue.add(login, True)
             else:

@@ -7,6 +7,7 @@ the clients whose password was changed or removed; new access rules apply from t
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import ipaddress
 import logging
 from pathlib import Path
@@ -15,15 +16,16 @@ from typing import Callable, Optional
 from mqttbroker.auth.acl import Acl, AclError, parse_acl
 from mqttbroker.auth.authentication import PasswordAuthenticator
 from mqttbroker.auth.background import BackgroundAuthenticator
+from mqttbroker.auth.ban_file import BanFile
 from mqttbroker.auth.certificates import CertificateAuthenticator
 from mqttbroker.auth.passwords import PasswordFileError, Passwords, parse_passwords
 from mqttbroker.auth.proven_passwords import ProvenPasswords
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
-from mqttbroker.config import settings as config
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.bans import Bans, BanTerms
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.networks import Networks
 from mqttbroker.core.policy import (
     AllowAll,
     AnonymousPolicy,
@@ -42,7 +44,8 @@ class Security:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.bans = Bans(_ban_terms(settings.bans))
+        self.bans = Bans(ban_terms(settings))
+        self._ban_file = BanFile(self.bans)
         remember = settings.logins.remember
         self._proven = ProvenPasswords(0 if remember == "off" else settings.logins.max_remembered)
         self._password_authenticators: dict[Path, PasswordAuthenticator] = {}
@@ -121,6 +124,7 @@ class Security:
 
     def start(self, loop: asyncio.AbstractEventLoop, update_clock: Callable[[], object]) -> None:
         """``update_clock`` sets the broker's clock."""
+        self._ban_file.load(self._settings.data_dir, loop)
         logins = self._settings.logins
         if self._password_authenticators and logins.remember == "restart":
             self._proven.load(self._settings.data_dir, logins.key_file, loop)
@@ -131,12 +135,13 @@ class Security:
         for authenticator in self._background():
             authenticator.stop()
         self._proven.stop()
+        self._ban_file.stop()
 
     def apply(self, settings: Settings) -> None:
         """Use other settings, which name the same files."""
         self._settings = settings
         self.policy = self.policy_of(settings.listeners[0])
-        self.bans.terms = _ban_terms(settings.bans)
+        self.bans.apply(ban_terms(settings))
         for authenticator in self._password_authenticators.values():
             authenticator.timeout = settings.limits.connect_timeout
             authenticator.capacity = settings.logins.max_waiting
@@ -168,15 +173,12 @@ class Security:
         return problems
 
 
-def _ban_terms(settings: config.Bans) -> BanTerms:
+def ban_terms(settings: Settings) -> BanTerms:
     terms = BanTerms()
-    terms.failures = settings.failures
-    terms.address_failures = settings.address_failures
-    terms.window = settings.window
-    terms.first = settings.first
-    terms.longest = settings.longest
-    terms.max_entries = settings.max_entries
-    terms.exempt = [ipaddress.ip_network(text) for text in settings.exempt]
+    for field in dataclasses.fields(settings.bans):
+        setattr(terms, field.name, getattr(settings.bans, field.name))
+    terms.exempt = [ipaddress.ip_network(text) for text in settings.bans.exempt]
+    terms.networks = Networks(settings.limits.ipv4_prefix, settings.limits.ipv6_prefix)
     return terms
 
 

@@ -81,6 +81,8 @@ class Limits:
     max_half_open: int = _key(Integer(1, 10_000_000), 5000)
     max_connections_per_address: int = _key(Integer(0, 10_000_000), 0)
     max_connect_rate_per_address: int = _key(Integer(0, 1_000_000), 0)
+    ipv4_prefix: int = _key(Integer(8, 32), 32)
+    ipv6_prefix: int = _key(Integer(16, 128), 64)
     max_publish_rate: int = _key(Integer(0, 100_000_000), 0)
     max_receive_rate: int = _key(Size("0B", "1TiB"), "0B")
     max_sessions: int = _key(Integer(1, 100_000_000), 1_000_000)
@@ -319,11 +321,14 @@ class Logins:
 
 @dataclass(frozen=True)
 class Bans:
-    """When addresses, and user names at an address, are banned after failed logins."""
+    """When clients are banned; a limit of 0 = never for that cause."""
 
     failures: int = _key(Integer(0, 1_000_000), 5)
     address_failures: int = _key(Integer(0, 1_000_000), 30)
     window: float = _key(Duration("1s", "30d"), "10m")
+    protocol_errors: int = _key(Integer(0, 1_000_000), 0)
+    reconnects: int = _key(Integer(0, 1_000_000), 0)
+    reconnect_window: float = _key(Duration("1s", "30d"), "1m")
     first: float = _key(Duration("1s", "30d"), "10s")
     longest: float = _key(Duration("1s", "30d"), "15m")
     exempt: tuple[str, ...] = _key(Networks(), [])

@@ -1,116 +1,125 @@
-"""Bans of addresses, and of user names at an address, after failed logins.
+"""Bans: after failed logins, protocol errors and too many reconnects, and by operators.
 
-Failed logins count for the address, an IPv6 one by its /64 network, and for the user name at that address; a user name
-alone is never banned. A count is a leaky bucket: it falls by ``limit`` in ``window`` seconds. Each successful login
-raises the limit, at an address once per user name, so that one device with a wrong password does not ban the others
-behind the same NAT. Each further ban of the same address lasts twice as long.
+Failed logins count for the address, and for the user name at that address; a user name alone is never banned for them.
+Each successful login raises the limit, at an address once per user name, so that one device with a wrong password does
+not ban the others behind the same NAT. Protocol errors count for the address, reconnects for client id and user name at
+an address. Each further ban of the same key lasts twice as long.
 """
 
 from __future__ import annotations
 
-import hashlib
-import ipaddress
 import logging
-from heapq import heappop, heappush
-from typing import Any, Dict, Final, List, Optional, Set, Tuple
+from typing import Any, Dict, Final, List, Optional, Set
+
+from mqttbroker.core.ban_list import FOREVER, OPERATOR, Ban, BanList, Key, short
+from mqttbroker.core.networks import Networks, address_of
+from mqttbroker.core.offences import MAX_CREDIT, Offences, Record
 
 log = logging.getLogger("mqttbroker")
 
-MAX_CREDIT: Final = 4096  # by which successful logins raise a limit, and the number of bits in `Record.users`
-MAX_NAME: Final = 64  # characters of a user name; of a longer one the digest is stored
+# Causes of bans.
+FAILED_LOGINS: Final = "failed_logins"
+PROTOCOL_ERRORS: Final = "protocol_errors"
+RECONNECTS: Final = "reconnects"
+
+MAX_REASON: Final = 200  # characters
 
 
 class BanTerms:
     """When to ban, from the settings of the same names; times in seconds.
 
-    ``failures`` or ``address_failures`` of 0 = no bans of user names or of addresses.
+    A limit of 0 = no bans for that cause: ``failures`` of a user name at an address, ``address_failures`` of an
+    address, ``protocol_errors`` of an address, ``reconnects`` of a client id of a user at an address.
     """
 
     def __init__(self) -> None:
         self.failures = 0
         self.address_failures = 0
         self.window = 0.0
+        self.protocol_errors = 0
+        self.reconnects = 0
+        self.reconnect_window = 0.0
         self.first = 0.0
         self.longest = 0.0
         self.max_entries = 0
         self.exempt: List[Any] = []  # networks of `ipaddress`
-
-
-class Record:
-    """The logins from one address, or of one user name there; ``username`` None = of all together."""
-
-    def __init__(self, address: str, username: Optional[str]) -> None:
-        self.address = address
-        self.username = username
-        self.score = 0.0  # failures that are not forgotten, as of ``updated``
-        self.updated = 0.0
-        self.failures = 0  # since the last successful login or ban
-        self.credit = 0
-        self.users: int = 0  # of an address: a bit for each user name that logged in (hashed to `MAX_CREDIT` bits)
-        self.bans = 0
-        self.until = 0.0
+        self.networks = Networks()
 
 
 class Bans:
-    """The failed logins and bans of one broker. ``now`` is monotonic time in seconds.
+    """The bans of one broker, and the counts that lead to them. ``now`` is monotonic time in seconds.
 
-    A ``peer`` is an address with a port. Clients of Unix sockets and of the exempt networks are never banned.
+    A ``peer`` is an address with a port. Clients of Unix sockets and of the exempt networks are banned by operators
+    only.
     """
 
     def __init__(self, terms: BanTerms) -> None:
-        self.terms = terms
         self.failed_logins = 0
         self.refused_logins = 0  # of banned clients
-        self.started = 0
-        self._counts: Dict[Tuple[str, Optional[str]], Record] = {}  # the one updated longest ago first
-        self._banned: Dict[Tuple[str, Optional[str]], Record] = {}
-        self._ends: List[Tuple[float, str, str]] = []  # a heap; the user name of an address is ""
+        self.started: Dict[str, int] = {FAILED_LOGINS: 0, PROTOCOL_ERRORS: 0, RECONNECTS: 0, OPERATOR: 0}
+        self.on_change: Any = None  # called with True after a ban has begun or was lifted, False after other changes
+        self._list = BanList(terms.max_entries)
+        self._user_failures = Offences(FAILED_LOGINS)
+        self._address_failures = Offences(FAILED_LOGINS)
+        self._protocol_errors = Offences(PROTOCOL_ERRORS)
+        self._reconnects = Offences(RECONNECTS)
+        self.apply(terms)
+
+    def apply(self, terms: BanTerms) -> None:
+        """Use other terms. Bans in force keep their ends."""
+        self.terms = terms
+        self._list.maximum = terms.max_entries
+        self._user_failures.limit = terms.failures
+        self._address_failures.limit = terms.address_failures
+        self._protocol_errors.limit = terms.protocol_errors
+        self._reconnects.limit = terms.reconnects
+        for offences in self._counts:
+            offences.window = terms.reconnect_window if offences is self._reconnects else terms.window
+            offences.memory = terms.longest
+            offences.max_entries = terms.max_entries
+
+    @property
+    def _counts(self) -> List[Offences]:
+        return [self._user_failures, self._address_failures, self._protocol_errors, self._reconnects]
 
     def network(self, peer: str) -> str:
-        """The address of a peer as it is banned; "" if it is never banned."""
-        host = peer.rpartition(":")[0]
+        """The network of a peer as it is banned; "" if it is never banned."""
+        return "" if self._is_exempt(peer) else self.terms.networks.of(peer)
+
+    def _is_exempt(self, peer: str) -> bool:
         exempt = self.terms.exempt
-        if ":" not in host and not exempt:
-            return host
-        try:
-            address: Any = ipaddress.ip_address(host.partition("%")[0])
-        except ValueError:
-            return ""  # a Unix socket
-        if address.version == 6 and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
+        if not exempt:
+            return False
+        address = address_of(peer)
+        if address is None:
+            return False
         for network in exempt:
             if address.version == network.version and address in network:
-                return ""
-        if address.version == 4:
-            return str(address)
-        return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
-
-    def refuses(self, peer: str, username: Optional[str], now: float) -> bool:
-        """Whether the client is banned; counts the refused login. Without ``username`` only its address counts."""
-        self._expire(now)
-        if not self._banned:
-            return False
-        address = self.network(peer)
-        if address == "":
-            return False
-        if (address, None) in self._banned or (username is not None and (address, _short(username)) in self._banned):
-            self.refused_logins += 1
-            return True
+                return True
         return False
 
+    def refuses(self, peer: str, username: Optional[str], now: float, client_id: str = "") -> bool:
+        """Whether the client is banned; counts the refused login. Of what is not given, no ban is found."""
+        if len(self._list) == 0:
+            return False
+        self._expire(now)
+        if self._list.find(peer, username, client_id, self._is_exempt(peer)) is None:
+            return False
+        self.refused_logins += 1
+        return True
+
+    # --- failed logins ------------------------------------------------------------------------------------------------
+
     def suspects(self, peer: str, username: str, now: float) -> bool:
-        """Whether recent logins from this address, or of this user name there, failed more often than others succeeded."""
-        if not self._counts:
+        """Whether recent logins from this address, or of this user name there, failed more often than others
+        succeeded."""
+        if not self._address_failures and not self._user_failures:
             return False
         address = self.network(peer)
-        return self._exceeds_credit((address, None), now) or self._exceeds_credit((address, _short(username)), now)
-
-    def _exceeds_credit(self, key: Tuple[str, Optional[str]], now: float) -> bool:
-        record = self._counts.get(key)
-        if record is None or record.score == 0.0:
-            return False
-        self._forgive(record, now)
-        return record.score > record.credit
+        return (
+            self._address_failures.exceeds_credit((address, "", ""), now)
+            or self._user_failures.exceeds_credit((address, short(username), ""), now)
+        )
 
     def failed(self, peer: str, username: Optional[str], now: float) -> None:
         """A login failed; without ``username`` it counts only for the address."""
@@ -118,138 +127,168 @@ class Bans:
         address = self.network(peer)
         if address == "":
             return
-        if username is not None:
-            self._fail(address, _short(username), self.terms.failures, now)
-        self._fail(address, None, self.terms.address_failures, now)
-
-    def _fail(self, address: str, username: Optional[str], limit: int, now: float) -> None:
-        if limit == 0:
-            return
-        key = (address, username)
-        banned = self._banned.get(key)
-        if banned is not None:  # a login that began before the ban
-            banned.failures += 1
-            return
-        record = self._record(key)
-        self._forgive(record, now)
-        record.score += 1.0
-        record.failures += 1
-        if record.score > limit + record.credit - 0.5:  # the score has fallen slightly since the first failure
-            self._ban(key, record, now)
+        if username:
+            self._offend(self._user_failures, (address, short(username), ""), now)
+        self._offend(self._address_failures, (address, "", ""), now)
 
     def succeeded(self, peer: str, username: str, now: float) -> None:
         """A login succeeded."""
-        if self.terms.max_entries == 0 or (self.terms.failures == 0 and self.terms.address_failures == 0):
+        terms = self.terms
+        if terms.max_entries == 0 or (terms.failures == 0 and terms.address_failures == 0):
             return
         address = self.network(peer)
         if address == "":
             return
-        name = _short(username)
-        record = self._record((address, None))
-        bit = 1 << (hash(name) & (MAX_CREDIT - 1))
-        if record.users & bit == 0:
-            record.users |= bit
-            record.credit += 1
+        name = short(username)
+        if not self._address_failures.record((address, "", "")).credit_user(name):
+            pair = self._user_failures.record((address, name, ""))
+            pair.credit = min(pair.credit + 1, MAX_CREDIT)
+            pair.count = 0
+        self._changed(False)
+
+    def passwords_changed(self, usernames: Set[str]) -> None:
+        """End the bans of user names for failed logins, and those of the addresses where they are banned: the failures
+        may have been those of devices with the new password."""
+        names = {short(username) for username in usernames}
+        for ban in self._list.all():
+            address, name, _ = ban.key
+            if ban.cause == FAILED_LOGINS and name in names:
+                self._lift(ban)
+                other = self._list.get((address, "", ""), FAILED_LOGINS)
+                if other is not None:
+                    self._lift(other)
+
+    # --- other offences -----------------------------------------------------------------------------------------------
+
+    def protocol_error(self, peer: str, now: float) -> None:
+        """A client of this address violated the protocol."""
+        if self.terms.protocol_errors:
+            address = self.network(peer)
+            if address:
+                self._offend(self._protocol_errors, (address, "", ""), now)
+
+    def connected(self, peer: str, username: Optional[str], client_id: str, now: float) -> None:
+        """A client was accepted, as ``username`` if it is authenticated; each time after the first is a reconnect."""
+        if self.terms.reconnects:
+            address = self.network(peer)
+            if address:
+                # Strangers elsewhere, or other users, cannot have a client banned by connecting with its client id.
+                self._offend(self._reconnects, (address, short(username or ""), short(client_id)), now)
+
+    def _offend(self, offences: Offences, key: Key, now: float) -> None:
+        if offences.limit == 0:
             return
-        pair = self._record((address, name))
-        pair.credit = min(pair.credit + 1, MAX_CREDIT)
-        pair.failures = 0
+        self._expire(now)
+        ban = self._list.get(key, offences.cause)
+        if ban is not None:  # the offence began before the ban
+            ban.record.count += 1
+            return
+        record = offences.count(key, now)
+        if record is not None:
+            self._ban(offences, record, now)
 
-    def _record(self, key: Tuple[str, Optional[str]]) -> Record:
-        """The count of a key, moved to the end of `_counts`."""
-        record = self._counts.pop(key, None)
-        if record is None:
-            record = Record(key[0], key[1])
-            if len(self._counts) >= self.terms.max_entries:
-                del self._counts[next(iter(self._counts))]
-        self._counts[key] = record
-        return record
-
-    def _forgive(self, record: Record, now: float) -> None:
-        """Let the score fall with time."""
-        limit = self.terms.address_failures if record.username is None else self.terms.failures
-        if record.score > 0.0:
-            forgiven = max(0.0, now - record.updated) * (limit + record.credit) / self.terms.window
-            record.score = max(0.0, record.score - forgiven)
-            if record.score == 0.0:
-                record.failures = 0
-                if now - record.until > self.terms.window + self.terms.longest:
-                    record.bans = 0
-        record.updated = now
-
-    def _ban(self, key: Tuple[str, Optional[str]], record: Record, now: float) -> None:
+    def _ban(self, offences: Offences, record: Record, now: float) -> None:
         terms = self.terms
         seconds = min(terms.longest, terms.first * 2.0 ** min(record.bans, 40))
         record.bans += 1
         record.until = now + seconds
-        # One more failure after the ban leads to the next.
+        # One more offence after the ban leads to the next.
         record.score -= 1.0
         record.updated = record.until
-        del self._counts[key]
-        if len(self._banned) >= terms.max_entries:
-            del self._banned[next(iter(self._banned))]
-        self._banned[key] = record
-        heappush(self._ends, (record.until, record.address, record.username or ""))
-        self.started += 1
+        offences.pop(record.key)
+        address, username, client_id = record.key
+        self._list.add(Ban(record.key, offences.cause, record.until, record.bans, "", record))
+        self.started[offences.cause] += 1
         log.warning(
-            "event=banned address=%s user=%s seconds=%d failures=%d",
-            record.address,
-            record.username or "",
-            seconds,
-            record.failures,
-        )
-        record.failures = 0
+            "event=banned address=%s user=%s client=%s cause=%s seconds=%d offences=%d",
+            address, username, client_id, offences.cause, seconds, record.count,
+        )  # fmt: skip
+        record.count = 0
+        self._changed(True)
 
     def _expire(self, now: float) -> None:
-        """Move the bans that are over back to the counts."""
-        ends = self._ends
-        while ends and ends[0][0] <= now:
-            _, address, name = heappop(ends)
-            for key in ((address, name), (address, None)):
-                record = self._banned.get(key)
-                if record is not None and record.until <= now:
-                    del self._banned[key]
-                    self._counts[key] = record
-                    if len(self._counts) > self.terms.max_entries:
-                        del self._counts[next(iter(self._counts))]
+        """Move the records of bans that are over back to the counts."""
+        for ban in self._list.expire(now):
+            if ban.record is not None:
+                self._counts_of(ban).put(ban.record)
+
+    def _counts_of(self, ban: Ban) -> Offences:
+        if ban.cause == FAILED_LOGINS:
+            return self._user_failures if ban.key[1] else self._address_failures
+        return self._protocol_errors if ban.cause == PROTOCOL_ERRORS else self._reconnects
+
+    def _changed(self, bans: bool) -> None:
+        if self.on_change is not None:
+            self.on_change(bans)
 
     # --- for operators ------------------------------------------------------------------------------------------------
 
-    def banned(self, now: float) -> List[Record]:
-        """The bans in force."""
-        self._expire(now)
-        return list(self._banned.values())
+    def ban(self, key: Key, seconds: float, reason: str, now: float) -> Optional[Ban]:
+        """Ban the clients of a key for ``seconds``, or `FOREVER`; None if there are too many bans of operators.
 
-    def in_force(self, record: Record, now: float) -> bool:
+        The address is "" or written as by `network_text`, the names are as in CONNECT.
+        """
+        address, username, client_id = key
+        stored = (address, short(username), short(client_id))
+        ban = Ban(stored, OPERATOR, now + seconds, 1, reason[:MAX_REASON])
+        if not self._list.add(ban):
+            return None
+        self.started[OPERATOR] += 1
+        log.warning(
+            "event=banned address=%s user=%s client=%s cause=%s seconds=%s reason=%s",
+            address, username, client_id, OPERATOR, "unlimited" if seconds == FOREVER else int(seconds), ban.reason,
+        )  # fmt: skip
+        self._changed(True)
+        return ban
+
+    def banned(self, now: float) -> List[Ban]:
+        """The bans in force, those of operators first."""
+        self._expire(now)
+        return self._list.all()
+
+    def in_force(self, ban: Ban, now: float) -> bool:
         """Whether a ban is neither over nor lifted."""
-        return record.until > now and self._banned.get((record.address, record.username)) is record
+        return ban.until > now and self._list.holds(ban)
 
     def active(self, now: float) -> int:
         """How many bans are in force."""
         self._expire(now)
-        return len(self._banned)
+        return len(self._list)
 
-    def lift(self, address: str, username: Optional[str]) -> bool:
-        """End the ban of an address, or of a user name there, and forget its failures; False if there is none."""
-        record = self._banned.pop((address, None if username is None else _short(username)), None)
-        if record is not None:
-            log.info("event=ban_lifted address=%s user=%s", address, username or "")
-        return record is not None
+    def lift(self, address: str, username: Optional[str] = None, client_id: str = "") -> bool:
+        """End the bans of exactly this key, and forget their offences; False if there is none."""
+        found = self._list.of((address, short(username or ""), short(client_id)))
+        for ban in found:
+            self._lift(ban)
+        return bool(found)
 
-    def passwords_changed(self, usernames: Set[str]) -> None:
-        """End the bans of user names, and those of the addresses where they are banned: the failures may have been
-        those of devices with the new password."""
-        if not self._banned:
-            return
-        names = {_short(username) for username in usernames}
-        for key in list(self._banned):
-            if key[1] is not None and key[1] in names:
-                self.lift(key[0], key[1])
-                self.lift(key[0], None)
+    def _lift(self, ban: Ban) -> None:
+        self._list.remove(ban)
+        address, username, client_id = ban.key
+        log.info(
+            "event=ban_lifted address=%s user=%s client=%s cause=%s", address, username, client_id, ban.cause
+        )
+        self._changed(True)
 
+    # --- for the file of an earlier process ---------------------------------------------------------------------------
 
-def _short(username: str) -> str:
-    """A user name as a key: a digest of a long one."""
-    if len(username) <= MAX_NAME:
-        return username
-    return hashlib.sha256(username.encode("utf-8", "surrogatepass")).hexdigest()
+    def records(self) -> List[Record]:
+        """The records of failed logins that are not banned, the one updated longest ago first."""
+        return [*self._user_failures.records(), *self._address_failures.records()]
+
+    def restore_ban(self, ban: Ban, credit: int, users: int) -> None:
+        """Put a stored ban in force again."""
+        if ban.cause != OPERATOR:
+            record = ban.record = Record(ban.key)
+            record.credit, record.users = credit, users
+            record.bans, record.until, record.updated = ban.number, ban.until, ban.until
+            offences = self._counts_of(ban)
+            record.score = max(0.0, offences.limit + credit - 1.0)  # one more offence leads to the next ban
+        self._list.add(ban)
+
+    def restore_record(self, key: Key, credit: int, users: int, bans: int, until: float) -> None:
+        """Restore what a stored record of failed logins had gained and lost."""
+        record = Record(key)
+        record.credit, record.users, record.bans, record.until = credit, users, bans, until
+        (self._user_failures if key[1] else self._address_failures).put(record)
+

@@ -34,7 +34,7 @@ from mqttbroker.core.bans import Bans
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.core.pending_connect import PendingConnect
-from mqttbroker.core.policy import TOO_MANY_FAILURES, AuthenticationPolicy, AuthenticationRequest, Identity, Rules
+from mqttbroker.core.policy import BAN_IN_FORCE, AuthenticationPolicy, AuthenticationRequest, Identity, Rules
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
@@ -91,8 +91,8 @@ class ConnectHandler:
         if redirect is not None:
             self.refuse(connection, redirect.reason_code, "clients go to another server")
             return
-        if self.bans.refuses(connection.peer, packet.username, connection.last_received):
-            self.refuse(connection, BANNED, TOO_MANY_FAILURES)
+        if self.bans.refuses(connection.peer, packet.username, connection.last_received, packet.client_id):
+            self.refuse(connection, BANNED, BAN_IN_FORCE)
             return
         connection.state = CONNECTING
         pending = PendingConnect(connection, packet, self._old_session_deleted)
@@ -163,6 +163,10 @@ class ConnectHandler:
             self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "this listener does not allow the client id")
             return
         client_id = connection.client_id = allowed
+        # Again: the user name may be another one than in CONNECT, and a ban may have begun meanwhile.
+        if self.bans.refuses(connection.peer, connection.username, connection.outbound.clock.monotonic, client_id):
+            self.refuse(connection, BANNED, BAN_IN_FORCE)
+            return
         if self._belongs_to_another(connection):
             # Before anything is closed or ended. The standard's meaning of 0x85 and of return code 2 is "not allowed
             # by the Server"; 0x87 would say that the user may not connect at all.
@@ -294,6 +298,9 @@ class ConnectHandler:
         del self.clients.pending[connection.client_id]
         connection.state = CONNECTED
         self.clients.count_connected()
+        self.bans.connected(
+            connection.peer, connection.username, connection.client_id, connection.outbound.clock.monotonic
+        )
         receive_maximum = packet.properties.receive_maximum if packet.version >= 5 else -1
         session.attach(connection, receive_maximum if receive_maximum > 0 else 65535)
         connection.send(connack)

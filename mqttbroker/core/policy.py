@@ -24,7 +24,7 @@ WRONG_CREDENTIALS: Final = "wrong user name or password"
 
 NO_METHOD: Final = "no enhanced authentication without a password file"
 
-TOO_MANY_FAILURES: Final = "too many failed logins"
+BAN_IN_FORCE: Final = "a ban is in force"
 
 
 # --- authentication ---------------------------------------------------------

@@ -251,6 +251,7 @@ class Protocol:
         """The client violated the protocol: send it the reason and close the connection."""
         connection = self.connection
         connection.outbound.counters.protocol_errors += 1
+        self.broker.bans.protocol_error(connection.peer, connection.outbound.clock.monotonic)
         if connection.state == CONNECTED:
             connection.disconnect(error.reason_code, error.detail)
             return

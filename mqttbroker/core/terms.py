@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import List, Optional
 
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED, SERVER_MOVED, UNSPECIFIED_ERROR, USE_ANOTHER_SERVER
+from mqttbroker.core.networks import Networks
 
 
 class Redirect:
@@ -22,13 +23,14 @@ class Redirect:
 class ListenerTerms:
     """The terms for clients of one listener; times in seconds, sizes in bytes.
 
-    ``listener`` is its address as in the log; ``rules`` names its `Rules`, None = the common ones. A limit by address
-    or a rate of 0 is none.
+    ``listener`` is its address as in the log; ``rules`` names its `Rules`, None = the common ones; limits by address
+    are by ``networks``. A limit by address or a rate of 0 is none.
     """
 
     def __init__(self) -> None:
         self.listener = ""
         self.rules: Optional[str] = None
+        self.networks = Networks()
         self.max_connections_per_address = 0
         self.max_connect_rate_per_address = 0
         self.max_publish_rate = 0

@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Any, Dict, Final
 
 MAX_ADDRESSES: Final = 65_536  # with remembered connects; the one that connected longest ago is forgotten first
 CONNECT_BURST: Final = 10.0  # seconds of connects at the permitted rate that may come at once
 RECEIVE_BURST: Final = 1.0  # seconds of messages or bytes at the permitted rate that may come at once
-
-
-def network_of(peer: str) -> str:
-    """The address that is limited, of a peer with a port: IPv6 by its /64 network; "" for a Unix socket."""
-    host = peer.rpartition(":")[0]
-    if ":" not in host:
-        return host if host[:1].isdigit() else ""
-    try:
-        address: Any = ipaddress.IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return ""
-    mapped = address.ipv4_mapped
-    return str(mapped) if mapped is not None else str(ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
 
 
 class AddressLimits:

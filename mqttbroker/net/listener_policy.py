@@ -8,7 +8,7 @@ from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, NOT_AUTHORIZ
 from mqttbroker.core.connect_handler import ConnectAuthentication
 from mqttbroker.core.policy import AuthenticationPolicy, AuthenticationRequest
 from mqttbroker.core.terms import ListenerTerms
-from mqttbroker.net.abuse_limits import AddressLimits, network_of
+from mqttbroker.net.abuse_limits import AddressLimits
 
 
 class ListenerPolicy:
@@ -35,7 +35,7 @@ class ListenerPolicy:
         maximum = terms.max_connections_per_address
         if rate == 0 and maximum == 0:
             return 0
-        address = network_of(peer)
+        address = terms.networks.of(peer)
         if address == "":
             return 0
         if rate and not self.addresses.connect(address, rate, now):
@@ -44,16 +44,17 @@ class ListenerPolicy:
             return QUOTA_EXCEEDED
         return 0
 
-    def count_address(self, peer: str) -> bool:
-        """Count an open connection, if they are limited; then `forget_address` follows when it is closed."""
-        address = network_of(peer) if self.terms.max_connections_per_address else ""
-        if address == "":
-            return False
-        self.addresses.add(address)
-        return True
+    def count_address(self, peer: str) -> str:
+        """Count an open connection, if they are limited; returns the address to forget when it is closed, or ""."""
+        if self.terms.max_connections_per_address == 0:
+            return ""
+        address = self.terms.networks.of(peer)
+        if address:
+            self.addresses.add(address)
+        return address
 
-    def forget_address(self, peer: str) -> None:
-        self.addresses.remove(network_of(peer))
+    def forget_address(self, address: str) -> None:
+        self.addresses.remove(address)
 
 
 def refusal_text(reason_code: int) -> str:

@@ -185,7 +185,7 @@ class Wire:
         self.proxied_address = ""  # the client's, as a proxy told it; "" = the socket's
         self.remote = False  # never counts as loopback
         self.refusal: u8 = 0  # the reason code with which the CONNECT is refused, because of the address
-        self.address_counted = False  # in `ListenerPolicy.addresses`
+        self.counted_address = ""  # in `ListenerPolicy.addresses`
         self._rate: Optional[ReceiveRate] = None
         self.transport: Any = None
         self.closing = False
@@ -215,7 +215,7 @@ class Wire:
         if not endpoint.addresses_checked:
             self.refusal = endpoint.policy.check_address(address, now)
         if self.refusal == 0:
-            self.address_counted = endpoint.policy.count_address(address)
+            self.counted_address = endpoint.policy.count_address(address)
         terms = endpoint.policy.terms
         if terms.max_publish_rate or terms.max_receive_rate:
             self._rate = ReceiveRate(terms.max_publish_rate, terms.max_receive_rate)
@@ -261,9 +261,9 @@ class Wire:
         if self.counted:
             self.counted = False
             self.endpoint.policy.clients -= 1
-        if self.address_counted:
-            self.address_counted = False
-            self.endpoint.policy.forget_address(self.connection.peer)
+        if self.counted_address:
+            self.endpoint.policy.forget_address(self.counted_address)
+            self.counted_address = ""
         if self._rate is not None:
             if self._rate.timer is not None:
                 self._rate.timer.cancel()
@@ -407,8 +407,9 @@ class Wire:
 
     def refuse(self, reason_code: int, detail: str) -> None:
         """The client violated the protocol that carries the packets."""
-        self.endpoint.scheduler.update_clock()
+        now = self.endpoint.scheduler.update_clock()
         self.broker.outbound.counters.protocol_errors += 1
+        self.broker.bans.protocol_error(self.connection.peer, now)
         self.connection.disconnect(reason_code, detail)
 
     def abort(self) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional
 
-from mqttbroker.assembly import build_broker, listener_terms, restore
+from support.raw_client import RawClient
+
 from mqttbroker.admin.control import BrokerControl
+from mqttbroker.assembly import build_broker, listener_terms, restore
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.broker import Broker
@@ -24,7 +26,6 @@ from mqttbroker.core.protocol import Protocol
 from sessions.store.interface import StreamLog
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
-from support.raw_client import RawClient
 
 START = 1_700_000_000.0
 

@@ -18,25 +18,9 @@ from support.stream_client import StreamClient, WebSocketStream, tcp_socket
 
 from mqttbroker.codec.packets import Connack, Publish
 from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, QUOTA_EXCEEDED
-from mqttbroker.net.abuse_limits import MAX_ADDRESSES, AddressLimits, ReceiveRate, network_of
+from mqttbroker.net.abuse_limits import MAX_ADDRESSES, AddressLimits, ReceiveRate
 
 Start = Callable[..., BrokerProcess]
-
-
-@pytest.mark.parametrize(
-    ("peer", "network"),
-    [
-        ("192.0.2.7:5000", "192.0.2.7"),
-        ("::ffff:192.0.2.7:5000", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6:5000", "2001:db8:1:2::/64"),
-        ("fe80::1%lo:5000", "fe80::/64"),
-        ("local", ""),
-        ("/run/socket", ""),
-        ("/run/a:b", ""),
-    ],
-)
-def test_networks(peer: str, network: str) -> None:
-    assert network_of(peer) == network
 
 
 def test_connects_per_second() -> None:
