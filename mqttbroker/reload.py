@@ -12,9 +12,10 @@ import logging
 import re
 from typing import Any, Callable, List, Optional
 
+from mqttbroker.admin.access import access_list
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.assembly import apply_limits, apply_to_listener
-from mqttbroker.auth.security import Security
+from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
@@ -28,7 +29,7 @@ log = logging.getLogger("mqttbroker")
 # Keys that may change while the broker runs, beside the contents of the files that others name.
 RELOADABLE = re.compile(
     r"allow_anonymous|reveal_denials|response_information|sys_interval|log\.level|redirect\.\w+|limits\.\w+"
-    r"|bans\.\w+|crl\.\w+|logins\.max_waiting|http\.token(_file)?"
+    r"|bans\.\w+|crl\.\w+|logins\.max_waiting|http\.(token(_file)?|access)"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum)"
 )
 
@@ -111,7 +112,8 @@ class Reloader:
         self._sockets.max_evictable = settings.limits.max_half_open
         self._security.apply(settings)
         if self.http is not None:
-            self.http.token = settings.http.token
+            self.http.gate.access = access_list(settings, self._security.rules.common)
+            self.http.bans.apply(http_ban_terms(settings))
         for open_listener, listener in zip(self._listeners, settings.listeners):
             apply_to_listener(open_listener.listener_policy, settings, listener, self._security)
         redirect = self._broker.terms.redirect

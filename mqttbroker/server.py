@@ -21,6 +21,7 @@ import uvloop
 from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
+from mqttbroker.admin.access import access_list, streams_open
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.control_runner import ControlRunner
@@ -31,9 +32,9 @@ from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.sys_topics import SysTopics
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import build_broker, listener_terms, restore, stream_configs
-from mqttbroker.auth.security import Security
+from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.config.load import ConfigError, log_warning
-from mqttbroker.config.settings import Listener, Settings
+from mqttbroker.config.settings import Listener, Settings, is_loopback
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.logs import close, configure, dropped_lines
 from mqttbroker.net.listener_policy import ListenerPolicy
@@ -186,14 +187,13 @@ class Server:
         """`unready` for the HTTP server's thread."""
         return await asyncio.wrap_future(self.control_runner.call(self.unready))
 
-    def _streams_protected(self) -> bool:
-        """Whether streams need a token: a request without one is anonymous, and on loopback."""
+    def _warn_of_http(self) -> None:
         settings = self.settings
-        protected = settings.allow_anonymous is False or settings.acl_file is not None
-        if protected and settings.streams and settings.http.token is None:
+        if settings.streams and not settings.http.has_access and not streams_open(settings):
             reason = "MQTT clients need a user or rules, so streams are not served over HTTP without a token"
             log.warning("event=streams_need_token reason=%s", reason)
-        return protected
+        if settings.http.certfile is None and not is_loopback(settings.http.host):
+            log.warning("event=http_not_encrypted reason=%s", "tokens can be read on the network: set http.certfile")
 
     # --- listeners ------------------------------------------------------------
 
@@ -210,18 +210,21 @@ class Server:
                 self.streams,
                 self._render_metrics,
                 self._readiness,
-                token=settings.token,
-                streams_protected=self._streams_protected(),
+                access_list(self.settings, self.security.rules.common),
+                filters={stream.name: stream.filters for stream in self.settings.streams},
                 context=context,
                 counters=self.metrics.http_counters,
                 consumers=self.consumers,
                 max_connections=settings.max_connections,
                 warnings=self._warnings,
             )
+            self.metrics.http_requests = self.http.requests
+            self.http.bans.apply(http_ban_terms(self.settings))
             self.http.start()
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise OSError(f"http: cannot listen on {where}: {reason}") from None
+        self._warn_of_http()
         kind = "http" if context is None else "https"
         log.info("event=listening type=%s host=%s port=%d", kind, settings.host, self.http.port)
 

@@ -1,63 +1,53 @@
-"""The HTTP server: stream files for readers, metrics and health for operators.
+"""The HTTP server: streams for readers, metrics, health and the administration API for operators.
 
-It runs in a thread of its own, on an asyncio loop of the standard library (uvloop has no ``sendfile``). Stream files
-are sent by ``sendfile``, with TLS in pieces that OpenSSL encrypts, and end at the high
-watermark. Requests read the broker's state through a `ControlRunner`.
-
-    GET /streams                               {"streams": [names]}
-    GET /streams/{name}                        the manifest
-    GET /streams/{name}/offsets?timestamp=µs   the first offset at or after it, per partition
-    GET /streams/{name}/{partition}/{file}     a .seg, .idx or .parquet file, byte ranges (RFC 9110, 14)
-    GET /metrics /livez /readyz
-    /streams/{name}/consumers                  progress of consumers (`http_consumers`)
-
-Errors are JSON, {"error": "..."}. With a token every request but /livez and /readyz needs
-``Authorization: Bearer <token>``.
-
-Measured over loopback on a shared 2-core machine, CPU of the whole server: 0.2 to 0.3 s per GB in ranges of 8 MiB,
-0.5 s in ranges of 1 MiB, 0.3 ms per small request; with TLS 1 s per GB, of which OpenSSL takes 0.4. Two readers at full
-speed do not change the median latency of MQTT, and its tail no more than any two busy processes do.
+It runs in a thread of its own, on an asyncio loop of the standard library (uvloop has no ``sendfile``). Requests read
+and change the broker's state through a `ControlRunner`. Each path is a `Route` of a table, which names the right that
+it needs; a `Gate` finds the sender of a request and its rights. /livez and /readyz are open.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
+import functools
 import logging
-import os
 import socket
 import ssl
 import threading
-from typing import Awaitable, BinaryIO, Callable, Dict, List, Optional, Tuple
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import List, Optional, Tuple
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.stream_log import StreamLogs
-from mqttbroker import __version__
+from mqttbroker.admin.access import NOBODY, AccessList, Principal, Right
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control_runner import BrokerStopping
 from mqttbroker.admin.http_connections import HttpConnections
 from mqttbroker.admin.http_consumers import ConsumerRoutes
+from mqttbroker.admin.http_gate import Gate, address_of
+from mqttbroker.admin.http_routes import Answer, RequestError, Route, error
+from mqttbroker.admin.http_schemas import TEXT, array, record
+from mqttbroker.admin.http_streams import Filters, StreamAccess, StreamRoutes
+from mqttbroker.core.bans import Bans, BanTerms
 from mqttbroker.net.acceptor import Acceptor
 from mqttbroker.net.open_sockets import OpenSockets
+from mqttbroker.net.tls import ListenerContext
 from sessions.counters import Counters
 
 BACKLOG = 512
 IDLE_TIMEOUT = 75.0  # seconds without a request after which a connection is closed
-MAX_DOWNLOADS = 512  # stream files served at once; further requests get 503
-SLICE_BYTES = 8 * 1024 * 1024
-PIECE_BYTES = 256 * 1024  # of a slice, encrypted in one call
 HANDSHAKE_TIMEOUT = 10.0  # seconds
-SLICE_TIMEOUT = 120.0  # seconds for sending one slice, after which the connection is closed
 STOP_TIMEOUT = 2.0  # seconds for downloads to finish when the server stops
-OPEN_PATHS = ("/livez", "/readyz")
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_AioHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 logger = logging.getLogger(__name__)
 _requests = logging.getLogger(f"{__name__}.requests")
+_audit = logging.getLogger("mqttbroker.audit")
 
 
 def _log_as_event(record: logging.LogRecord) -> bool:
@@ -78,67 +68,14 @@ def _log_as_event(record: logging.LogRecord) -> bool:
 _requests.addFilter(_log_as_event)
 
 
-def _error(
-    status: int, reason: str, headers: Optional[Dict[str, str]] = None
-) -> web.Response:
-    return web.json_response({"error": reason}, status=status, headers=headers)
-
-
-def _range(request: web.Request, size: int) -> Optional[Tuple[int, int]]:
-    """The requested range of bytes as (start, end).
-
-    The whole file if none is requested, None if it is outside of the file.
-    """
-    try:
-        requested = request.http_range
-    except ValueError:
-        return None
-    if requested.start is None:
-        return 0, size
-    start = max(size + requested.start, 0) if requested.start < 0 else requested.start
-    end = size if requested.stop is None else min(requested.stop, size)
-    return (start, end) if start < end else None
-
-
-async def _send_range(
-    response: web.StreamResponse, transport: asyncio.WriteTransport, file: BinaryIO, start: int, end: int
-) -> None:
-    """Send a range of a file; OSError if the file is too short or the reader too slow."""
-    loop = asyncio.get_running_loop()
-    secure = transport.get_extra_info("ssl_object") is not None
-    while start < end:
-        length = min(end - start, SLICE_BYTES)
-        async with asyncio.timeout(SLICE_TIMEOUT):
-            if secure:
-                sent = await _send_pieces(response, file, start, length)
-            else:
-                sent = await loop.sendfile(transport, file, start, length)
-        if sent != length:
-            raise OSError(f"the file ends at byte {start + sent}")
-        start += length
-
-
-async def _send_pieces(response: web.StreamResponse, file: BinaryIO, start: int, length: int) -> int:
-    """Send a range through TLS, one piece in memory at a time.
-
-    Returns the bytes sent, fewer if the file ends before.
-    """
-    sent = 0
-    while sent < length:
-        piece = os.pread(file.fileno(), min(length - sent, PIECE_BYTES), start + sent)
-        if not piece:
-            break
-        await response.write(piece)
-        sent += len(piece)
-    return sent
-
-
 class HttpServer:
-    """Serves streams, metrics and health on ``host`` and ``port`` (0: any free port).
+    """Serves streams, metrics, health and ``routes`` on ``host`` and ``port`` (0: any free port).
 
     ``metrics`` returns the Prometheus text, ``readiness`` the reasons why the broker is not ready; both are awaited on
-    the server's loop. ``logs`` is None if there are no streams. With ``context`` the server speaks HTTPS, and
-    ``counters`` counts the handshakes that fail. `start`, `renew` and `stop` are for the thread that owns the server.
+    the server's loop. ``logs`` is None if there are no streams, ``filters`` has their topic filters. With ``context``
+    the server speaks HTTPS, and ``counters`` counts the handshakes that fail. ``gate`` decides on access; ``bans`` of
+    it count wrong tokens. ``requests`` counts requests by role and status. `start`, `renew` and `stop` are for the
+    thread that owns the server.
     """
 
     def __init__(
@@ -148,32 +85,51 @@ class HttpServer:
         logs: Optional[StreamLogs],
         metrics: Callable[[], Awaitable[bytes]],
         readiness: Callable[[], Awaitable[List[str]]],
-        token: Optional[str] = None,
-        context: Optional[ssl.SSLContext] = None,
+        access: AccessList,
+        filters: Optional[Filters] = None,
+        context: Optional[ListenerContext] = None,
         counters: Optional[Counters] = None,
         consumers: Optional[ConsumerLag] = None,
         max_connections: int = 1000,
         warnings: Callable[[], List[str]] = list,
-        streams_protected: bool = False,
+        routes: Sequence[Route] = (),
     ) -> None:
         self.host = host
         self.port = port
-        self._logs = logs
+        self.bans = Bans(BanTerms())
+        self.gate = Gate(access, context, self.bans, time.monotonic)
+        self.requests: Counter[Tuple[str, int]] = Counter()
         self._metrics = metrics
         self._readiness = readiness
         self._warnings = warnings
-        self._streams_protected = streams_protected
-        self.token = token  # any thread may set it
         self._context = context
         self._counters = Counters() if counters is None else counters
-        self._consumers = ConsumerRoutes(consumers)
+        stream_access = StreamAccess({} if filters is None or logs is None else filters)
+        self.routes = [
+            *ConsumerRoutes(consumers, stream_access).routes(),
+            *StreamRoutes(logs, stream_access).routes(),
+            *self._status_routes(),
+            *routes,
+        ]
         self._acceptor: Optional[Acceptor] = None
         self._max_connections = max_connections
         self._connections = HttpConnections(max_connections, IDLE_TIMEOUT)
-        self._downloads = 0
         self._thread: Optional[threading.Thread] = None
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._stopping: Optional[asyncio.Event] = None
+
+    def _status_routes(self) -> List[Route]:
+        metrics = Answer("Prometheus' text format", {"type": "string"}, "text/plain")
+        refused = Answer("refused", record(error=TEXT))
+        status = {"type": "object", "properties": {"status": TEXT, "reasons": array(TEXT), "warnings": array(TEXT)}}
+        return [
+            Route("GET", "/metrics", self._serve_metrics, Right.STATUS, "Metrics for Prometheus",
+                  {200: metrics, 401: refused, 403: refused, 429: refused, 503: refused}, tag="status"),
+            Route("GET", "/livez", self._livez, None, "Whether the process runs", {200: Answer("it does", status)},
+                  tag="status"),
+            Route("GET", "/readyz", self._readyz, None, "Whether clients should connect",
+                  {200: Answer("they should", status), 503: Answer("they should not", status)}, tag="status"),
+        ]  # fmt: skip
 
     # -- start and stop -------------------------------------------------------
 
@@ -201,10 +157,14 @@ class HttpServer:
             address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=dual
         )
 
-    def renew(self, context: ssl.SSLContext) -> None:
+    def renew(self, context: ListenerContext) -> None:
         """Use other certificates for new connections; without effect unless the server speaks HTTPS."""
         if self._acceptor is not None and self._acceptor.context is not None:
+            self.gate.context = context
             self._acceptor.context = context
+            if context.verify_mode != ssl.CERT_NONE and self._loop is not None:
+                # A certificate that was verified by former authorities counts no more.
+                self._loop.call_soon_threadsafe(self._connections.close_idle)
 
     def stop(self) -> None:
         """Close every connection and end the thread; without effect unless started."""
@@ -250,165 +210,91 @@ class HttpServer:
 
     def _application(self) -> web.Application:
         application = web.Application(middlewares=[self._guard])
-        application.add_routes(
-            [
-                *self._consumers.routes(),
-                web.get("/streams", self._streams),
-                web.get("/streams/{name}", self._manifest),
-                web.get("/streams/{name}/offsets", self._offsets),
-                web.get("/streams/{name}/{partition}/{file}", self._file),
-                web.get("/metrics", self._serve_metrics),
-                web.get("/livez", self._livez),
-                web.get("/readyz", self._readyz),
-            ]
-        )
+        for route in self.routes:
+            handler = functools.partial(self._dispatch, route)
+            if route.method == "GET":
+                application.router.add_get(route.path, handler)
+            else:
+                application.router.add_route(route.method, route.path, handler)
         return application
 
     # -- requests -------------------------------------------------------------
 
     @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Check the token, and return every error as JSON."""
+    async def _guard(self, request: web.Request, handler: _AioHandler) -> web.StreamResponse:
+        """Note when the connection is idle; requests for unknown paths need credentials, too."""
         transport = request.transport
-        if transport is None:
-            return await self._answer(request, handler)
-        self._connections.request_started(transport)
+        if transport is not None:
+            self._connections.request_started(transport)
         try:
-            return await self._answer(request, handler)
+            unknown = request.match_info.http_exception
+            return await (handler(request) if unknown is None else self._dispatch(None, request))
         finally:
-            self._connections.request_ended(transport)
+            if transport is not None:
+                self._connections.request_ended(transport)
 
-    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        token = self.token
-        if token is not None and request.path not in OPEN_PATHS:
-            scheme, _, credentials = request.headers.get("Authorization", "").partition(" ")
-            known = hmac.compare_digest(credentials.strip().encode(errors="replace"), token.encode())
-            if scheme.lower() != "bearer" or not known:
-                return _error(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
-        elif self._streams_protected and request.path.startswith("/streams"):
-            return _error(403, "streams need a token: set http.token")
+    async def _dispatch(self, route: Optional[Route], request: web.Request) -> web.StreamResponse:
+        """Check credentials and rights, and count and log the request; every error is JSON."""
+        principal = NOBODY
         try:
-            return await handler(request)
-        except web.HTTPException as error:
-            allow = error.headers.get("Allow")
-            reason = f"{error.reason}: {request.method} {request.path}"
-            return _error(error.status, reason, {"Allow": allow} if allow else None)
-        except web.RequestPayloadError as error:
-            return _error(400, f"the body cannot be read: {str(error).split()[-1]}")
-        except BrokerStopping as error:
-            return _error(503, str(error))
-        except SegmentError as error:
-            logger.error("event=damaged_segment path=%s reason=%s", request.path, error)
-            return _error(500, f"damaged segment: {error}")
-        except (OSError, RuntimeError) as error:
-            if isinstance(error, ConnectionError):
-                raise
-            logger.exception("event=defect in=http path=%s", request.path)
-            return _error(500, f"{type(error).__name__}: {error}")
-
-    def _stream(self, request: web.Request) -> Optional[StreamLogs]:
-        """The logs, if they have the stream that the path names."""
-        logs = self._logs
-        return logs if logs is not None and request.match_info["name"] in logs.streams() else None
-
-    @staticmethod
-    def _no_stream(request: web.Request) -> web.Response:
-        return _error(404, f"no stream {request.match_info['name']!r}")
-
-    async def _streams(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"streams": [] if self._logs is None else self._logs.streams()})
-
-    async def _manifest(self, request: web.Request) -> web.StreamResponse:
-        logs = self._stream(request)
-        if logs is None:
-            return self._no_stream(request)
-        manifest = logs.manifest(request.match_info["name"])
-        return web.json_response({**manifest, "broker_version": __version__})
-
-    async def _offsets(self, request: web.Request) -> web.StreamResponse:
-        logs = self._stream(request)
-        if logs is None:
-            return self._no_stream(request)
-        text = request.query.get("timestamp", "")
-        try:
-            timestamp = int(text)
-        except ValueError:
-            return _error(400, f"timestamp must be microseconds since 1970, not {text!r}")
-        name = request.match_info["name"]
-        count = len(logs.manifest(name)["partitions"])
-        loop = asyncio.get_running_loop()
-        offsets = [
-            {
-                "partition": number,
-                "offset": await loop.run_in_executor(
-                    None, logs.offset_for_timestamp, name, number, timestamp
-                ),
-            }
-            for number in range(count)
-        ]
-        return web.json_response({"stream": name, "timestamp_us": timestamp, "partitions": offsets})
-
-    async def _file(self, request: web.Request) -> web.StreamResponse:
-        logs = self._stream(request)
-        if logs is None:
-            return self._no_stream(request)
-        name, file = request.match_info["name"], request.match_info["file"]
-        partition = request.match_info["partition"]
-        if not (partition.isascii() and partition.isdigit()) or len(partition) > 9:
-            return _error(404, f"stream {name!r} has no partition {partition!r}")
-        if self._downloads >= MAX_DOWNLOADS:
-            return _error(503, "too many downloads at once", {"Retry-After": "1"})
-        try:
-            path, size = logs.committed_file(name, int(partition), file)
-            opened = open(path, "rb", buffering=0)
-        except (KeyError, FileNotFoundError):
-            return _error(404, f"stream {name!r} partition {partition} has no file {file!r}")
-        self._downloads += 1
-        try:
-            with opened:
-                return await self._send(request, opened, size)
-        finally:
-            self._downloads -= 1
-
-    async def _send(self, request: web.Request, file: BinaryIO, size: int) -> web.StreamResponse:
-        found = _range(request, size)
-        if found is None:
-            reason = f"bytes 0 to {size - 1} are committed" if size else "nothing is committed"
-            return _error(416, reason, {"Content-Range": f"bytes */{size}"})
-        start, end = found
-        response = web.StreamResponse(
-            headers={"Accept-Ranges": "bytes", "Cache-Control": "no-store"}
-        )
-        response.content_type = "application/octet-stream"
-        response.content_length = end - start
-        if request.http_range.start is not None:
-            response.set_status(206)
-            response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
-        await response.prepare(request)
-        transport = request.transport
-        if transport is None:
-            raise ConnectionResetError("connection lost")
-        if request.method != "HEAD":
-            try:
-                await _send_range(response, transport, file, start, end)
-            except OSError as error:
-                # The status line has been sent: the only way to report an error is to close the connection.
-                logger.debug("%s: %s", request.path, error)
-                transport.abort()
-                return response
-        await response.write_eof()
+            if route is None or route.right is not None:
+                principal = self.gate.admit(request)
+            response = await self._handle(route, request, principal)
+        except RequestError as refusal:
+            if refusal.status in (401, 403, 421, 429):
+                self._log_denied(request, principal, str(refusal))
+            headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else None
+            response = error(request, refusal.status, str(refusal), headers, refusal.field)
+        self.requests[principal.role, response.status] += 1
         return response
 
-    async def _serve_metrics(self, request: web.Request) -> web.StreamResponse:
+    async def _handle(
+        self, route: Optional[Route], request: web.Request, principal: Principal
+    ) -> web.StreamResponse:
+        try:
+            if route is None:
+                assert request.match_info.http_exception is not None
+                raise request.match_info.http_exception
+            self.gate.authorize(principal, route)
+            return await route.handler(request, principal)
+        except web.HTTPException as answer:
+            allow = answer.headers.get("Allow")
+            reason = f"{answer.reason}: {request.method} {request.path}"
+            return error(request, answer.status, reason, {"Allow": allow} if allow else None)
+        except web.RequestPayloadError as failure:
+            return error(request, 400, f"the body cannot be read: {str(failure).split()[-1]}")
+        except BrokerStopping as stopping:
+            return error(request, 503, str(stopping))
+        except SegmentError as damage:
+            logger.error("event=damaged_segment path=%s reason=%s", request.path, damage)
+            return error(request, 500, f"damaged segment: {damage}")
+        except (OSError, RuntimeError) as failure:
+            if isinstance(failure, ConnectionError):
+                raise
+            logger.exception("event=defect in=http path=%s", request.path)
+            return error(request, 500, f"{type(failure).__name__}: {failure}")
+
+    def _log_denied(self, request: web.Request, principal: Principal, reason: str) -> None:
+        _audit.info(
+            "event=denied action=%s target=%s address=%s reason=%s user=%s listener=%s",
+            request.method,
+            request.path,
+            address_of(request),
+            reason,
+            principal.name,
+            "http",
+        )
+
+    async def _serve_metrics(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         return web.Response(
             body=await self._metrics(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
-    async def _livez(self, request: web.Request) -> web.StreamResponse:
+    async def _livez(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         return web.json_response({"status": "ok"})
 
-    async def _readyz(self, request: web.Request) -> web.StreamResponse:
+    async def _readyz(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         reasons = await self._readiness()
         warnings = self._warnings()
         detail = {"warnings": warnings} if warnings else {}

@@ -39,6 +39,11 @@ class HttpConnections:
             if not transport.is_closing():
                 self._idle(transport)
 
+    def close_idle(self) -> None:
+        """Close the connections without a request."""
+        for transport in [found for found, timer in self._open.items() if timer is not None]:
+            self._time_out(transport)
+
     def _idle(self, transport: asyncio.Transport) -> None:
         self._open[transport] = asyncio.get_running_loop().call_later(self.idle_timeout, self._time_out, transport)
 

@@ -16,7 +16,11 @@ from typing import Any, Callable, Concatenate, Dict, List, Optional, ParamSpec, 
 from aiohttp import web
 
 from bridge_spark.source.consumers import ReportError
+from mqttbroker.admin.access import Principal, Right
 from mqttbroker.admin.consumer_lag import Consumer, ConsumerLag, TooManyConsumers
+from mqttbroker.admin.http_routes import Answer, Parameter, RequestError, Route
+from mqttbroker.admin.http_schemas import TEXT, record
+from mqttbroker.admin.http_streams import StreamAccess
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,15 +29,26 @@ T = TypeVar("T")
 class ConsumerRoutes:
     """The handlers; ``lag`` is None if there are no streams."""
 
-    def __init__(self, lag: Optional[ConsumerLag]) -> None:
+    def __init__(self, lag: Optional[ConsumerLag], access: StreamAccess) -> None:
         self._lag = lag
+        self._access = access
 
-    def routes(self) -> List[web.RouteDef]:
+    def routes(self) -> List[Route]:
+        name = Parameter("name", TEXT, "the name of a stream", "path", True)
+        consumer = Parameter("consumer", TEXT, "the name of a consumer", "path", True)
+        refused = Answer("refused", record(error=TEXT))
+        errors = {401: refused, 403: refused, 404: refused, 429: refused, 503: refused}
+        path, none = "/streams/{name}/consumers", Right.NONE  # each stream has readers of its own
+        offsets = {"type": "object", "additionalProperties": {"type": "integer", "minimum": 0}}
+        report = {"type": "object", "properties": {"offsets": offsets}, "required": ["offsets"]}
         return [
-            web.get("/streams/{name}/consumers", self._list),
-            web.put("/streams/{name}/consumers/{consumer}", self._report),
-            web.delete("/streams/{name}/consumers/{consumer}", self._forget),
-        ]
+            Route("GET", path, self._list, none, "The progress of each consumer of a stream",
+                  {200: Answer("consumers", {"type": "object"}), **errors}, (name,), tag="streams"),
+            Route("PUT", path + "/{consumer}", self._report, none, "Report the next offset of each partition",
+                  {204: Answer("stored"), 400: refused, 413: refused, **errors}, (name, consumer), report, tag="streams"),
+            Route("DELETE", path + "/{consumer}", self._forget, none, "Delete the report of a consumer",
+                  {204: Answer("deleted"), **errors}, (name, consumer), action="forget_consumer", tag="streams"),
+        ]  # fmt: skip
 
     async def _call(
         self,
@@ -43,21 +58,18 @@ class ConsumerRoutes:
         **kwargs: P.kwargs,
     ) -> T:
         """Call a method of `ConsumerLag` for the stream that the path names, in the executor."""
-        name = request.match_info["name"]
-        try:
-            if self._lag is None:
-                raise KeyError(name)
-            return await asyncio.to_thread(method, self._lag, name, *args, **kwargs)
-        except KeyError:
-            raise web.HTTPNotFound(reason=f"no stream {name!r}") from None
+        assert self._lag is not None
+        return await asyncio.to_thread(method, self._lag, request.match_info["name"], *args, **kwargs)
 
-    async def _list(self, request: web.Request) -> web.StreamResponse:
+    async def _list(self, request: web.Request, principal: Principal) -> web.StreamResponse:
+        self._access.check(request, principal, self._access.sees)
         found: List[Consumer] = await self._call(ConsumerLag.consumers, request)
         now = time.time()
         described = [describe(consumer, now) for consumer in found]
         return web.json_response({"stream": request.match_info["name"], "consumers": described})
 
-    async def _report(self, request: web.Request) -> web.StreamResponse:
+    async def _report(self, request: web.Request, principal: Principal) -> web.StreamResponse:
+        self._access.check(request, principal, self._access.reads)
         body = await request.read()
         try:
             await self._call(ConsumerLag.report, request, request.match_info["consumer"], body)
@@ -68,10 +80,12 @@ class ConsumerRoutes:
             return web.json_response({"error": f"the report cannot be kept: {error.strerror}"}, status=503)
         return web.Response(status=204)
 
-    async def _forget(self, request: web.Request) -> web.StreamResponse:
+    async def _forget(self, request: web.Request, principal: Principal) -> web.StreamResponse:
+        operates = Right.OPERATE in principal.rights
+        self._access.check(request, principal, self._access.sees if operates else self._access.reads)
         consumer = request.match_info["consumer"]
         if not await self._call(ConsumerLag.forget, request, consumer):
-            raise web.HTTPNotFound(reason="no such consumer")
+            raise RequestError(404, "no such consumer")
         return web.Response(status=204)
 
 

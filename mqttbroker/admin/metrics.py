@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
-from typing import Optional
+from typing import Optional, Tuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,7 +25,7 @@ class Metrics:
     """Metrics of one broker, for Prometheus; safe to use from any thread.
 
     ``set_aside`` is the number of damaged files that were in the data directory at the start. ``http_counters`` are
-    those of the HTTP server.
+    those of the HTTP server, ``http_requests`` its requests.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Metrics:
         self.reload_problems = 0
         self.log_lines_dropped = 0
         self.crl_expiries: dict[str, float] = {}  # Unix seconds, by listener
+        self.http_requests: Counter[Tuple[str, int]] = Counter()  # by role and status
         self._started = time.monotonic()
         self._process = CollectorRegistry(auto_describe=False)
         ProcessCollector(registry=self._process)
@@ -77,6 +79,12 @@ class Metrics:
             "Log lines dropped because stderr was not read.",
             value=self.log_lines_dropped,
         )
+        requests = CounterMetricFamily(
+            "mqttbroker_http_requests", "HTTP requests by the role of the sender and the status.", labels=["role", "status"]
+        )
+        for (role, status_code), count in sorted(self.http_requests.items()):
+            requests.add_metric([role, str(status_code)], count)
+        yield requests
         yield from self._process.collect()
 
     def _broker_metrics(self, status: BrokerStatus) -> Iterator[Metric]:

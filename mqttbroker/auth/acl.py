@@ -35,15 +35,19 @@ class Rule:
 
     def matches(self, client_id: str, username: Optional[str], topic: str) -> bool:
         """Whether this rule, as a pattern, matches a topic for the client."""
-        pattern = self.topic_filter
-        if topic.startswith("$") != pattern.startswith("$"):
+        if topic.startswith("$") != self.topic_filter.startswith("$"):
             return False  # a name must not be the $ level
+        topic_filter = self.filter_for(client_id, username)
+        return topic_filter != "" and matches(topic_filter, topic)
+
+    def filter_for(self, client_id: str, username: Optional[str]) -> str:
+        """The filter of this rule, as a pattern, for the client; "" if it has none."""
         if self.of_user:
             if not username or "/" in username:
-                return False
+                return ""
         if self.of_client and "/" in client_id:
-            return False
-        levels = pattern.split("/")
+            return ""
+        levels = self.topic_filter.split("/")
         index: int = 0
         while index < len(levels):
             if levels[index] == "%c":
@@ -51,7 +55,7 @@ class Rule:
             elif levels[index] == "%u" and username is not None:
                 levels[index] = username
             index += 1
-        return matches("/".join(levels), topic)
+        return "/".join(levels)
 
 
 class Section:
@@ -99,6 +103,29 @@ class Acl(Authorizer):
                 return False
         return True
 
+    def may_read_all(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+        """A rule of the user, or a pattern, covers the filter, and no denial before it overlaps with the filter."""
+        section = self._section(username)
+        for rule in section.denials:
+            if overlap(rule.topic_filter, topic_filter):
+                return False
+        for rule in section.grants:
+            if rule.access & READ and covers(rule.topic_filter, topic_filter):
+                return True
+        if _has_wildcard(client_id) or (username is not None and _has_wildcard(username)):
+            return False
+        for rule in self.patterns.denials:
+            denied = rule.filter_for(client_id, username)
+            if denied != "" and overlap(denied, topic_filter):
+                return False
+        for rule in self.patterns.grants:
+            if rule.access & READ == 0 or rule.topic_filter.startswith("$") != topic_filter.startswith("$"):
+                continue
+            allowed = rule.filter_for(client_id, username)
+            if allowed != "" and covers(allowed, topic_filter):
+                return True
+        return False
+
     def _section(self, username: Optional[str]) -> Section:
         return self.anonymous if username is None else self.users.get(username, _NO_RULES)
 
@@ -141,6 +168,23 @@ def covers(wide: str, narrow: str) -> bool:
             return False
         index += 1
     return len(inner) == len(outer)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether a topic may match both filters."""
+    if one.startswith("$") != other.startswith("$"):
+        return False
+    left = one.split("/")
+    right = other.split("/")
+    index: int = 0
+    while True:
+        if index < len(left) and left[index] == "#" or index < len(right) and right[index] == "#":
+            return True
+        if index >= len(left) or index >= len(right):
+            return len(left) == len(right)
+        if left[index] != right[index] and left[index] != "+" and right[index] != "+":
+            return False
+        index += 1
 
 
 def parse_acl(text: str, name: str) -> Acl:

@@ -182,6 +182,13 @@ def ban_terms(settings: Settings) -> BanTerms:
     return terms
 
 
+def http_ban_terms(settings: Settings) -> BanTerms:
+    """When to ban addresses that send wrong tokens to the HTTP server, which have no user name."""
+    terms = ban_terms(settings)
+    terms.failures = 0
+    return terms
+
+
 def _note(files: dict[Path, str], path: Optional[Path], key: str) -> None:
     if path is not None:
         files.setdefault(path, key)

@@ -124,11 +124,21 @@ class _Builder:
         values["streams"] = self.streams(tree.get("streams", {}))
         for section, default in (("http", Http()), ("bans", Bans())):
             for name, reason in values.get(section, default).problems():
-                self.problem((section, name), reason)
+                self.problem((section, *name.split(".")), reason)
         settings = Settings(**values)
-        for path, reason in settings.authentication_problems():
+        for path, reason in [*settings.authentication_problems(), *settings.access_problems()]:
             self.problem(path, reason)
         return settings
+
+    def tables(self, section: type[Any], raw: object, path: _Path) -> tuple[Any, ...]:
+        """The sections of a list of tables; variables give a table whose keys are the numbers of the list."""
+        if isinstance(raw, dict) and all(key.isdecimal() for key in raw):
+            raw = [raw[key] for key in sorted(raw, key=int)]
+        if not isinstance(raw, list):
+            self.problem(path, f"must be [[{_dotted(path)}]] tables")
+            return ()
+        read = [self.section(section, item, path + (str(index),)) for index, item in enumerate(raw)]
+        return tuple(item for item in read if item is not None)
 
     def section(self, section: type[Any], raw: object, path: _Path, **given: object) -> Any:
         """An instance of the section; None after a problem that prevents one."""
@@ -151,6 +161,8 @@ class _Builder:
                 inner = self.section(metadata["section"], value, path + (name,))
                 if inner is not None:
                     values[name] = inner
+            elif "tables" in metadata:
+                values[name] = self.tables(metadata["tables"], value, path + (name,))
             elif "kind" in metadata:
                 try:
                     given = metadata["kind"].from_text(str(value)) if isinstance(value, _FromText) else value

@@ -75,6 +75,20 @@ class Text(Kind[str]):
         return str(value)
 
 
+class Name(Kind[str]):
+    """A name of 1-64 of A-Z a-z 0-9 _ . @ -, first a letter or digit."""
+
+    def __init__(self, description: str) -> None:
+        self.description = description
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", value):
+            raise ValueError(
+                f"must be {self.description}: 1–64 of A–Z a–z 0–9 _ . @ -, first a letter or digit, got {shown(value)}"
+            )
+        return str(value)
+
+
 class OptionalText(Kind[Optional[str]]):
     """A string of at most 65535 bytes, the limit of MQTT; the empty one is None."""
 

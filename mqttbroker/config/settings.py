@@ -28,6 +28,7 @@ from mqttbroker.config.setting_kinds import (
     Integer,
     Kind,
     ListenerPath,
+    Name,
     Networks,
     OptionalPath,
     OptionalText,
@@ -59,6 +60,11 @@ def _secret(kind: Kind[T], default: object) -> T:
 def _file_of(secret: str) -> Optional[Path]:
     """The path of a file with the value of the `_secret` of that name in the same section; `load_settings` reads it."""
     return dataclasses.field(default=None, metadata={"kind": OptionalPath(), "file_of": secret})
+
+
+def _tables(section: type[T]) -> tuple[T, ...]:
+    """A list of tables, each of which is a section."""
+    return cast(tuple[T, ...], dataclasses.field(default=(), metadata={"tables": section}))
 
 
 def _section(section: type[T]) -> T:
@@ -223,10 +229,32 @@ _DEFAULT_LISTENER = Listener()
 
 
 @dataclass(frozen=True)
-class Http:
-    """``port`` None = no HTTP server, 0 = any free port; ``token`` None = no authorization.
+class HttpAccess:
+    """A sender of HTTP requests: its credentials, its role, and the streams that it may read."""
 
-    With ``certfile`` and ``keyfile`` it uses TLS.
+    name: str = _required(Name("the name of a program or person"))
+    role: str = _required(Choice("viewer", "operator", "admin", "reader"))
+    token: Optional[str] = _secret(BearerToken(), "")
+    token_file: Optional[Path] = _file_of("token")
+    certificate: Optional[str] = _key(OptionalText(), "")
+    streams: tuple[str, ...] = _key(Texts(), [])
+    user: Optional[str] = _key(OptionalText(), "")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that are invalid together, each with the reason."""
+        if self.token is None and self.token_file is None and self.certificate is None:
+            yield "token_file", "is required, or certificate"
+        if self.role == "reader" and not self.streams and self.user is None:
+            yield "streams", 'is required for role "reader", or user'
+        if self.role == "admin" and self.streams:
+            yield "streams", 'role "admin" reads all streams'
+
+
+@dataclass(frozen=True)
+class Http:
+    """``port`` None = no HTTP server, 0 = any free port. ``token`` is that of an administrator.
+
+    With ``certfile`` and ``keyfile`` it uses TLS, with ``cafile`` also certificates of clients.
     """
 
     host: str = _key(Host(), "127.0.0.1")
@@ -236,15 +264,45 @@ class Http:
     max_connections: int = _key(Integer(1, 1_000_000), 1000)
     certfile: Optional[Path] = _key(OptionalPath(), "")
     keyfile: Optional[Path] = _key(OptionalPath(), "")
+    cafile: Optional[Path] = _key(OptionalPath(), "")
+    crlfile: Optional[Path] = _key(OptionalPath(), "")
+    client_certificate: str = _key(Choice("none", "optional", "required"), "none")
     tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
+    access: tuple[HttpAccess, ...] = _tables(HttpAccess)
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that are invalid together, each with the reason."""
         for name, other in (("certfile", "keyfile"), ("keyfile", "certfile")):
             if getattr(self, name) is None and getattr(self, other) is not None:
                 yield name, f"is required with {other}"
-        if self.port is not None and self.token is None and self.token_file is None and not is_loopback(self.host):
-            yield "token", f"is required, or token_file, when the server can be reached at {self.host or 'every address'}"
+        if self.client_certificate != "none":
+            for name in ("certfile", "cafile"):
+                if getattr(self, name) is None:
+                    yield name, "is required to check client certificates"
+        for name in ("cafile", "crlfile"):
+            if getattr(self, name) is not None and self.client_certificate == "none":
+                yield name, 'needs client_certificate "optional" or "required"'
+        if self.port is not None and not self.has_access and not is_loopback(self.host):
+            where = self.host or "every address"
+            yield "token", f"is required, or token_file, or [[http.access]], when the server can be reached at {where}"
+        names: set[str] = set()
+        owners = {self.token: "http.token"}
+        for index, access in enumerate(self.access):
+            for name, reason in access.problems():
+                yield f"access.{index}.{name}", reason
+            if access.name in names:
+                yield f"access.{index}.name", f"{access.name} is taken by an earlier entry"
+            if access.token is not None and access.token in owners:
+                yield f"access.{index}.token", f"is also the token of {owners[access.token]}"
+            if access.certificate is not None and self.client_certificate == "none":
+                yield f"access.{index}.certificate", 'needs http.client_certificate "optional" or "required"'
+            names.add(access.name)
+            owners[access.token] = access.name
+
+    @property
+    def has_access(self) -> bool:
+        """Whether requests need credentials."""
+        return self.token is not None or self.token_file is not None or bool(self.access)
 
 
 @dataclass(frozen=True)
@@ -405,6 +463,17 @@ class Settings:
                     yield key, f'"{kind}" is not configured for listener {listener.address}'
             if listener.use_identity_as_username and "certificate" not in kinds:
                 yield path + ("use_identity_as_username",), 'needs "certificate" in authentication'
+
+    def access_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Keys of senders of HTTP requests that name a missing stream or file, each with the reason."""
+        streams = {"*", *(stream.name for stream in self.streams)}
+        for index, access in enumerate(self.http.access):
+            path = ("http", "access", str(index))
+            for name in access.streams:
+                if name not in streams:
+                    yield path + ("streams",), f"there is no stream {name!r}"
+            if access.user is not None and self.acl_file is None:
+                yield path + ("user",), "needs acl_file, whose rules apply to this user"
 
     def acl_file_of(self, listener: Listener) -> Optional[Path]:
         return self.acl_file if isinstance(listener.acl_file, str) else listener.acl_file

@@ -250,6 +250,10 @@ class Authorizer:
     def may_read(self, client_id: str, username: Optional[str], topic: str) -> bool:
         """Whether the client may receive messages of the topic."""
 
+    def may_read_all(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+        """Whether the client may receive messages of every topic that matches the filter; False if that is unknown."""
+        return False
+
 
 class AllowAll(Authorizer):
     def __init__(self) -> None:
@@ -264,6 +268,9 @@ class AllowAll(Authorizer):
     def may_read(self, client_id: str, username: Optional[str], topic: str) -> bool:
         return True
 
+    def may_read_all(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+        return True
+
 
 class DenyAll(Authorizer):
     def __init__(self) -> None:
@@ -276,6 +283,9 @@ class DenyAll(Authorizer):
         return False
 
     def may_read(self, client_id: str, username: Optional[str], topic: str) -> bool:
+        return False
+
+    def may_read_all(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
         return False
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from mqttbroker.config.settings import Http, Listener
 from mqttbroker.net.revocation import RevocationLists, authorities_of
@@ -25,7 +25,7 @@ _ALPN = {"tls": "mqtt", "wss": "http/1.1"}
 
 
 class ListenerContext(AlertContext):
-    """The context of a listener; ``revocations`` None = no ``crlfile``."""
+    """The context of a listener or of the HTTP server; ``revocations`` None = no ``crlfile``."""
 
     revocations: Optional[RevocationLists] = None
 
@@ -49,29 +49,35 @@ def server_context(listener: Listener) -> Optional[ListenerContext]:
     assert listener.certfile is not None and listener.keyfile is not None
     context = ListenerContext(ssl.PROTOCOL_TLS_SERVER)
     _prepare(context, listener.certfile, listener.keyfile, listener.tls_version, _ALPN[listener.type])
-    context.verify_mode = _MODES[listener.client_certificate]
+    _verify_clients(context, listener)
+    return context
+
+
+def http_context(http: Http) -> Optional[ListenerContext]:
+    """The context of the HTTP server, None without TLS.  Raises OSError for an invalid file."""
+    if http.certfile is None or http.keyfile is None:
+        return None
+    context = ListenerContext(ssl.PROTOCOL_TLS_SERVER)
+    _prepare(context, http.certfile, http.keyfile, http.tls_version, "http/1.1")
+    _verify_clients(context, http)
+    return context
+
+
+def _verify_clients(context: ListenerContext, settings: Union[Listener, Http]) -> None:
+    """Have client certificates verified as the settings say."""
+    context.verify_mode = _MODES[settings.client_certificate]
     if context.verify_mode != ssl.CERT_NONE:
         # In a resumed session OpenSSL would not verify the certificate. It cannot be told to refuse sessions of TLS 1.2
         # without tickets, so `refusal` looks at those.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
-    if listener.cafile is not None:
-        _load_authorities(context, "cafile", listener.cafile)
-    if listener.crlfile is not None:
-        context.revocations = RevocationLists(listener.crlfile, authorities_of(context))
-        _load_authorities(context, "crlfile", listener.crlfile)
+    if settings.cafile is not None:
+        _load_authorities(context, "cafile", settings.cafile)
+    if settings.crlfile is not None:
+        context.revocations = RevocationLists(settings.crlfile, authorities_of(context))
+        _load_authorities(context, "crlfile", settings.crlfile)
         whole = context.revocations.whole_chain
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN if whole else ssl.VERIFY_CRL_CHECK_LEAF
-    return context
-
-
-def http_context(http: Http) -> Optional[ssl.SSLContext]:
-    """The context of the HTTP server, None without TLS.  Raises OSError for an invalid file."""
-    if http.certfile is None or http.keyfile is None:
-        return None
-    context = AlertContext(ssl.PROTOCOL_TLS_SERVER)
-    _prepare(context, http.certfile, http.keyfile, http.tls_version, "http/1.1")
-    return context
 
 
 def _prepare(context: ssl.SSLContext, certfile: Path, keyfile: Path, oldest: str, protocol: str) -> None:

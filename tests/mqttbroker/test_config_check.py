@@ -17,8 +17,12 @@ PROBLEMS = [
     ('http.token_file = "{directory}/token"', r"http\.token_file: .*/token: No such file"),
     ('data_dir = "{directory}/file/data"', r"data_dir: .*/file is not a directory"),
     ("allow_anonymous = false", r"listeners\.0: no client can connect: allow_anonymous is false"),
-    ('http.host = "0.0.0.0"', r"http\.token: is required, or token_file, when the server can be reached at 0\.0\.0\.0"),
-    ('http.host = ""', r"http\.token: is required, or token_file, when the server can be reached at every address"),
+    ('http.host = "0.0.0.0"', r"http\.token: is required, or token_file, or \[\[http\.access\]\], when the server can be reached at 0\.0\.0\.0"),
+    ('http.host = ""', r"http\.token: is required, or token_file, or \[\[http\.access\]\], when the server can be reached at every address"),
+    ('[[http.access]]\nname = "a"\nrole = "viewer"\ntoken_file = "{directory}/none"',
+     r"http\.access\.0\.token_file: .*none: No such file"),
+    ('http.access = [{{name = "a b", role = "viewer", token = "x"}}]', r"http\.access\.0\.name: must be the name of"),
+    ('http.access = 5', r"http\.access: must be \[\[http\.access\]\] tables"),
     ('http.token = "a"\nhttp.token_file = "{directory}/file"', r"http\.token_file: token is set, too"),
 ]  # fmt: skip
 

@@ -16,13 +16,20 @@ from bridge_spark.datasource import MqttDataSource
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from bridge_spark.source import http_client, http_storage
 from bridge_spark.source.storage import SegmentGone, StreamError, UnknownStream
+from mqttbroker.admin.access import AccessList, access_list
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.http import HttpServer
-from mqttbroker.config.settings import Consumers
+from mqttbroker.config.settings import Consumers, Http, Settings
+from mqttbroker.core.policy import AllowAll
 
 __all__ = ["spark"]
 
 pytestmark = pytest.mark.one_build
+FILTERS = {"sensors": ["#"]}
+
+
+def access(token: str = "") -> AccessList:
+    return access_list(Settings(http=Http(token=token or None)), AllowAll())
 
 
 @pytest.fixture
@@ -44,7 +51,7 @@ def lag(logs: StreamLogs) -> ConsumerLag:
 
 @pytest.fixture
 def broker_url(logs: StreamLogs, lag: ConsumerLag) -> Iterator[str]:
-    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock(), token="s3cret", consumers=lag)
+    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock(), access("s3cret"), FILTERS, consumers=lag)
     server.start()
     yield f"http://127.0.0.1:{server.port}"
     server.stop()
@@ -88,7 +95,7 @@ def test_an_answer_that_is_no_manifest(broker_url: str, logs: StreamLogs, monkey
 
 def test_an_unreadable_file_is_named(logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 0.001)
-    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock())
+    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock(), access(), FILTERS)
     server.start()
     found = MqttDataSource({"url": f"http://127.0.0.1:{server.port}", "stream": "sensors"})
     reader = found.reader(found.schema())

@@ -19,10 +19,15 @@ from bridge_spark.log.record_batch import iter_batches
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from mqttbroker import __version__
 from mqttbroker.admin import http as server_module
+from mqttbroker.admin import http_streams
+from mqttbroker.admin.access import access_list
 from mqttbroker.admin.http import HttpServer
+from mqttbroker.config.settings import Http, Settings
+from mqttbroker.core.policy import AllowAll
 from sessions.message import Message
 
 FILE = "00000000000000000000.seg"
+OPEN = access_list(Settings(), AllowAll())
 
 
 def records(count: int, start: int = 0, payload: bytes = b"21.5") -> List[Message]:
@@ -49,7 +54,9 @@ class Service:
 
     def __init__(self, logs: Optional[StreamLogs], token: Optional[str] = None) -> None:
         self.reasons: List[str] = []
-        self.server = HttpServer("127.0.0.1", 0, logs, self.metrics, self.readiness, token)
+        access = access_list(Settings(http=Http(token=token)), AllowAll())
+        filters = {"s": ["sensors/#"]}
+        self.server = HttpServer("127.0.0.1", 0, logs, self.metrics, self.readiness, access, filters)
         self.server.start()
 
     async def metrics(self) -> bytes:
@@ -220,15 +227,15 @@ def test_without_streams(tmp_path: Path) -> None:
 
 
 def test_the_token(logs: StreamLogs) -> None:
-    service = Service(logs, "sésame")
+    service = Service(logs, "sesame")
     try:
         for path in ("/streams", f"/streams/s/0/{FILE}", "/metrics", "/nowhere"):
-            for given in (None, "Bearer no", "Basic sésame", "sésame", "Bearer", "Bearer \xff"):
+            for given in (None, "Bearer no", "Basic sesame", "sesame", "Bearer", "Bearer \xff"):
                 headers = {"Authorization": given.encode("utf-8").decode("latin-1")} if given else {}
                 status, answer, body = service.get(path, headers)
                 assert (status, answer["www-authenticate"]) == (401, "Bearer"), (path, given)
                 assert "token" in json.loads(body)["error"]
-        right = {"Authorization": "bearer " + "sésame".encode().decode("latin-1")}
+        right = {"Authorization": "bearer sesame"}
         assert service.get("/streams", right)[0] == 200
         assert service.get("/livez")[0] == service.get("/readyz")[0] == 200
     finally:
@@ -236,7 +243,7 @@ def test_the_token(logs: StreamLogs) -> None:
 
 
 def test_start_raises_if_the_port_is_in_use(service: Service) -> None:
-    second = HttpServer("127.0.0.1", service.server.port, None, service.metrics, service.readiness)
+    second = HttpServer("127.0.0.1", service.server.port, None, service.metrics, service.readiness, OPEN)
     with pytest.raises(OSError):
         second.start()
     second.stop()
@@ -245,7 +252,7 @@ def test_start_raises_if_the_port_is_in_use(service: Service) -> None:
 def test_the_port_is_free_after_stop(logs: StreamLogs) -> None:
     service = Service(logs)
     service.server.stop()
-    again = HttpServer("127.0.0.1", service.server.port, None, service.metrics, service.readiness)
+    again = HttpServer("127.0.0.1", service.server.port, None, service.metrics, service.readiness, OPEN)
     again.start()
     again.stop()
     again.stop()
@@ -293,7 +300,7 @@ def stalled(service: Service) -> socket.socket:
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.settimeout(20)
     client.connect(("127.0.0.1", service.server.port))
-    client.sendall(f"GET /streams/s/1/{FILE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    client.sendall(f"GET /streams/s/1/{FILE} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert client.recv(12) == b"HTTP/1.1 200"
     return client
 
@@ -311,10 +318,10 @@ def test_stalled_readers_do_not_slow_others(service: Service, logs: StreamLogs) 
 def test_a_stalled_reader_is_disconnected(
     service: Service, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "SLICE_TIMEOUT", 0.05)
+    monkeypatch.setattr(http_streams, "SLICE_TIMEOUT", 0.05)
     size = large(logs)
     client = stalled(service)
-    monkeypatch.setattr(server_module, "MAX_DOWNLOADS", 1)
+    monkeypatch.setattr(http_streams, "MAX_DOWNLOADS", 1)
     while service.get("/streams/s/0/" + FILE)[0] == 503:
         pass
     received = 0
@@ -330,7 +337,7 @@ def test_a_stalled_reader_is_disconnected(
 def test_too_many_downloads_are_503(
     service: Service, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "MAX_DOWNLOADS", 1)
+    monkeypatch.setattr(http_streams, "MAX_DOWNLOADS", 1)
     large(logs)
     client = stalled(service)
     status, headers, _ = service.get(f"/streams/s/0/{FILE}")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.core import Core, CoreClient
 from support.raw_client import RawClient
 
-from mqttbroker.auth.acl import Acl, AclError, covers, parse_acl
+from mqttbroker.auth.acl import Acl, AclError, covers, overlap, parse_acl
 from mqttbroker.codec.packets import Puback, Publish, Pubrec, Will
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import NO_MATCHING_SUBSCRIBERS, NOT_AUTHORIZED, UNSPECIFIED_ERROR
@@ -174,6 +174,36 @@ def test_a_filter_that_covers_another_matches_all_its_topics(wide: str, narrow: 
 )
 def test_covers(wide: str, narrow: str, expected: bool) -> None:
     assert covers(wide, narrow) is expected
+
+
+@given(FILTER, FILTER, st.lists(LEVEL, min_size=1, max_size=5).map("/".join).filter(bool))
+def test_filters_that_match_one_topic_overlap(one: str, other: str, topic: str) -> None:
+    if matches(one, topic) and matches(other, topic):
+        assert overlap(one, other)
+
+
+@pytest.mark.parametrize("one, other, expected", [
+    ("a/#", "a", True), ("a/+", "+/b", True), ("a/b", "a/c", False), ("a/b", "a/b/c", False), ("a/+", "a", False),
+    ("#", "$SYS/a", False), ("+/#", "a/b/c", True), ("a/#", "b/#", False),
+])  # fmt: skip
+def test_overlap(one: str, other: str, expected: bool) -> None:
+    assert overlap(one, other) is overlap(other, one) is expected
+
+
+@pytest.mark.parametrize("topic_filter, expected", [
+    ("all/#", True), ("all/+/x", True), ("alice/#", False), ("alice/public", True), ("alice/private/x", False),
+    ("alice/+", False), ("drop box", False), ("shared/1/x", True), ("shared/#", False), ("#", False),
+    ("users/alice/in", True), ("users/+/in", False), ("clients/c/1", True), ("clients/d/1", False),
+])  # fmt: skip
+def test_reading_a_whole_filter(topic_filter: str, expected: bool) -> None:
+    assert parse_acl(RULES, "acl").may_read_all("c", "alice", topic_filter) is expected
+
+
+@given(FILTER, st.lists(LEVEL, min_size=1, max_size=5).map("/".join).filter(bool), st.sampled_from(["alice", "bob", "eve", None]))
+def test_each_topic_of_a_filter_that_may_be_read_may_be_read(topic_filter: str, topic: str, username: Optional[str]) -> None:
+    acl = parse_acl(RULES.replace("alice/", "a/").replace("all/", "b/"), "acl")
+    if matches(topic_filter, topic) and acl.may_read_all("c", username, topic_filter):
+        assert acl.may_read("c", username, topic)
 
 
 # --- in a broker --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from support.config_files import problems, write
 from support.paths import ROOT
 
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
-from mqttbroker.config.settings import Bans, Consumers, Http, Limits, Listener, Log, Logins, Redirect, Settings, Stream
+from mqttbroker.config.settings import Bans, Consumers, Http, HttpAccess, Limits, Listener, Log, Logins, Redirect, Settings, Stream
 
 CONF = ROOT / "conf" / "mqttbroker.toml"
 
@@ -28,7 +28,7 @@ CONF = ROOT / "conf" / "mqttbroker.toml"
 
 def documented() -> str:
     """conf/mqttbroker.toml with its example stream uncommented."""
-    return re.sub(r"^#(?=\[streams|[a-z_]+ = )", "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return re.sub(r"^#(?=\[streams|\[\[http\.access|[a-z_]+ = )", "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 def test_the_documented_file_has_the_defaults() -> None:
@@ -41,6 +41,7 @@ def test_the_documented_file_has_every_key() -> None:
         "": Settings,
         "log": Log,
         "http": Http,
+        "http.access": HttpAccess,
         "limits": Limits,
         "logins": Logins,
         "bans": Bans,
@@ -55,6 +56,8 @@ def test_the_documented_file_has_every_key() -> None:
             table = tables["listeners"][0]
         elif name == "streams":
             table = tables["streams"]["sensors"]
+        elif name == "http.access":
+            table = tables["http"]["access"][0]
         elif name:
             table = tables[name]
         keys = {field.name for field in dataclasses.fields(section)} - ({"name"} if section is Stream else set())
@@ -109,6 +112,24 @@ def test_environment_adds_listeners_and_changes_streams(tmp_path: Path) -> None:
     assert [listener.port for listener in settings.listeners] == [1883, 1884]
     assert settings.streams == (Stream("Sensors", ("a/+", "b/#"), partitions=9, retention_age=604800.0),)
     assert settings.limits.retain_available is False
+
+
+def test_environment_adds_access_to_http(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hunter2")
+    prefix = "MQTTBROKER_HTTP__ACCESS__"
+    environ = {
+        f"{prefix}0__NAME": "grafana", f"{prefix}0__ROLE": "viewer", f"{prefix}0__TOKEN_FILE": str(tmp_path / "token"),
+        f"{prefix}1__NAME": "root", f"{prefix}1__ROLE": "admin", f"{prefix}1__TOKEN": "other",
+    }  # fmt: skip
+    access = load_settings(None, environ).http.access
+    assert [(each.name, each.role, each.token) for each in access] == [
+        ("grafana", "viewer", "hunter2"), ("root", "admin", "other")
+    ]  # fmt: skip
+    assert "hunter2" not in repr(access)
+    environ[f"{prefix}1__ROLE"] = "owner"
+    assert problems(None, environ) == [
+        f'{prefix}1__ROLE: http.access.1.role: must be "viewer", "operator", "admin" or "reader", got "owner"'
+    ]
 
 
 def test_variables_of_kubernetes_and_of_the_build_are_not_settings() -> None:
@@ -243,6 +264,8 @@ def sections(section: type[Any] = Settings) -> Iterator[type[Any]]:
     for field in dataclasses.fields(section):
         if "section" in field.metadata:
             yield from sections(field.metadata["section"])
+        elif "tables" in field.metadata:
+            yield from sections(field.metadata["tables"])
 
 
 def test_every_secret_may_be_in_a_file() -> None:

@@ -1,0 +1,88 @@
+"""Routes of the HTTP server: what each needs, takes and answers. The server and its OpenAPI document use this one table.
+
+Errors below /api are problem details (RFC 9457), elsewhere {"error": "..."}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+from aiohttp import web
+
+from mqttbroker.admin.access import Principal, Right
+
+Handler = Callable[[web.Request, Principal], Awaitable[web.StreamResponse]]
+Schema = Mapping[str, Any]  # JSON Schema, as in OpenAPI 3.1
+
+API = "/api/v1"
+PROBLEM = "application/problem+json"
+
+
+class Parameter(NamedTuple):
+    """A parameter in the path or the query. One without default may be missing unless it is required."""
+
+    name: str
+    schema: Schema
+    description: str
+    place: str = "query"
+    required: bool = False
+
+
+class Answer(NamedTuple):
+    """A response: JSON of a schema, or another media type."""
+
+    description: str
+    schema: Optional[Schema] = None
+    media_type: str = "application/json"
+
+
+@dataclass(frozen=True)
+class Route:
+    """One operation. ``right`` is needed to call it; None = no credentials either.
+
+    ``action`` names it in the audit log, if it changes something.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    right: Optional[Right]
+    summary: str
+    answers: Mapping[int, Answer]
+    parameters: Tuple[Parameter, ...] = ()
+    body: Optional[Schema] = None
+    body_required: bool = True
+    action: str = ""
+    description: str = ""
+    tag: str = ""
+    operation_id: str = field(default="")
+
+
+def error(
+    request: web.Request,
+    status: int,
+    reason: str,
+    headers: Optional[Mapping[str, str]] = None,
+    field: str = "",
+) -> web.Response:
+    """An error in the form of the request's path; ``field`` names the parameter or key that is wrong."""
+    if not request.path.startswith("/api/"):
+        return web.json_response({"error": reason}, status=status, headers=headers)
+    body: Dict[str, Any] = {
+        "type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": reason
+    }  # fmt: skip
+    if field:
+        body["field"] = field
+    return web.json_response(body, status=status, headers=headers, content_type=PROBLEM)
+
+
+class RequestError(Exception):
+    """A request that is refused: an HTTP status, one line, and the parameter or key that is wrong."""
+
+    def __init__(self, status: int, reason: str, field: str = "") -> None:
+        super().__init__(reason)
+        self.status = status
+        self.field = field

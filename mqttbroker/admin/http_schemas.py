@@ -1,0 +1,36 @@
+"""JSON Schemas of the HTTP API."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+Schema = Dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+
+
+def described(schema: Schema, description: str) -> Schema:
+    """A schema with a description."""
+    return {**schema, "description": description}
+
+
+def nullable(schema: Schema) -> Schema:
+    """A schema that null satisfies, too."""
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def array(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def record(**properties: Schema) -> Schema:
+    """An object that has exactly these properties."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
