@@ -178,7 +178,7 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
     for row in _consumed(recovered.sessions):
         session = registry.load(row.session_id, row.client_id)
         session.version = row.version
-        session.username = row.username
+        session.set_username(row.username)
         session.rules = row.rules
         session.expiry_interval = row.expiry_interval
         session.disconnected_at = now if row.disconnected_at is None else row.disconnected_at

@@ -6,6 +6,7 @@ from typing import Final
 
 from sessions.backpressure import BackpressureMonitor
 from sessions.journal import Journal
+from sessions.window import InFlightTotal
 
 # Policies for a message to a full queue.
 DROP_NEWEST: Final = 0  # it is dropped
@@ -13,6 +14,10 @@ DROP_OLDEST: Final = 1  # the oldest messages of the queue are dropped
 REFUSE: Final = 2  # its PUBLISH is refused; dropped if no client sent it
 
 _UNLIMITED: Final = 1 << 60
+
+# Memory in bytes, as measured with the compiled build; texts and payloads come on top.
+SESSION_BYTES: Final = 750  # a session without its texts
+RECEIVED_ID_BYTES: Final = 80  # a QoS 2 packet id of a client
 
 
 class SessionLimits:
@@ -32,6 +37,8 @@ class SessionLimits:
         self.max_total_queued_messages = _UNLIMITED
         self.max_total_queued_bytes = _UNLIMITED
         self.max_total_queue_memory_bytes = _UNLIMITED
+        self.max_total_in_flight_bytes = _UNLIMITED
+        self.max_total_session_bytes = _UNLIMITED
         # The high watermark of a connected client's queue; 0 messages = no backpressure.
         self.queue_high_watermark_messages = 0
         self.queue_high_watermark_bytes = _UNLIMITED
@@ -58,7 +65,13 @@ class SessionContext:
         self.queued_messages = 0
         self.queued_bytes = 0
         self.memory_bytes = 0
+        self.memory_entries = 0  # queued messages in memory
+        self.in_flight = InFlightTotal()
+        self.in_flight.maximum = limits.max_total_in_flight_bytes
         self.will_bytes = 0
+        self.session_bytes = 0  # sessions with their texts
+        self.received_ids = 0  # QoS 2 packet ids of all clients
+        self.subscription_bytes = 0  # an upper estimate of the memory of all subscriptions
         self.next_expiry = 0  # earliest expiry of a stored entry, µs since the Unix epoch; 0 = none
 
     def full(self, messages: int, size: int) -> bool:
@@ -68,3 +81,13 @@ class SessionContext:
             self.queued_messages + messages > limits.max_total_queued_messages
             or self.queued_bytes + size > limits.max_total_queued_bytes
         )
+
+    @property
+    def session_memory(self) -> int:
+        """Bytes of all sessions and of the QoS 2 packet ids of their clients."""
+        return self.session_bytes + self.received_ids * RECEIVED_ID_BYTES
+
+    @property
+    def sessions_full(self) -> bool:
+        """Whether sessions and packet ids take all the memory that they may."""
+        return self.session_memory >= self.limits.max_total_session_bytes

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Optional
+from typing import Final, Optional
 
 from mypy_extensions import mypyc_attr
 
@@ -14,6 +14,9 @@ from sessions.backpressure import PausablePublisher
 from sessions.journal import RELEASING, STORED, STORING, Entry
 from sessions.message import Message
 from sessions.rows import PageRow
+
+
+ENTRY_BYTES: Final = 400  # memory of a message and its delivery, as measured, beside `Message.size`
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -43,6 +43,7 @@ class MessageQueue:
         size: int = entry.message.size
         self.memory_bytes += size
         self.context.memory_bytes += size
+        self.context.memory_entries += 1
         if self.entries is _NO_ENTRIES:
             self.entries = deque()
         self.entries.append(entry)
@@ -53,10 +54,12 @@ class MessageQueue:
         size: int = entry.message.size
         self.memory_bytes -= size
         self.context.memory_bytes -= size
+        self.context.memory_entries -= 1
         return entry
 
     def clear_memory(self) -> None:
         """Drop the entries in memory without finishing them."""
+        self.context.memory_entries -= len(self.entries)
         self.entries = _NO_ENTRIES
         self.context.memory_bytes -= self.memory_bytes
         self.memory_bytes = 0

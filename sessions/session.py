@@ -13,7 +13,7 @@ from typing import Deque, Dict, Final, List, Optional
 from mypy_extensions import i64
 
 from sessions.backpressure import Backpressure
-from sessions.context import SessionContext
+from sessions.context import SESSION_BYTES, SessionContext
 from sessions.delivery import (
     ClientConnection,
     Delivery,
@@ -36,6 +36,7 @@ from sessions.paging import Paging
 from sessions.rows import PageRow
 from sessions.will import SessionWill
 from sessions.window import InFlight, InFlightWindow, SharedInFlight, phase_of
+from topic_matcher.filters import text_bytes
 
 NEVER: Final = 0xFFFFFFFF  # a session expiry interval without end [MQTT-3.1.2.11.2]
 
@@ -50,6 +51,12 @@ REPEATED: Final = 2  # a second PUBREC: the PUBREL must be sent again
 UNEXPECTED: Final = 3  # the packet id awaits another packet
 
 _NO_BYTES: Final = b""
+
+FREE_RECEIVED_IDS: Final = 16  # QoS 2 packet ids of a client that do not depend on those of others
+
+
+def _text_memory(text: Optional[str]) -> int:
+    return 0 if text is None else text_bytes(text)
 
 
 class Subscription:
@@ -88,11 +95,12 @@ class Session(DeliveryOwner):
         self.received: Dict[object, bool] = {}  # QoS 2 packet ids from the client -> stored on disk
         self.received_on_disk = False  # the store may have more of them, not read yet
         self.queue = MessageQueue(context, session_id)
-        self.window = InFlightWindow(context.limits.max_inflight, context.limits.max_inflight_unpersisted)
+        self.window = InFlightWindow(context.in_flight, context.limits.max_inflight, context.limits.max_inflight_unpersisted)
         self.paging: Optional[Paging] = None  # since the first page was requested
         self.backpressure: Optional[Backpressure] = None  # from the high watermark until the queue is half as long
         self.will: Optional[SessionWill] = None
         self.ended = False
+        context.session_bytes += SESSION_BYTES + _text_memory(client_id)
 
     @property
     def queued_messages(self) -> int:
@@ -117,6 +125,32 @@ class Session(DeliveryOwner):
         if will is not None:
             context.will_bytes += will.message.size
         self.will = will
+
+    def set_username(self, username: Optional[str]) -> None:
+        """The session belongs to this user from now on; None = anonymous."""
+        self.context.session_bytes += _text_memory(username) - _text_memory(self.username)
+        self.username = username
+
+    # -- QoS 2 packet ids of the client ---------------------------------------
+
+    def add_received(self, packet_id: object, stored: bool) -> None:
+        """Remember a packet id until PUBREL."""
+        received = self.received
+        if packet_id not in received:
+            self.context.received_ids += 1
+        received[packet_id] = stored
+
+    def forget_received(self, packet_id: object) -> Optional[bool]:
+        """Free a packet id; returns whether it is stored on disk, None if it was not in use."""
+        stored = self.received.pop(packet_id, None)
+        if stored is not None:
+            self.context.received_ids -= 1
+        return stored
+
+    @property
+    def received_full(self) -> bool:
+        """Whether one more packet id would exceed the memory of all sessions. Each session may have a few."""
+        return len(self.received) >= FREE_RECEIVED_IDS and self.context.sessions_full
 
     # -- backpressure ---------------------------------------------------------
 
@@ -389,7 +423,7 @@ class Session(DeliveryOwner):
         for key, message in window.in_flight.items():
             if isinstance(message, SharedInFlight):
                 message = self._delivery_of(message, key)
-                window.in_flight[key] = message
+                window.replace(key, message)
             if isinstance(message, Delivery) and message.group is not None and message.phase == AWAIT_PUBACK:
                 entries.append(message)
         last: int = window.last_packet_id
@@ -537,7 +571,12 @@ class Session(DeliveryOwner):
         """The session has ended: take its stored entries off the totals, and break reference cycles."""
         self.ended = True
         self.set_will(None)
+        self.set_username(None)
+        self.context.session_bytes -= SESSION_BYTES + _text_memory(self.client_id)
+        self.context.received_ids -= len(self.received)
+        self.received = {}
         self.pending_retained = _NO_SUBSCRIPTIONS
+        self.window.clear()
         self.queue.end()
 
     # -- pages ----------------------------------------------------------------
@@ -591,7 +630,7 @@ class Session(DeliveryOwner):
         assert paging is not None
         paging.reading = False
         for packet_id in received:
-            self.received[packet_id] = True
+            self.add_received(packet_id, True)
         self.received_on_disk = False
         queue = self.queue
         window = self.window

@@ -10,7 +10,7 @@ from typing import Dict, Final, List, Optional, Union
 
 from mypy_extensions import i64, mypyc_attr
 
-from sessions.delivery import Delivery
+from sessions.delivery import ENTRY_BYTES, Delivery
 from sessions.journal import AWAIT_PUBACK, AWAIT_PUBCOMP, AWAIT_PUBREC
 from sessions.message import Message
 
@@ -86,19 +86,15 @@ class SharedInFlightQueue:
     def append(self, message: SharedInFlight) -> None:
         self._messages.append(message)
 
-    def drop(self) -> None:
-        """Remove the oldest."""
+    def pop(self) -> SharedInFlight:
+        """Remove and return the oldest."""
+        message = self._messages[self._first]
+        assert message is not None
         self._messages[self._first] = None
         self._first += 1
         if self._first == _ACKNOWLEDGED_AT_ONCE:
             del self._messages[:_ACKNOWLEDGED_AT_ONCE]
             self._first = 0
-
-    def pop(self) -> SharedInFlight:
-        """Remove and return the oldest."""
-        message = self._messages[self._first]
-        assert message is not None
-        self.drop()
         return message
 
     def clear(self) -> None:
@@ -114,20 +110,37 @@ InFlight = Union[Delivery, SharedInFlight, Unpersisted]
 _NONE_IN_FLIGHT: Final[Dict[object, InFlight]] = {}  # always empty, and shared: a dict takes 64 bytes
 
 
+class InFlightTotal:
+    """The memory of the messages in flight to all clients, in bytes. Unpersisted messages take none."""
+
+    def __init__(self) -> None:
+        self.size: i64 = 0
+        self.maximum: i64 = 1 << 60
+
+
 def phase_of(message: InFlight) -> int:
     """The acknowledgement that an in-flight message awaits, as a phase of `sessions.journal`."""
     return AWAIT_PUBACK if isinstance(message, SharedInFlight) else message.phase
+
+
+def _memory_of(message: InFlight) -> i64:
+    if isinstance(message, Delivery):
+        return ENTRY_BYTES + message.message.size
+    return ENTRY_BYTES + len(message.tail) if isinstance(message, SharedInFlight) else 0
 
 
 @mypyc_attr(acyclic=True)
 class InFlightWindow:
     """The packet ids in use towards one client.
 
+    While ``total`` is at its maximum, a client has one delivery in flight at most: so each makes progress.
     ``send_maximum`` limits deliveries (Receive Maximum, section 3.3.4); ``unpersisted_maximum`` limits all messages
     in flight when an unpersisted one is added.
     """
 
-    def __init__(self, send_maximum: int, unpersisted_maximum: int) -> None:
+    def __init__(self, total: InFlightTotal, send_maximum: int, unpersisted_maximum: int) -> None:
+        self.total = total
+        self.size: i64 = 0  # part of `InFlightTotal.size`
         self.send_maximum: i64 = send_maximum
         self.unpersisted_maximum: i64 = unpersisted_maximum
         self.last_packet_id: i64 = 0
@@ -148,7 +161,12 @@ class InFlightWindow:
     @property
     def is_open(self) -> bool:
         """Whether another delivery may be sent [MQTT-3.3.4-9]."""
-        return self.packet_ids_in_use < self.send_maximum
+        total = self.total
+        return self.packet_ids_in_use < self.send_maximum and (self.size == 0 or total.size <= total.maximum)
+
+    def _count(self, size: i64) -> None:
+        self.size += size
+        self.total.size += size
 
     # -- allocating packet ids ------------------------------------------------
 
@@ -168,6 +186,7 @@ class InFlightWindow:
                 self.range_messages = SharedInFlightQueue()
             self.range_messages.clear()
         self.range_messages.append(message)
+        self._count(_memory_of(message))
         return packet_id
 
     def _extend_range(self, kind: i64) -> i64:
@@ -209,6 +228,12 @@ class InFlightWindow:
         if self.in_flight is _NONE_IN_FLIGHT:
             self.in_flight = {}
         self.in_flight[packet_id] = message
+        self._count(_memory_of(message))
+
+    def replace(self, packet_id: object, message: InFlight) -> None:
+        """Put another message in the place of one in `in_flight`."""
+        self._count(_memory_of(message) - _memory_of(self.in_flight[packet_id]))
+        self.in_flight[packet_id] = message
 
     def skip_packet_id(self) -> None:
         """Leave out the packet id of an expired message, so that the ids of the others do not depend on expiry."""
@@ -223,7 +248,7 @@ class InFlightWindow:
             return False
         self.range_start = packet_id + 1
         if kind == _SHARED:
-            self.range_messages.drop()
+            self._count(-_memory_of(self.range_messages.pop()))
         return True
 
     def release_first(self, packet_id: i64) -> bool:
@@ -255,13 +280,14 @@ class InFlightWindow:
 
     def remove(self, packet_id: i64) -> None:
         """Free the packet id of a message in `in_flight`."""
-        del self.in_flight[packet_id]
+        self._count(-_memory_of(self.in_flight.pop(packet_id)))
 
     def discard(self, entry: Delivery) -> bool:
         """Free the packet id of a delivery; False if it is not in flight."""
         if self.in_flight.get(entry.packet_id) is not entry:
             return False
         del self.in_flight[entry.packet_id]
+        self._count(-_memory_of(entry))
         return True
 
     def await_pubcomp(self, packet_id: i64) -> None:
@@ -280,13 +306,16 @@ class InFlightWindow:
             self._insert(packet_id, _AWAITS_PUBCOMP if packet_id < self.range_released else _AWAITS_PUBREC)
             self.range_released = max(self.range_released, packet_id + 1)
         elif self.range_kind == _SHARED:
-            self._insert(packet_id, self.range_messages.pop())
+            shared = self.range_messages.pop()
+            self._count(-_memory_of(shared))
+            self._insert(packet_id, shared)
         else:
             self._insert(packet_id, _AWAITS_PUBACK)
         self.range_start = packet_id + 1
 
     def clear(self) -> None:
         """Forget all messages: the connection is closed."""
+        self._count(-self.size)
         self.in_flight = _NONE_IN_FLIGHT
         self.range_start = self.range_released = self.range_end
         self.range_messages.clear()

@@ -118,6 +118,8 @@ class Limits:
     max_total_queued_messages: int = _key(Integer(1, 1_000_000_000_000), 10_000_000)
     max_total_queued_bytes: int = _key(Size("1KiB", "1024TiB"), "10GiB")
     max_total_queue_memory_bytes: int = _key(Size("1KiB", "1TiB"), "512MiB")
+    max_total_in_flight_bytes: int = _key(Size("1KiB", "1TiB"), "256MiB")
+    max_total_session_bytes: int = _key(Size("1KiB", "1TiB"), "2GiB")
     max_queue_memory_messages: int = _key(Integer(1, 1_000_000), 1000)
     max_transient_queue_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     max_outbox_bytes: int = _key(Size("1KiB", "1TiB"), "4MiB")

@@ -43,7 +43,7 @@ class AckGate(Gate):
         if self.failed and self.packet_type == PUBREC and session is not None:
             # The message was not stored. When the client sends it again, it is no duplicate, even if the client
             # reconnects without having received the refusal.
-            session.received.pop(self.packet_id, None)
+            session.forget_received(self.packet_id)
         self.connection.acks.send_open(self.connection)
 
     def send(self) -> None:

@@ -217,6 +217,9 @@ class ConnectHandler:
         if known is None and len(self.registry) >= self.terms.max_sessions:
             self.refuse(connection, SERVER_BUSY, "too many sessions")
             return False
+        if known is None and self.registry.context.sessions_full:
+            self.refuse(connection, QUOTA_EXCEEDED, "too much memory for sessions")
+            return False
         return True
 
     def _check_will(self, connection: Connection, will: Will) -> bool:
@@ -261,7 +264,7 @@ class ConnectHandler:
         """Give the session the rights of this user at this listener."""
         rules = connection.terms.rules
         if session.username != connection.username or session.rules != rules:
-            session.username = connection.username
+            session.set_username(connection.username)
             session.rules = rules
             if self.rules.restrictive:
                 self.router.invalidate_session(session)

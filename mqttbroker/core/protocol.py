@@ -189,12 +189,10 @@ class Protocol:
         """Free the packet id, and send PUBCOMP when that is on disk [MQTT-4.3.3-11]."""
         connection = self.connection
         key: object = packet_id
-        stored = session.received.get(key)
-        if stored is not None:
-            del session.received[key]
-            if not stored and connection.acks.length == 0:
-                connection.send_ack(PUBCOMP, packet_id)
-                return
+        stored = session.forget_received(key)
+        if stored is not None and not stored and connection.acks.length == 0:
+            connection.send_ack(PUBCOMP, packet_id)
+            return
         gate = AckGate(connection, PUBCOMP, packet_id)
         journal = self.broker.journal
         if stored is None:

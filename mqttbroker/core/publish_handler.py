@@ -219,6 +219,7 @@ class PublishHandler:
         return (
             (len(received) < connection.terms.receive_maximum or connection.version < 5)
             and packet_id not in received
+            and not session.received_full
             and (session.id == 0 or broker.journal.gated)
         )
 
@@ -241,7 +242,7 @@ class PublishHandler:
         qos &= 3
         session = cast(Session, publisher.session)
         if qos == 2:
-            session.received[packet_id] = False
+            session.add_received(packet_id, False)
         outgoing: Optional[Outgoing] = None
         for target in route.targets_for(session):
             receiver = target.session
@@ -353,6 +354,9 @@ class PublishHandler:
         ):
             self._refuse(message.qos, packet_id)
             return
+        if message.qos == 2 and packet_id not in received and session.received_full:
+            self._refuse(2, packet_id)
+            return
         if message.qos == 1 and not route.durable and not message.retain and acks.length == 0:
             publisher.publish(outgoing, route, session, None)
             if route.has_targets:
@@ -370,7 +374,7 @@ class PublishHandler:
                     journal.wait_for_received(gate, session.id, packet_id)
                 acks.submit(gate)
                 return
-            received[packet_id] = False
+            session.add_received(packet_id, False)
         if connection.version >= 5 and not route.matched:
             gate.reason_code = NO_MATCHING_SUBSCRIBERS
         publisher.publish(outgoing, route, session, gate if journal.gated else None)

@@ -88,7 +88,7 @@ def test_filters(core: Core) -> None:
     assert listed(control, SessionFilter(connected=True), 1) == ["dev-0010-live", "z"]
     assert listed(control, SessionFilter(prefix="dev", connected=True), 10) == ["dev-0010-live"]
     assert listed(control, SessionFilter(username="nobody"), 10) == []
-    core.broker.registry.sessions["dev-000007"].username = "alice"
+    core.broker.registry.sessions["dev-000007"].set_username("alice")
     assert listed(control, SessionFilter(username="alice"), 10) == ["dev-000007"]
     assert listed(control, SessionFilter(prefix="dev-001500"), 10) == []
     assert len(finish(control.sessions(SessionFilter(prefix="dev-00001"), after="dev-000015")).sessions) == 4
