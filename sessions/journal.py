@@ -36,8 +36,9 @@ AWAIT_PUBCOMP: Final = 5
 # The phase to store for each phase: a phase that waits for a commit is over once that commit is on disk.
 _STORED_PHASE: Final = bytes((QUEUED, AWAIT_PUBREC, AWAIT_PUBACK, AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBCOMP))
 
-# Memory of a message that waits for the disk, beside its `Message.size`, in bytes.
+# Memory of a message that waits for the disk, beside its `Message.size`, and of another row without its texts, in bytes.
 MESSAGE_OVERHEAD: Final = 200
+ROW_OVERHEAD: Final = 150
 
 
 class Gate:
@@ -118,14 +119,22 @@ class _Batch:
         self.gates: List[Gate] = []
         self.after_failure = False
         self.size = 0
+        self.rows = 0  # bytes of other rows than messages, part of `size`
+        self.carried = 0  # bytes of rows of failed batches, not part of `size`: they stop no client from being read
         self.empty = True
+
+    def count_row(self, text_size: int) -> None:
+        size: int = ROW_OVERHEAD + text_size
+        self.size += size
+        self.rows += size
+        self.empty = False
 
 
 class Journal:
     """Operations on their way to the store.
 
     ``gated`` says whether acknowledgements wait for commits (durability ``commit``). `size` is the memory, in bytes, of
-    messages that wait for the disk, in the gathering batch and with the writer.
+    what waits for the disk, in the gathering batch and with the writer.
     """
 
     def __init__(self, gated: bool, next_message_id: int = 1, next_seq: int = 1) -> None:
@@ -141,6 +150,12 @@ class Journal:
     def size(self) -> int:
         writing = self._writing
         return self._gathering.size + (writing.size if writing is not None else 0)
+
+    @property
+    def memory(self) -> int:
+        """`size`, and the rows of failed batches that are written again."""
+        writing = self._writing
+        return self.size + self._gathering.carried + (writing.carried if writing is not None else 0)
 
     @property
     def writer_idle(self) -> bool:
@@ -177,7 +192,7 @@ class Journal:
         if entry.disk == STORED and not entry.changed:
             entry.changed = True
             self._gathering.updates.append(entry)
-            self._gathering.empty = False
+            self._gathering.count_row(0)
 
     def remove_entry(self, entry: Entry) -> None:
         """The entry was acknowledged, dropped, or has expired."""
@@ -197,7 +212,7 @@ class Journal:
         """
         batch = self._gathering
         batch.deleted_entries.append((session_id, seq, message_id, 1 if shared else 0))
-        batch.empty = False
+        batch.count_row(0)
 
     def _settle_unwritten(self, entry: Entry) -> None:
         """Drop an entry that was not written and no longer needs to be."""
@@ -212,38 +227,36 @@ class Journal:
     def add_received(self, session_id: int, packet_id: int) -> None:
         """Store a QoS 2 packet id of the client until it is released."""
         self._gathering.received[(session_id, packet_id)] = True
-        self._gathering.empty = False
+        self._gathering.count_row(0)
 
     def remove_received(self, session_id: int, packet_id: int) -> None:
         self._gathering.received[(session_id, packet_id)] = False
-        self._gathering.empty = False
+        self._gathering.count_row(0)
 
     def set_retained(self, topic: str, message: Optional[Message]) -> None:
         """Store the retained message of a topic; None deletes it."""
         batch = self._gathering
         batch.retained[topic] = message
-        if message is not None:
-            batch.size += message.size + MESSAGE_OVERHEAD
-        batch.empty = False
+        batch.count_row(len(topic) if message is None else message.size)
 
     def save_session(self, row: SessionRow) -> None:
         self._gathering.sessions[row.session_id] = row
-        self._gathering.empty = False
+        self._gathering.count_row(0 if row.will is None else len(row.will))
 
     def delete_session(self, session_id: int) -> None:
         """Delete a session with its subscriptions, packet ids and entries."""
         batch = self._gathering
         batch.deleted_sessions[session_id] = True
         batch.sessions.pop(session_id, None)
-        batch.empty = False
+        batch.count_row(0)
 
     def save_subscription(self, row: SubscriptionRow) -> None:
         self._gathering.subscriptions[(row.session_id, row.topic_filter)] = row
-        self._gathering.empty = False
+        self._gathering.count_row(len(row.topic_filter))
 
     def delete_subscription(self, session_id: int, topic_filter: str) -> None:
         self._gathering.subscriptions[(session_id, topic_filter)] = None
-        self._gathering.empty = False
+        self._gathering.count_row(len(topic_filter))
 
     def append_to_stream(self, stream: str, partition: int, message: Message) -> None:
         batch = self._gathering
@@ -460,6 +473,7 @@ class Journal:
     def _retry(self, old: _Batch) -> None:
         """Put the changes of a failed batch before those gathered since."""
         new = self._gathering
+        new.carried += old.carried + old.rows
         for session_id in old.deleted_sessions:
             new.deleted_sessions[session_id] = True
         for session_id, row in old.sessions.items():

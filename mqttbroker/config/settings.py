@@ -106,6 +106,7 @@ class Limits:
     max_subscriptions_per_client: int = _key(Integer(1, 100_000_000), 100_000)
     max_filters_per_packet: int = _key(Integer(1, 10_000_000), 5000)
     max_subscription_bytes_per_client: int = _key(Size("1KiB", "1TiB"), "16MiB")
+    max_total_subscription_bytes: int = _key(Size("1KiB", "1TiB"), "1GiB")
     retain_available: bool = _key(Boolean(), True)
     max_retained_messages: int = _key(Integer(1, 1_000_000_000), 1_000_000)
     max_retained_bytes: int = _key(Size("1KiB", "1TiB"), "1GiB")

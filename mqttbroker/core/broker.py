@@ -66,7 +66,7 @@ class Broker:
         self.deduplication = Deduplication(producers, journal, router.streams, outbound.counters)
         self.publisher = Publisher(context, router, self.retained, outbound, rules, self.deduplication)
         self.replays = Replays(RetainedSources(self.retained), rules, outbound.counters)
-        self.subscriptions = Subscriptions(journal, router, self.replays, terms, rules)
+        self.subscriptions = Subscriptions(context, router, self.replays, terms, rules)
         self.lifecycle = SessionLifecycle(
             journal, registry, self.publisher, self.subscriptions, router, outbound.clock
         )

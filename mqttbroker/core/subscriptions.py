@@ -30,10 +30,17 @@ from mqttbroker.core.policy import Rules
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
 from mqttbroker.core.terms import BrokerTerms
+from sessions.context import SessionContext
 from sessions.journal import Journal
 from sessions.rows import SubscriptionRow
 from sessions.session import Session, Subscription
 from topic_matcher.filters import is_valid_filter, parse_shared, text_bytes
+
+# Memory of a subscription in bytes, as measured: of one with its own node in the trie, of one with its own group, and of
+# each single-level wildcard, which may be a node.
+_SUBSCRIPTION_BYTES: Final = 350
+_SHARED_BYTES: Final = 1000
+_WILDCARD_BYTES: Final = 250
 
 FILTER_WORK: Final = 10  # of one filter of a SUBSCRIBE or UNSUBSCRIBE, in units of `Router.work`
 
@@ -43,13 +50,14 @@ class Subscriptions:
 
     def __init__(
         self,
-        journal: Journal,
+        context: SessionContext,
         router: Router,
         replays: Replays,
         terms: BrokerTerms,
         rules: Rules,
     ) -> None:
-        self.journal = journal
+        self.context = context
+        self.journal: Journal = context.journal
         self.router = router
         self.replays = replays
         self.terms = terms
@@ -96,6 +104,9 @@ class Subscriptions:
             or session.filter_bytes + text_bytes(full_filter) > terms.max_subscription_bytes_per_client
         ):
             return QUOTA_EXCEEDED
+        size = subscription_memory(full_filter)
+        if old is None and self.context.subscription_bytes + size > terms.max_total_subscription_bytes:
+            return QUOTA_EXCEEDED
         if len(session.pending_retained) + len(replay) >= 2 * limit:  # the same filters, subscribed again and again
             return QUOTA_EXCEEDED
         subscription = Subscription(session, full_filter, request.options, identifier)
@@ -138,6 +149,7 @@ class Subscriptions:
         topic_filter = subscription.topic_filter
         if topic_filter not in session.subscriptions:
             session.filter_bytes += text_bytes(topic_filter)
+            self.context.subscription_bytes += subscription_memory(topic_filter)
         session.subscriptions[topic_filter] = subscription
         shared = parse_shared(topic_filter)
         if shared is None:
@@ -146,12 +158,21 @@ class Subscriptions:
             self.router.join(shared[0], shared[1], subscription)
 
     def remove(self, subscription: Subscription) -> None:
-        """Remove a subscription from the router."""
+        """Remove a subscription, which is no longer its session's, from the router."""
+        self.context.subscription_bytes -= subscription_memory(subscription.topic_filter)
         shared = parse_shared(subscription.topic_filter)
         if shared is None:
             self.router.unsubscribe(subscription)
         else:
             self.router.leave(shared[0], shared[1], subscription.session)
+
+
+def subscription_memory(topic_filter: str) -> int:
+    """An upper estimate of the memory of a subscription, in bytes."""
+    wildcards = _WILDCARD_BYTES * topic_filter.count("+")
+    if topic_filter.startswith("$share/"):
+        return _SHARED_BYTES + wildcards + 4 * text_bytes(topic_filter)
+    return _SUBSCRIPTION_BYTES + wildcards + 2 * text_bytes(topic_filter)
 
 
 def _check_filter(topic_filter: str) -> None:

@@ -80,6 +80,7 @@ class BrokerTerms:
         self.max_subscriptions_per_client = 0
         self.max_subscription_bytes_per_client = 0
         self.max_filters_per_packet = 0
+        self.max_total_subscription_bytes = 0
         self.max_pending_write_bytes = 0
         self.max_total_will_bytes = 0
         self.durability = ""
