@@ -20,6 +20,7 @@ from mqttbroker.core.route import StreamRule
 from mqttbroker.core.router import Router
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
 from mqttbroker.core.wills import load_will
+from mqttbroker.memory_limit import memory_bytes
 from mqttbroker.net.listener_policy import ListenerPolicy, PolicyByListener
 from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits
 from sessions.journal import Journal
@@ -61,6 +62,7 @@ def redirect_of(redirect: config.Redirect) -> Optional[Redirect]:
 _CONVERSIONS: Dict[str, Callable[[Any], object]] = {
     "max_keep_alive": int,
     "max_session_expiry": lambda seconds: NEVER if seconds is None else min(NEVER, int(seconds)),
+    "max_memory": memory_bytes,
     "queue_full": QUEUE_FULL.__getitem__,
     "redirect": redirect_of,
 }
@@ -152,6 +154,8 @@ def apply_limits(broker: Broker, settings: Settings) -> None:
     limits = settings.limits
     fill(broker.terms, limits, settings)
     fill(broker.context.limits, limits)
+    broker.memory.apply()
+    broker.memory.check()
     broker.context.backpressure_monitor.max_pause = limits.backpressure_wait
     broker.outbound.max_backlog = limits.max_outbox_bytes
     broker.outbound.max_acks = 2 * most_in_flight(settings)

@@ -37,6 +37,7 @@ from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Settings, is_loopback
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.logs import close, configure, dropped_lines
+from mqttbroker.memory_limit import MemoryWatch, ProcessMemory
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
@@ -78,6 +79,7 @@ class Server:
             self.sealer = Sealer(self.streams)
             self.consumers = ConsumerLag(self.streams, configs, settings.consumers)
         self.store: Store = SqliteStore(settings.data_dir / DATABASE, settings.durability, self.streams)
+        self.process_memory = ProcessMemory()
         self.stopping = asyncio.Event()
         self.listeners: List[OpenListener] = []
         self.http: Optional[HttpServer] = None
@@ -85,9 +87,11 @@ class Server:
     def load(self) -> None:
         """Read the store and build the broker; the store repairs itself first if the settings say so."""
         restrict(self.settings.data_dir, self.settings.data_mode)
+        base = self.process_memory.resident()
         recovered = recover(self.store, self.settings.data_dir, self.settings.on_corrupt_store)
         self.broker = build_broker(self.settings, recovered, self.security)
         restore(self.broker, recovered, time.time())
+        self.memory_watch = MemoryWatch(self.broker.memory, self.process_memory, base)
         aside = set_aside(self.settings.data_dir)
         for path in aside:
             log.warning("event=damaged_file_kept file=%s", path)
@@ -155,6 +159,8 @@ class Server:
             reasons.append(f"store: {self.store.damage}; {cure}")
         if self.broker.commits.backlogged:
             reasons.append("store: too much waits for the disk")
+        if memory := self.broker.memory.reason():
+            reasons.append(memory)
         redirect = self.broker.terms.redirect
         if redirect is not None:
             reasons.append(f"redirect: clients go to {redirect.server_reference}")
@@ -280,6 +286,7 @@ class Server:
         while True:
             await asyncio.sleep(TICK)
             try:
+                self.memory_watch.sample(self.loop.time())
                 self.scheduler.tick()
                 received = self._collect_if_idle(received)
             except Exception:

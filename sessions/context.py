@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sessions.backpressure import BackpressureMonitor
+from sessions.delivery import ENTRY_BYTES
 from sessions.journal import Journal
 from sessions.window import InFlightTotal
 
@@ -81,6 +82,15 @@ class SessionContext:
             self.queued_messages + messages > limits.max_total_queued_messages
             or self.queued_bytes + size > limits.max_total_queued_bytes
         )
+
+    @property
+    def queue_memory(self) -> int:
+        """Bytes of the queued messages in memory."""
+        return self.memory_bytes + self.memory_entries * ENTRY_BYTES
+
+    def memory_full(self, size: int) -> bool:
+        """Whether one more queued message of ``size`` bytes would exceed the total in memory."""
+        return self.queue_memory + ENTRY_BYTES + size > self.limits.max_total_queue_memory_bytes
 
     @property
     def session_memory(self) -> int:

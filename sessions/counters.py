@@ -17,6 +17,7 @@ class Counters:
         self.publish_received: i64 = 0
         self.publish_sent: i64 = 0
         self.publish_dropped_slow = 0
+        self.publish_dropped_memory = 0  # QoS 0, to a client that does not read, near `max_memory`
         self.publish_dropped_too_large = 0
         self.publish_dropped_denied = 0
         self.publish_dropped_retained = 0

@@ -131,7 +131,7 @@ class MessageQueue:
             return True
         if self.session_id != 0:
             return not context.full(1, size)
-        return context.memory_bytes + size <= context.limits.max_total_queue_memory_bytes
+        return not context.memory_full(size)
 
     def full(self, size: int) -> bool:
         """Whether a message of ``size`` bytes would exceed a limit of this queue."""

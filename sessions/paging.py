@@ -52,7 +52,7 @@ class Paging:
                     1,
                     min(
                         limits.max_transient_queue_bytes - queue.memory_bytes,
-                        limits.max_total_queue_memory_bytes - context.memory_bytes,
+                        limits.max_total_queue_memory_bytes - context.queue_memory,
                     ),
                 ),
             )

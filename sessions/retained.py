@@ -33,6 +33,11 @@ class Retained:
     def __len__(self) -> int:
         return len(self._tree)
 
+    @property
+    def branches(self) -> int:
+        """Levels at which topics differ, each an object of its own."""
+        return self._tree.branches
+
     def load(self, message: Message) -> None:
         """Add a message that was read from the store."""
         self._tree.set(message.topic, message)

@@ -284,7 +284,7 @@ class Session(DeliveryOwner):
             or queue.stored_seq != 0
             or len(queue.entries) >= context.limits.max_queue_memory_messages
             or queue.memory_bytes + size > context.limits.max_transient_queue_bytes
-            or context.memory_bytes + size > context.limits.max_total_queue_memory_bytes
+            or context.memory_full(size)
         ):
             queue.stored_seq = entry.seq
         else:

@@ -174,6 +174,7 @@ class TopicTree:
     def __init__(self) -> None:
         self._root = _Branch("", None)
         self._size = 0
+        self.branches = 0  # below the root
 
     def __len__(self) -> int:
         return self._size
@@ -195,7 +196,7 @@ class TopicTree:
                 if child.topic == topic:
                     child.value = value
                     return
-                child = _split(branch, child, levels, depth)
+                child = self._split(branch, child, levels, depth)
             if depth == last:
                 if not child.topic:
                     child.topic = topic
@@ -239,6 +240,7 @@ class TopicTree:
         while len(branches) > 1 and not branches[-1].children and not branches[-1].topic:
             branches.pop()
             branches[-1].remove(levels[len(branches) - 1])
+            self.branches -= 1
         return value
 
     def match(self, topic_filter: str) -> list[Stored]:
@@ -253,22 +255,23 @@ class TopicTree:
         """A search for the topics that match a valid filter without ``$share``."""
         return Scan(self._root, topic_filter)
 
-
-def _split(branch: _Branch, leaf: Stored, levels: list[str], depth: int) -> _Branch:
-    """Replace the leaf at ``levels[depth]`` by branches for the levels that its topic shares with ``levels``."""
-    leaf_levels = leaf.topic.split("/")
-    top = _Branch("", None)
-    lowest = top
-    below = depth + 1
-    while below < len(leaf_levels) and below < len(levels) and leaf_levels[below] == levels[below]:
-        deeper = _Branch("", None)
-        lowest.append(leaf_levels[below], deeper)
-        lowest = deeper
-        below += 1
-    if below == len(leaf_levels):
-        lowest.topic = leaf.topic
-        lowest.value = leaf.value
-    else:
-        lowest.append(leaf_levels[below], Stored(leaf.topic, leaf.value))
-    branch.replace(levels[depth], top)
-    return top
+    def _split(self, branch: _Branch, leaf: Stored, levels: list[str], depth: int) -> _Branch:
+        """Replace the leaf at ``levels[depth]`` by branches for the levels that its topic shares with ``levels``."""
+        leaf_levels = leaf.topic.split("/")
+        top = _Branch("", None)
+        self.branches += 1
+        lowest = top
+        below = depth + 1
+        while below < len(leaf_levels) and below < len(levels) and leaf_levels[below] == levels[below]:
+            deeper = _Branch("", None)
+            self.branches += 1
+            lowest.append(leaf_levels[below], deeper)
+            lowest = deeper
+            below += 1
+        if below == len(leaf_levels):
+            lowest.topic = leaf.topic
+            lowest.value = leaf.value
+        else:
+            lowest.append(leaf_levels[below], Stored(leaf.topic, leaf.value))
+        branch.replace(levels[depth], top)
+        return top

@@ -15,6 +15,8 @@ from mqttbroker.admin.views import (
     BanPage,
     BanView,
     BrokerStatus,
+    MemoryPart,
+    MemoryStatus,
     RetainedMessage,
     RetainedPage,
     SessionDetail,
@@ -31,6 +33,7 @@ from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import AWAIT_CONNECT, CONNECTED, Connection
 from mqttbroker.core.groups import Group, Member
 from mqttbroker.core.networks import network_text
+from mqttbroker.core.memory_stage import STAGE_NAMES
 from mqttbroker.core.outgoing import Outgoing
 from sessions.message import Message
 from sessions.registry import Registry
@@ -338,7 +341,7 @@ class BrokerControl:
             raise ControlError("this broker retains no messages")
         now = broker.context.clock.now
         message = Message(topic, payload, qos, True, properties, "", now, 0)
-        if broker.retained_full(topic, message.size):
+        if broker.publisher.retained_full(topic, message.size):
             raise ControlError("no room for one more retained message")
         try:
             route = broker.router.route(topic.encode("utf-8"))
@@ -382,6 +385,7 @@ class BrokerControl:
             "memory_full": counters.memory_full,
             "refused": counters.publish_refused,
             "slow_subscriber": counters.publish_dropped_slow,
+            "memory": counters.publish_dropped_memory,
             "too_large": counters.publish_dropped_too_large,
             "not_authorized": counters.publish_dropped_denied,
             "retained_full": counters.publish_dropped_retained,
@@ -413,6 +417,7 @@ class BrokerControl:
             publishers_waiting=context.backpressure_monitor.paused,
             publisher_waits=context.backpressure_monitor.pauses,
             stream_producers=len(broker.producers),
+            memory=_memory_status(broker),
         )
 
     def publish_own(self, topic: str, payload: bytes) -> None:
@@ -566,6 +571,27 @@ def _check_filter(topic_filter: str, may_be_shared: bool = True) -> None:
 def _satisfies(session: Session, where: SessionFilter) -> bool:
     """Whether the conditions hold that are not on the client identifier."""
     return where.connected in (None, session.connection is not None) and where.username in (None, session.username)
+
+
+def _memory_status(broker: Broker) -> MemoryStatus:
+    memory = broker.memory
+    stage = broker.memory_stage
+    refused = {
+        "connections": stage.refused_connections,
+        "subscriptions": stage.refused_subscriptions,
+        "retained": stage.refused_retained,
+        "wills": stage.refused_wills,
+    }
+    return MemoryStatus(
+        maximum=broker.terms.max_memory,
+        used=memory.used,
+        counted=memory.counted,
+        resident=memory.resident,
+        stage=stage.stage,
+        stage_name=STAGE_NAMES[stage.stage],
+        parts=tuple(MemoryPart(part.name, part.held, part.maximum) for part in memory.parts()),
+        refused=MappingProxyType(refused),
+    )
 
 
 def _connection(session: Session) -> Optional[Connection]:

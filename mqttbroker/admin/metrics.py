@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.views import BrokerStatus
+from mqttbroker.admin.views import BrokerStatus, MemoryStatus
 from sessions.counters import Counters
 
 
@@ -163,6 +163,31 @@ class Metrics:
         )
         for name, text, number in gauges:
             yield GaugeMetricFamily(f"mqttbroker_{name}", text, value=number)
+        yield from self._memory_metrics(status.memory)
+
+    def _memory_metrics(self, memory: MemoryStatus) -> Iterator[Metric]:
+        gauges = (
+            ("max_bytes", "max_memory; 0 = unlimited.", memory.maximum),
+            ("used_bytes", "Memory that counts towards max_memory: the larger of the next two.", memory.used),
+            ("counted_bytes", "Memory of the process without clients, and of all parts, as counted.", memory.counted),
+            ("resident_bytes", "Anonymous memory of the process, as the system sees it.", memory.resident),
+            ("stage", "0 = normal, 1 = refuses connections, 2 = and new state, 3 = and queues no more in memory.",
+             memory.stage),
+        )
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(f"mqttbroker_memory_{name}", text, value=value)
+        held = GaugeMetricFamily("mqttbroker_memory_part_bytes", "Memory by what it holds.", labels=["part"])
+        limit = GaugeMetricFamily("mqttbroker_memory_part_limit_bytes", "Limits of these parts.", labels=["part"])
+        for part in memory.parts:
+            held.add_metric([part.name], part.held)
+            if part.limit:
+                limit.add_metric([part.name], part.limit)
+        refused = CounterMetricFamily(
+            "mqttbroker_memory_refused", "Requests refused because of a limit of memory.", labels=["what"]
+        )
+        for what, count in memory.refused.items():
+            refused.add_metric([what], count)
+        yield from (held, limit, refused)
 
     def _stream_metrics(self) -> Iterator[Metric]:
         if self.streams is None:

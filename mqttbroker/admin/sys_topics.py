@@ -40,6 +40,7 @@ class SysTopics:
         self.interval = interval
         self._published: dict[str, str] = {}
         self._loads: dict[str, _Load] = {}
+        self._heap_maximum = 0
 
     def publish(self) -> None:
         """Publish the values that have changed."""
@@ -65,6 +66,7 @@ class SysTopics:
     def values(self, status: BrokerStatus) -> dict[str, str]:
         """All topics with their values."""
         totals = status.totals
+        self._heap_maximum = max(self._heap_maximum, status.memory.used)
         disconnected = status.sessions - status.clients_connected
         values: dict[str, object] = {
             "version": f"mqttbroker version {__version__}",
@@ -97,6 +99,9 @@ class SysTopics:
             "subscriptions/count": status.subscriptions,
             "shared_subscriptions/count": status.shared_subscriptions,
             "retained messages/count": status.retained_messages,
+            "heap/current": status.memory.used,
+            "heap/maximum": self._heap_maximum,
+            "memory/stage": status.memory.stage_name,
         }
         if self.metrics.streams is not None:
             values["streams/sealed/segments"] = self.metrics.streams.sealed_segments

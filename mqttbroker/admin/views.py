@@ -136,6 +136,27 @@ class Totals(NamedTuple):
     stream_numbers_invalid: int
 
 
+class MemoryPart(NamedTuple):
+    """What one kind of state holds, in bytes, and its own limit; 0 if that is a number of things."""
+
+    name: str
+    held: int
+    limit: int
+
+
+class MemoryStatus(NamedTuple):
+    """The broker's memory in bytes: ``used``, the larger of ``counted`` and ``resident``, stays below ``maximum``."""
+
+    maximum: int  # 0 = unlimited
+    used: int
+    counted: int
+    resident: int
+    stage: int
+    stage_name: str
+    parts: Tuple[MemoryPart, ...]
+    refused: Mapping[str, int]  # by what was refused
+
+
 class BrokerStatus(NamedTuple):
     """Counters and gauges of a broker at one moment."""
 
@@ -163,3 +184,4 @@ class BrokerStatus(NamedTuple):
     publishers_waiting: int
     publisher_waits: int
     stream_producers: int
+    memory: MemoryStatus

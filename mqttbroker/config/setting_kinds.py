@@ -275,6 +275,27 @@ class Size(Kind[int]):
         return int(size)
 
 
+class MemorySize(Kind[Union[int, str]]):
+    """Bytes as for `Size`, or a text: "auto", or per cent of the memory that there is, like "50%"."""
+
+    def __init__(self, low: str, high: str) -> None:
+        self.size = Size(low, high)
+
+    def read(self, value: object) -> Union[int, str]:
+        if value == "auto":
+            return "auto"
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,3} ?%", value):
+            if not 1 <= int(value.rstrip("% ")) <= 100:
+                raise ValueError(f"must be 1%–100%, got {shown(value)}")
+            return value.replace(" ", "")
+        try:
+            return self.size.read(value)
+        except ValueError as error:
+            if "must be a size" not in str(error):
+                raise
+            raise ValueError(f'must be "auto", a share like "50%" or a size like "2GiB", got {shown(value)}') from None
+
+
 class OrNone(Kind[Optional[T]]):
     """A value of another kind, or a word for None."""
 

@@ -28,6 +28,7 @@ from mqttbroker.config.setting_kinds import (
     Integer,
     Kind,
     ListenerPath,
+    MemorySize,
     Name,
     Networks,
     OptionalPath,
@@ -83,6 +84,7 @@ class Limits:
     `ListenerTerms` or `SessionLimits`. A limit that listeners may override needs a line in `Listener`, too.
     """
 
+    max_memory: Union[int, str, None] = _key(OrNone(MemorySize("64MiB", "1024TiB"), "unlimited"), "auto")
     max_connections: int = _key(Integer(1, 10_000_000), 100_000)
     max_half_open: int = _key(Integer(1, 10_000_000), 5000)
     max_connections_per_address: int = _key(Integer(0, 10_000_000), 0)
@@ -126,6 +128,8 @@ class Limits:
     max_outbox_bytes: int = _key(Size("1KiB", "1TiB"), "4MiB")
     max_total_outbox_bytes: int = _key(Size("1KiB", "1TiB"), "256MiB")
     max_total_incomplete_bytes: int = _key(Size("1KiB", "1TiB"), "256MiB")
+    max_total_connect_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
+    max_total_alias_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     max_total_will_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     max_pending_write_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     route_cache_size: int = _key(Integer(1, 100_000_000), 100_000)

@@ -15,6 +15,8 @@ from mqttbroker.core.commits import Commits
 from mqttbroker.core.connect_handler import ConnectHandler
 from mqttbroker.core.connection import Connection
 from mqttbroker.core.deduplication import Deduplication
+from mqttbroker.core.memory import Memory
+from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.policy import AuthenticationPolicy, Rules
 from mqttbroker.core.publisher import Publisher
@@ -64,18 +66,25 @@ class Broker:
         self.retained = Retained(journal)
         self.producers = producers
         self.deduplication = Deduplication(producers, journal, router.streams, outbound.counters)
-        self.publisher = Publisher(context, router, self.retained, outbound, rules, self.deduplication)
+        self.memory_stage = MemoryStage()
+        self.publisher = Publisher(
+            context, router, self.retained, outbound, rules, self.deduplication, terms, self.memory_stage
+        )
         self.replays = Replays(RetainedSources(self.retained), rules, outbound.counters)
-        self.subscriptions = Subscriptions(context, router, self.replays, terms, rules)
+        self.subscriptions = Subscriptions(context, router, self.replays, terms, rules, self.memory_stage)
         self.lifecycle = SessionLifecycle(
             journal, registry, self.publisher, self.subscriptions, router, outbound.clock
         )
         self.clients = Clients(registry, self.lifecycle, terms)
         self.connect_handler = ConnectHandler(
-            journal, registry, router, self.replays, self.lifecycle, self.clients, terms, policy, rules, bans
+            journal, registry, router, self.replays, self.lifecycle, self.clients, terms, policy, rules, bans,
+            self.memory_stage,
         )
         self.commits = Commits(journal, registry, self.clients, self.connect_handler, outbound, terms, rules)
         self.expiry = Expiry(registry)
+        self.memory = Memory(
+            context, outbound, router, self.retained, self.clients, terms, self.memory_stage
+        )
         # Whether a PUBLISH that does not fit a subscriber's queue is refused rather than dropped.
         self.refuse_when_full: bool = context.limits.queue_full == REFUSE
 
@@ -85,14 +94,6 @@ class Broker:
         self.clients.connections[connection] = True
         self.outbound.counters.connections += 1
         return connection
-
-    def retained_full(self, topic: str, size: int) -> bool:
-        """Whether retaining a payload of ``size`` bytes would exceed a limit."""
-        retained = self.retained
-        return (
-            retained.size + size > self.terms.max_retained_bytes
-            or len(retained) >= self.terms.max_retained_messages
-        ) and retained.get(topic) is None
 
     def rules_changed(self) -> None:
         """Discard all cached decisions: some rules answer differently."""
@@ -106,3 +107,4 @@ class Broker:
         self.expiry.tick()
         self.retained.sweep(SWEEP_TOPICS, self.context.clock.now)
         self.router.tick(SWEEP_ROUTES)
+        self.memory.check()

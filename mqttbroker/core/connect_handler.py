@@ -33,6 +33,7 @@ from mqttbroker.codec.reason_codes import (
 from mqttbroker.core.bans import Bans
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
+from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.pending_connect import PendingConnect
 from mqttbroker.core.policy import BAN_IN_FORCE, AuthenticationPolicy, AuthenticationRequest, Identity, Rules
 from mqttbroker.core.replay import Replays
@@ -71,7 +72,9 @@ class ConnectHandler:
         policy: AuthenticationPolicy,
         rules: Rules,
         bans: Bans,
+        memory: MemoryStage,
     ) -> None:
+        self.memory = memory
         self.journal = journal
         self.registry = registry
         self.router = router
@@ -93,6 +96,11 @@ class ConnectHandler:
             return
         if self.bans.refuses(connection.peer, packet.username, connection.last_received, packet.client_id):
             self.refuse(connection, BANNED, BAN_IN_FORCE)
+            return
+        if self.memory.refuses_connections and not self._replaces_connection(connection):
+            # Before any hash is computed.
+            self.memory.refused_connections += 1
+            self.refuse(connection, QUOTA_EXCEEDED, "no memory for new connections")
             return
         connection.state = CONNECTING
         pending = PendingConnect(connection, packet, self._old_session_deleted)
@@ -210,10 +218,9 @@ class ConnectHandler:
     def _check_limits(self, connection: Connection) -> bool:
         """Whether the limits allow this client; refuses the CONNECT if not. It may replace its older connection."""
         known = self.registry.get(connection.client_id)
-        if self.clients.connected >= self.terms.max_connections:
-            if known is None or known.connection is None:
-                self.refuse(connection, SERVER_BUSY, "too many connections")
-                return False
+        if self.clients.connected >= self.terms.max_connections and not self._replaces_connection(connection):
+            self.refuse(connection, SERVER_BUSY, "too many connections")
+            return False
         if known is None and len(self.registry) >= self.terms.max_sessions:
             self.refuse(connection, SERVER_BUSY, "too many sessions")
             return False
@@ -222,13 +229,23 @@ class ConnectHandler:
             return False
         return True
 
+    def _replaces_connection(self, connection: Connection) -> bool:
+        """Whether a client with this client id is connected."""
+        known = self.registry.get(connection.client_id)
+        return known is not None and known.connection is not None
+
     def _check_will(self, connection: Connection, will: Will) -> bool:
         """Whether the will can be published; refuses the CONNECT if not."""
         if will.retain and not self.terms.retain_available:
             self.refuse(connection, RETAIN_NOT_SUPPORTED, "retained will")  # [MQTT-3.2.2-13]
             return False
         size: int = len(will.topic) + len(will.payload) + len(will.forward)
-        if self.registry.context.will_bytes + size > self.terms.max_total_will_bytes:
+        session = self.registry.get(connection.client_id)
+        replaced: int = 0 if session is None or session.will is None else session.will.message.size
+        if self.registry.context.will_bytes + size > self.terms.max_total_will_bytes or (
+            self.memory.refuses_state and size > replaced
+        ):
+            self.memory.refused_wills += 1
             self.refuse(connection, QUOTA_EXCEEDED, "too many wills")
             return False
         try:

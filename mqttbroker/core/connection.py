@@ -201,7 +201,10 @@ class Connection(ClientConnection):
         outbox = self.outbox
         counters = self.outbound.counters
         if droppable and outbox.drops(size):
-            counters.publish_dropped_slow += 1
+            if self.outbound.shedding:
+                counters.publish_dropped_memory += 1
+            else:
+                counters.publish_dropped_slow += 1
             return False
         if outbox.count_publish(size):
             self.ready = False

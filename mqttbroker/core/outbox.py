@@ -45,6 +45,10 @@ class Outbound:
         self.max_acks: i64 = max_acks
         self.blocked_bytes: i64 = 0  # in outboxes and socket buffers of all clients whose socket is blocked
         self.incomplete = IncompletePackets(max_incomplete)
+        self.shedding = False  # memory is nearly used up: `max_blocked` is 0
+        self.secure_connections: i64 = 0  # open connections with TLS
+        self.connect_bytes: i64 = 0  # CONNECT packets that wait for an answer
+        self.alias_bytes: i64 = 0  # topics of topic aliases, of all clients and in both directions
         self.decision_bytes: i64 = 0  # memory of the decisions in `Connection.may_publish` of all connections
         self.flush_queue: List[Connection] = []
         self.on_flush_needed: Any = None  # called when the first connection enters an empty `flush_queue`

@@ -492,7 +492,7 @@ class PublishHandler:
             counters.publish_dropped_denied += 1
             self._acknowledge_with(qos, packet_id, self.broker.terms.denial_code())
             return True
-        if first & 1 and size > 0 and self.broker.retained_full(route.topic, size):
+        if first & 1 and size > 0 and self.broker.publisher.retained_full(route.topic, len(route.topic) + size):
             counters.publish_dropped_retained += 1
             self._acknowledge_with(qos, packet_id, QUOTA_EXCEEDED)
             return True

@@ -14,11 +14,13 @@ from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.connection import Connection
 from mqttbroker.core.deduplication import Deduplication
 from mqttbroker.core.groups import Group, Target
+from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.route import Route, StreamSink
 from mqttbroker.core.router import Router
+from mqttbroker.core.terms import BrokerTerms
 from sessions.context import REFUSE, SessionContext
 from sessions.journal import Gate, Journal
 from sessions.message import Message
@@ -37,7 +39,11 @@ class Publisher:
         outbound: Outbound,
         rules: Rules,
         deduplication: Deduplication,
+        terms: BrokerTerms,
+        memory: MemoryStage,
     ) -> None:
+        self.terms = terms
+        self.memory = memory
         self.context = context
         self.journal: Journal = context.journal
         self.router = router
@@ -68,6 +74,20 @@ class Publisher:
             self._append(sink, message, gate)
         if message.retain:
             self.retained.set(message, False, gate)
+
+    def retained_full(self, topic: str, size: int) -> bool:
+        """Whether retaining a message of ``size`` bytes would exceed a limit."""
+        retained = self.retained
+        old = retained.get(topic)
+        if old is None and len(retained) >= self.terms.max_retained_messages:
+            return True
+        more: int = size - (0 if old is None else old.size)
+        if more <= 0:
+            return False
+        if self.memory.refuses_state:
+            self.memory.refused_retained += 1
+            return True
+        return retained.size + more > self.terms.max_retained_bytes
 
     def has_room(self, route: Route, size: int, publisher: Session) -> bool:
         """Whether a QoS 1 or 2 message of ``size`` bytes fits: neither a recipient's queue nor the limit of all queues
@@ -177,6 +197,9 @@ class Publisher:
         if route.reserved or not authorizer.may_publish(message.publisher, session.username, route.topic):
             self.outbound.counters.publish_dropped_denied += 1
             return
+        if message.retain and message.payload and self.retained_full(route.topic, message.size):
+            self.outbound.counters.publish_dropped_retained += 1
+            message.retain = False
         outgoing = Outgoing(route.topic_bytes, message, self.outbound.clock.now)
         self.publish(outgoing, route, session, None)
 

@@ -26,6 +26,7 @@ from mqttbroker.codec.reason_codes import (
 )
 from mqttbroker.core.acknowledgements import AckGate
 from mqttbroker.core.connection import Connection
+from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
@@ -55,7 +56,9 @@ class Subscriptions:
         replays: Replays,
         terms: BrokerTerms,
         rules: Rules,
+        memory: MemoryStage,
     ) -> None:
+        self.memory = memory
         self.context = context
         self.journal: Journal = context.journal
         self.router = router
@@ -105,7 +108,11 @@ class Subscriptions:
         ):
             return QUOTA_EXCEEDED
         size = subscription_memory(full_filter)
-        if old is None and self.context.subscription_bytes + size > terms.max_total_subscription_bytes:
+        if old is None and (
+            self.memory.refuses_state
+            or self.context.subscription_bytes + size > terms.max_total_subscription_bytes
+        ):
+            self.memory.refused_subscriptions += 1
             return QUOTA_EXCEEDED
         if len(session.pending_retained) + len(replay) >= 2 * limit:  # the same filters, subscribed again and again
             return QUOTA_EXCEEDED

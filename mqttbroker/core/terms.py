@@ -81,6 +81,16 @@ class BrokerTerms:
         self.max_subscription_bytes_per_client = 0
         self.max_filters_per_packet = 0
         self.max_total_subscription_bytes = 0
+        self.max_memory = 0  # 0 = unlimited
+        self.max_total_session_bytes = 0
+        self.max_total_in_flight_bytes = 0
+        self.max_total_queue_memory_bytes = 0
+        self.max_total_outbox_bytes = 0
+        self.max_total_incomplete_bytes = 0
+        self.max_total_connect_bytes = 0
+        self.max_total_alias_bytes = 0
+        self.queue_high_watermark_messages = 0
+        self.route_cache_bytes = 0
         self.max_pending_write_bytes = 0
         self.max_total_will_bytes = 0
         self.durability = ""

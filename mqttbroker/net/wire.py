@@ -97,6 +97,7 @@ class FlushScheduler:
         for connection in self._partly_written:
             connection.request_flush()
         self._partly_written.clear()
+        broker.memory.check()
         if self.eager or broker.journal.has_page_requests:
             self.write()
 

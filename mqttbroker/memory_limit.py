@@ -1,0 +1,123 @@
+"""The memory that the process may take, takes and gives back: from Linux's /proc and control groups, and from glibc.
+
+Where a file is missing, as on other systems, a limit is unknown and the process's memory counts as 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from pathlib import Path, PurePosixPath
+from typing import Final, Optional, Union
+
+from mqttbroker.core.memory import Memory
+
+AUTO_PER_CENT: Final = 60  # the rest is for copies of packets, the page cache, and the process that seals segments
+RETURN_PER_CENT: Final = 75  # of ``max_memory`` taken, from which free memory is given back
+RETURN_INTERVAL: Final = 5.0  # seconds at least between two times
+
+UNLIMITED: Final = 1 << 60  # bytes; control groups of version 1 have a number near 2**63 for "no limit"
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Optional[int]:
+    """Bytes of the machine's memory, or of the control group's limit if that is less; None if neither is known."""
+    found = [_machine_memory(proc), *_cgroup_limits(proc, cgroups)]
+    known = [size for size in found if size is not None and 0 < size < UNLIMITED]
+    return min(known, default=None)
+
+
+def _machine_memory(proc: Path) -> Optional[int]:
+    for line in _text(proc / "meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemTotal":
+            return int(value.split()[0]) * 1024
+    return None
+
+
+def _cgroup_limits(proc: Path, cgroups: Path) -> list[Optional[int]]:
+    """The limits of the process's control group and of all above it, for versions 1 and 2."""
+    limits: list[Optional[int]] = []
+    for line in _text(proc / "self" / "cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        if controllers == "":
+            root, names = cgroups, ["memory.max", "memory.high"]
+        elif "memory" in controllers.split(","):
+            root, names = cgroups / "memory", ["memory.limit_in_bytes"]
+        else:
+            continue
+        # Inside a container the path may be that of the host, while the mount begins at the container's group.
+        path = PurePosixPath(group.lstrip("/"))
+        limits += [_number(root / folder / name) for folder in (path, *path.parents) for name in names]
+    return limits
+
+
+def _number(path: Path) -> Optional[int]:
+    text = _text(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+class ProcessMemory:
+    """The memory of this process. Pages of files do not count: the kernel takes them back when it needs them."""
+
+    def __init__(self) -> None:
+        self._page = os.sysconf("SC_PAGE_SIZE")
+        try:
+            self._file: Optional[int] = os.open(PROC / "self" / "statm", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = None
+
+    def resident(self) -> int:
+        """Bytes of anonymous memory in RAM; 0 if unknown."""
+        if self._file is None:
+            return 0
+        fields = os.pread(self._file, 256, 0).split()
+        return (int(fields[1]) - int(fields[2])) * self._page
+
+
+def give_back() -> None:
+    """Return free memory of glibc's heap to the system; may take some milliseconds per GB."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except AttributeError:
+        pass  # another C library
+
+
+def memory_bytes(setting: Union[int, str, None]) -> int:
+    """``limits.max_memory`` in bytes; 0 = unlimited."""
+    if setting is None:
+        return 0
+    if isinstance(setting, int):
+        return setting
+    available = available_memory()
+    per_cent = AUTO_PER_CENT if setting == "auto" else int(setting.rstrip("%"))
+    return 0 if available is None else available * per_cent // 100
+
+
+class MemoryWatch:
+    """Tells `Memory` how much the process takes, and has glibc give free memory back before that leads to refusals."""
+
+    def __init__(self, memory: Memory, process: ProcessMemory, base: int) -> None:
+        self._memory = memory
+        self._process = process
+        memory.base = base
+        self._next_return = 0.0
+
+    def sample(self, now: float) -> None:
+        """Called a few times per second; ``now`` is monotonic time in seconds."""
+        memory = self._memory
+        memory.resident = self._process.resident()
+        limit = memory.terms.max_memory * RETURN_PER_CENT // 100
+        if limit and memory.resident >= limit and now >= self._next_return:
+            self._next_return = now + RETURN_INTERVAL
+            asyncio.get_running_loop().run_in_executor(None, give_back)

@@ -1,0 +1,105 @@
+"""The memory that there is: machine, control groups; and the setting that is a share of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from support.core import Core
+
+from mqttbroker import memory_limit
+from mqttbroker.config.setting_kinds import MemorySize
+from mqttbroker.config.settings import Limits
+from mqttbroker.memory_limit import MemoryWatch, ProcessMemory, available_memory, memory_bytes
+
+GIB = 1 << 30
+
+
+def machine(root: Path, cgroup: str, **files: str) -> tuple[Path, Path]:
+    """/proc of a machine with 8 GiB, and /sys/fs/cgroup with these files."""
+    proc, cgroups = root / "proc", root / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text(f"MemTotal:  {8 * GIB // 1024} kB\nMemFree: 1 kB\n")
+    (proc / "self" / "cgroup").write_text(cgroup)
+    for name, text in files.items():
+        path = cgroups / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return proc, cgroups
+
+
+V1 = "9:pids:/x\n4:memory,cpu:/a/b\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    "cgroup, files, found",
+    [
+        ("", {}, 8),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": f"{2 * GIB}\n"}, 2),
+        ("0::/a/b\n", {"a/b/memory.max": f"{3 * GIB}\n", "a/b/memory.high": f"{GIB}\n"}, 1),
+        ("0::/host/only\n", {"memory.max": f"{GIB}\n"}, 1),  # a container whose path is the host's
+        ("0::/a\n", {"a/memory.max": f"{16 * GIB}\n"}, 8),
+        (V1, {"memory/a/b/memory.limit_in_bytes": f"{2 * GIB}\n", "memory/a/memory.limit_in_bytes": f"{GIB}\n"}, 1),
+        (V1, {"memory/memory.limit_in_bytes": f"{2 * GIB}\n"}, 2),
+        (V1, {"memory/a/b/memory.limit_in_bytes": "9223372036854771712\n"}, 8),
+    ],
+)
+def test_available_memory_is_the_least_limit(tmp_path: Path, cgroup: str, files: dict[str, str], found: int) -> None:
+    assert available_memory(*machine(tmp_path, cgroup, **files)) == found * GIB
+
+
+def test_no_limit_is_known_without_these_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert available_memory(tmp_path, tmp_path) is None
+    monkeypatch.setattr(memory_limit, "available_memory", lambda: None)
+    assert memory_bytes("auto") == memory_bytes("50%") == 0
+
+
+def test_the_setting_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_limit, "available_memory", lambda: 10 * GIB)
+    assert memory_bytes(Limits().max_memory) == 6 * GIB
+    assert memory_bytes("25%") == 10 * GIB // 4 and memory_bytes(123) == 123 and memory_bytes(None) == 0
+
+
+def test_values_of_the_setting() -> None:
+    kind = MemorySize("64MiB", "1TiB")
+    assert [kind.read(value) for value in ("auto", "50%", "7 %", "2GiB")] == ["auto", "50%", "7%", 2 * GIB]
+    for value, reason in (("0%", "1%–100%"), ("101%", "1%–100%"), ("1MiB", "64MiB–1TiB"), (5, "share"), ("x", "share")):
+        with pytest.raises(ValueError, match=reason):
+            kind.read(value)
+
+
+def test_resident_memory_follows_what_is_allocated() -> None:
+    process = ProcessMemory()
+    before = process.resident()
+    block = bytearray(b"x") * (64 << 20)
+    during = process.resident()
+    del block
+    assert before > 1 << 20 and 60 << 20 < during - before < 80 << 20
+    assert process.resident() < during - (50 << 20)
+
+
+def test_free_memory_is_given_back_before_the_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = []
+    monkeypatch.setattr(memory_limit, "give_back", lambda: calls.append(1))
+
+    class Fixed(ProcessMemory):
+        size = 0
+
+        def resident(self) -> int:
+            return self.size
+
+    async def watch() -> None:
+        with Core(tmp_path, max_memory=100 << 20) as core:
+            process = Fixed()
+            memory = MemoryWatch(core.broker.memory, process, 7)
+            for now, per_cent, times in ((0.0, 74, 0), (1.0, 75, 1), (2.0, 90, 1), (7.0, 90, 2), (20.0, 50, 2)):
+                process.size = per_cent << 20
+                memory.sample(now)
+                assert core.broker.memory.resident == process.size
+                while len(calls) < times:  # in another thread
+                    await asyncio.sleep(0)
+                assert len(calls) == times
+            assert core.broker.memory.base == 7
+
+    asyncio.run(watch())
