@@ -64,6 +64,7 @@ COMPILED = [
     "mqttbroker/core/offences.py",
     "mqttbroker/core/bans.py",
     "mqttbroker/auth/acl.py",
+    "mqttbroker/auth/permissions.py",
     "mqttbroker/core/deduplication.py",
     "mqttbroker/core/publisher.py",
     "mqttbroker/core/replay.py",

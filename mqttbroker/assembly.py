@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, Callable, Dict, Iterator, List, Optional, TypeVar
 
 from bridge_spark.log.stream_log import StreamConfig
+from mqttbroker.auth.permissions import NoPermissions, PermissionsError, PermissionsReader
 from mqttbroker.auth.security import Security
 from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Listener, Settings
@@ -16,6 +17,7 @@ from mqttbroker.core.broker import Broker
 from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
 from mqttbroker.core.networks import Networks
 from mqttbroker.core.outbox import Outbound
+from mqttbroker.core.policy import Permissions
 from mqttbroker.core.route import StreamRule
 from mqttbroker.core.router import Router
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
@@ -101,6 +103,8 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
     """The broker core for these settings; without ``security`` it reads the files that they name."""
     if security is None:
         security = Security(settings)
+    if any(row.permissions is not None for row in recovered.sessions):
+        security.rules.restrictive = True
     limits = settings.limits
     journal = Journal(settings.durability == "commit", recovered.next_message_id, recovered.next_seq)
     context = SessionContext(journal, fill(SessionLimits(), limits))
@@ -179,11 +183,13 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
     A session that was connected at a crash counts as disconnected at ``now``, in Unix seconds.
     """
     registry = broker.registry
+    reader = PermissionsReader()
     for row in _consumed(recovered.sessions):
         session = registry.load(row.session_id, row.client_id)
         session.version = row.version
         session.set_username(row.username)
         session.rules = row.rules
+        session.permissions = None if row.permissions is None else _stored_permissions(reader, row.permissions)
         session.expiry_interval = row.expiry_interval
         session.disconnected_at = now if row.disconnected_at is None else row.disconnected_at
         session.received_on_disk = True
@@ -202,6 +208,13 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
         broker.retained.load(message_from_row(retained))
     for known in _consumed(recovered.producers):
         broker.deduplication.load(known)
+
+
+def _stored_permissions(reader: PermissionsReader, text: str) -> Permissions:
+    try:
+        return reader.of_text(text)
+    except PermissionsError:
+        return NoPermissions(text)
 
 
 def _consumed(rows: List[T]) -> Iterator[T]:

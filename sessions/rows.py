@@ -12,7 +12,7 @@ from typing import Final, NamedTuple, Optional, Tuple
 
 class SessionRow(NamedTuple):
     """A durable session. ``disconnected_at`` and ``will_due`` are Unix seconds; None while the client is connected, or
-    if no will waits for its delay."""
+    if no will waits for its delay. ``permissions`` are those of the last login, as JSON."""
 
     session_id: int
     client_id: str
@@ -23,6 +23,7 @@ class SessionRow(NamedTuple):
     will_due: Optional[float]
     username: Optional[str]
     rules: Optional[str]
+    permissions: Optional[str] = None
 
 
 class SubscriptionRow(NamedTuple):

@@ -85,6 +85,7 @@ class Session(DeliveryOwner):
         self.connection: Optional[ClientConnection] = None
         self.username: Optional[str] = None  # None = anonymous
         self.rules: Optional[str] = None  # name of the listener's access rules; None = the default ones
+        self.permissions: Optional[object] = None  # those that the last login brought; the rules know what they are
         self.version = 4
         self.expiry_interval = 0  # seconds
         self.disconnected_at: float = 0.0  # Unix time; 0.0 while connected

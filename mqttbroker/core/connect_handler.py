@@ -8,7 +8,7 @@ AUTH goes before it [MQTT-3.2.0-1].
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Final, Optional, Tuple
+from typing import Any, Dict, Final, Optional, Tuple, cast
 
 from mqttbroker.codec.packets import Auth, Connack, Connect, Will
 from mqttbroker.codec.properties import Properties
@@ -35,7 +35,14 @@ from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.pending_connect import PendingConnect
-from mqttbroker.core.policy import BAN_IN_FORCE, AuthenticationPolicy, AuthenticationRequest, Identity, Rules
+from mqttbroker.core.policy import (
+    BAN_IN_FORCE,
+    AuthenticationPolicy,
+    AuthenticationRequest,
+    Identity,
+    Permissions,
+    Rules,
+)
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
@@ -202,7 +209,7 @@ class ConnectHandler:
                 if old.id != 0 and self.journal.gated:
                     self.journal.wait_for_commit(pending)
             session = self.registry.create(client_id, expiry > 0)
-        self._set_user(session, connection)
+        self._set_user(session, connection, identity.permissions)
         session.expiry_interval = expiry
         session.version = connection.version
         _set_will(session, packet.will)
@@ -277,14 +284,20 @@ class ConnectHandler:
             return False
         return not self.registry.is_over(session, self.lifecycle.now)
 
-    def _set_user(self, session: Session, connection: Connection) -> None:
-        """Give the session the rights of this user at this listener."""
+    def _set_user(self, session: Session, connection: Connection, permissions: Optional[Permissions]) -> None:
+        """Give the session the rights of this user at this listener, and those that the login brings."""
         rules = connection.terms.rules
-        if session.username != connection.username or session.rules != rules:
+        old = session.permissions
+        same = old is permissions or (
+            old is not None and permissions is not None and cast(Permissions, old).text == permissions.text
+        )
+        if session.username != connection.username or session.rules != rules or not same:
             session.set_username(connection.username)
             session.rules = rules
+            session.permissions = permissions
             if self.rules.restrictive:
                 self.router.invalidate_session(session)
+        connection.restricted = self.rules.restricts(session)
 
     def _old_session_deleted(self, pending: PendingConnect) -> None:
         """The commit that deletes the discarded session has succeeded or failed."""

@@ -71,6 +71,7 @@ class Connection(ClientConnection):
         self.username: Optional[str] = None  # as authenticated; None = anonymous
         self.method: Optional[str] = None  # of enhanced authentication, from CONNECT
         self.authenticator: Any = None  # the one that accepted the client, or that enhanced authentication began with
+        self.restricted = True  # the rules are asked before a PUBLISH is accepted
         self.expires_at = 0.0  # Unix seconds at which the login expires; 0 = never
         self.authentication: Optional[AuthenticationRequest] = None  # an enhanced authentication in progress
         self.may_publish = _NO_DECISIONS  # decisions of the rules by topic, bounded

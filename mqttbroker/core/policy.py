@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from abc import abstractmethod
-from typing import Any, Dict, Final, List, Optional, Union
+from typing import Any, Dict, Final, List, Optional, Union, cast
 
 from mypy_extensions import mypyc_attr
 
@@ -41,7 +41,7 @@ class Identity:
         self,
         username: Optional[str],
         client_id: Optional[str] = None,
-        permissions: Optional[Authorizer] = None,
+        permissions: Optional[Permissions] = None,
         expires_at: float = 0.0,
     ) -> None:
         self.username = username
@@ -292,18 +292,48 @@ class DenyAll(Authorizer):
 _DENY_ALL: Final = DenyAll()
 
 
+# Decisions of permissions.
+DENIED: Final = 0
+ALLOWED: Final = 1
+UNDECIDED: Final = 2
+
+
+class Permissions:
+    """What a login permits its client: it decides before the rules of the listener.
+
+    ``text`` is the form in the store, and the same for equal permissions. The answers are ALLOWED, DENIED, and
+    UNDECIDED = the rules of the listener decide; without such rules it is denied.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    @abstractmethod
+    def may_publish(self, client_id: str, username: Optional[str], topic: str) -> int:
+        """Whether the client may publish to the topic."""
+
+    @abstractmethod
+    def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> int:
+        """Whether a SUBSCRIBE to the filter succeeds; `may_read` decides on each topic."""
+
+    @abstractmethod
+    def may_read(self, client_id: str, username: Optional[str], topic: str) -> int:
+        """Whether the client may receive messages of the topic."""
+
+
 class Rules:
     """The authorizers: ``common`` for listeners without rules of their own, and others by the name of the rules.
 
     A session has the rules of the listener through which its client connected last; their name is stored with it, None
     for the common ones. If no listener has rules of that name any more, everything is denied until the client connects
-    again.
+    again. The permissions of a session decide before them; ``with_permissions`` says that sessions may have some.
     """
 
-    def __init__(self, common: Authorizer, by_name: Dict[str, Authorizer]) -> None:
+    def __init__(self, common: Authorizer, by_name: Dict[str, Authorizer], with_permissions: bool = False) -> None:
         self.common = common
         self.by_name = by_name
-        self.restrictive = common.restrictive  # False if all authorizers allow everything
+        # False if every session may do everything.
+        self.restrictive = common.restrictive or with_permissions
         for authorizer in by_name.values():
             if authorizer.restrictive:
                 self.restrictive = True
@@ -311,6 +341,34 @@ class Rules:
     def of(self, name: Optional[str]) -> Authorizer:
         return self.common if name is None else self.by_name.get(name, _DENY_ALL)
 
+    def restricts(self, session: Session) -> bool:
+        """Whether there may be something that the session's client may not do."""
+        return session.permissions is not None or self.of(session.rules).restrictive
+
     def may_read(self, session: Session, topic: str) -> bool:
         """Whether the session's client may receive messages of the topic."""
-        return self.of(session.rules).may_read(session.client_id, session.username, topic)
+        authorizer = self.of(session.rules)
+        if session.permissions is not None:
+            decision = cast(Permissions, session.permissions).may_read(session.client_id, session.username, topic)
+            if decision != UNDECIDED or not authorizer.restrictive:
+                return decision == ALLOWED
+        return authorizer.may_read(session.client_id, session.username, topic)
+
+    def may_publish(self, session: Session, topic: str) -> bool:
+        """Whether the session's client may publish to the topic."""
+        authorizer = self.of(session.rules)
+        if session.permissions is not None:
+            decision = cast(Permissions, session.permissions).may_publish(session.client_id, session.username, topic)
+            if decision != UNDECIDED or not authorizer.restrictive:
+                return decision == ALLOWED
+        return authorizer.may_publish(session.client_id, session.username, topic)
+
+    def may_subscribe(self, session: Session, topic_filter: str) -> bool:
+        """Whether a SUBSCRIBE of the session's client to the filter succeeds."""
+        authorizer = self.of(session.rules)
+        if session.permissions is not None:
+            permissions = cast(Permissions, session.permissions)
+            decision = permissions.may_subscribe(session.client_id, session.username, topic_filter)
+            if decision != UNDECIDED or not authorizer.restrictive:
+                return decision == ALLOWED
+        return authorizer.may_subscribe(session.client_id, session.username, topic_filter)

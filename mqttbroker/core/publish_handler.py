@@ -78,7 +78,6 @@ class PublishHandler:
     def __init__(self, broker: Broker, connection: Connection) -> None:
         self.broker = broker
         self.connection = connection
-        self.restricted = broker.rules.of(connection.terms.rules).restrictive
         self._aliases = _NO_ALIASES  # topics by alias, as set by the client
         # The last properties, encoded and decoded: the next ones are often the same.
         self._encoded_properties: bytes = NO_BYTES
@@ -139,7 +138,7 @@ class PublishHandler:
             body = topic_end - 2 - len(topic)
             start = 0
             end = payload + size
-        if self.restricted or route.reserved or first & 1 == 1:
+        if self.connection.restricted or route.reserved or first & 1 == 1:
             if self._rejects(route, first, packet_id, end - payload):
                 return True
         if first == 0x30 and route.direct:
@@ -430,7 +429,7 @@ class PublishHandler:
     def _refused_route(self, topic_bytes: bytes) -> Optional[Route]:
         """An empty route, which is not cached, if the client may not publish to the topic; else None."""
         topic = self.broker.router.topic_of(topic_bytes)
-        if is_reserved(topic) or (self.restricted and not self._may_publish(topic)):
+        if is_reserved(topic) or (self.connection.restricted and not self._may_publish(topic)):
             route = Route(topic, topic_bytes)
             route.reserved = True
             return route
@@ -476,8 +475,7 @@ class PublishHandler:
         decisions = connection.may_publish
         decision = decisions.get(topic)
         if decision is None:
-            authorizer = self.broker.rules.of(connection.terms.rules)
-            decision = authorizer.may_publish(connection.client_id, connection.username, topic)
+            decision = self.broker.rules.may_publish(cast(Session, connection.session), topic)
             if len(topic) <= _MAX_DECISION_TOPIC:
                 if len(decisions) >= _MAX_DECISIONS:
                     connection.forget_decisions()
@@ -488,7 +486,7 @@ class PublishHandler:
         """Answer a PUBLISH that is not permitted, or for which there is no room among the retained messages."""
         counters = self.connection.outbound.counters
         qos: i64 = (first >> 1) & 3
-        if route.reserved or (self.restricted and not self._may_publish(route.topic)):
+        if route.reserved or (self.connection.restricted and not self._may_publish(route.topic)):
             counters.publish_dropped_denied += 1
             self._acknowledge_with(qos, packet_id, self.broker.terms.denial_code())
             return True

@@ -193,8 +193,7 @@ class Publisher:
         except MQTTError:  # a stored will whose topic exceeds a limit that was lowered since
             self.outbound.counters.publish_dropped_denied += 1
             return
-        authorizer = self.rules.of(session.rules)
-        if route.reserved or not authorizer.may_publish(message.publisher, session.username, route.topic):
+        if route.reserved or not self.rules.may_publish(session, route.topic):
             self.outbound.counters.publish_dropped_denied += 1
             return
         if message.retain and message.payload and self.retained_full(route.topic, message.size):

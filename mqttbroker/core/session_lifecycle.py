@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Dict, cast
 
 from mqttbroker.core.pending_connect import PendingConnect
+from mqttbroker.core.policy import Permissions
 from mqttbroker.core.publisher import Publisher
 from mqttbroker.core.router import Router
 from mqttbroker.core.subscriptions import Subscriptions
@@ -99,6 +100,7 @@ class SessionLifecycle:
                     due,
                     session.username,
                     session.rules,
+                    None if session.permissions is None else cast(Permissions, session.permissions).text,
                 )
             )
 

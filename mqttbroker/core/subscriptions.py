@@ -97,8 +97,7 @@ class Subscriptions:
             return TOPIC_FILTER_INVALID
         if shared is not None and request.no_local:
             raise MQTTError(PROTOCOL_ERROR, "No Local on a shared subscription")  # [MQTT-3.8.3-4]
-        authorizer = self.rules.of(session.rules)
-        if not authorizer.may_subscribe(session.client_id, session.username, topic_filter):
+        if not self.rules.may_subscribe(session, topic_filter):
             return terms.denial_code()
         old = session.subscriptions.get(full_filter)
         limit = terms.max_subscriptions_per_client

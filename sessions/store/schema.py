@@ -105,7 +105,14 @@ def add_producers(db: Database) -> None:
     )
 
 
-MIGRATIONS: tuple[Migration, ...] = (create_tables, add_username, add_rules, add_expiry, add_producers)
+def add_permissions(db: Database) -> None:
+    """Version 6: the permissions that a session's last login brought, as JSON, NULL if it brought none."""
+    db.execute("ALTER TABLE sessions ADD COLUMN permissions TEXT")
+
+
+MIGRATIONS: tuple[Migration, ...] = (
+    create_tables, add_username, add_rules, add_expiry, add_producers, add_permissions
+)
 
 
 def prepare(connection: sqlite3.Connection, path: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:

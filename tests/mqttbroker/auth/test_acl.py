@@ -446,7 +446,7 @@ def test_denied_messages_are_answered_in_order(core: AclCore) -> None:
 def test_without_an_acl_file_no_decision_is_made(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         assert core.broker.router.rules is None
-        assert not core.connect("c").protocol.publish_handler().restricted
+        assert not core.connect("c").connection.restricted
 
 
 # --- compared with Mosquitto --------------------------------------------------------------------------------------

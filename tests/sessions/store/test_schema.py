@@ -81,7 +81,7 @@ def test_an_older_database_is_migrated_after_a_backup(
     connection: sqlite3.Connection, path: Path
 ) -> None:
     prepare(connection, str(path))
-    connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL, 'u', NULL)")
+    connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL, 'u', NULL, NULL)")
     before = list(connection.iterdump())
     prepare(connection, str(path), (*MIGRATIONS, add_note))
     assert version(connection) == NEWEST + 1
@@ -93,13 +93,15 @@ def test_an_older_database_is_migrated_after_a_backup(
     assert list(path.parent.glob("*.part")) == []
 
 
-def test_sessions_of_version_1_have_no_username_and_the_global_rules(
+def test_sessions_of_version_1_have_no_username_or_permissions_and_the_global_rules(
     connection: sqlite3.Connection, path: Path
 ) -> None:
     prepare(connection, str(path), MIGRATIONS[:1])
     connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL)")
     prepare(connection, str(path))
-    assert connection.execute("SELECT client_id, username, rules FROM sessions").fetchall() == [("c", None, None)]
+    assert connection.execute("SELECT client_id, username, rules, permissions FROM sessions").fetchall() == [
+        ("c", None, None, None)
+    ]
 
 
 def test_entries_of_version_3_get_the_expiry_of_their_message(

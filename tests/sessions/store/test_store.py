@@ -43,7 +43,7 @@ def test_state_survives_a_restart(opened: Opened) -> None:
     _, writer = opened()
     write_set = queued(7, [3, 4], b"payload")
     write_set.sessions = [
-        SessionRow(7, "c", 5, 3600, None, b"will", 12.5, "user", "rules"),
+        SessionRow(7, "c", 5, 3600, None, b"will", 12.5, "user", "rules", "[]"),
         session_row(9, 1700000000.25),
     ]
     write_set.subscriptions = [SubscriptionRow(7, "b/#", 1, 5, 0), SubscriptionRow(7, "a/é", 2, 6, 268435455)]
@@ -86,7 +86,7 @@ def test_upserts_replace_every_column(opened: Opened) -> None:
     first.sessions = [SessionRow(1, "c", 4, 10, None, b"w", 1.0, None, None)]
     first.subscriptions = [SubscriptionRow(1, "a", 1, 1, 1)]
     first.retained = [retained("r", b"1", 0, b"x", "p", 1, 1)]
-    second.sessions = [SessionRow(1, "c", 5, 20, 2.0, None, None, "user", "rules")]
+    second.sessions = [SessionRow(1, "c", 5, 20, 2.0, None, None, "user", "rules", "[]")]
     second.subscriptions = [SubscriptionRow(1, "a", 2, 2, 0)]
     second.retained = [retained("r", b"2", 1, b"y", "q", 2, 2)]
     writer.commit(first)
