@@ -57,6 +57,7 @@ COMPILED = [
     "mqttbroker/core/outbox.py",
     "mqttbroker/core/acknowledgements.py",
     "mqttbroker/core/connection.py",
+    "mqttbroker/core/certificate_names.py",
     "mqttbroker/core/terms.py",
     "mqttbroker/core/policy.py",
     "mqttbroker/core/networks.py",

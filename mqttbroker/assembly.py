@@ -93,7 +93,8 @@ def listener_terms(settings: Settings, listener: Listener, rules: Optional[str] 
     own = SimpleNamespace(
         rules=rules,
         listener=listener.address,
-        client_id_pattern=listener.client_id_pattern,
+        client_id_pattern=listener.client_id_from,
+        certificate_identity=listener.certificate_identity,
         networks=Networks(limits.ipv4_prefix, limits.ipv6_prefix),
     )
     return fill(ListenerTerms(), limits, own)

@@ -102,7 +102,7 @@ class Security:
     def _authenticator(self, kind: str, listener: Listener) -> Optional[Authenticator]:
         """The authenticator of a kind for clients of a listener; None if the listener has none."""
         if kind == "certificate":
-            return CertificateAuthenticator() if listener.use_identity_as_username else None
+            return CertificateAuthenticator(listener.certificate_identity) if listener.use_identity_as_username else None
         path = self._settings.password_file_of(listener)
         return None if path is None else self._password_authenticators[path]
 

@@ -64,7 +64,31 @@ def _former_names(section: type[Any], path: _Path) -> Iterator[tuple[_Path, _Pat
             yield path + (field.metadata["formerly"],), path + (field.name,)
 
 
-_RENAMED: dict[_Path, _Path] = dict(_former_names(Settings, ()))
+_EACH = "*"  # stands for the numbers of the listeners in `_RENAMED`
+_RENAMED: dict[_Path, _Path] = {
+    **dict(_former_names(Settings, ())),
+    **dict(_former_names(Listener, ("listeners", _EACH))),
+}
+
+
+def _new_name(path: _Path) -> _Path:
+    """The path of a key that is given by its former name; any other path as it is."""
+    general = ("listeners", _EACH, *path[2:]) if path[:1] == ("listeners",) else path
+    return path[:-1] + _RENAMED[general][-1:] if general in _RENAMED else path
+
+
+def _tables(tree: Any, path: _Path) -> Iterator[tuple[_Path, dict[str, Any]]]:
+    """The tables at a path of `_RENAMED`, each with its own path."""
+    found: list[tuple[_Path, Any]] = [((), tree)]
+    for name in path:
+        parts = found
+        found = []
+        for before, node in parts:
+            if name == _EACH and isinstance(node, list):
+                found += [(before + (str(index),), item) for index, item in enumerate(node)]
+            elif isinstance(node, dict) and name in node:
+                found.append((before + (name,), node[name]))
+    return ((before, node) for before, node in found if isinstance(node, dict))
 
 
 class _Builder:
@@ -78,6 +102,7 @@ class _Builder:
         self.file = file
         self.warn = warn
         self.sources: dict[_Path, str] = {}
+        self.renamed: set[_Path] = set()  # paths that variables give by a former name
         self.former: dict[_Path, _Path] = {}  # the paths that the file gives by a former name
         self.problems: list[str] = []
 
@@ -92,29 +117,30 @@ class _Builder:
 
     def rename_keys(self, tree: dict[str, Any]) -> None:
         """Put the values of keys with a former name under the new one."""
-        for old, new in _RENAMED.items():
-            table: Any = tree
-            for name in old[:-1]:
-                table = table.get(name) if isinstance(table, dict) else None
-            if not isinstance(table, dict) or old[-1] not in table:
-                continue
-            if new[-1] in table:
-                self.problem(old, f"is the former name of {_dotted(new)}, which is set too")
-            else:
-                self.warn(self.line(old, f"is called {_dotted(new)} now"))
-                self.former[new] = old
-                table[new[-1]] = table[old[-1]]
-            del table[old[-1]]
+        for former in _RENAMED:
+            for path, table in _tables(tree, former[:-1]):
+                old = path + former[-1:]
+                new = _new_name(old)
+                if old[-1] not in table:
+                    continue
+                if new[-1] in table:
+                    self.problem(old, f"is the former name of {_dotted(new)}, which is set too")
+                else:
+                    self.warn(self.line(old, f"is called {_dotted(new)} now"))
+                    self.former[new] = old
+                    table[new[-1]] = table[old[-1]]
+                del table[old[-1]]
 
     def variable(self, tree: dict[str, Any], name: str, text: str) -> None:
         """Put the value of a variable into the tree."""
         path = tuple(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
-        new = _RENAMED.get(path, path)
-        if new in _RENAMED.values() and new in self.sources:
+        new = _new_name(path)
+        if new in self.sources and (new != path or new in self.renamed):
             self.problems.append(f"{name}: sets {_dotted(new)}, as {self.sources[new]} does")
             return
         self.override(tree, new, text, name)
         if new != path:
+            self.renamed.add(new)
             self.warn(f"{name}: {_dotted(path)} is called {_dotted(new)} now")
 
     def settings(self, tree: dict[str, Any]) -> Settings:

@@ -122,13 +122,16 @@ class TopicPattern(Kind[Optional[str]]):
 
 
 class ClientIdPattern(Kind[Optional[str]]):
-    """A client id in which %u stands for the user name, with a * at its end for any further characters; "" is None."""
+    """A client id in which %u stands for the user name and %i for the name in the certificate, with a * at its end for
+    any further characters. "username" and "certificate" are %u and %i; "" is None."""
 
     def read(self, value: object) -> Optional[str]:
         text = OptionalText().read(value)
         if text is not None and (text == "*" or "*" in text[:-1]):
-            raise ValueError(f'must be a client id like "%u" or "%u-*", with a * only at its end, got {shown(text)}')
-        return text
+            raise ValueError(
+                f'must be "username", "certificate" or a client id like "%u-*", with a * only at its end, got {shown(text)}'
+            )
+        return {"username": "%u", "certificate": "%i"}.get(text or "", text)
 
 
 class OptionalPath(Kind[Optional[Path]]):
@@ -222,6 +225,23 @@ class Words(Kind[tuple[str, ...]]):
             if text in texts[:index]:
                 raise ValueError(f"{shown(text)} stands there twice")
         return texts
+
+    def from_text(self, text: str) -> object:
+        return Texts().from_text(text)
+
+
+class FirstOf(Kind[tuple[str, ...]]):
+    """One of some words, or a list of them in their order."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+
+    def read(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            return (Choice(*self.words).read(value),)
+        if not value:
+            raise ValueError("must not be empty")
+        return Words(*self.words).read(value)
 
     def from_text(self, text: str) -> object:
         return Texts().from_text(text)

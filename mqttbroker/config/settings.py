@@ -24,6 +24,7 @@ from mqttbroker.config.setting_kinds import (
     Duration,
     FileMode,
     Filters,
+    FirstOf,
     Host,
     Integer,
     Kind,
@@ -153,7 +154,8 @@ _TYPES_OF: dict[str, tuple[str, ...]] = {
     "port": _LISTENER_TYPES[:-1],
     **dict.fromkeys(("path", "mode"), ("unix",)),
     **dict.fromkeys(("certfile", "keyfile", "cafile", "crlfile", "tls_version"), ("tls", "wss")),
-    **dict.fromkeys(("client_certificate", "use_identity_as_username"), ("tls", "wss")),
+    "client_certificate": ("tls", "wss"),
+    **dict.fromkeys(("use_identity_as_username", "certificate_identity"), _LISTENER_TYPES[:-1]),
     "origins": ("ws", "wss"),
     "proxy_sources": _LISTENER_TYPES[:-1],
 }
@@ -185,7 +187,8 @@ class Listener:
     tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
     client_certificate: str = _key(Choice("none", "optional", "required"), "none")
     use_identity_as_username: bool = _key(Boolean(), False)
-    client_id_pattern: Optional[str] = _key(ClientIdPattern(), "")
+    certificate_identity: tuple[str, ...] = _key(FirstOf("cn", "san_dns", "san_uri", "san_email", "subject"), "cn")
+    client_id_from: Optional[str] = _key(ClientIdPattern(), "", formerly="client_id_pattern")
     origins: tuple[str, ...] = _key(Texts(), [])
     proxy_protocol: bool = _key(Boolean(), False)
     proxy_sources: tuple[str, ...] = _key(Networks(), [])
@@ -220,16 +223,32 @@ class Listener:
             yield "path", "is required for a Unix socket"
         if self.proxy_sources and not self.proxy_protocol:
             yield "proxy_sources", "needs proxy_protocol"
+        if self.type in ("tcp", "ws") and self._uses_certificates:
+            # Anybody who can connect could claim any name.
+            if not self.proxy_sources:
+                yield self._uses_certificates, 'needs type "tls" or "wss", or proxies named in proxy_sources'
+            if "cn" not in self.certificate_identity:
+                yield "certificate_identity", 'must have "cn": a proxy sends no other name'
+        if self.type == "unix" and "%i" in (self.client_id_from or ""):
+            yield "client_id_from", "clients of a Unix socket have no certificates"
         if self.type in ("tls", "wss"):
             for name in ("certfile", "keyfile"):
                 if getattr(self, name) is None:
                     yield name, f'is required for type "{self.type}"'
             if self.client_certificate != "none" and self.cafile is None:
                 yield "cafile", "is required to check client certificates"
-            if self.use_identity_as_username and self.client_certificate == "none":
-                yield "client_certificate", 'must be "optional" or "required" for use_identity_as_username'
+            if self._uses_certificates and self.client_certificate == "none":
+                yield "client_certificate", f'must be "optional" or "required" for {self._uses_certificates}'
             if self.crlfile is not None and self.client_certificate == "none":
                 yield "crlfile", "needs client_certificate"
+
+
+    @property
+    def _uses_certificates(self) -> str:
+        """A key that needs client certificates; "" if there is none."""
+        if self.use_identity_as_username:
+            return "use_identity_as_username"
+        return "client_id_from" if "%i" in (self.client_id_from or "") else ""
 
 
 _DEFAULT_LISTENER = Listener()

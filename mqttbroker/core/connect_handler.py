@@ -173,7 +173,9 @@ class ConnectHandler:
                 return
             connection.client_id = identity.client_id
             assigned = False
-        allowed = connection.terms.allowed_client_id(connection.client_id, assigned, connection.username)
+        allowed = connection.terms.allowed_client_id(
+            connection.client_id, assigned, connection.username, pending.certificate
+        )
         if allowed is None:
             self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "this listener does not allow the client id")
             return
@@ -433,7 +435,7 @@ class ConnectAuthentication(AuthenticationRequest):
     @property
     def certificate(self) -> Any:
         wire = self.pending.connection.wire
-        return None if wire is None else wire.transport.get_extra_info("peercert")
+        return None if wire is None else wire.certificate
 
     @property
     def waiting(self) -> bool:
@@ -450,6 +452,8 @@ class ConnectAuthentication(AuthenticationRequest):
         handler.login_succeeded(self, identity)
         pending = self.pending
         pending.connection.authenticator = self.authenticator
+        if pending.connection.terms.binds_certificates():
+            pending.certificate = self.certificate
         pending.authentication_data = self.server_data
         handler.authenticated(pending, identity)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 from mqttbroker.codec.packets import Connect
 from mqttbroker.core.connection import Connection
@@ -27,6 +27,7 @@ class PendingConnect(Gate):
         self.session_present = False
         self.keep_alive = packet.keep_alive  # seconds, as granted
         self.authentication_data: Optional[bytes] = None  # for the CONNACK
+        self.certificate: Any = None  # the client's, if its client id must be a name in it
 
     def opened(self) -> None:
         self.on_opened(self)

@@ -5,9 +5,10 @@ Each field is filled from the setting of the same name by `assembly.fill`; its v
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Any, List, Optional, Tuple
 
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED, SERVER_MOVED, UNSPECIFIED_ERROR, USE_ANOTHER_SERVER
+from mqttbroker.core.certificate_names import certificate_name
 from mqttbroker.core.networks import Networks
 
 
@@ -40,10 +41,18 @@ class ListenerTerms:
         self.topic_alias_maximum = 0
         self.max_keep_alive = 0
         self.connect_timeout = 0.0
-        # A client id in which %u stands for the user name; a * at its end stands for any further characters.
+        # A client id in which %u stands for the user name and %i for the name in the client's certificate; a * at its
+        # end stands for any further characters.
         self.client_id_pattern: Optional[str] = None
+        self.certificate_identity: Tuple[str, ...] = ()  # the kinds of names, as for `certificate_name`
 
-    def allowed_client_id(self, client_id: str, assigned: bool, username: Optional[str]) -> Optional[str]:
+    def binds_certificates(self) -> bool:
+        """Whether client ids must have the name in the client's certificate."""
+        return self.client_id_pattern is not None and "%i" in self.client_id_pattern
+
+    def allowed_client_id(
+        self, client_id: str, assigned: bool, username: Optional[str], certificate: Any = None
+    ) -> Optional[str]:
         """The client id of a user; None if the pattern excludes it. The broker may change an ``assigned`` one."""
         pattern = self.client_id_pattern
         if pattern is None:
@@ -54,7 +63,16 @@ class ListenerTerms:
         if "%u" in pattern:
             if not username:
                 return None
-            pattern = pattern.replace("%u", username)
+        identity = certificate_name(certificate, self.certificate_identity) if certificate and "%i" in pattern else None
+        if "%i" in pattern and identity is None:
+            return None
+        # In one pass, so that neither name is taken for a placeholder.
+        parts: List[str] = []
+        for index, part in enumerate(pattern.split("%u")):
+            if index > 0:
+                parts.append(username or "")
+            parts.append(part.replace("%i", identity or ""))
+        pattern = "".join(parts)
         if assigned:
             made = pattern + client_id if open_ended else pattern
             return made if len(made.encode("utf-8")) <= 65535 else None

@@ -233,7 +233,9 @@ class OpenListener:
         """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""
         wire = Wire(self._endpoint)
         if peer is not None:
-            wire.proxied_address, wire.remote = peer
+            wire.proxied_address, wire.remote, common_name = peer
+            if common_name is not None and self.listener.type in ("tcp", "ws"):
+                wire.proxied_common_name = common_name
         receiver: Any = PacketLog(wire) if log.isEnabledFor(logging.DEBUG) else wire
         if self.listener.type in ("ws", "wss"):
             return WebSocket(wire, self.listener.origins, receiver)

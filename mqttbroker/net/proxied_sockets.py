@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 
 from mqttbroker.core.policy import is_loopback
 from mqttbroker.net.proxy_protocol import MAX_HEADER, ProxyHeader, ProxyHeaderError
@@ -17,10 +17,11 @@ from mqttbroker.net.wire import peer_text
 
 class ProxiedPeer(NamedTuple):
     """The peer behind a proxy. ``remote``: it never counts as loopback, because its address is unknown, or because the
-    proxy that sends it is on another machine."""
+    proxy that sends it is on another machine. ``common_name``: that of the certificate that the proxy has verified."""
 
     address: str
     remote: bool
+    common_name: Optional[str]
 
 
 class ProxiedSockets:
@@ -45,8 +46,8 @@ class ProxiedSockets:
                 raise ProxyHeaderError("closed by the client")
             sock.recv(header.feed(data))
         if header.source is None:
-            return ProxiedPeer(proxy, True)
-        return ProxiedPeer(header.source, not is_loopback(proxy))
+            return ProxiedPeer(proxy, True, None)
+        return ProxiedPeer(header.source, not is_loopback(proxy), header.common_name if self._sources else None)
 
     def _may_send(self, address: Any) -> bool:
         found = ipaddress.ip_address(address[0].partition("%")[0])

@@ -1,7 +1,7 @@
 """The header of the PROXY protocol, versions 1 and 2: the client's address, sent by a proxy before the client's bytes.
 
 https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt. Addresses are taken from TCP and UDP over IPv4 and IPv6;
-the type-length-value fields of version 2 are skipped.
+of the type-length-value fields of version 2 only the common name of a TLS client is read.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ _LINE_START: Final = b"PROXY "
 _SIGNATURE: Final = b"\r\n\r\n\x00\r\nQUIT\n"
 _LOCAL: Final = 0x20  # version 2, command LOCAL; PROXY follows
 _ADDRESS_SIZES: Final = {0x00: 0, 0x11: 4, 0x12: 4, 0x21: 16, 0x22: 16, 0x31: 108, 0x32: 108}  # by family and protocol
+_TLS: Final = 0x20  # section 2.2.6: flags of the client, result of the verification, and fields
+_TLS_COMMON_NAME: Final = 0x22
+_TLS_CERTIFICATE: Final = 0x02 | 0x04  # the client has shown a certificate, in this connection or in its session
+_VERIFIED: Final = bytes(4)
 _PORT: Final = re.compile(rb"0|[1-9][0-9]{0,4}")
 
 
@@ -29,12 +33,14 @@ class ProxyHeader:
     """Parses one header in the pieces in which it arrives.
 
     ``source`` is the client's address and port, None if the header has none: the connection is the proxy's own (LOCAL),
-    or its client has another kind of address (UNKNOWN, Unix sockets).
+    or its client has another kind of address (UNKNOWN, Unix sockets). ``common_name`` is that of the client's
+    certificate, if the proxy has verified one.
     """
 
     def __init__(self) -> None:
         self.complete = False
         self.source: Optional[str] = None
+        self.common_name: Optional[str] = None
         self._received = b""
 
     def feed(self, data: bytes) -> int:
@@ -45,7 +51,11 @@ class ProxyHeader:
         if end < 0 or end > len(received):
             self._received = received
             return len(data)
-        self.source = _source_of_line(received[:end]) if received[:1] == b"P" else _source_of_block(received[:end])
+        if received[:1] == b"P":
+            self.source = _source_of_line(received[:end])
+        else:
+            self.source = _source_of_block(received[:end])
+            self.common_name = _common_name(received[:end])
         self.complete = True
         self._received = b""
         return end - before
@@ -106,6 +116,32 @@ def _source_of_block(block: bytes) -> Optional[str]:
         return None
     port = 16 + 2 * size
     return _text(ipaddress.ip_address(block[16 : 16 + size]), int.from_bytes(block[port : port + 2], "big"))
+
+
+def _common_name(block: bytes) -> Optional[str]:
+    """The common name of a verified certificate in the fields of a version 2 header; None if they are malformed."""
+    size = _ADDRESS_SIZES.get(block[13])
+    if block[12] == _LOCAL or not size:
+        return None
+    tls = _field(block[16 + 2 * size + (4 if size in (4, 16) else 0) :], _TLS)
+    if tls is None or len(tls) < 5 or not tls[0] & _TLS_CERTIFICATE or tls[1:5] != _VERIFIED:
+        return None
+    found = _field(tls[5:], _TLS_COMMON_NAME)
+    try:
+        return None if found is None else found.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _field(fields: bytes, kind: int) -> Optional[bytes]:
+    """The value of the first type-length-value field of this type."""
+    position = 0
+    while position + 3 <= len(fields):
+        end = position + 3 + int.from_bytes(fields[position + 1 : position + 3], "big")
+        if fields[position] == kind:
+            return fields[position + 3 : end] if end <= len(fields) else None
+        position = end
+    return None
 
 
 def _text(address: Union[ipaddress.IPv4Address, ipaddress.IPv6Address], port: int) -> str:

@@ -185,6 +185,7 @@ class Wire:
         self.counted = False  # in `ListenerPolicy.clients`
         self.proxied_address = ""  # the client's, as a proxy told it; "" = the socket's
         self.remote = False  # never counts as loopback
+        self.proxied_common_name: Optional[str] = None  # of the client's certificate, as a proxy told it
         self.refusal: u8 = 0  # the reason code with which the CONNECT is refused, because of the address
         self.counted_address = ""  # in `ListenerPolicy.addresses`
         self._rate: Optional[ReceiveRate] = None
@@ -198,6 +199,13 @@ class Wire:
     @property
     def broker(self) -> Broker:
         return self.endpoint.scheduler.broker
+
+    @property
+    def certificate(self) -> Any:
+        """The client's verified certificate as from `ssl.SSLSocket.getpeercert`; None or empty if it has none."""
+        if self.proxied_common_name is not None:
+            return {"subject": ((("commonName", self.proxied_common_name),),)}
+        return self.transport.get_extra_info("peercert")
 
     @property
     def listener_policy(self) -> ListenerPolicy:

@@ -231,7 +231,7 @@ def test_a_first_right_login_among_200_guessing_addresses(
 
 
 def test_a_listener_binds_client_ids_to_users(start_broker: Start, users: Path) -> None:
-    broker = configured(start_broker, users, listeners=[{"client_id_pattern": "c-%u"}])
+    broker = configured(start_broker, users, listeners=[{"client_id_from": "c-%u"}])
     assert login(broker, "alice") == login(broker, "bob") == 0
     with client(broker) as raw:
         assert raw.connect("c-bob", username="alice", password=PASSWORD).reason_code == CLIENT_IDENTIFIER_NOT_VALID

@@ -210,8 +210,9 @@ BAD = [
     ("[streams.s]\nfilters = []", "streams.s.filters: must be a list of one or more topic filters, got a list"),
     ("bans.exempt = ['10.0.0.1/8']", 'bans.exempt: "10.0.0.1/8" is not an address or network: 10.0.0.1/8 has host bits set'),
     ("bans.first = '1h'", "bans.longest: must not be shorter than first"),
-    ("[[listeners]]\nclient_id_pattern = 'a*b'",
-     'listeners.0.client_id_pattern: must be a client id like "%u" or "%u-*", with a * only at its end, got "a*b"'),
+    ("[[listeners]]\nclient_id_from = 'a*b'",
+     'listeners.0.client_id_from: must be "username", "certificate" or a client id like "%u-*", with a * only at its end,'
+     ' got "a*b"'),
     ("[streams.s]\nfilters = ['a/#/b']", 'streams.s.filters: "a/#/b" is not a topic filter that a stream can keep'),
     ("[streams.s]\nfilters = ['$share/g/a']",
      'streams.s.filters: "$share/g/a" is not a topic filter that a stream can keep'),
