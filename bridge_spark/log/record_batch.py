@@ -335,7 +335,7 @@ def timestamps(data: Buffer, batch: Batch) -> "array[int]":
 
 
 def decode_messages(data: Buffer, batch: Batch) -> List[Message]:
-    """The records of a checked batch.  A stream does not store the message expiry."""
+    """The records of a checked batch.  A stream does not store the message expiry.  Raises `CorruptBatch`."""
     columns = decode_columns(data, batch)
     flags = bytes(data[columns.flags[0] : columns.flags[0] + columns.flags[1]])
     fields: List[List[bytes]] = []
@@ -348,16 +348,19 @@ def decode_messages(data: Buffer, batch: Batch) -> List[Message]:
         offsets = _native("i", data, offsets_span)
         fields.append([bytes(data[start + a : start + b]) for a, b in zip(offsets, offsets[1:])])
     topics, payloads, clients, properties = fields
-    return [
-        Message(
-            topics[index].decode(),
-            payloads[index],
-            flags[index] & QOS_MASK,
-            flags[index] & RETAIN_FLAG != 0,
-            properties[index],
-            clients[index].decode(),
-            timestamp,
-            0,
-        )
-        for index, timestamp in enumerate(timestamps(data, batch))
-    ]
+    try:
+        return [
+            Message(
+                topics[index].decode(),
+                payloads[index],
+                flags[index] & QOS_MASK,
+                flags[index] & RETAIN_FLAG != 0,
+                properties[index],
+                clients[index].decode(),
+                timestamp,
+                0,
+            )
+            for index, timestamp in enumerate(timestamps(data, batch))
+        ]
+    except UnicodeDecodeError:
+        raise CorruptBatch(batch.position, "a topic or client id is not UTF-8") from None

@@ -153,8 +153,10 @@ def load_config(path: Path) -> IngestConfig:
             document = tomllib.load(file)
     except OSError as error:
         raise ConfigError(str(path), "file", error.strerror or str(error)) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also of bytes that are not UTF-8, or of a number with too many digits
         raise ConfigError(str(path), "file", f"not TOML: {error}") from None
+    except RecursionError:
+        raise ConfigError(str(path), "file", "not TOML: lists or tables are nested too deeply") from None
     return parse_config(document, str(path))
 
 

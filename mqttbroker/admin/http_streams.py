@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from typing import BinaryIO, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from aiohttp import web
@@ -28,6 +29,8 @@ SLICE_BYTES = 8 * 1024 * 1024
 PIECE_BYTES = 256 * 1024  # of a slice, encrypted in one call
 SLICE_TIMEOUT = 120.0  # seconds for sending one slice, after which the connection is closed
 
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+
 logger = logging.getLogger(__name__)
 
 Filters = Mapping[str, Sequence[str]]
@@ -37,16 +40,17 @@ Filters = Mapping[str, Sequence[str]]
 def _range(request: web.Request, size: int) -> Optional[Tuple[int, int]]:
     """The requested range of bytes as (start, end).
 
-    The whole file if none is requested, None if it is outside of the file.
+    The whole file if none is requested, None if it is outside of the file or not one range of bytes.
     """
-    try:
-        requested = request.http_range
-    except ValueError:
-        return None
-    if requested.start is None:
+    requested = request.headers.get("Range")
+    if requested is None:
         return 0, size
-    start = max(size + requested.start, 0) if requested.start < 0 else requested.start
-    end = size if requested.stop is None else min(requested.stop, size)
+    match = _RANGE.fullmatch(requested)
+    if match is None:
+        return None
+    first, last = match.groups()
+    start = int(first) if first else max(size - int(last or 0), 0)
+    end = min(int(last) + 1, size) if first and last else size
     return (start, end) if start < end else None
 
 
@@ -221,7 +225,7 @@ class StreamRoutes:
         )
         response.content_type = "application/octet-stream"
         response.content_length = end - start
-        if request.http_range.start is not None:
+        if "Range" in request.headers:
             response.set_status(206)
             response.headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
         await response.prepare(request)

@@ -112,8 +112,16 @@ class _Builder:
     def line(self, path: _Path, reason: str) -> str:
         source = next((name for said, name in self.sources.items() if said[: len(path)] == path), "")
         if not source:
-            source, path = self.file, self.former.get(path, path)
+            source, path = self.file or self._nearest_source(path), self.former.get(path, path)
         return ": ".join(part for part in (source, _dotted(path), reason) if part)
+
+    def _nearest_source(self, path: _Path) -> str:
+        """The variable or flag for the section that lacks a key; "" if there is none."""
+        while path := path[:-1]:
+            for said, name in self.sources.items():
+                if said[: len(path)] == path:
+                    return name
+        return ""
 
     def rename_keys(self, tree: dict[str, Any]) -> None:
         """Put the values of keys with a former name under the new one."""
@@ -134,6 +142,7 @@ class _Builder:
     def variable(self, tree: dict[str, Any], name: str, text: str) -> None:
         """Put the value of a variable into the tree."""
         path = tuple(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
+        name = _printable(name)
         new = _new_name(path)
         if new in self.sources and (new != path or new in self.renamed):
             self.problems.append(f"{name}: sets {_dotted(new)}, as {self.sources[new]} does")
@@ -292,7 +301,11 @@ def secret_in(file: Path) -> str:
 
 
 def _dotted(path: _Path) -> str:
-    return ".".join(name if name.isprintable() else json.dumps(name) for name in path)
+    return ".".join(map(_printable, path))
+
+
+def _printable(name: str) -> str:
+    return name if name.isprintable() else json.dumps(name)
 
 
 def _without_default(section: type[Any]) -> list[str]:
@@ -352,5 +365,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError([f"{path}: cannot be read: {error.strerror or error}"]) from None
     except UnicodeDecodeError as error:
         raise ConfigError([f"{path}: not UTF-8 at byte {error.start}"]) from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also of a number with too many digits
         raise ConfigError([f"{path}: not TOML: {error}"]) from None
+    except RecursionError:
+        raise ConfigError([f"{path}: not TOML: lists or tables are nested too deeply"]) from None

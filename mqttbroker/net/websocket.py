@@ -13,6 +13,7 @@ import logging
 from http import HTTPStatus
 from typing import Any, List, Optional, Sequence, cast
 
+from websockets.exceptions import InvalidMessage
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request
 from websockets.protocol import State
@@ -206,6 +207,8 @@ class WebSocket:
             library.receive_data(request[:end])
             for event in library.events_received():
                 library.send_response(library.accept(cast(Request, event)))
+            if isinstance(library.handshake_exc, InvalidMessage):  # the library sends no response
+                self._transport.write(library.reject(HTTPStatus.BAD_REQUEST, "not an HTTP request\n").serialize())
         if library.state is not State.OPEN:
             self._stop_receiving()
             self._count_failure()

@@ -375,13 +375,15 @@ def is_topic(topic: str) -> bool:
 
 def is_filter(topic_filter: str) -> bool:
     """Sections 4.7.1 and 4.8.2."""
+    if "\0" in topic_filter or len(topic_filter.encode()) > 65_535:
+        return False
     shared = re.fullmatch(r"\$share/(.*)", topic_filter, re.DOTALL)
     if shared is not None:
         name, slash, topic_filter = shared[1].partition("/")
         if not slash or not name or re.search("[+#]", name):
             return False
     levels = topic_filter.split("/")
-    if not topic_filter or "\0" in topic_filter or len(topic_filter.encode()) > 65_535:
+    if not topic_filter:
         return False
     return all(
         level == "+" or (level == "#" and number == len(levels) - 1) or not re.search("[+#]", level)

@@ -169,7 +169,7 @@ def parse_footer(footer: bytes, size: int) -> Footer:
         named = {name: fields[name] for name in Footer._fields[:7]}
         crc = int(fields["data_crc32c"], 16)
         return _checked(Footer(**named, lost=lost, groups=groups, size=size, data_bytes=start, data_crc=crc))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, SegmentError):
             raise
         raise CorruptBatch(start, "the footer is not that of a sealed segment") from None

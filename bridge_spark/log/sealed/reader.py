@@ -80,7 +80,8 @@ class SealedFile:
             try:
                 read = self._file.read_row_group(number, columns, use_threads=False)
             except (OSError, pa.ArrowException) as error:
-                raise CorruptBatch(group.position, " ".join(str(error).split())) from None
+                reason = "".join(each if each.isprintable() else " " for each in str(error))
+                raise CorruptBatch(group.position, " ".join(reason.split())) from None
             if read.num_rows != count:
                 raise CorruptBatch(group.position, f"{read.num_rows} rows instead of {count}")
             arrays.update((name, read.column(name).combine_chunks()) for name in columns)

@@ -147,17 +147,18 @@ def test_errors_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         assert main([str(tmp_path / "none.toml")]) == 2
-        (tmp_path / "bad.toml").write_text("[tables\n")
-        assert main([str(tmp_path / "bad.toml")]) == 2
+        for text in (b"[tables\n", b"a = '\xff'", b"a = " + b"[" * 1000, b"a = " + b"9" * 5000):
+            (tmp_path / "bad.toml").write_bytes(text)
+            assert main([str(tmp_path / "bad.toml")]) == 2
         example = str(ROOT / "conf" / "ingest.toml")
         assert main([example, "--trigger", "soon"]) == 2
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 6
     assert "none.toml: file: No such file" in lines[0]
-    assert "bad.toml: file: not TOML" in lines[1] and "'soon' is not a time" in lines[2]
+    assert all("bad.toml: file: not TOML" in line for line in lines[1:5]) and "'soon' is not a time" in lines[5]
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------

@@ -133,7 +133,9 @@ def test_ranges(service: Service, logs: StreamLogs) -> None:
         assert headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
 
 
-@pytest.mark.parametrize("wanted", ["bytes={size}-", "bytes=10000000-", "bytes=9-3", "lines=1-2"])
+@pytest.mark.parametrize("wanted", [
+    "bytes={size}-", "bytes=10000000-", "bytes=9-3", "lines=1-2", "bytes=-0", "bytes=-", "bytes=0-1,4-5", "bytes=x-",
+])
 def test_ranges_that_cannot_be_satisfied(service: Service, logs: StreamLogs, wanted: str) -> None:
     size = len(content(logs))
     status, headers, body = service.get(

@@ -321,6 +321,21 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert problems(broken) == [f"{broken}: not UTF-8 at byte 5"]
 
 
+@pytest.mark.parametrize(("text", "reason"), [
+    ("a = " + "[" * 1000, "not TOML: lists or tables are nested too deeply"),
+    ("a = " + "9" * 5000, "not TOML: Exceeds the limit"),
+])
+def test_files_beyond_limits_of_the_parser(tmp_path: Path, text: str, reason: str) -> None:
+    path = write(tmp_path, text)
+    (line,) = problems(path)
+    assert line.startswith(f"{path}: {reason}")
+
+
+def test_a_missing_key_names_the_variable_of_its_section() -> None:
+    variables = {"MQTTBROKER_STREAMS__S__PARTITIONS": "2", "MQTTBROKER_LOG__LEVEL": "info"}
+    assert problems(None, variables) == ["MQTTBROKER_STREAMS__S__PARTITIONS: streams.s.filters: is required"]
+
+
 def test_keys_with_line_breaks_stay_on_one_line(tmp_path: Path) -> None:
     path = write(tmp_path, '"a\\nb" = 1')
     assert problems(path) == [f'{path}: "a\\nb": unknown key']

@@ -101,6 +101,7 @@ REFUSED = [
     ("no upgrade", f"GET {PATH} HTTP/1.1\r\nHost: broker\r\n\r\n", b"426"),
     ("post", REQUEST.replace("GET", "POST") + "Sec-WebSocket-Protocol: mqtt\r\n\r\n", b"405"),
     ("bad key", REQUEST.replace("dGhl", "====") + "Sec-WebSocket-Protocol: mqtt\r\n\r\n", b"400"),
+    ("malformed header", REQUEST + "Sec-WebSocket-Protocol: mqtt\r\nno colon\r\n\r\n", b"400"),
     ("long head", REQUEST + "X: " + "y" * 20_000, b"431"),
     ("long line", REQUEST + "X: " + "y" * 10_000 + "\r\n\r\n", b"431"),
 ]
@@ -113,8 +114,9 @@ def test_invalid_handshakes_are_refused(ports: list[int], request_text: str, sta
     assert b"websocket-accept" not in head.lower()
 
 
-def test_a_request_that_is_not_http_is_closed(ports: list[int]) -> None:
-    assert http(ports[0], Connect("x", 5).encode(5) + b"\r\n\r\n") == (b"", b"")
+def test_a_request_that_is_not_http_is_refused(ports: list[int]) -> None:
+    head, body = http(ports[0], Connect("x", 5).encode(5) + b"\r\n\r\n")
+    assert (head.split()[1], body) == (b"400", b"not an HTTP request\n")
 
 
 @pytest.mark.parametrize(
