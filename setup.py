@@ -54,6 +54,7 @@ COMPILED = [
     "mqttbroker/core/topic_aliases.py",
     "mqttbroker/core/incomplete_packets.py",
     "mqttbroker/core/memory_stage.py",
+    "mqttbroker/core/denials.py",
     "mqttbroker/core/outbox.py",
     "mqttbroker/core/acknowledgements.py",
     "mqttbroker/core/connection.py",

@@ -33,6 +33,9 @@ def _files(settings: Settings) -> Iterator[str]:
             problem = context.revocations.problem(datetime.now(timezone.utc))
             if problem is not None:
                 yield f"listeners.{index}: {problem}, so no client certificate is accepted"
+    audit_file = settings.log.audit_file
+    if audit_file is not None and not os.access(audit_file if audit_file.exists() else audit_file.parent, os.W_OK):
+        yield f"log.audit_file: {audit_file} cannot be written"
     try:
         http_context(settings.http)
     except OSError as error:

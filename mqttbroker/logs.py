@@ -1,6 +1,7 @@
 """Logs: one event per line on stderr, ``event=NAME key=value …`` or the same fields as JSON.
 
-A thread writes the lines, so a stderr that is not read delays no client. Clients choose some of the values: a value has
+The lines of the logger ``mqttbroker.audit`` may go to a file, too. A thread writes the lines of each, so a stderr that
+is not read, or a slow disk, delays no client. Clients choose some of the values: a value has
 no line break, is quoted if it could be mistaken for several fields, and is cut at `MAX_VALUE_CHARS`. Repeated refusals
 are counted instead of logged one by one.
 """
@@ -17,9 +18,11 @@ import threading
 import time
 from collections import OrderedDict, deque
 from functools import lru_cache
-from typing import Optional
+from pathlib import Path
+from typing import Callable, Optional, Union
 
 STDERR = 2
+AUDIT = "mqttbroker.audit"  # the logger of administrative acts and denials
 MAX_VALUE_CHARS = 256
 QUEUE_LINES = 10_000  # lines queued for the writing thread; further ones are dropped and counted
 GATHER_SECONDS = 0.005  # in which lines gather for one write
@@ -114,11 +117,12 @@ def _printable(text: str) -> str:
 class _Repeats(logging.Filter):
     """Lets the first `REPEATS_LOGGED` refusals of one kind, host and reason through, and counts the others.
 
-    The count is one line, ``event=refusals_repeated``, when a refusal comes after `REPEAT_SECONDS`.
+    The count is one line, ``event=refusals_repeated``, when a refusal comes after `REPEAT_SECONDS`; ``emit`` takes it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, emit: Callable[[logging.LogRecord], None]) -> None:
         super().__init__()
+        self._emit = emit
         self._windows: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()  # [end, refusals], oldest first
         self._lock = threading.Lock()
 
@@ -134,8 +138,9 @@ class _Repeats(logging.Filter):
             window[1] += 1
             wanted = window[1] <= REPEATS_LOGGED
         for (_, repeated_host, repeated_reason), (_, count) in over:
-            logging.getLogger(record.name).log(record.levelno, "event=refusals_repeated address=%s reason=%s count=%d",
-                                               repeated_host, repeated_reason, count - REPEATS_LOGGED)
+            line = "event=refusals_repeated address=%s reason=%s count=%d"
+            values = (repeated_host, repeated_reason, count - REPEATS_LOGGED)
+            self._emit(logging.LogRecord(record.name, record.levelno, __file__, 0, line, values, None))
         return wanted
 
     def _close_windows(self, now: float) -> list[tuple[tuple[str, str, str], list[float]]]:
@@ -172,12 +177,54 @@ class _Handler(logging.Handler):
             self.waiting.set()
 
 
-class _Writer(threading.Thread):
-    """Writes the handler's lines to stderr, however long a write takes."""
+class _Stderr:
+    """The file descriptor; a blocked write to `sys.stderr` would hold its lock, even at the exit of Python."""
 
-    def __init__(self, handler: _Handler) -> None:
+    def write(self, data: bytes) -> bool:
+        """Write however long it takes; False if that is impossible."""
+        while data:
+            try:
+                data = data[os.write(STDERR, data) :]
+            except BlockingIOError:
+                select.select([], [STDERR], [])
+            except OSError:
+                return True  # stderr is closed
+        return True
+
+
+class _File:
+    """A file that is appended to, and that its owner alone may read. Raises OSError if it cannot be opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = self._opened()
+
+    def _opened(self) -> int:
+        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def reopen(self) -> None:
+        """Use the file that has the path now. Raises OSError, and the one in use stays."""
+        descriptor = self._opened()
+        os.dup2(descriptor, self._descriptor, inheritable=False)
+        os.close(descriptor)
+
+    def write(self, data: bytes) -> bool:
+        """Write all or, on a full disk, a part; False if that failed."""
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError:
+            return False
+        return True
+
+
+class _Writer(threading.Thread):
+    """Writes the handler's lines to a target, however long a write takes."""
+
+    def __init__(self, handler: _Handler, target: Union[_Stderr, _File, None] = None) -> None:
         super().__init__(name="log", daemon=True)
         self.handler = handler
+        self._target = _Stderr() if target is None else target
         self._reported = 0  # of the lines that were dropped
         self._closing = threading.Event()
 
@@ -189,12 +236,15 @@ class _Writer(threading.Thread):
             self._closing.wait(GATHER_SECONDS)
             handler.waiting.clear()
             lines = [handler.lines.popleft() for _ in range(len(handler.lines))]
-            dropped = handler.dropped
+            count, dropped = len(lines), handler.dropped
             if dropped > self._reported:
                 lines.append(f"event=log_lines_dropped count={dropped - self._reported}")
+            if not lines:
+                continue
+            if self._target.write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")):
                 self._reported = dropped
-            if lines:
-                _write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace"))
+            else:
+                handler.dropped += count
 
     def close(self) -> None:
         """Write the lines that wait, for `CLOSE_TIMEOUT` at most."""
@@ -203,47 +253,77 @@ class _Writer(threading.Thread):
         self.join(CLOSE_TIMEOUT)
 
 
-def _write(data: bytes) -> None:
-    """Write to the file descriptor; a blocked write to `sys.stderr` would hold its lock, even at the exit of Python."""
-    while data:
-        try:
-            data = data[os.write(STDERR, data) :]
-        except BlockingIOError:
-            select.select([], [STDERR], [])
-        except OSError:
-            return  # stderr is closed
+class _Log:
+    """One log: a handler, the thread that writes its lines, and their target."""
+
+    def __init__(self, formatter: logging.Formatter, target: Union[_Stderr, _File]) -> None:
+        self.target = target
+        self.handler = _Handler()
+        self.handler.setFormatter(formatter)
+        self.handler.addFilter(_Repeats(self.handler.emit))
+        self._writer = _Writer(self.handler, target)
+        self._writer.start()
+
+    def close(self) -> None:
+        self._writer.close()
 
 
-_writer: Optional[_Writer] = None
+_logs: list[_Log] = []  # that of stderr, and that of the audit file if there is one
 
 
 def set_level(level: str) -> None:
-    """Log events of this level and above: ``debug``, ``info``, ``warning`` or ``error``."""
+    """Log events of this level and above: ``debug``, ``info``, ``warning`` or ``error``.
+
+    The audit file has all events of its logger.
+    """
     logging.getLogger().setLevel(level.upper())
 
 
+def level() -> str:
+    """The level in force, as for `set_level`."""
+    return logging.getLevelName(logging.getLogger().level).lower()
+
+
 def dropped_lines() -> int:
-    """Lines that were not logged because stderr was not read."""
-    return 0 if _writer is None else _writer.handler.dropped
+    """Lines that were not logged because stderr was not read, or the audit file could not be written."""
+    return sum(each.handler.dropped for each in _logs)
 
 
-def configure(level: str, style: str) -> None:
-    """Send the log to stderr; ``style`` is ``text`` or ``json``."""
-    global _writer
+def configure(level: str, style: str, audit_file: Optional[Path] = None) -> None:
+    """Send the log to stderr, and the audit log to a file, too; ``style`` is ``text`` or ``json``.
+
+    Raises OSError if the file cannot be opened.
+    """
     close()
-    handler = _Handler()
-    handler.setFormatter(_Json() if style == "json" else _Text())
-    handler.addFilter(_Repeats())
-    _writer = _Writer(handler)
-    _writer.start()
-    logging.getLogger().handlers = [handler]
+    formatter: logging.Formatter = _Json() if style == "json" else _Text()
+    _logs.append(_Log(formatter, _Stderr()))
+    logging.getLogger().handlers = [_logs[0].handler]
     set_level(level)
+    audit = logging.getLogger(AUDIT)
+    if audit_file is not None:
+        _logs.append(_Log(formatter, _File(audit_file)))
+        audit.handlers = [_logs[1].handler]
+        audit.setLevel(logging.INFO)
+        _logs[0].handler.addFilter(lambda record: record.name != AUDIT or record.levelno >= logging.getLogger().level)
+
+
+def reopen() -> None:
+    """Write the audit log to the file that has its path now, for logrotate. Raises OSError, and changes nothing."""
+    for each in _logs:
+        if isinstance(each.target, _File):
+            each.target.reopen()
+
+
+def append_audit(file: Path, style: str, message: str, *args: object) -> None:
+    """Add one line to an audit file that a broker may have open, too. Raises OSError."""
+    formatter = _Json() if style == "json" else _Text()
+    line = formatter.format(logging.LogRecord(AUDIT, logging.INFO, __file__, 0, message, args, None))
+    if not _File(file).write(f"{line}\n".encode(errors="backslashreplace")):
+        raise OSError("cannot be written")
 
 
 @atexit.register
 def close() -> None:
-    """Write the queued lines, and stop the writing thread."""
-    global _writer
-    if _writer is not None:
-        _writer.close()
-        _writer = None
+    """Write the queued lines, and stop the writing threads."""
+    while _logs:
+        _logs.pop().close()

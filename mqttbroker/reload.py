@@ -19,12 +19,13 @@ from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.logs import set_level
+from mqttbroker.logs import reopen, set_level
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context
 
 log = logging.getLogger("mqttbroker")
+audit = logging.getLogger("mqttbroker.audit")
 
 # Keys that may change while the broker runs, beside the contents of the files that others name.
 RELOADABLE = re.compile(
@@ -32,6 +33,17 @@ RELOADABLE = re.compile(
     r"|bans\.\w+|crl\.\w+|logins\.max_waiting|http\.(token(_file)?|access)"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum)"
 )
+
+
+# Names of keys whose values are never shown.
+SECRETS = {
+    field.name
+    for section in (Settings, *(type(getattr(Settings(), field.name)) for field in dataclasses.fields(Settings)))
+    if dataclasses.is_dataclass(section)
+    for field in dataclasses.fields(section)
+    if not field.repr
+}
+MASK = "***"
 
 
 class Reloader:
@@ -62,6 +74,7 @@ class Reloader:
 
     def start(self) -> None:
         """Reload as a task; for a signal handler."""
+        audit.info("event=admin action=reload user=%s", "SIGHUP")
         self.reload()
 
     def reload(self) -> asyncio.Task[None]:
@@ -76,7 +89,7 @@ class Reloader:
     async def _reload(self, previous: Optional[asyncio.Task[None]]) -> None:
         if previous is not None:
             await previous
-        problems = self._reload_settings()
+        problems = self._reload_settings() + _reopen_log()
         problems += await self._security.reload(self._broker)
         for listener in self._listeners:
             problems += await listener.reload()
@@ -98,9 +111,10 @@ class Reloader:
                 continue
             if RELOADABLE.fullmatch(key) and key in before and key in after:
                 self.settings = with_key(self.settings, key, after[key])
-                log.info("event=setting_changed key=%s", key)
+                values = printable(key, before[key]), printable(key, after[key])
+                audit.info("event=setting_changed key=%s from=%s to=%s", key, *values)
             else:
-                log.warning("event=restart_needed key=%s", key)
+                audit.warning("event=restart_needed key=%s", key)
         self._apply()
         return []
 
@@ -130,6 +144,22 @@ class Reloader:
             self.http.renew(context)
             log.info("event=certificates_reloaded listener=http")
         return []
+
+
+def _reopen_log() -> List[str]:
+    try:
+        reopen()
+    except OSError as error:
+        log.error("event=reload_failed reason=%s", f"log.audit_file: {error.strerror}")
+        return [f"log.audit_file: {error.strerror}"]
+    return []
+
+
+def printable(key: str, value: object) -> str:
+    """The value of a key of `flatten` as text without secrets."""
+    if key.rpartition(".")[2] in SECRETS:
+        return "" if value is None else MASK
+    return "" if value is None else str(value)
 
 
 def flatten(settings: Settings) -> dict[str, Any]:

@@ -335,7 +335,12 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
 
     ``warnings`` are those of loading the settings. An error that prevents the start is one line on stderr.
     """
-    configure(settings.log.level, settings.log.format)
+    try:
+        configure(settings.log.level, settings.log.format, settings.log.audit_file)
+    except OSError as error:
+        close()
+        print(f"log.audit_file: {settings.log.audit_file}: {error.strerror}", file=sys.stderr)
+        return 2
     for text in warnings:
         log_warning(text)
     set_umask(settings.data_mode)

@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import List, Optional, Tuple
+from urllib.parse import unquote
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -245,6 +246,8 @@ class HttpServer:
                 self._log_denied(request, principal, str(refusal))
             headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else None
             response = error(request, refusal.status, str(refusal), headers, refusal.field)
+        if route is not None and route.action and response.status < 400:
+            self._log_action(route.action, request, principal)
         self.requests[principal.role, response.status] += 1
         return response
 
@@ -273,6 +276,18 @@ class HttpServer:
                 raise
             logger.exception("event=defect in=http path=%s", request.path)
             return error(request, 500, f"{type(failure).__name__}: {failure}")
+
+    @staticmethod
+    def _log_action(action: str, request: web.Request, principal: Principal) -> None:
+        _audit.info(
+            "event=admin action=%s target=%s user=%s role=%s address=%s listener=%s",
+            action,
+            unquote(request.path_qs),
+            principal.name,
+            principal.role,
+            address_of(request),
+            "http",
+        )
 
     def _log_denied(self, request: web.Request, principal: Principal, reason: str) -> None:
         _audit.info(

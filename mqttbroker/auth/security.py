@@ -37,6 +37,7 @@ from mqttbroker.core.policy import (
 )
 
 log = logging.getLogger("mqttbroker")
+audit = logging.getLogger("mqttbroker.audit")
 
 
 class Security:
@@ -155,7 +156,7 @@ class Security:
                 passwords = await loop.run_in_executor(None, _read_passwords, path, key)
                 authenticator = self._password_authenticators[path]
                 _disconnect_users(broker, authenticator, authenticator.replace(passwords))
-                log.info("event=passwords_reloaded file=%s users=%d", path, len(passwords.hashes))
+                audit.info("event=passwords_reloaded file=%s users=%d", path, len(passwords.hashes))
             except ConfigError as error:
                 problems += error.problems
         for path, key in self._acl_files.items():
@@ -163,7 +164,7 @@ class Security:
                 acl = await loop.run_in_executor(None, _read_acl, path, key)
                 self._acls[path].replace(acl)
                 broker.rules_changed()
-                log.info("event=acl_reloaded file=%s users=%d", path, len(acl.users))
+                audit.info("event=acl_reloaded file=%s users=%d", path, len(acl.users))
             except ConfigError as error:
                 problems += error.problems
         for background in self._background():

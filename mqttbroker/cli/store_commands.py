@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pwd
 import sqlite3
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any, Callable
 
 from mqttbroker.admin.data_files import set_umask
 from mqttbroker.config.load import load_settings
+from mqttbroker.config.settings import Settings
+from mqttbroker.logs import append_audit
 
 _HELP = {
     "check-store": "say what is wrong with a data directory; the broker may be running",
@@ -52,9 +55,13 @@ def run(options: argparse.Namespace) -> int:
                 print(f"mqttbroker {command}: DIR or --data-dir, not both", file=sys.stderr)
                 return 2
             data_dir = options.directory
-        work = _check if command == "check-store" else _repair
-        return _guarded(command, lambda: work(data_dir))
-    return _guarded(command, lambda: _copy(command, data_dir, options.directory))
+        if command == "check-store":
+            return _guarded(command, lambda: _check(data_dir))
+        return _guarded(command, lambda: _audited(settings, command, data_dir, lambda: _repair(data_dir)))
+    target = options.directory if command == "backup" else data_dir
+    return _guarded(
+        command, lambda: _audited(settings, command, target, lambda: _copy(command, data_dir, options.directory))
+    )
 
 
 def _guarded(command: str, work: Callable[[], int]) -> int:
@@ -69,6 +76,19 @@ def _guarded(command: str, work: Callable[[], int]) -> int:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     print(f"mqttbroker {command}: {reason}", file=sys.stderr)
     return 1
+
+
+def _audited(settings: Settings, command: str, target: Path, work: Callable[[], int]) -> int:
+    """Do the work, and add it to the audit file of the settings before; no line, no work."""
+    log = settings.log
+    if log.audit_file is not None:
+        user = pwd.getpwuid(os.getuid()).pw_name
+        action = command.replace("-", "_")
+        try:
+            append_audit(log.audit_file, log.format, "event=admin action=%s target=%s user=%s", action, target, user)
+        except OSError as error:
+            raise OSError(f"log.audit_file: {log.audit_file}: {error.strerror or error}") from None
+    return work()
 
 
 def _check(data_dir: Path) -> int:

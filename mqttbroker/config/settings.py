@@ -335,6 +335,7 @@ class Http:
 class Log:
     level: str = _key(Choice("debug", "info", "warning", "error"), "info")
     format: str = _key(Choice("text", "json"), "text")
+    audit_file: Optional[Path] = _key(OptionalPath(), "")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mqttbroker.core.ban_list import FOREVER, OPERATOR, Ban, BanList, Key, short
 from mqttbroker.core.networks import Networks, address_of
 from mqttbroker.core.offences import MAX_CREDIT, Offences, Record
 
-log = logging.getLogger("mqttbroker")
+audit = logging.getLogger("mqttbroker.audit")
 
 # Causes of bans.
 FAILED_LOGINS: Final = "failed_logins"
@@ -199,7 +199,7 @@ class Bans:
         address, username, client_id = record.key
         self._list.add(Ban(record.key, offences.cause, record.until, record.bans, "", record))
         self.started[offences.cause] += 1
-        log.warning(
+        audit.warning(
             "event=banned address=%s user=%s client=%s cause=%s seconds=%d offences=%d",
             address, username, client_id, offences.cause, seconds, record.count,
         )  # fmt: skip
@@ -234,7 +234,7 @@ class Bans:
         if not self._list.add(ban):
             return None
         self.started[OPERATOR] += 1
-        log.warning(
+        audit.warning(
             "event=banned address=%s user=%s client=%s cause=%s seconds=%s reason=%s",
             address, username, client_id, OPERATOR, "unlimited" if seconds == FOREVER else int(seconds), ban.reason,
         )  # fmt: skip
@@ -265,7 +265,7 @@ class Bans:
     def _lift(self, ban: Ban) -> None:
         self._list.remove(ban)
         address, username, client_id = ban.key
-        log.info(
+        audit.info(
             "event=ban_lifted address=%s user=%s client=%s cause=%s", address, username, client_id, ban.cause
         )
         self._changed(True)

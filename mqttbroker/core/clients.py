@@ -18,6 +18,7 @@ from mqttbroker.core.terms import BrokerTerms
 from sessions.registry import Registry
 
 log = logging.getLogger("mqttbroker")
+audit = logging.getLogger("mqttbroker.audit")
 
 
 class Clients:
@@ -66,7 +67,7 @@ class Clients:
                 connection.terms.listener,
             )
         elif reason:
-            log.info(
+            audit.info(
                 "event=refused client=%s address=%s reason=%s user=%s listener=%s",
                 connection.client_id,
                 connection.peer,

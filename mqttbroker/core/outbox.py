@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, List
 from mypy_extensions import i64
 
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED
+from mqttbroker.core.denials import Denials
 from mqttbroker.core.incomplete_packets import IncompletePackets
 from sessions.context import Clock
 from sessions.counters import Counters
@@ -50,6 +51,7 @@ class Outbound:
         self.connect_bytes: i64 = 0  # CONNECT packets that wait for an answer
         self.alias_bytes: i64 = 0  # topics of topic aliases, of all clients and in both directions
         self.decision_bytes: i64 = 0  # memory of the decisions in `Connection.may_publish` of all connections
+        self.denials = Denials(clock)
         self.flush_queue: List[Connection] = []
         self.on_flush_needed: Any = None  # called when the first connection enters an empty `flush_queue`
         self.store_failure = QUOTA_EXCEEDED  # reason code of the last failed commit

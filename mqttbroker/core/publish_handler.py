@@ -488,6 +488,15 @@ class PublishHandler:
         qos: i64 = (first >> 1) & 3
         if route.reserved or (self.connection.restricted and not self._may_publish(route.topic)):
             counters.publish_dropped_denied += 1
+            connection = self.connection
+            connection.outbound.denials.log(
+                "publish",
+                route.topic,
+                connection.client_id,
+                connection.peer,
+                connection.username,
+                connection.terms.listener,
+            )
             self._acknowledge_with(qos, packet_id, self.broker.terms.denial_code())
             return True
         if first & 1 and size > 0 and self.broker.publisher.retained_full(route.topic, len(route.topic) + size):

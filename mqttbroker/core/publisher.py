@@ -195,6 +195,7 @@ class Publisher:
             return
         if route.reserved or not self.rules.may_publish(session, route.topic):
             self.outbound.counters.publish_dropped_denied += 1
+            self.outbound.denials.log("will", route.topic, session.client_id, "", session.username, "")
             return
         if message.retain and message.payload and self.retained_full(route.topic, message.size):
             self.outbound.counters.publish_dropped_retained += 1

@@ -74,7 +74,9 @@ class Subscriptions:
         identifiers = packet.properties.subscription_identifiers
         identifier = identifiers[0] if identifiers else 0
         replay: List[Subscription] = []
-        codes = [self._subscribe_one(session, request, identifier, replay) for request in packet.subscriptions]
+        codes = [
+            self._subscribe_one(connection, session, request, identifier, replay) for request in packet.subscriptions
+        ]
         if connection.version < 5:
             codes = [code if code < 0x80 else UNSPECIFIED_ERROR for code in codes]
         gate = AckGate(connection, SUBACK, packet.packet_id)
@@ -84,7 +86,14 @@ class Subscriptions:
             gate.on_sent = partial(self.replays.begin, connection)
         self._answer(connection, session, gate)
 
-    def _subscribe_one(self, session: Session, request: Request, identifier: int, replay: List[Subscription]) -> int:
+    def _subscribe_one(
+        self,
+        connection: Connection,
+        session: Session,
+        request: Request,
+        identifier: int,
+        replay: List[Subscription],
+    ) -> int:
         """Add one subscription, and add it to ``replay`` if it asks for retained messages; returns its reason code."""
         full_filter = request.topic_filter
         shared = parse_shared(full_filter)
@@ -98,6 +107,14 @@ class Subscriptions:
         if shared is not None and request.no_local:
             raise MQTTError(PROTOCOL_ERROR, "No Local on a shared subscription")  # [MQTT-3.8.3-4]
         if not self.rules.may_subscribe(session, topic_filter):
+            connection.outbound.denials.log(
+                "subscribe",
+                full_filter,
+                session.client_id,
+                connection.peer,
+                session.username,
+                connection.terms.listener,
+            )
             return terms.denial_code()
         old = session.subscriptions.get(full_filter)
         limit = terms.max_subscriptions_per_client

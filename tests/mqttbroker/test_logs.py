@@ -117,7 +117,7 @@ def test_repeated_refusals_of_one_address_are_counted(
 
 
 def test_counted_refusals_are_bounded() -> None:
-    repeats = logs._Repeats()
+    repeats = logs._Repeats(lambda _: None)
     for number in range(3 * logs.MAX_REPEATED):
         assert repeats.filter(record("event=refused client=%s address=%s reason=%s", "c", f"host{number}:1", "no"))
     assert len(repeats._windows) <= logs.MAX_REPEATED

@@ -88,7 +88,7 @@ LAYERS = {
     "mqttbroker.net": "codec config core",
     "mqttbroker.auth": "codec config core",
     "mqttbroker.admin": "codec config core net",
-    "mqttbroker.cli": "codec config core net auth admin server config_check",
+    "mqttbroker.cli": "codec config core net auth admin server config_check logs",
 }
 
 
