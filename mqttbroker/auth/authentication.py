@@ -61,8 +61,9 @@ def new_nonce() -> str:
 class PasswordAuthenticator(BackgroundAuthenticator):
     """Answers authentication requests by the users in ``passwords``.
 
-    ``timeout`` of one check is in seconds, ``capacity`` in waiting logins; ``nonce`` gives nonces for SCRAM. ``proven``
-    and ``bans`` are shared with the other authenticators of a broker.
+    ``timeout`` of one check is in seconds, ``capacity`` in waiting logins, and ``max_bytes``
+    in bytes of their long CONNECT packets, also of clients that have left; ``nonce`` gives nonces for SCRAM.
+    ``proven`` and ``bans`` are shared with the other authenticators of a broker.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class PasswordAuthenticator(BackgroundAuthenticator):
         nonce: Callable[[], str] = new_nonce,
         proven: Optional[ProvenPasswords] = None,
         bans: Optional[Bans] = None,
+        max_bytes: int = 1 << 60,
     ) -> None:
         super().__init__("password_file")
         self.passwords = passwords
         self.timeout = timeout
         self.capacity = capacity
+        self.max_bytes = max_bytes
         self.proven = ProvenPasswords(capacity) if proven is None else proven
         self.bans = Bans(BanTerms()) if bans is None else bans
         self._queue = LoginQueue()
@@ -129,6 +132,9 @@ class PasswordAuthenticator(BackgroundAuthenticator):
             self._accept(login)
             return
         if self._stuck == self._workers:
+            self._refuse_as_busy(login)
+            return
+        if login.size and self._queue.size + login.size > self.max_bytes:
             self._refuse_as_busy(login)
             return
         if len(self._queue) >= self.capacity:

@@ -15,6 +15,7 @@ from mqttbroker.auth.passwords import Passwords
 from mqttbroker.core.policy import AuthenticationRequest
 
 SUSPECT_TURN = 8
+SHORT = 4096  # bytes of a CONNECT packet; shorter ones are limited by their number only
 
 
 class Login:
@@ -27,6 +28,7 @@ class Login:
         self.username: str = request.username
         self.password: bytes = request.password
         self.address = address
+        self.size = request.size if request.size >= SHORT else 0
         self.suspect = False
         self.timed_out = False  # it was answered while its check still runs
 
@@ -85,6 +87,7 @@ class LoginQueue:
         self._suspects = _Line()
         self._turn = 0
         self._length = 0
+        self.size = 0  # bytes of the CONNECT packets that are long
 
     def __len__(self) -> int:
         return self._length
@@ -94,6 +97,7 @@ class LoginQueue:
         login.suspect = suspect
         (self._suspects if suspect else self._trusted).add(login)
         self._length += 1
+        self.size += login.size
 
     def pop(self, with_suspects: bool = True) -> Optional[Login]:
         """Remove the login whose turn it is; None if there is none."""
@@ -103,10 +107,13 @@ class LoginQueue:
         if not line:
             return None
         self._turn += 1
-        self._length -= 1
-        return line.pop()
+        return self._removed(line.pop())
 
     def pop_newest(self) -> Login:
         """Remove the newest login of the address with the most, suspects first."""
+        return self._removed((self._suspects or self._trusted).pop_newest())
+
+    def _removed(self, login: Login) -> Login:
         self._length -= 1
-        return (self._suspects or self._trusted).pop_newest()
+        self.size -= login.size
+        return login

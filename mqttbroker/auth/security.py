@@ -77,6 +77,7 @@ class Security:
                     _read_passwords(path, key),
                     self._settings.limits.connect_timeout,
                     capacity=self._settings.logins.max_waiting,
+                    max_bytes=self._settings.limits.max_total_connect_bytes,
                     proven=self._proven,
                     bans=self.bans,
                 )
@@ -146,6 +147,7 @@ class Security:
         for authenticator in self._password_authenticators.values():
             authenticator.timeout = settings.limits.connect_timeout
             authenticator.capacity = settings.logins.max_waiting
+            authenticator.max_bytes = settings.limits.max_total_connect_bytes
 
     async def reload(self, broker: Broker) -> list[str]:
         """Read the files again and apply each valid one; returns the problems of the others."""

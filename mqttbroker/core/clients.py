@@ -52,6 +52,7 @@ class Clients:
         was_connected = connection.state == CONNECTED
         connection.state = CLOSED
         connection.acks.clear()
+        connection.release_connect()
         if connection.paused_by is not None:
             connection.paused_by.remove(connection)
         self.connections.pop(connection, None)

@@ -52,6 +52,7 @@ from sessions.message import Message
 from sessions.registry import Registry
 from sessions.session import NEVER, Session
 from sessions.will import SessionWill
+from topic_matcher.filters import text_bytes
 
 log = logging.getLogger("mqttbroker")
 
@@ -110,7 +111,12 @@ class ConnectHandler:
             self.refuse(connection, QUOTA_EXCEEDED, "no memory for new connections")
             return
         connection.state = CONNECTING
+        size = _connect_memory(packet)
+        if not connection.hold_connect(size):
+            self.refuse(connection, QUOTA_EXCEEDED, "too many CONNECT packets wait for an answer")
+            return
         pending = PendingConnect(connection, packet, self._old_session_deleted)
+        pending.size = size
         longest = connection.terms.max_keep_alive
         if longest < 65535 and (packet.keep_alive == 0 or packet.keep_alive > longest):
             pending.keep_alive = longest
@@ -134,6 +140,9 @@ class ConnectHandler:
             connection.state = CONNECTING
         connection.authentication = None
         request.client_data = packet.properties.authentication_data
+        if connection.state != CONNECTED and not connection.hold_connect(len(request.client_data or b"")):
+            self.refuse(connection, QUOTA_EXCEEDED, "too many CONNECT packets wait for an answer")
+            return
         connection.authenticator.continue_exchange(request)
 
     def count_login(self, request: AuthenticationRequest, outcome: str) -> None:
@@ -332,6 +341,7 @@ class ConnectHandler:
             return
         del self.clients.pending[connection.client_id]
         connection.state = CONNECTED
+        connection.release_connect()
         self.clients.count_connected()
         self.bans.connected(
             connection.peer, connection.username, connection.client_id, connection.outbound.clock.monotonic
@@ -422,6 +432,7 @@ class ConnectAuthentication(AuthenticationRequest):
         super().__init__(connection.client_id, connection.peer, packet.username, packet.password)
         self.handler = handler
         self.pending = pending
+        self.size = pending.size
         self.method = packet.properties.authentication_method
         self.client_data = packet.properties.authentication_data
         self._answered = False
@@ -519,6 +530,21 @@ class Reauthentication(AuthenticationRequest):
         # A DISCONNECT has no code for a ban.
         code = NOT_AUTHORIZED if reason_code == BANNED else reason_code
         self.connection.disconnect(code, detail)  # [MQTT-4.12.1-2]
+
+
+def _connect_memory(packet: Connect) -> int:
+    """An upper estimate of the memory of a CONNECT, in bytes."""
+    size: int = text_bytes(packet.client_id) + len(packet.password or b"")
+    size += len(packet.properties.authentication_data or b"")
+    properties = packet.properties.user_properties
+    if packet.username is not None:
+        size += text_bytes(packet.username)
+    if packet.will is not None:
+        size += text_bytes(packet.will.topic) + len(packet.will.payload) + len(packet.will.forward)
+        properties = properties + packet.will.properties.user_properties
+    for key, value in properties:
+        size += 80 + text_bytes(key) + text_bytes(value)
+    return size
 
 
 def _set_will(session: Session, will: Optional[Will]) -> None:

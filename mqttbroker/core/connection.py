@@ -41,6 +41,9 @@ AUTHENTICATING: Final = 4  # waiting for an AUTH of the client
 # Shared by the clients that have not published yet, because an empty dictionary takes 64 bytes. Stays empty.
 _NO_DECISIONS: Final[Dict[str, bool]] = {}
 
+FREE_BYTES: Final = 4096  # of one client, for each kind of memory, that do not depend on what others hold
+ALIAS_BYTES: Final = 120  # memory of a topic alias beside its topic
+
 DECISION_BYTES: Final = 100  # memory of a decision beside its topic
 MAX_DECISION_BYTES: Final = 33_554_432  # of the decisions of all clients
 
@@ -75,6 +78,8 @@ class Connection(ClientConnection):
         self.expires_at = 0.0  # Unix seconds at which the login expires; 0 = never
         self.authentication: Optional[AuthenticationRequest] = None  # an enhanced authentication in progress
         self.may_publish = _NO_DECISIONS  # decisions of the rules by topic, bounded
+        self.connect_bytes: i64 = 0  # part of `Outbound.connect_bytes`
+        self.alias_bytes: i64 = 0  # part of `Outbound.alias_bytes`
         self.keep_alive = 0.0  # seconds; 0 = off
         self.accepted = now
         self.last_received = now
@@ -100,6 +105,7 @@ class Connection(ClientConnection):
                 # A client that has messages to acknowledge is read, so that no two clients wait for each other.
                 or (self.paused_by is not None and cast(Session, self.session).packet_ids_in_use == 0)
                 or self.outbox.control_bytes > outbound.max_backlog
+                or (outbound.blocked_bytes > outbound.max_blocked and self.outbox.control_bytes > FREE_BYTES)
                 or self.acks.length > outbound.max_acks
             )
         return self.state == CONNECTING
@@ -195,7 +201,7 @@ class Connection(ClientConnection):
             parts.append(encode_varint(properties_size))
         parts.append(rest)
         if alias < 0:
-            aliases.assign(topic)
+            self._assign_alias(aliases, topic)
 
     def _admit(self, size: i64, droppable: bool) -> bool:
         """Count a PUBLISH of ``size`` bytes, which the caller queues; false if it is dropped."""
@@ -332,8 +338,44 @@ class Connection(ClientConnection):
                 self.outbound.counters.publish_dropped_too_large += 1
                 return False
         if self.send_publish(packet, qos == 0) and alias < 0:
-            aliases.assign(topic)
+            self._assign_alias(aliases, topic)
         return True
+
+    # -- memory that clients share --------------------------------------------
+
+    def hold_connect(self, size: i64) -> bool:
+        """Count bytes of a CONNECT or AUTH until the client has its answer; false if there is no room."""
+        outbound = self.outbound
+        if self.connect_bytes + size < FREE_BYTES:
+            return True
+        self.connect_bytes += size
+        outbound.connect_bytes += size
+        return outbound.connect_bytes <= self.clients.terms.max_total_connect_bytes
+
+    def release_connect(self) -> None:
+        """The client has its answer."""
+        self.outbound.connect_bytes -= self.connect_bytes
+        self.connect_bytes = 0
+
+    def hold_alias(self, size: i64) -> bool:
+        """Count the bytes by which the topics of aliases grow; false, and nothing is counted, if there is no room."""
+        outbound = self.outbound
+        if (
+            size > 0
+            and self.alias_bytes + size > FREE_BYTES
+            and outbound.alias_bytes + size > self.clients.terms.max_total_alias_bytes
+        ):
+            outbound.refused_aliases += 1
+            return False
+        self.alias_bytes += size
+        outbound.alias_bytes += size
+        return True
+
+    def _assign_alias(self, aliases: TopicAliases, topic: bytes) -> None:
+        if self.hold_alias(ALIAS_BYTES + len(topic)):
+            aliases.assign(topic)
+        else:
+            aliases.stop()
 
     # -- decisions of the rules -----------------------------------------------
 
@@ -416,6 +458,7 @@ class Connection(ClientConnection):
         self.outbox.clear()
         self.outbound.incomplete.forget(self)
         self.forget_decisions()
+        self.hold_alias(-self.alias_bytes)
         self.acks.clear()
         self.topic_aliases = None
         self.authentication = None  # an unfinished one refers to this connection

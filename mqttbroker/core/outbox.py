@@ -19,6 +19,7 @@ from sessions.counters import Counters
 if TYPE_CHECKING:
     from mqttbroker.core.connection import Connection
 
+PART_BYTES: Final = 40  # memory of a packet in an outbox beside its bytes
 LARGE_PART: Final = 65_536  # bytes; parts of this size are written as they are, shorter ones are joined first
 
 
@@ -50,6 +51,8 @@ class Outbound:
         self.secure_connections: i64 = 0  # open connections with TLS
         self.connect_bytes: i64 = 0  # CONNECT packets that wait for an answer
         self.alias_bytes: i64 = 0  # topics of topic aliases, of all clients and in both directions
+        self.refused_aliases: i64 = 0
+        self.websocket_connections: i64 = 0
         self.decision_bytes: i64 = 0  # memory of the decisions in `Connection.may_publish` of all connections
         self.denials = Denials(clock)
         self.flush_queue: List[Connection] = []
@@ -98,7 +101,7 @@ class Outbox:
             self.control_bytes += size
             self.backlog += size
             if self.writing_paused:
-                self._count_blocked(size)
+                self._count_blocked(size + PART_BYTES)
 
     def count_publish(self, size: i64) -> bool:
         """Count a PUBLISH, which the caller adds to `parts`; true if the session is to queue the next ones: the
@@ -108,7 +111,7 @@ class Outbox:
         if size >= LARGE_PART:
             self.has_large_part = True
         if self.writing_paused:
-            self._count_blocked(size)
+            self._count_blocked(size + PART_BYTES)
             if self.outbound.blocked_bytes > self.outbound.max_blocked:
                 return True
         if backlog <= self.outbound.max_backlog:

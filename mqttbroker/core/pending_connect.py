@@ -25,6 +25,7 @@ class PendingConnect(Gate):
         self.on_opened = on_opened
         self.session: Optional[Session] = None
         self.session_present = False
+        self.size = 0  # memory of the packet in bytes
         self.keep_alive = packet.keep_alive  # seconds, as granted
         self.authentication_data: Optional[bytes] = None  # for the CONNACK
         self.certificate: Any = None  # the client's, if its client id must be a name in it

@@ -65,6 +65,7 @@ class AuthenticationRequest:
         self.remote = False  # it never counts as loopback, whatever the address
         self.username = username
         self.password = password
+        self.size = 0  # memory in bytes of the packet that it belongs to
         # Enhanced authentication (section 4.12): the method, None without it; the last Authentication Data from the
         # client and to it; the state of the method.
         self.method: Optional[str] = None

@@ -52,7 +52,7 @@ from mqttbroker.codec.reason_codes import (
 )
 from mqttbroker.core.acknowledgements import AckGate
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.connection import Connection
+from mqttbroker.core.connection import ALIAS_BYTES, Connection
 from mqttbroker.core.long_packet import total_size
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.route import Route, is_reserved
@@ -459,14 +459,23 @@ class PublishHandler:
             raise MQTTError(TOPIC_ALIAS_INVALID, f"topic alias {alias} is above the maximum")
         if topic:
             self._route(topic)  # raises MQTTError for an invalid topic name, before the alias is set
-            if not self._aliases:
-                self._aliases = {}
-            self._aliases[alias] = topic
+            if self._aliases.get(alias) != topic:
+                self._set_alias(alias, topic)
             return topic
         known = self._aliases.get(alias)
         if known is None:
             raise MQTTError(PROTOCOL_ERROR, f"topic alias {alias} is not set")
         return known
+
+    def _set_alias(self, alias: i64, topic: bytes) -> None:
+        if not self._aliases:
+            self._aliases = {}
+        known = self._aliases.get(alias)
+        grown: i64 = len(topic) + ALIAS_BYTES if known is None else len(topic) - len(known)
+        if not self.connection.hold_alias(grown):
+            # The alias was promised in CONNACK, so that the broker cannot just ignore it.
+            raise MQTTError(QUOTA_EXCEEDED, "no memory for topic aliases")
+        self._aliases[alias] = topic
 
     # -- refusals ---------------------------------------------------------------
 

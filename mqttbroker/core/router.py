@@ -20,10 +20,11 @@ from mqttbroker.core.groups import Group, Member, Strategy
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.route import BUILD_WORK, Route, RouteBuild, StreamRule, StreamSink, permitted_members
 from sessions.session import Session, Subscription
-from topic_matcher.filters import has_wildcard, is_valid_topic, matches, parse_shared
+from topic_matcher.filters import has_wildcard, is_valid_topic, matches, parse_shared, text_bytes
 from topic_matcher.trie import SubscriptionTrie
 
-RECORDED_FILTERS: Final = 2048  # changed filters that are recorded at least
+RECORDED_FILTERS: Final = 2048  # changed filters that are recorded at least, unless they are long
+RECORDED_BYTES: Final = 4_194_304  # memory of a trie of changed filters, at which it counts as full
 MAX_EVICTED: Final = 256  # routes evicted at once
 SWEPT_PER_SESSION: Final = 20  # routes and targets that `Router.session_ended` visits
 
@@ -48,14 +49,17 @@ class FilterChanges:
         self._older = SubscriptionTrie()
         self._older_end = 0  # the last revision in `_older`
         self._newer = SubscriptionTrie()
+        self._newer_bytes = 0
 
     def record(self, topic_filter: str, revision: int) -> None:
-        if len(self._newer) >= self.capacity:
+        if len(self._newer) >= self.capacity or self._newer_bytes >= RECORDED_BYTES:
+            self._newer_bytes = 0
             self._unrecorded = self._older_end
             self._older = self._newer
             self._older_end = revision - 1
             self._newer = SubscriptionTrie()
         self._newer.insert(topic_filter, "", revision)
+        self._newer_bytes += 2 * text_bytes(topic_filter)
 
     def record_all(self, revision: int) -> None:
         """Record a change of every filter."""

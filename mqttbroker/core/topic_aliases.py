@@ -36,6 +36,10 @@ class TopicAliases:
             alias = -1 - len(self._assigned)
         return alias
 
+    def stop(self) -> None:
+        """Assign no more aliases."""
+        self.maximum = len(self._assigned)
+
     def assign(self, topic: bytes) -> None:
         """A packet with the topic name and the alias that `find` returned for it was queued."""
         self._assigned[topic] = len(self._assigned) + 1

@@ -72,6 +72,7 @@ class WebSocket:
         self._reading_on = False  # frames of an earlier read wait for the next iteration of the loop
         self._congested = False
         self._lost = False
+        self._counted = 0  # bytes of an incomplete frame that the packet reader counts
         self._pong: List[bytes] = []  # the answer to the last ping that came while congested
         self._close_code = CloseCode.NORMAL_CLOSURE
         self._timer: Optional[asyncio.TimerHandle] = None
@@ -88,6 +89,10 @@ class WebSocket:
         self._reader.feed(data)
         if not self._reading_on:
             self._read_frames()
+        held = self._reader.held
+        if held != self._counted and not self._lost:
+            counted, self._counted = self._counted, held
+            self._wire.reader.hold_before(held - counted)
 
     def _read_frames(self) -> None:
         """Read some frames; the rest of a long read follows in the next iteration of the loop, after other clients."""
@@ -223,7 +228,7 @@ class WebSocket:
 
     def _stop_receiving(self) -> None:
         self._receiving = False
-        self._reader.discarding = True
+        self._reader.discard()
 
     def _handle_other(self, frame: bytes) -> None:
         """Give the library a frame that `FrameReader` does not decode, after the payload before it."""

@@ -18,6 +18,7 @@ _LAST_FRAGMENT: Final = 0x80
 _CLOSE: Final = 0x88
 _PING: Final = 0x89
 _PONG: Final = 0x8A
+_LONGEST_CONTROL: Final = 131  # bytes of a control frame with its header (section 5.5)
 
 
 class FrameReader:
@@ -32,7 +33,7 @@ class FrameReader:
     ) -> None:
         self.largest = largest
         self.ping: Optional[bytes] = None  # payload of the last ping; only that one needs an answer (section 5.5.3)
-        self.discarding = False  # read nothing but a close frame
+        self._discarding = False  # read nothing but a close frame
         self.too_long = False  # the frame that was returned is longer than `largest`
         self._unmask = unmask
         self._short = short
@@ -43,14 +44,36 @@ class FrameReader:
         self._chunks: List[bytes] = []  # an incomplete frame
         self._waiting = 0  # bytes in the chunks
         self._needed = 2  # bytes that must have arrived before they are parsed again
+        self._skip = 0  # bytes that are still to come of a frame that is discarded
 
     @property
     def unread(self) -> bool:
         """Whether `read` ended at its limit."""
         return len(self._data) > 0
 
+    @property
+    def held(self) -> int:
+        """Bytes of an incomplete frame, and of frames that are not read yet."""
+        return self._waiting + len(self._data)
+
+    def discard(self) -> None:
+        """Read nothing but a close frame from now on, and keep nothing else."""
+        self._discarding = True
+        self._skip_rest()
+
+    def _skip_rest(self) -> None:
+        """Skip an incomplete frame that is longer than a close frame."""
+        if self._discarding and self._waiting and self._needed > _LONGEST_CONTROL:
+            self._skip = self._needed - self._waiting
+            self._chunks.clear()
+            self._waiting = 0
+
     def feed(self, data: bytes) -> None:
         """Add received bytes."""
+        if self._skip:
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            data = data[skipped:]
         if self._data:
             data = self._data[self._position :] + data
         elif self._waiting:
@@ -110,7 +133,7 @@ class FrameReader:
                 self._position = position
                 return b""
             limit -= 1
-            if self.discarding and first != _CLOSE:
+            if self._discarding and first != _CLOSE:
                 pass
             elif first == _BINARY and not self._fragmented:
                 self._add(data, start, end)
@@ -133,6 +156,7 @@ class FrameReader:
             self._chunks.append(rest)
             self._waiting = len(rest)
             self._needed = needed
+            self._skip_rest()
         return b""
 
     @property

@@ -195,6 +195,7 @@ class Wire:
         self._close_timer: Any = None
         self._unhandled: bytes = b""  # received data that is not handled yet, from `_unhandled_from` on
         self._unhandled_from = 0
+        self._unhandled_counted: i64 = 0  # its bytes that the reader counts
 
     @property
     def broker(self) -> Broker:
@@ -307,13 +308,23 @@ class Wire:
             now = self.endpoint.scheduler.update_clock()
         if position >= size:
             self._unhandled = b""
+            if self._unhandled_counted:
+                self._count_unhandled()
             if size < READ_PAUSE:
                 return
+        else:
+            self._count_unhandled()
         self._unhandled_from = position
         if not self.reading_paused and not self.closing:
             self.reading_paused = True
             self.transport.pause_reading()
             self.connection.request_flush()
+
+    def _count_unhandled(self) -> None:
+        size: i64 = len(self._unhandled)
+        counted = self._unhandled_counted
+        self._unhandled_counted = size
+        self.reader.hold_before(size - counted)
 
     def _handle(self, data: bytes, start: int, stop: int, now: float) -> int:
         """Handle the packets that begin before ``stop``; returns the position after them."""
@@ -435,6 +446,7 @@ class Wire:
         if self.closing:
             return
         self.closing = True
+        self._unhandled = b""
         if self.counted_open:
             self.endpoint.sockets.unprotect(self)
         transport = self.transport

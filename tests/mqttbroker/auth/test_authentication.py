@@ -50,6 +50,7 @@ class FakeRequest:
         self.peer = f"{host}:1234"
         self.username = username
         self.password = password
+        self.size = len(password)
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.gone = False
         self.bans = bans
@@ -211,6 +212,21 @@ async def test_a_full_queue_refuses_the_address_with_the_most_logins(start: Call
     assert [asked.answer.result() for asked in busy] == [SERVER_BUSY] * 2
     slow.permits.release(4)
     assert await honest.answer is True
+
+
+async def test_long_connects_in_the_queue_are_bounded(start: Callable[..., PasswordAuthenticator]) -> None:
+    slow = SlowHash(b"right")
+    authenticator = start(users(alice=slow), workers=1, max_bytes=20_000)
+    asked = [FakeRequest("alice", b"x" * 8000) for _ in range(4)]  # the first one is checked, and two wait
+    short = FakeRequest("alice", b"right")
+    for request in [*asked, short]:
+        authenticator.submit(request)
+    assert [request.answer.done() for request in asked] == [False, False, False, True]
+    assert asked[3].answer.result() == SERVER_BUSY
+    assert authenticator.waiting == 3 and authenticator._queue.size == 16_000
+    slow.permits.release(4)
+    assert await short.answer is True
+    assert authenticator._queue.size == 0
 
 
 async def test_logins_are_refused_while_every_check_hangs(start: Callable[..., PasswordAuthenticator]) -> None:

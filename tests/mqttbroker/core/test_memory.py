@@ -10,8 +10,21 @@ from support.core import Core, CoreClient
 from support.core_sessions import durable
 
 from mqttbroker.assembly import apply_limits
-from mqttbroker.codec.packets import Puback, Publish, Pubrec, Subscribe, Subscription, Unsubscribe, Will
+from mqttbroker.codec.packets import (
+    Connack,
+    Connect,
+    Puback,
+    Publish,
+    Pubrec,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    Will,
+)
+from mqttbroker.codec.properties import Properties
 from mqttbroker.core.memory_stage import NO_CONNECTIONS, NO_STATE, NORMAL, SHEDDING
+from mqttbroker.core.policy import AuthenticationPolicy, AuthenticationRequest, Identity
+from mqttbroker.core.router import RECORDED_BYTES
 from mqttbroker.memory_limit import available_memory
 
 MIB = 1 << 20
@@ -30,6 +43,20 @@ def held(core: Core, part: str) -> int:
 
 def suback_codes(client: CoreClient, topic_filter: str) -> list[int]:
     return client.subscribe(topic_filter, options=0).reason_codes
+
+
+def kinds_of(client: CoreClient) -> list[tuple[str, int]]:
+    return [(type(packet).__name__, packet.reason_code) for packet in client.arrived()]
+
+
+class Waiting(AuthenticationPolicy):
+    """Answers no request."""
+
+    def __init__(self, requests: list[AuthenticationRequest]) -> None:
+        self.requests = requests
+
+    def authenticate(self, request: AuthenticationRequest) -> None:
+        self.requests.append(request)
 
 
 # --- the stages ---------------------------------------------------------------------------------------------------
@@ -302,3 +329,100 @@ def test_the_default_is_a_share_of_the_memory_there_is(tmp_path: Path) -> None:
     assert available is not None
     with Core(tmp_path) as core:
         assert core.broker.terms.max_memory == available * 60 // 100
+
+
+def test_connects_that_wait_are_bounded_together(tmp_path: Path) -> None:
+    with Core(tmp_path, max_total_connect_bytes=20_000) as core:
+        requests: list[AuthenticationRequest] = []
+        core.broker.connect_handler.policy = Waiting(requests)
+        fields = {"username": "u", "password": b"x" * 8000}
+        waiting = [core.client() for _ in range(2)]
+        for number, client in enumerate(waiting):
+            client.send(Connect(f"c{number}", **fields))
+        assert 16_000 < held(core, "connects") < 17_000
+        refused = core.client()
+        assert refused.connect("c2", **fields).reason_code == 0x97
+        short = core.client()  # always has room
+        short.send(Connect("short", username="u", password=b"x"))
+        assert not short.closed
+        waiting[0].close()
+        assert 8000 < held(core, "connects") < 9000
+        requests[1].accept(Identity(None))
+        assert waiting[1].expect(Connack).reason_code == 0 and held(core, "connects") == 0
+
+
+def test_empty_user_properties_count_with_the_memory_that_they_take(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        core.broker.connect_handler.policy = Waiting([])
+        properties = Properties()
+        properties.user_properties += [("", "")] * 1000
+        core.client().send(Connect("c", properties=properties))
+        assert held(core, "connects") > 100_000
+
+
+def test_topic_aliases_are_bounded_together(tmp_path: Path) -> None:
+    def aliased(topic: str, alias: int) -> bytes:
+        properties = Properties()
+        properties.topic_alias = alias
+        return Publish(topic, b"x", properties=properties).encode(5)
+
+    with Core(tmp_path, max_total_alias_bytes=50_000) as core:
+        greedy, modest = core.connect("greedy"), core.connect("modest")
+        for alias in (1, 2, 3):
+            greedy.send(aliased("t/" + "x" * 15_000 + str(alias), alias))
+        assert 45_000 < held(core, "aliases") < 50_000
+        greedy.send(aliased("t/" + "x" * 15_000 + "1", 1), aliased("", 2), aliased("short", 3))  # the last one replaces
+        assert 30_000 < held(core, "aliases") < 32_000
+        greedy.send(aliased("t/" + "x" * 15_000, 3))
+        for alias in range(1, 10):
+            modest.send(aliased(f"modest/{alias}", alias))  # always has room
+        assert not greedy.closed and not modest.closed
+        greedy.send(aliased("t/" + "x" * 15_000, 4))
+        assert kinds_of(greedy) == [("Disconnect", 0x97)]
+        modest.send(aliased("", 9))
+        greedy.close()
+        assert 0 < held(core, "aliases") < 2000 and not modest.closed
+        assert core.control.status().memory.refused["aliases"] == 1
+
+
+def test_no_alias_is_sent_for_which_there_is_no_room(tmp_path: Path) -> None:
+    properties = Properties()
+    properties.topic_alias_maximum = 10
+    with Core(tmp_path, max_total_alias_bytes=50_000) as core:
+        client, publisher = core.connect("c", properties=properties), core.connect("p")
+        client.subscribe("#", options=0)
+        topics = ["t/" + "x" * 15_000 + str(number) for number in range(6)]
+        for topic in topics + topics:
+            publisher.publish(topic, b"x")
+        received = client.arrived()
+        assert [packet.properties.topic_alias for packet in received] == [1, 2, 3, 4, -1, -1] + [1, 2, 3, -1, -1, -1]
+        assert [packet.topic for packet in received[6:]] == ["", "", ""] + topics[3:]
+        assert 45_000 < held(core, "aliases") <= 50_000
+        client.close()
+        assert held(core, "aliases") == 0
+
+
+def test_a_client_that_does_not_read_its_answers_is_not_read(tmp_path: Path) -> None:
+    with Core(tmp_path, max_total_outbox_bytes=200_000) as core:
+        client, other = core.connect("c"), core.connect("other")
+        client.connection.outbox.pause()
+        other.connection.outbox.pause(200_001)
+        assert not client.connection.blocked
+        client.send(b"\xc0\x00" * 3000)
+        assert client.connection.blocked and held(core, "outboxes") > 200_000 + 3000 * 40
+        other.connection.outbox.resume()
+        assert not client.connection.blocked  # up to max_outbox_bytes
+
+
+def test_changed_filters_are_recorded_within_a_bound(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = core.connect("c")
+        client.publish("t/1", b"x", 1)
+        for number in range(300):
+            topic_filter = f"{number}/" + "x" * 60_000 + "/#"
+            client.subscribe(topic_filter, options=0)
+            client.unsubscribe(topic_filter)
+        recorded = [len(trie) for trie in (core.broker.router._changes._older, core.broker.router._changes._newer)]
+        assert 0 < sum(recorded) < 2 * (RECORDED_BYTES // 120_000 + 1)
+        client.subscribe("t/#", options=1)
+        assert client.publish("t/1", b"x", 1) == 0  # the cached route is not out of date

@@ -12,10 +12,11 @@ import paho.mqtt.client as paho
 import pytest
 from support.broker_process import BrokerProcess
 from support.core import wait_until
+from support.metric_samples import samples
 from support.raw_client import TIMEOUT, RawClient
 from support.stream_client import PATH, StreamClient, WebSocketStream, tcp_socket
 from websockets.exceptions import InvalidStatus
-from websockets.frames import Frame, Opcode
+from websockets.frames import CloseCode, Frame, Opcode
 
 from mqttbroker.codec.packets import Connack, Connect, Disconnect, Pingreq, Publish, Will
 from mqttbroker.codec.reason_codes import PACKET_TOO_LARGE, PROTOCOL_ERROR
@@ -408,3 +409,34 @@ def test_paho(ports: list[int], version: Any) -> None:
     client.connect("127.0.0.1", ports[0])
     client.loop_forever()
     assert sorted(received) == [bytes((qos,)) * 1000 for qos in range(3)]
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def test_incomplete_frames_of_all_clients_are_bounded_together(start_broker: Callable[..., BrokerProcess]) -> None:
+    listeners = [{"port": 0}, {"type": "ws", "port": 0}]
+    broker = start_broker(config={"listeners": listeners, "limits": {"max_total_incomplete_bytes": "1MiB"}})
+    broker.wait_for_log("event=started")
+    port = next(int(line.rpartition("port=")[2].split()[0]) for line in broker.lines if "type=ws " in line)
+    frame = Frame(Opcode.BINARY, Publish("t", bytes(900_000)).encode(5)).serialize(mask=True)
+
+    def held() -> float:
+        return samples(broker.get("/metrics"))["mqttbroker_memory_part_bytes/incomplete"]
+
+    with ExitStack() as stack:
+        first, second = (
+            stack.enter_context(StreamClient(WebSocketStream(tcp_socket(port)))) for _ in range(2)
+        )
+        for client, name in ((first, "first"), (second, "second")):
+            assert client.connect(name).reason_code == 0
+        stream(first).socket.sendall(frame[:600_000])
+        wait_until(lambda: 590_000 < held() <= 600_000)
+        stream(second).socket.sendall(frame[:800_000])
+        assert first.expect(Disconnect).reason_code == 0x97
+        wait_until(lambda: 790_000 < held() <= 800_000)
+        stream(first).socket.sendall(frame[600_000:])  # is not kept
+        stream(first).expect_close(CloseCode.NORMAL_CLOSURE)
+        stream(second).socket.sendall(frame[800_000:])
+        second.ping()
+        assert held() == 0

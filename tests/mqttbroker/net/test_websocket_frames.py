@@ -110,7 +110,7 @@ def test_reading_stops_at_the_limit() -> None:
 
 def test_only_a_close_is_read_while_discarding() -> None:
     reader = reader_for(256)
-    reader.discarding = True
+    reader.discard()
     close = Frame(Opcode.CLOSE, b"").serialize(mask=True)
     frames = [Frame(opcode, b"x").serialize(mask=True) for opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.PING)]
     assert read(reader, [*frames, close, *frames]) == [(b"", b"", close), (b"", b"", b"")]
@@ -129,3 +129,15 @@ def test_an_invalid_frame_is_returned_before_it_is_complete(start: bytes) -> Non
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65535, 65536, 1 << 20])
 def test_header_of_a_sent_message(size: int) -> None:
     assert binary_header(size) + bytes(size) == Frame(Opcode.BINARY, bytes(size)).serialize(mask=False)
+
+
+def test_the_rest_of_a_long_frame_is_not_kept_while_discarding() -> None:
+    reader = reader_for(256)
+    close = Frame(Opcode.CLOSE, b"").serialize(mask=True)
+    long = Frame(Opcode.BINARY, bytes(LARGEST)).serialize(mask=True)
+    assert read(reader, [long[:40_000]]) == [(b"", b"", b"")] and reader.held == 40_000
+    reader.discard()
+    assert reader.held == 0
+    assert read(reader, [long[40_000:50_000]]) == [(b"", b"", b"")] and reader.held == 0
+    assert read(reader, [long[50_000:] + long[:30_000]]) == [(b"", b"", b"")] and reader.held == 0
+    assert read(reader, [long[30_000:] + close]) == [(b"", b"", close), (b"", b"", b"")]
