@@ -158,6 +158,7 @@ def apply_limits(broker: Broker, settings: Settings) -> None:
     """Put the limits and options of the core in force that may change while it runs."""
     limits = settings.limits
     fill(broker.terms, limits, settings)
+    broker.users.terms_changed()
     fill(broker.context.limits, limits)
     broker.memory.apply()
     broker.memory.check()
@@ -175,7 +176,9 @@ def apply_to_listener(policy: ListenerPolicy, settings: Settings, listener: List
     """Put a listener's options in force; connected clients keep the terms of their CONNACK."""
     policy.terms = listener_terms(settings, listener, security.rules_of(listener))
     policy.max_connections = listener.max_connections
+    policy.max_half_open = listener.max_half_open or 0
     policy.policy = security.policy_of(listener)
+    policy.terms_changed()
 
 
 def restore(broker: Broker, recovered: Recovered, now: float) -> None:
@@ -209,6 +212,7 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
         broker.retained.load(message_from_row(retained))
     for known in _consumed(recovered.producers):
         broker.deduplication.load(known)
+    broker.users.terms_changed()
 
 
 def _stored_permissions(reader: PermissionsReader, text: str) -> Permissions:

@@ -239,6 +239,8 @@ class Server:
             self.security.policy_of(listener),
             listener_terms(self.settings, listener, self.security.rules_of(listener)),
             listener.max_connections,
+            self.broker.outbound.counters,
+            listener.max_half_open or 0,
         )
         open_listener = OpenListener(listener, policy, self.scheduler, self.sockets)
         await open_listener.open()

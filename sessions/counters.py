@@ -5,6 +5,8 @@ The event loop increments plain integers; `/metrics` and ``$SYS`` read them.
 
 from __future__ import annotations
 
+from typing import Dict
+
 from mypy_extensions import i64
 
 
@@ -18,6 +20,7 @@ class Counters:
         self.publish_sent: i64 = 0
         self.publish_dropped_slow = 0
         self.publish_dropped_memory = 0  # QoS 0, to a client that does not read, near `max_memory`
+        self.publish_dropped_rate = 0
         self.publish_dropped_too_large = 0
         self.publish_dropped_denied = 0
         self.publish_dropped_retained = 0
@@ -28,6 +31,7 @@ class Counters:
         self.bytes_sent: i64 = 0
         self.connections = 0
         self.connections_refused = 0  # no socket was free
+        self.limits_reached: Dict[str, int] = {}  # by the name of the setting
         self.connections_evicted = 0  # closed without a CONNECT, for newer connections
         self.protocol_errors = 0
         self.tls_failures = 0
@@ -47,3 +51,7 @@ class Counters:
         # The store.
         self.commit_failures = 0
         self.lost_records = 0  # stream records of failed commits
+
+    def limit_reached(self, limit: str) -> None:
+        """A limit has refused, delayed or closed something; ``limit`` is the name of its setting."""
+        self.limits_reached[limit] = self.limits_reached.get(limit, 0) + 1

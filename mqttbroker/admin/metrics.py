@@ -134,6 +134,14 @@ class Metrics:
         failed.add_metric(["proxy"], totals.proxy_failures)
         failed.add_metric(["https"], self.http_counters.tls_failures)
         yield failed
+        reached = CounterMetricFamily(
+            "mqttbroker_limits_reached",
+            "Times that a limit refused, delayed or closed something, by the name of the setting.",
+            labels=["limit"],
+        )
+        for limit, count in status.limits_reached.items():
+            reached.add_metric([limit], count)
+        yield reached
         bans = CounterMetricFamily("mqttbroker_bans_started", "Bans that began, by cause.", labels=["cause"])
         for cause, count in status.bans_started.items():
             bans.add_metric([cause], count)

@@ -178,6 +178,7 @@ class BrokerStatus(NamedTuple):
     store_pending_bytes: int
     bans: int  # in force
     bans_started: Mapping[str, int]  # by cause
+    limits_reached: Mapping[str, int]  # by the name of the setting
     logins: dict[tuple[str, str], int]  # by authenticator and outcome
     logins_failed: int
     logins_banned: int  # refused because of a ban

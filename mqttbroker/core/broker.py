@@ -20,11 +20,13 @@ from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.policy import AuthenticationPolicy, Rules
 from mqttbroker.core.publisher import Publisher
+from mqttbroker.core.rates import Rate
 from mqttbroker.core.replay import Replays, RetainedSources
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
 from mqttbroker.core.subscriptions import Subscriptions
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms
+from mqttbroker.core.users import Users
 from sessions.context import REFUSE, SessionContext
 from sessions.expiry import Expiry
 from sessions.journal import Journal
@@ -72,12 +74,13 @@ class Broker:
         )
         self.replays = Replays(RetainedSources(self.retained), rules, outbound.counters)
         self.subscriptions = Subscriptions(context, router, self.replays, terms, rules, self.memory_stage)
+        self.users = Users(registry, terms, outbound.counters)
         self.lifecycle = SessionLifecycle(
-            journal, registry, self.publisher, self.subscriptions, router, outbound.clock
+            journal, registry, self.publisher, self.subscriptions, router, outbound.clock, self.users
         )
-        self.clients = Clients(registry, self.lifecycle, terms)
+        self.clients = Clients(registry, self.lifecycle, terms, self.users)
         self.connect_handler = ConnectHandler(
-            journal, registry, router, self.replays, self.lifecycle, self.clients, terms, policy, rules, bans,
+            journal, registry, router, self.replays, self.lifecycle, self.clients, self.users, terms, policy, rules, bans,
             self.memory_stage,
         )
         self.commits = Commits(journal, registry, self.clients, self.connect_handler, outbound, terms, rules)
@@ -93,6 +96,14 @@ class Broker:
         connection = Connection(self.outbound, self.clients, self.commits, peer, terms, now)
         self.clients.connections[connection] = True
         self.outbound.counters.connections += 1
+        if terms.max_publish_rate or terms.max_receive_rate:
+            received = Rate("max_publish_rate", "max_receive_rate")
+            received.limit(terms.max_publish_rate, terms.max_receive_rate)
+            connection.limit_received(received)
+        if terms.max_delivery_rate or terms.max_send_rate:
+            sent = Rate("max_delivery_rate", "max_send_rate")
+            sent.limit(terms.max_delivery_rate, terms.max_send_rate)
+            connection.limit_sent(sent)
         return connection
 
     def rules_changed(self) -> None:

@@ -15,6 +15,7 @@ from mqttbroker.core.pending_connect import PendingConnect
 from mqttbroker.core.redirector import Redirector
 from mqttbroker.core.session_lifecycle import SessionLifecycle
 from mqttbroker.core.terms import BrokerTerms
+from mqttbroker.core.users import Users
 from sessions.registry import Registry
 
 log = logging.getLogger("mqttbroker")
@@ -27,10 +28,13 @@ class Clients:
     ``pending`` holds, by client id, the CONNECTs that have a session and wait for the store.
     """
 
-    def __init__(self, registry: Registry, lifecycle: SessionLifecycle, terms: BrokerTerms) -> None:
+    def __init__(
+        self, registry: Registry, lifecycle: SessionLifecycle, terms: BrokerTerms, users: Users
+    ) -> None:
         self.registry = registry
         self.lifecycle = lifecycle
         self.terms = terms
+        self.users = users
         self.redirector = Redirector(terms)
         self.connections: Dict[Connection, bool] = {}
         self.pending: Dict[str, PendingConnect] = {}
@@ -56,6 +60,9 @@ class Clients:
         if connection.paused_by is not None:
             connection.paused_by.remove(connection)
         self.connections.pop(connection, None)
+        if connection.user is not None:
+            self.users.disconnected(connection.user, connection.outbound.clock.monotonic)
+            connection.user = None
         connection.request_flush()
         if was_connected:
             self.connected -= 1

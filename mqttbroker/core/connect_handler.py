@@ -47,6 +47,7 @@ from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
 from mqttbroker.core.terms import BrokerTerms
+from mqttbroker.core.users import Users
 from sessions.journal import Journal
 from sessions.message import Message
 from sessions.registry import Registry
@@ -76,6 +77,7 @@ class ConnectHandler:
         replays: Replays,
         lifecycle: SessionLifecycle,
         clients: Clients,
+        users: Users,
         terms: BrokerTerms,
         policy: AuthenticationPolicy,
         rules: Rules,
@@ -89,6 +91,7 @@ class ConnectHandler:
         self.replays = replays
         self.lifecycle = lifecycle
         self.clients = clients
+        self.users = users
         self.terms = terms
         self.policy = policy
         self.rules = rules
@@ -202,6 +205,8 @@ class ConnectHandler:
             return
         if packet.will is not None and not self._check_will(connection, packet.will):
             return
+        if not self._check_user(connection):
+            return
         old = self._take_over(client_id)
         if old is not None and self.registry.is_over(old, self.lifecycle.now):
             self.lifecycle.end(old)
@@ -220,7 +225,9 @@ class ConnectHandler:
                 if old.id != 0 and self.journal.gated:
                     self.journal.wait_for_commit(pending)
             session = self.registry.create(client_id, expiry > 0)
+            self.users.session_added(session.username)
         self._set_user(session, connection, identity.permissions)
+        self._count_user(connection)
         session.expiry_interval = expiry
         session.version = connection.version
         _set_will(session, packet.will)
@@ -236,10 +243,13 @@ class ConnectHandler:
     def _check_limits(self, connection: Connection) -> bool:
         """Whether the limits allow this client; refuses the CONNECT if not. It may replace its older connection."""
         known = self.registry.get(connection.client_id)
+        counters = connection.outbound.counters
         if self.clients.connected >= self.terms.max_connections and not self._replaces_connection(connection):
+            counters.limit_reached("max_connections")
             self.refuse(connection, SERVER_BUSY, "too many connections")
             return False
         if known is None and len(self.registry) >= self.terms.max_sessions:
+            counters.limit_reached("max_sessions")
             self.refuse(connection, SERVER_BUSY, "too many sessions")
             return False
         if known is None and self.registry.context.sessions_full:
@@ -251,6 +261,32 @@ class ConnectHandler:
         """Whether a client with this client id is connected."""
         known = self.registry.get(connection.client_id)
         return known is not None and known.connection is not None
+
+    def _check_user(self, connection: Connection) -> bool:
+        """Whether the limits of its user allow this client; refuses the CONNECT if not."""
+        client_id, username = connection.client_id, connection.username
+        known = self.registry.get(client_id)
+        pending = self.clients.pending.get(client_id)
+        older = None if known is None else known.connection
+        if pending is not None:
+            older = pending.connection
+        replaces = older is not None and cast(Connection, older).username == username
+        try:
+            self.users.check(
+                username, known is None or known.username != username, not replaces, connection.outbound.clock.monotonic
+            )
+        except MQTTError as error:
+            self.refuse(connection, error.reason_code, error.detail)
+            return False
+        return True
+
+    def _count_user(self, connection: Connection) -> None:
+        """Count the connection for its user, and let the user's rates apply to it."""
+        user = self.users.connected(connection.username, connection.outbound.clock.monotonic)
+        if user is not None:
+            connection.user = user
+            connection.limit_received(user.received)
+            connection.limit_sent(user.sent)
 
     def _check_will(self, connection: Connection, will: Will) -> bool:
         """Whether the will can be published; refuses the CONNECT if not."""
@@ -264,6 +300,7 @@ class ConnectHandler:
             self.memory.refuses_state and size > replaced
         ):
             self.memory.refused_wills += 1
+            connection.outbound.counters.limit_reached("max_total_will_bytes")
             self.refuse(connection, QUOTA_EXCEEDED, "too many wills")
             return False
         try:
@@ -303,6 +340,8 @@ class ConnectHandler:
             old is not None and permissions is not None and cast(Permissions, old).text == permissions.text
         )
         if session.username != connection.username or session.rules != rules or not same:
+            self.users.session_removed(session.username)
+            self.users.session_added(connection.username)
             session.set_username(connection.username)
             session.rules = rules
             session.permissions = permissions

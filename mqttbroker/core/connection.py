@@ -20,8 +20,10 @@ from mqttbroker.core.acknowledgements import AckQueue
 from mqttbroker.core.outbox import Outbound, Outbox
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.policy import AuthenticationRequest
+from mqttbroker.core.rates import Rate, Throttle
 from mqttbroker.core.terms import ListenerTerms
 from mqttbroker.core.topic_aliases import ALIASED_PROPERTIES, EMPTY_TOPIC, MAX_ALIASED_PROPERTIES, TopicAliases
+from mqttbroker.core.users import User
 from sessions.delivery import ClientConnection, Delivery
 from sessions.message import Message
 from sessions.session import Session
@@ -87,6 +89,8 @@ class Connection(ClientConnection):
         self.problem_information = True
         self.zero_copy_version: i64 = 0  # protocol version whose PUBLISH packets are sent unchanged; 0 = none
         self.topic_aliases: Optional[TopicAliases] = None  # None if the client accepts none
+        self.user: Optional[User] = None  # if it is counted
+        self.throttle: Optional[Throttle] = None  # the rates at which the client may send
         self.flush_requested = False
         self.halted = False  # no more packets are handled in this iteration of the event loop
 
@@ -109,6 +113,24 @@ class Connection(ClientConnection):
                 or self.acks.length > outbound.max_acks
             )
         return self.state == CONNECTING
+
+    # -- rates ----------------------------------------------------------------
+
+    def limit_received(self, rate: Rate) -> None:
+        """Let ``rate`` apply to what the client sends, if it has a limit."""
+        if rate.limited:
+            if self.throttle is None:
+                self.throttle = Throttle()
+            self.throttle.rates.append(rate)
+
+    def limit_sent(self, rate: Rate) -> None:
+        """Let ``rate`` apply to the PUBLISH packets that the client is sent, if it has a limit."""
+        outbox = self.outbox
+        if rate.limited:
+            if outbox.throttle is None:
+                outbox.throttle = Throttle()
+                outbox.restricted = True
+            outbox.throttle.rates.append(rate)
 
     # -- packets --------------------------------------------------------------
 
@@ -208,10 +230,6 @@ class Connection(ClientConnection):
         outbox = self.outbox
         counters = self.outbound.counters
         if droppable and outbox.drops(size):
-            if self.outbound.shedding:
-                counters.publish_dropped_memory += 1
-            else:
-                counters.publish_dropped_slow += 1
             return False
         if outbox.count_publish(size):
             self.ready = False
@@ -411,8 +429,15 @@ class Connection(ClientConnection):
             outbound.on_flush_needed()
 
     def resume_sending(self) -> None:
-        """Send from the session's queue again once the outbox is below its high-water mark."""
+        """Send from the session's queue again once the outbox is below its high-water mark and the rates permit it."""
         if not self.ready and self.outbox.backlog <= self.outbound.max_backlog:
+            throttle = self.outbox.throttle
+            if throttle is not None:
+                seconds = throttle.wait(self.outbound.clock.monotonic)
+                if seconds > 0.0:
+                    if self.wire is not None:
+                        self.wire.resume_sending_in(seconds)
+                    return
             self.ready = True
             session = self.session
             if session is not None and session.connection is self:

@@ -55,6 +55,7 @@ class IncompletePackets:
             for oldest in self._buffers:
                 break
             self.forget(oldest)
+            connection.outbound.counters.limit_reached("max_total_incomplete_bytes")
             oldest.disconnect(QUOTA_EXCEEDED, "too many unfinished packets")
 
     def forget(self, connection: Connection) -> None:

@@ -6,13 +6,14 @@ There is no socket here. `FlushScheduler` drains the outbox and writes the bytes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, List
+from typing import TYPE_CHECKING, Any, Final, List, Optional
 
 from mypy_extensions import i64
 
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED
 from mqttbroker.core.denials import Denials
 from mqttbroker.core.incomplete_packets import IncompletePackets
+from mqttbroker.core.rates import Throttle
 from sessions.context import Clock
 from sessions.counters import Counters
 
@@ -75,6 +76,8 @@ class Outbox:
         self.largest_overflow: i64 = 0  # bytes of the largest PUBLISH that exceeded the high-water mark
         self.first_part_sent: i64 = 0  # bytes of the first part that have left
         self.writing_paused = False  # the socket's buffer is full
+        self.throttle: Optional[Throttle] = None  # the rates at which the client may be sent PUBLISH packets
+        self.restricted = False  # `writing_paused`, or there is a `throttle`
         self.blocked_bytes: i64 = 0  # part of `Outbound.blocked_bytes`
         self.carried_over = False  # not everything that was queued before the last flush has left
         self.has_large_part = False
@@ -83,12 +86,14 @@ class Outbox:
         """The socket's buffer is full; it holds ``buffered`` bytes that the system has not taken."""
         if not self.writing_paused:
             self.writing_paused = True
+            self.restricted = True
             self._count_blocked(self.backlog + buffered)
         self.carried_over = True
 
     def resume(self) -> None:
         """The socket's buffer has room again."""
         self.writing_paused = False
+        self.restricted = self.throttle is not None
         self._count_blocked(-self.blocked_bytes)
 
     def _count_blocked(self, size: i64) -> None:
@@ -105,27 +110,48 @@ class Outbox:
 
     def count_publish(self, size: i64) -> bool:
         """Count a PUBLISH, which the caller adds to `parts`; true if the session is to queue the next ones: the
-        backlog, or that of all clients whose socket is blocked, is above the high-water mark."""
+        backlog, or that of all clients whose socket is blocked, is above the high-water mark, or the client is sent
+        more than its rate."""
         backlog: i64 = self.backlog + size
         self.backlog = backlog
         if size >= LARGE_PART:
             self.has_large_part = True
-        if self.writing_paused:
-            self._count_blocked(size + PART_BYTES)
-            if self.outbound.blocked_bytes > self.outbound.max_blocked:
-                return True
+        if self.restricted and self._is_full_with(size):
+            return True
         if backlog <= self.outbound.max_backlog:
             return False
         if size > self.largest_overflow:
             self.largest_overflow = size
         return True
 
+    def _is_full_with(self, size: i64) -> bool:
+        """Count a PUBLISH to a client that does not read or has a rate; true if it is to get no more now."""
+        full = False
+        if self.writing_paused:
+            self._count_blocked(size + PART_BYTES)
+            full = self.outbound.blocked_bytes > self.outbound.max_blocked
+        if self.throttle is not None and self.throttle.count(1, size, self.outbound.clock.monotonic) > 0.0:
+            full = True
+        return full
+
     def drops(self, size: i64) -> bool:
-        """Whether a QoS 0 PUBLISH of ``size`` bytes is to be dropped because the client does not read."""
-        if not self.writing_paused:
+        """Whether a QoS 0 PUBLISH of ``size`` bytes is to be dropped, because the client does not read or its rate is
+        exceeded; counts it."""
+        if not self.restricted:
             return False
         outbound = self.outbound
-        return self.backlog + size > outbound.max_backlog or outbound.blocked_bytes + size > outbound.max_blocked
+        if self.writing_paused and (
+            self.backlog + size > outbound.max_backlog or outbound.blocked_bytes + size > outbound.max_blocked
+        ):
+            if outbound.shedding:
+                outbound.counters.publish_dropped_memory += 1
+            else:
+                outbound.counters.publish_dropped_slow += 1
+            return True
+        if self.throttle is not None and self.throttle.wait(outbound.clock.monotonic) > 0.0:
+            outbound.counters.publish_dropped_rate += 1
+            return True
+        return False
 
     @property
     def excess(self) -> i64:

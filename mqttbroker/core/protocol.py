@@ -106,6 +106,8 @@ class Protocol:
 
     def too_large(self, first: i64, data: bytes, body: i64, size: i64) -> MQTTError:
         """The error for a packet of ``size`` bytes; a CONNECT of version 5 is answered with a CONNACK."""
+        waiting: bool = self.connection.state == AWAIT_CONNECT
+        self.connection.outbound.counters.limit_reached("max_connect_size" if waiting else "max_packet_size")
         level = 5 if first == 0x10 and data[body : body + len(_CONNECT_V5)] == _CONNECT_V5 else -1
         return MQTTError(PACKET_TOO_LARGE, f"packet of {size} bytes", level)
 
@@ -158,6 +160,7 @@ class Protocol:
             position += 2 + ((data[position] << 8) | data[position + 1]) + options
             count += 1
             if count > maximum:
+                self.connection.outbound.counters.limit_reached("max_filters_per_packet")
                 raise MQTTError(QUOTA_EXCEEDED, f"more than {maximum} topic filters in a packet")
 
     def acknowledge(self, packet_type: i64, packet_id: i64, reason_code: i64) -> None:

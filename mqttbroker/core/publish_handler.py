@@ -343,6 +343,7 @@ class PublishHandler:
             and packet_id not in received
         ):
             # [MQTT-3.3.4-9]
+            connection.outbound.counters.limit_reached("receive_maximum")
             raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
         journal = broker.journal
         publisher = broker.publisher

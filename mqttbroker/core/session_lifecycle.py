@@ -9,6 +9,7 @@ from mqttbroker.core.policy import Permissions
 from mqttbroker.core.publisher import Publisher
 from mqttbroker.core.router import Router
 from mqttbroker.core.subscriptions import Subscriptions
+from mqttbroker.core.users import Users
 from mqttbroker.core.wills import Wills, encode_will
 from sessions.context import Clock
 from sessions.journal import Journal
@@ -28,6 +29,7 @@ class SessionLifecycle:
         subscriptions: Subscriptions,
         router: Router,
         clock: Clock,
+        users: Users,
     ) -> None:
         self.journal = journal
         self.router = router
@@ -35,6 +37,7 @@ class SessionLifecycle:
         self.publisher = publisher
         self.subscriptions = subscriptions
         self.clock = clock
+        self.users = users
         self.wills = Wills(registry, publisher, clock)
         self.expired = 0  # sessions that ended by their expiry interval
 
@@ -79,6 +82,7 @@ class SessionLifecycle:
         for subscription in list(session.subscriptions.values()):
             self.subscriptions.remove(subscription)
         session.subscriptions.clear()
+        self.users.session_removed(session.username)
         session.end()
         self.registry.remove(session)
         self.router.session_ended()

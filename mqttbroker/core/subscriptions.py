@@ -118,10 +118,12 @@ class Subscriptions:
             return terms.denial_code()
         old = session.subscriptions.get(full_filter)
         limit = terms.max_subscriptions_per_client
-        if old is None and (
-            len(session.subscriptions) >= limit
-            or session.filter_bytes + text_bytes(full_filter) > terms.max_subscription_bytes_per_client
-        ):
+        counters = session.context.counters
+        if old is None and len(session.subscriptions) >= limit:
+            counters.limit_reached("max_subscriptions_per_client")
+            return QUOTA_EXCEEDED
+        if old is None and session.filter_bytes + text_bytes(full_filter) > terms.max_subscription_bytes_per_client:
+            counters.limit_reached("max_subscription_bytes_per_client")
             return QUOTA_EXCEEDED
         size = subscription_memory(full_filter)
         if old is None and (

@@ -1,39 +1,19 @@
-"""Limits of addresses and of single clients against abuse. Times are monotonic, in seconds; a limit of 0 is none."""
+"""The connections of one listener by address: how many are open, and how many have sent no CONNECT."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Final
+from typing import Any, Dict
 
-MAX_ADDRESSES: Final = 65_536  # with remembered connects; the one that connected longest ago is forgotten first
-CONNECT_BURST: Final = 10.0  # seconds of connects at the permitted rate that may come at once
-RECEIVE_BURST: Final = 1.0  # seconds of messages or bytes at the permitted rate that may come at once
+from mqttbroker.core.rates import ConnectRates
+from sessions.counters import Counters
 
 
 class AddressLimits:
-    """The connections of one listener by address. At most `MAX_ADDRESSES` without connections are remembered."""
+    """Connections and connects by address; "" = of the whole listener."""
 
     def __init__(self) -> None:
+        self.rates = ConnectRates()
         self.connections: Dict[str, int] = {}
-        self.due: Dict[str, float] = {}  # when the bucket of connects is full again; the last one to connect is last
-
-    def connect(self, address: str, rate: int, now: float) -> bool:
-        """Count a connect; false if there were more than ``rate`` per second."""
-        due = self.due
-        # Each call forgets up to two addresses whose buckets are full, so the table shrinks while others connect.
-        self._forget(now)
-        self._forget(now)
-        at: float = max(due.pop(address, now), now)
-        admitted = at + 1.0 / rate - now <= CONNECT_BURST
-        due[address] = at + 1.0 / rate if admitted else at
-        if len(due) > MAX_ADDRESSES:
-            del due[next(iter(due))]
-        return admitted
-
-    def _forget(self, now: float) -> None:
-        for address in self.due:
-            if self.due[address] <= now:
-                del self.due[address]
-            return
 
     def is_full(self, address: str, maximum: int) -> bool:
         return self.connections.get(address, 0) >= maximum
@@ -49,19 +29,42 @@ class AddressLimits:
             del self.connections[address]
 
 
-class ReceiveRate:
-    """How fast one client may send: ``messages`` and ``size`` in bytes per second, 0 = unlimited."""
+class HalfOpen:
+    """Connections of one listener that have sent no CONNECT. Beyond a maximum the oldest is closed for a new one.
 
-    def __init__(self, messages: int, size: int) -> None:
-        self.timer: Any = None  # while the client is not read
-        self._message_time = 1.0 / messages if messages else 0.0
-        self._byte_time = 1.0 / size if size else 0.0
-        self._messages_due = 0.0
-        self._bytes_due = 0.0
+    A member is an object whose ``abort`` closes its socket at once.
+    """
 
-    def receive(self, messages: int, size: int, now: float) -> float:
-        """Count received messages and bytes; returns the seconds for which nothing more is to be read."""
-        if messages:
-            self._messages_due = max(self._messages_due, now) + self._message_time * messages
-        self._bytes_due = max(self._bytes_due, now) + self._byte_time * size
-        return max(self._messages_due, self._bytes_due) - RECEIVE_BURST - now
+    def __init__(self, counters: Counters) -> None:
+        self.counters = counters
+        self._all: Dict[Any, str] = {}  # addresses by member, oldest first
+        self._by_address: Dict[str, Dict[Any, bool]] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def add(self, member: Any, address: str, maximum: int, maximum_per_address: int) -> None:
+        """Count a connection; a maximum of 0 is none, and an ``address`` of "" is not counted by itself."""
+        of_address = self._by_address.get(address)
+        if maximum_per_address and of_address is not None and len(of_address) >= maximum_per_address:
+            self._evict(next(iter(of_address)), "max_half_open_per_address")
+        elif maximum and len(self._all) >= maximum:
+            self._evict(next(iter(self._all)), "max_half_open")
+        self._all[member] = address
+        if address:
+            self._by_address.setdefault(address, {})[member] = True
+
+    def remove(self, member: Any) -> None:
+        """It sent a CONNECT, or is closed."""
+        address = self._all.pop(member, "")
+        if address:
+            of_address = self._by_address[address]
+            del of_address[member]
+            if not of_address:
+                del self._by_address[address]
+
+    def _evict(self, member: Any, limit: str) -> None:
+        self.remove(member)
+        self.counters.connections_evicted += 1
+        self.counters.limit_reached(limit)
+        member.abort()

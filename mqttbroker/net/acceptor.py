@@ -12,6 +12,7 @@ import socket
 import ssl
 from typing import Any, Callable, Optional
 
+from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
 from mqttbroker.net.proxy_protocol import ProxyHeaderError
@@ -32,7 +33,8 @@ class Acceptor:
     protocol header. ``new_client`` creates an asyncio protocol for a peer, None = the one of the socket, and
     ``on_open`` is called with the transport when it has one. ``timeout`` of a header, and of a handshake, is in
     seconds. Unfinished headers and handshakes count in ``sockets``. ``refusal`` gives the reason, or "", why the
-    connection of an address is closed before the handshake. ``name`` is the listener's in the log.
+    connection of an address is closed before the handshake. ``name`` is the listener's in the log; ``half_open`` limits
+    unfinished handshakes.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class Acceptor:
         proxied: Optional[ProxiedSockets] = None,
         refusal: Optional[Callable[[str], str]] = None,
         name: str = "",
+        half_open: Optional[ListenerPolicy] = None,
     ) -> None:
         self.context = context
         self._refusal = refusal
         self._name = name
+        self._half_open = half_open
         self._proxied = proxied
         self._sock = sock
         self._timeout = timeout
@@ -99,15 +103,17 @@ class Acceptor:
             sock.close()
             return
         try:
-            await self._open_as(sock, address)
+            await self._open_as(sock, address, handshake)
         except asyncio.CancelledError:
             if not handshake.evicted:
                 raise
         finally:
             if self._sockets is not None:
                 self._sockets.remove(handshake)
+            if handshake.limited and self._half_open is not None:
+                self._half_open.half_open.remove(handshake)
 
-    async def _open_as(self, sock: socket.socket, address: Any) -> None:
+    async def _open_as(self, sock: socket.socket, address: Any, handshake: _Handshake) -> None:
         """Give the socket a transport, as that of the client behind the proxy if there is one."""
         peer: Optional[ProxiedPeer] = None
         if self._proxied is not None:
@@ -120,6 +126,8 @@ class Acceptor:
             sock.close()
             self._log_refused(shown, reason)
             return
+        if self._half_open is not None:
+            handshake.limited = self._half_open.limit_half_open(handshake, shown)
         tls: dict[str, Any] = {}
         if self.context is not None:
             tls = {"ssl": self.context, "ssl_handshake_timeout": self._timeout, "ssl_shutdown_timeout": CLOSE_TIMEOUT}
@@ -163,6 +171,7 @@ class _Handshake:
     def __init__(self, task: asyncio.Task[None]) -> None:
         self.task = task
         self.evicted = False
+        self.limited = False  # in `ListenerPolicy.half_open`
 
     def abort(self) -> None:
         self.evicted = True

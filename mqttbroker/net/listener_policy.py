@@ -1,48 +1,70 @@
-"""The policy of a listener: its authentication, its terms and its connection limit."""
+"""The policy of a listener: its authentication, its terms, and the limits of its connections."""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, cast
+from typing import Any, Callable, Dict, Final, Optional, Tuple, cast
 
 from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, NOT_AUTHORIZED, QUOTA_EXCEEDED, SERVER_BUSY
 from mqttbroker.core.connect_handler import ConnectAuthentication
 from mqttbroker.core.policy import AuthenticationPolicy, AuthenticationRequest
+from mqttbroker.core.rates import Rate
 from mqttbroker.core.terms import ListenerTerms
-from mqttbroker.net.abuse_limits import AddressLimits
+from mqttbroker.net.abuse_limits import AddressLimits, HalfOpen
+from sessions.counters import Counters
 
 
 class ListenerPolicy:
-    """The policy for clients of one listener; ``max_connections`` None = only the broker's limit."""
+    """The policy for clients of one listener.
+
+    ``max_connections`` None and ``max_half_open`` 0 = only the broker's limits.
+    """
 
     def __init__(
         self,
         policy: AuthenticationPolicy,
         terms: ListenerTerms,
         max_connections: Optional[int],
+        counters: Counters,
+        max_half_open: int = 0,
     ) -> None:
         self.policy = policy
         self.terms = terms
         self.max_connections = max_connections
+        self.max_half_open = max_half_open
+        self.counters = counters
         # Given the transport at a CONNECT: why its certificate is refused now, None if it is not.
         self.refuses_certificate: Optional[Callable[[Any], Optional[str]]] = None
         self.clients = 0  # open connections that sent CONNECT
         self.addresses = AddressLimits()
+        self.half_open = HalfOpen(counters)
+        self.received = Rate("max_publish_rate_per_listener", "max_receive_rate_per_listener")
+        self.terms_changed()
 
-    def check_address(self, peer: str, now: float) -> int:
-        """Count a connect of this peer; returns 0 or the reason code with which it is refused."""
+    def terms_changed(self) -> None:
+        """The terms were replaced."""
         terms = self.terms
+        self.received.limit(terms.max_publish_rate_per_listener, terms.max_receive_rate_per_listener)
+
+    def check_address(self, peer: str, now: float) -> str:
+        """Count a connect of this peer; returns "" or the name of the limit because of which it is refused."""
+        terms = self.terms
+        listener_rate = terms.max_connect_rate
         rate = terms.max_connect_rate_per_address
         maximum = terms.max_connections_per_address
-        if rate == 0 and maximum == 0:
-            return 0
-        address = terms.networks.of(peer)
-        if address == "":
-            return 0
-        if rate and not self.addresses.connect(address, rate, now):
-            return CONNECTION_RATE_EXCEEDED
-        if maximum and self.addresses.is_full(address, maximum):
-            return QUOTA_EXCEEDED
-        return 0
+        if rate == 0 and maximum == 0 and listener_rate == 0:
+            return ""
+        addresses = self.addresses
+        address = terms.networks.of(peer) if rate or maximum else ""
+        limit = ""
+        if rate and address and not addresses.rates.connect(address, rate, now):
+            limit = "max_connect_rate_per_address"
+        elif maximum and address and addresses.is_full(address, maximum):
+            limit = "max_connections_per_address"
+        elif listener_rate and not addresses.rates.connect("", listener_rate, now):
+            limit = "max_connect_rate"
+        if limit:
+            self.counters.limit_reached(limit)
+        return limit
 
     def count_address(self, peer: str) -> str:
         """Count an open connection, if they are limited; returns the address to forget when it is closed, or ""."""
@@ -53,15 +75,24 @@ class ListenerPolicy:
             self.addresses.add(address)
         return address
 
+    def limit_half_open(self, member: Any, peer: str) -> bool:
+        """Count a connection without a CONNECT, if they are limited; then `HalfOpen.remove` follows."""
+        per_address = self.terms.max_half_open_per_address
+        if self.max_half_open == 0 and per_address == 0:
+            return False
+        self.half_open.add(member, self.terms.networks.of(peer) if per_address else "", self.max_half_open, per_address)
+        return True
+
     def forget_address(self, address: str) -> None:
         self.addresses.remove(address)
 
 
-def refusal_text(reason_code: int) -> str:
-    """Why `ListenerPolicy.check_address` refuses a client."""
-    if reason_code == CONNECTION_RATE_EXCEEDED:
-        return "too many connects of this address"
-    return "too many connections of this address"
+# The reason for which a client is refused, by limit.
+REFUSALS: Final[Dict[str, Tuple[int, str]]] = {
+    "max_connect_rate": (CONNECTION_RATE_EXCEEDED, "too many connects"),
+    "max_connect_rate_per_address": (CONNECTION_RATE_EXCEEDED, "too many connects of this address"),
+    "max_connections_per_address": (QUOTA_EXCEEDED, "too many connections of this address"),
+}
 
 
 class PolicyByListener(AuthenticationPolicy):
@@ -78,11 +109,13 @@ class PolicyByListener(AuthenticationPolicy):
             return
         request.remote = wire.remote
         if wire.refusal:
-            request.reject(wire.refusal, refusal_text(wire.refusal))
+            reason_code, detail = REFUSALS[wire.refusal]
+            request.reject(reason_code, detail)
             return
         listener_policy: ListenerPolicy = wire.listener_policy
         limit = listener_policy.max_connections
         if limit is not None and listener_policy.clients >= limit:
+            listener_policy.counters.limit_reached("max_connections")
             request.reject(SERVER_BUSY, "too many connections on this listener")
             return
         if listener_policy.refuses_certificate is not None:

@@ -20,7 +20,7 @@ from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, NOT_AUT
 from mqttbroker.config.settings import Listener
 from mqttbroker.core.connection import Connection
 from mqttbroker.net.acceptor import Acceptor
-from mqttbroker.net.listener_policy import ListenerPolicy, refusal_text
+from mqttbroker.net.listener_policy import REFUSALS, ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.packet_log import PacketLog
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
@@ -220,14 +220,15 @@ class OpenListener:
                     proxied=proxied,
                     refusal=self._refusal if context is not None else None,
                     name=self.listener.address,
+                    half_open=self.listener_policy,
                 )
             )
 
     def _refusal(self, peer: str) -> str:
         """Why a connection of this address is closed before its TLS handshake; "" if it is not."""
         now: float = self.scheduler.loop.time()
-        reason_code = self.listener_policy.check_address(peer, now)
-        return refusal_text(reason_code) if reason_code else ""
+        limit = self.listener_policy.check_address(peer, now)
+        return REFUSALS[limit][1] if limit else ""
 
     def _client(self, peer: Optional[ProxiedPeer] = None) -> Any:
         """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""

@@ -28,7 +28,10 @@ class OpenSockets:
         if self.count >= self.maximum and not self._evictable:
             self.counters.connections_refused += 1
             return False
-        if self.count >= self.maximum or len(self._evictable) >= self.max_evictable:
+        if len(self._evictable) >= self.max_evictable:
+            self.counters.limit_reached("max_half_open")
+            self._evict()
+        elif self.count >= self.maximum:
             self._evict()
         self.count += 1
         self._evictable[member] = True

@@ -13,13 +13,13 @@ import select
 import time
 from typing import Any, Callable, Final, List, Optional
 
-from mypy_extensions import i64, u8
+from mypy_extensions import i64
 
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import AWAIT_CONNECT, CLOSED, Connection
 from mqttbroker.core.packet_reader import PacketReader
 from mqttbroker.core.protocol import Protocol
-from mqttbroker.net.abuse_limits import ReceiveRate
+from mqttbroker.core.rates import Throttle
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from sessions.write_set import Page
@@ -186,9 +186,9 @@ class Wire:
         self.proxied_address = ""  # the client's, as a proxy told it; "" = the socket's
         self.remote = False  # never counts as loopback
         self.proxied_common_name: Optional[str] = None  # of the client's certificate, as a proxy told it
-        self.refusal: u8 = 0  # the reason code with which the CONNECT is refused, because of the address
+        self.refusal = ""  # the limit because of which the CONNECT is refused
+        self.limited_half_open = False  # in `ListenerPolicy.half_open`
         self.counted_address = ""  # in `ListenerPolicy.addresses`
-        self._rate: Optional[ReceiveRate] = None
         self.transport: Any = None
         self.closing = False
         self.reading_paused = False
@@ -224,15 +224,15 @@ class Wire:
         self.connection.wire = self
         if not endpoint.addresses_checked:
             self.refusal = endpoint.policy.check_address(address, now)
-        if self.refusal == 0:
+        if self.refusal == "":
             self.counted_address = endpoint.policy.count_address(address)
-        terms = endpoint.policy.terms
-        if terms.max_publish_rate or terms.max_receive_rate:
-            self._rate = ReceiveRate(terms.max_publish_rate, terms.max_receive_rate)
+        self.connection.limit_received(endpoint.policy.received)
         self.reader = PacketReader(Protocol(broker, self.connection, endpoint.new_client_id))
         self.counted_open = self.half_open = endpoint.sockets.add(self)
         if not self.counted_open:
             self.abort()
+        else:
+            self.limited_half_open = endpoint.policy.limit_half_open(self, address)
 
     def data_received(self, data: bytes) -> None:
         if self.closing:
@@ -274,10 +274,15 @@ class Wire:
         if self.counted_address:
             self.endpoint.policy.forget_address(self.counted_address)
             self.counted_address = ""
-        if self._rate is not None:
-            if self._rate.timer is not None:
-                self._rate.timer.cancel()
-            self._rate = None
+        if self.limited_half_open:
+            self.limited_half_open = False
+            self.endpoint.policy.half_open.remove(self)
+        connection = self.connection
+        for throttle in (connection.throttle, connection.outbox.throttle):
+            if throttle is not None and throttle.timer is not None:
+                throttle.timer.cancel()
+                throttle.timer = None
+        connection.throttle = connection.outbox.throttle = None
         self.lost(f"connection lost: {error}" if error else "closed by the client")
         # No reference cycle may remain: only the garbage collector would find it, which stops the loop.
         self.connection.wire = None
@@ -331,7 +336,7 @@ class Wire:
         scheduler = self.endpoint.scheduler
         connection = self.connection
         position: int = len(data)
-        rate = self._rate
+        throttle = connection.throttle
         counters = scheduler.broker.outbound.counters
         published: i64 = counters.publish_received
         try:
@@ -342,10 +347,13 @@ class Wire:
         if self.half_open and connection.state != AWAIT_CONNECT:
             self.half_open = False
             self.endpoint.sockets.protect(self)
+            if self.limited_half_open:
+                self.limited_half_open = False
+                self.endpoint.policy.half_open.remove(self)
         if connection.blocked:
             self._pause_reading_if_blocked()
-        if rate is not None:
-            self._limit_rate(rate, rate.receive(counters.publish_received - published, position - start, now))
+        if throttle is not None:
+            self._limit_rate(throttle, throttle.count(counters.publish_received - published, position - start, now))
         journal = scheduler.broker.journal
         if journal.has_pending and journal.writer_idle and (scheduler.eager or journal.has_page_requests):
             scheduler.schedule()
@@ -357,24 +365,26 @@ class Wire:
             self.transport.pause_reading()
             self._wait_for_store()
 
-    def _limit_rate(self, rate: ReceiveRate, seconds: float) -> None:
+    def _limit_rate(self, throttle: Throttle, seconds: float) -> None:
         """Do not read for ``seconds``; then `_check_rate` looks whether that was enough."""
-        if seconds <= 0.0 or rate.timer is not None or self.closing:
+        if seconds <= 0.0 or throttle.timer is not None or self.closing:
             return
         scheduler = self.endpoint.scheduler
-        self.connection.last_received = scheduler.loop.time() + seconds  # the silence is not the client's
+        now: float = scheduler.loop.time()
+        self.connection.last_received = now + seconds  # the silence is not the client's
         if not self.reading_paused:
             self.reading_paused = True
             self.transport.pause_reading()
-        rate.timer = scheduler.loop.call_later(seconds, self._check_rate)
+            self.broker.outbound.counters.limit_reached(throttle.reached(now))
+        throttle.timer = scheduler.loop.call_later(seconds, self._check_rate)
 
     def _check_rate(self) -> None:
-        rate = self._rate
-        if rate is None:
+        throttle = self.connection.throttle
+        if throttle is None:
             return
-        rate.timer = None
-        self._limit_rate(rate, rate.receive(0, 0, self.endpoint.scheduler.update_clock()))
-        if rate.timer is None:
+        throttle.timer = None
+        self._limit_rate(throttle, throttle.wait(self.endpoint.scheduler.update_clock()))
+        if throttle.timer is None:
             self.connection.request_flush()
 
     def _wait_for_store(self) -> None:
@@ -383,6 +393,24 @@ class Wire:
             self.broker.commits.paused[self.connection] = True
 
     # -- writing ----------------------------------------------------------------
+
+    def resume_sending_in(self, seconds: float) -> None:
+        """Have `Connection.resume_sending` called when the client's rate permits more."""
+        throttle = self.connection.outbox.throttle
+        if throttle is None or throttle.timer is not None or self.closing:
+            return
+        scheduler = self.endpoint.scheduler
+        self.broker.outbound.counters.limit_reached(throttle.reached(scheduler.loop.time()))
+        throttle.timer = scheduler.loop.call_later(seconds, self._resume_sending)
+
+    def _resume_sending(self) -> None:
+        throttle = self.connection.outbox.throttle
+        if throttle is None:
+            return
+        throttle.timer = None
+        self.endpoint.scheduler.update_clock()
+        self.connection.resume_sending()
+        self.connection.request_flush()
 
     def flush(self) -> None:
         """Write the outbox, then continue with reading that was paused."""
@@ -409,7 +437,8 @@ class Wire:
         if self.connection.blocked:
             self._wait_for_store()
             return
-        if self._rate is not None and self._rate.timer is not None:
+        throttle = self.connection.throttle
+        if throttle is not None and throttle.timer is not None:
             return
         self.reading_paused = False
         self.transport.resume_reading()

@@ -22,6 +22,13 @@ from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.packet_reader import PacketReader
+from mqttbroker.core.policy import (
+    AnonymousPolicy,
+    AuthenticationChain,
+    AuthenticationRequest,
+    Authenticator,
+    Identity,
+)
 from mqttbroker.core.protocol import Protocol
 from sessions.store.interface import StreamLog
 from sessions.store.writer import SqliteStore
@@ -212,6 +219,17 @@ class CoreClient(RawClient):
                 packets.append(self.receive())
             except (TimeoutError, ConnectionError):
                 return packets
+
+
+class _BelievesUserNames(Authenticator):
+    def authenticate(self, request: AuthenticationRequest) -> None:
+        request.accept(Identity(request.username))
+
+
+def believe_user_names(core: Core) -> None:
+    """Accept every client as the user that it claims to be."""
+    chain = AuthenticationChain([_BelievesUserNames("test")], AnonymousPolicy(True))
+    core.broker.connect_handler.policy = chain
 
 
 def wait_until(condition: Any, timeout: float = 10.0) -> None:

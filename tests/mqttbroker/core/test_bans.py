@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.core import Core
+from support.core import Core, believe_user_names
 
 from mqttbroker.admin.control import ControlError
 from mqttbroker.codec.reason_codes import BANNED
 from mqttbroker.config.settings import Bans as BanSettings
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.bans import Bans, BanTerms
-from mqttbroker.core.policy import AuthenticationPolicy, AuthenticationRequest, Identity
 
 PEER = "10.0.0.1:1234"
 
@@ -336,7 +335,7 @@ def finish(slices: Any) -> Any:
 @pytest.mark.parametrize("version, code", [(5, BANNED), (4, 5)])
 def test_an_operator_bans_and_lifts(tmp_path: Path, ban: dict[str, Any], version: int, code: int) -> None:
     with BannedCore(tmp_path, others={"allow_anonymous": True}) as core:
-        core.broker.connect_handler.policy = Named()
+        believe_user_names(core)
         victim, other = core.connect("c", version, username="alice"), core.connect("d", version, username="bob")
         other.connection.peer = "11.0.0.1:1"
         assert finish(core.control.ban(**ban)) == 1
@@ -370,10 +369,3 @@ def test_an_operator_bans_exempt_clients_too() -> None:
     found = bans(["10.0.0.0/8"])
     found.ban(("10.0.0.1", "", ""), 60.0, "", 0.0)
     assert found.refuses(PEER, None, 59.0) and not found.refuses(PEER, None, 60.0)
-
-
-class Named(AuthenticationPolicy):
-    """Believes every client its user name."""
-
-    def authenticate(self, request: AuthenticationRequest) -> None:
-        request.accept(Identity(request.username))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -13,35 +14,17 @@ from typing import Any
 import pytest
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
+from support.metric_samples import samples
 from support.raw_client import RawClient
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket
 
-from mqttbroker.codec.packets import Connack, Publish
+from mqttbroker.auth.passwords import hash_password
+from mqttbroker.codec.packets import Connack, Connect, Publish
 from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, QUOTA_EXCEEDED
-from mqttbroker.net.abuse_limits import MAX_ADDRESSES, AddressLimits, ReceiveRate
+from mqttbroker.net.abuse_limits import AddressLimits, HalfOpen
+from sessions.counters import Counters
 
 Start = Callable[..., BrokerProcess]
-
-
-def test_connects_per_second() -> None:
-    limits = AddressLimits()
-    assert [limits.connect("a", 2, 0.0) for _ in range(22)] == [True] * 20 + [False] * 2  # ten seconds' worth at once
-    assert limits.connect("b", 2, 0.0)
-    assert [limits.connect("a", 2, 1.0) for _ in range(3)] == [True, True, False]
-    assert [limits.connect("a", 2, 100.0) for _ in range(21)] == [True] * 20 + [False]
-
-
-def test_the_table_of_addresses_is_bounded() -> None:
-    limits = AddressLimits()
-    for number in range(1000):
-        limits.connect(f"a{number}", 1, number / 1000)
-    assert len(limits.due) == 1000
-    for number in range(600):
-        limits.connect(f"b{number}", 1, 50.0)
-    assert len(limits.due) <= 601  # full buckets are forgotten
-    for number in range(MAX_ADDRESSES + 1000):
-        limits.connect(f"c{number}", 1, 50.0)
-    assert len(limits.due) == MAX_ADDRESSES
 
 
 def test_open_connections() -> None:
@@ -55,15 +38,32 @@ def test_open_connections() -> None:
     assert not limits.connections
 
 
-def test_rates_of_one_client() -> None:
-    rate = ReceiveRate(10, 0)
-    assert rate.receive(10, 1 << 30, 5.0) == pytest.approx(0)
-    assert rate.receive(5, 0, 5.0) == pytest.approx(0.5)
-    assert rate.receive(0, 1000, 5.5) == pytest.approx(0)
-    rate = ReceiveRate(0, 1000)
-    assert rate.receive(1000, 3000, 5.0) == pytest.approx(2)
-    assert rate.receive(0, 0, 7.0) == pytest.approx(0)
-    assert rate.receive(0, 0, 70.0) < 0
+class Socket:
+    """A half-open connection."""
+
+    def __init__(self) -> None:
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_the_oldest_half_open_connections_are_closed() -> None:
+    half_open = HalfOpen(Counters())
+    sockets = [Socket() for _ in range(8)]
+    for number, socket in enumerate(sockets):
+        half_open.add(socket, f"a{number % 2}", 5, 2)
+    # Two of each address: the first ones of each were closed for the next.
+    assert [socket.aborted for socket in sockets] == [True] * 4 + [False] * 4 and len(half_open) == 4
+    half_open.remove(sockets[4])
+    half_open.remove(sockets[4])
+    for address in ("b", "c", ""):
+        half_open.add(Socket(), address, 5, 2)
+    assert sockets[5].aborted and not sockets[6].aborted and len(half_open) == 5
+    assert half_open.counters.limits_reached == {"max_half_open_per_address": 4, "max_half_open": 1}
+    for socket in [*half_open._all]:
+        half_open.remove(socket)
+    assert not half_open._by_address
 
 
 # --- brokers ------------------------------------------------------------------------------------------------------
@@ -75,10 +75,14 @@ def proxied(**limits: Any) -> dict[str, Any]:
             "limits": limits}
 
 
+def port_of(broker: BrokerProcess, kind: str) -> int:
+    """The port of the last listener of a type."""
+    return [int(line.rpartition("port=")[2]) for line in broker.lines if f"event=listening type={kind}" in line][-1]
+
+
 def client_from(broker: BrokerProcess, address: str, version: int = 5) -> StreamClient:
     broker.wait_for_log("event=started")
-    port = [int(line.rpartition("port=")[2]) for line in broker.lines if "event=listening type=tcp" in line][-1]
-    sock = tcp_socket(port)
+    sock = tcp_socket(port_of(broker, "tcp"))
     sock.sendall(
         f"PROXY TCP{6 if ':' in address else 4} {address} {'::' if ':' in address else '0.0.0.0'} 7 8\r\n".encode()
     )
@@ -177,3 +181,117 @@ def test_many_clients_of_one_address_by_default(start_broker: Start) -> None:
         for client in clients:
             client.publish("t", b"x", 1)
         assert time.monotonic() - begin < 10
+
+
+def test_connects_of_one_listener(start_broker: Start) -> None:
+    """A listener overrides the limit; connects of all its addresses count together."""
+    config = proxied()
+    config["listeners"][1]["max_connect_rate"] = 1
+    broker = start_broker(config=config)
+    codes = []
+    for number in range(13):
+        with client_from(broker, f"192.0.2.{number}", version=5 - number % 2) as client:
+            codes.append(client.connect("c").reason_code)
+    assert codes[:10] == [0] * 10 and {CONNECTION_RATE_EXCEEDED, 3} & set(codes[10:])
+    for number in range(20):
+        with RawClient(broker.port) as plain:
+            assert plain.connect("d").reason_code == 0
+    assert samples(broker.get("/metrics"))["mqttbroker_limits_reached_total/max_connect_rate"] >= 1
+
+
+@pytest.mark.parametrize("kind", ["tcp", "tls", "ws"])
+def test_half_open_connections_of_one_address(start_broker: Start, tmp_path: Path, kind: str) -> None:
+    files = CertificateFiles(tmp_path)
+    config = files.config(kind) if kind == "tls" else {"listeners": [{"host": "127.0.0.1"}, {"port": 0, "type": kind}]}
+    broker = start_broker(config={**config, "limits": {"max_half_open_per_address": 5}})
+    broker.wait_for_log("event=started")
+    port = port_of(broker, kind)
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(tcp_socket(port)) for _ in range(8)]
+        for sock in sockets[:3]:  # closed by the broker
+            assert sock.recv(1) == b""
+        for sock in sockets[3:]:
+            sock.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                sock.recv(1)
+        found = samples(broker.get("/metrics"))
+        assert found["mqttbroker_limits_reached_total/max_half_open_per_address"] == 3
+        stream: Any = stack.enter_context(tcp_socket(port))
+        if kind == "tls":
+            stream = stack.enter_context(files.client().wrap_socket(stream, server_hostname="localhost"))
+        client = StreamClient(WebSocketStream(stream) if kind == "ws" else stream)
+        assert client.connect("c").reason_code == 0
+        stack.enter_context(tcp_socket(port))
+        client.ping()  # it is no longer half-open
+
+
+@pytest.mark.parametrize("kind", ["tcp", "ws"])
+@pytest.mark.parametrize("limits", [{"max_delivery_rate": 100}, {"max_send_rate": "10400B"}], ids=str)
+def test_delivery_rate(start_broker: Start, kind: str, limits: dict[str, int]) -> None:
+    broker = start_broker(config={
+        "listeners": [{"host": "127.0.0.1"}, {"port": 0, "type": kind, **limits}], "allow_anonymous": True,
+    })  # fmt: skip
+    broker.wait_for_log("event=started")
+    with RawClient(broker.port) as publisher, tcp_socket(port_of(broker, kind)) as sock:
+        client = StreamClient(WebSocketStream(sock) if kind == "ws" else sock)
+        client.connect("slow")
+        client.subscribe("t/#")
+        publisher.connect("fast")
+        begin = time.monotonic()
+        publisher.send(*(Publish(f"t/{number:03}", bytes(95), 1, packet_id=number + 1) for number in range(250)))
+        for number in range(250):
+            assert client.take().topic == f"t/{number:03}"
+        assert time.monotonic() - begin > 1.2  # the first second's worth comes at once
+        client.ping()
+        name = next(iter(limits))
+        assert samples(broker.get("/metrics"))[f"mqttbroker_limits_reached_total/{name}"] >= 1
+
+
+def test_publish_rate_of_a_user_and_of_a_listener(start_broker: Start, tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_text(f"alice:{hash_password(b'x')}\nbob:{hash_password(b'x')}\n")
+    broker = start_broker(config={
+        "password_file": str(users),
+        "limits": {"max_publish_rate_per_user": 200, "max_receive_rate_per_listener": "1MiB"},
+    })  # fmt: skip
+    with ExitStack() as stack:
+        one, two, other = (stack.enter_context(RawClient(broker.port)) for _ in range(3))
+        for client, name in ((one, "alice"), (two, "alice"), (other, "bob")):
+            assert client.connect(f"c-{client.socket.getsockname()[1]}", username=name, password=b"x").reason_code == 0
+        begin = time.monotonic()
+        for client in (one, two):
+            client.send(*(Publish("t", b"", 0) for _ in range(250)))
+        other.ping()  # it does not wait for them
+        one.ping()
+        two.ping()
+        assert time.monotonic() - begin > 1.2  # 500 messages of one user, of which 200 may come at once
+        begin = time.monotonic()
+        other.publish("u", bytes(2_500_000), 1)
+        other.ping()
+        assert time.monotonic() - begin > 1.0
+        found = samples(broker.get("/metrics"))
+        assert found["mqttbroker_limits_reached_total/max_publish_rate_per_user"] >= 1
+        assert found["mqttbroker_limits_reached_total/max_receive_rate_per_listener"] >= 1
+
+
+def test_a_fleet_behind_one_nat_reconnects_at_once_by_default(start_broker: Start) -> None:
+    broker = start_broker()
+    devices = 1500
+
+    async def connect(number: int, version: int) -> tuple[int, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", broker.port)
+        writer.write(Connect(f"d{number}", version, False, 60).encode(version))
+        answer = await asyncio.wait_for(reader.readexactly(4), 60)
+        return answer[3], writer
+
+    async def fleet() -> list[int]:
+        found = await asyncio.gather(*(connect(number, 5 - number % 2) for number in range(devices)))
+        for _, writer in found:
+            writer.close()
+        return [code for code, _ in found]
+
+    for _ in range(3):
+        assert asyncio.run(fleet()) == [0] * devices
+    found = samples(broker.get("/metrics"))
+    assert not [name for name in found if name.startswith("mqttbroker_limits_reached_total")]
+    assert found["mqttbroker_bans_started_total/reconnects"] == found["mqttbroker_bans"] == 0

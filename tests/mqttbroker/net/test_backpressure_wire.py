@@ -76,7 +76,7 @@ class Plant:
             raise
 
         security = Security(self.core.settings)
-        policy = ListenerPolicy(security.policy, self.core.terms, None)
+        policy = ListenerPolicy(security.policy, self.core.terms, None, self.core.broker.outbound.counters)
         sockets = OpenSockets(1000, 1000, Counters())
         wire = Wire(Endpoint(self.scheduler, policy, sockets, lambda: name, defect))
         wire.connection_made(Transport())

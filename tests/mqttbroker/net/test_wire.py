@@ -49,7 +49,7 @@ def join(core: Core, loop: Loop, scheduler: FlushScheduler, name: str) -> Wire:
         raise AssertionError("a defect")
 
     security = Security(core.settings)
-    policy = ListenerPolicy(security.policy, core.terms, None)
+    policy = ListenerPolicy(security.policy, core.terms, None, core.broker.outbound.counters)
     sockets = OpenSockets(1000, 1000, Counters())
     wire = Wire(Endpoint(scheduler, policy, sockets, lambda: name, defect))
     wire.connection_made(Transport())
