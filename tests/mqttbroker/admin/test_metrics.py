@@ -72,9 +72,10 @@ def test_each_drop_is_counted_by_its_cause(tmp_path: Path) -> None:
         publisher.send(Publish("q", b"", 1, False, False, 900))
         core.fail()
         causes = dict.fromkeys(core.control.status().drops, 1)
-        elsewhere = ("queue_full_oldest", "total_full", "memory_full", "refused", "memory")  # in test_bounds, test_memory
+        # In test_bounds, test_memory and test_send_rates.
+        elsewhere = ("queue_full_oldest", "total_full", "memory_full", "refused", "memory", "rate")
         causes.update(dict.fromkeys(elsewhere, 0))
-        assert len(causes) == 12
+        assert len(causes) == 13
         status = core.control.status()
         assert status.drops == causes
         found = samples(Metrics(None).render(status))
