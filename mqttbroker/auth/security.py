@@ -179,7 +179,8 @@ class Security:
 def ban_terms(settings: Settings) -> BanTerms:
     terms = BanTerms()
     for field in dataclasses.fields(settings.bans):
-        setattr(terms, field.name, getattr(settings.bans, field.name))
+        if field.name != "exempt":
+            setattr(terms, field.name, getattr(settings.bans, field.name))
     terms.exempt = [ipaddress.ip_network(text) for text in settings.bans.exempt]
     terms.networks = Networks(settings.limits.ipv4_prefix, settings.limits.ipv6_prefix)
     return terms
