@@ -111,6 +111,7 @@ class Server:
         if self.sealer is not None:
             self.sealer.start()
         self.security.start(loop, self.scheduler.update_clock)
+        self.memory_watch.start(loop)
         tasks: List[asyncio.Task[None]] = []
         reloader = Reloader(
             self.reread, self.settings, self.broker, self.security, self.sockets, self.listeners
@@ -134,6 +135,7 @@ class Server:
             await self.stopping.wait()
         finally:
             reloader.stop()
+            self.memory_watch.stop()
             for open_listener in self.listeners:
                 open_listener.close()
             self.security.stop()
@@ -288,7 +290,6 @@ class Server:
         while True:
             await asyncio.sleep(TICK)
             try:
-                self.memory_watch.sample(self.loop.time())
                 self.scheduler.tick()
                 received = self._collect_if_idle(received)
             except Exception:

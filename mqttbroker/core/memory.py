@@ -23,7 +23,8 @@ from sessions.retained import Retained
 log = logging.getLogger("mqttbroker")
 
 CONNECTION_BYTES: Final = 4096  # an idle connection
-SECURE_BYTES: Final = 98_304  # more for one with TLS
+SECURE_BYTES: Final = 49_152  # more for one with TLS
+WEBSOCKET_BYTES: Final = 6144  # more for one with WebSocket
 RETAINED_BYTES: Final = 450  # a retained message beside its `Message.size`
 BRANCH_BYTES: Final = 350  # a level at which topics of retained messages differ
 
@@ -111,7 +112,12 @@ class Memory:
         )
 
     def _connection_bytes(self) -> i64:
-        return len(self.clients.connections) * CONNECTION_BYTES + self.outbound.secure_connections * SECURE_BYTES
+        outbound = self.outbound
+        return (
+            len(self.clients.connections) * CONNECTION_BYTES
+            + outbound.secure_connections * SECURE_BYTES
+            + outbound.websocket_connections * WEBSOCKET_BYTES
+        )
 
     def _retained_bytes(self) -> i64:
         retained = self.retained

@@ -60,7 +60,7 @@ class OpenListener:
         self.scheduler = scheduler
         self.sockets = sockets
         secure = listener.type in ("tls", "wss")
-        self._endpoint = Endpoint(scheduler, listener_policy, sockets, new_client_id, defect, addresses_checked=secure)
+        self._endpoint = Endpoint(scheduler, listener_policy, sockets, new_client_id, defect, secure=secure)
         self._sockets: List[socket.socket] = []
         self._servers: List[asyncio.AbstractServer] = []
         self._acceptors: List[Acceptor] = []
@@ -226,6 +226,10 @@ class OpenListener:
 
     def _refusal(self, peer: str) -> str:
         """Why a connection of this address is closed before its TLS handshake; "" if it is not."""
+        stage = self.scheduler.broker.memory_stage
+        if stage.refuses_connections:
+            stage.refused_connections += 1
+            return "no memory for new connections"
         now: float = self.scheduler.loop.time()
         limit = self.listener_policy.check_address(peer, now)
         return REFUSALS[limit][1] if limit else ""

@@ -81,6 +81,7 @@ class WebSocket:
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        self._wire.broker.outbound.websocket_connections += 1
         self._receiver.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
@@ -130,6 +131,7 @@ class WebSocket:
         if self._request is not None:
             self._count_failure()
         self._lost = True
+        self._wire.broker.outbound.websocket_connections -= 1
         self._receiver.connection_lost(error)
         # No reference cycle may remain. The library's generator and the tracebacks of its errors refer to it.
         library = self._library

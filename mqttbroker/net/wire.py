@@ -154,8 +154,8 @@ class Endpoint:
     """The objects that all wires of one listener share.
 
     ``new_client_id`` makes a client id for a client that sends none. ``on_error`` is called with the connection for an
-    exception that is a defect of the broker. ``addresses_checked``: a wire is made only for an address that
-    `ListenerPolicy.check_address` has admitted.
+    exception that is a defect of the broker. ``secure``: with TLS, and `ListenerPolicy.check_address`
+    has admitted the address before the handshake.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class Endpoint:
         sockets: OpenSockets,
         new_client_id: Callable[[], str],
         on_error: Any,
-        addresses_checked: bool = False,
+        secure: bool = False,
     ) -> None:
-        self.addresses_checked = addresses_checked
+        self.secure = secure
         self.scheduler = scheduler
         self.policy = policy
         self.sockets = sockets
@@ -222,7 +222,9 @@ class Wire:
         broker = self.broker
         self.connection = broker.accept(address, endpoint.policy.terms, now)
         self.connection.wire = self
-        if not endpoint.addresses_checked:
+        if endpoint.secure:
+            broker.outbound.secure_connections += 1
+        else:
             self.refusal = endpoint.policy.check_address(address, now)
         if self.refusal == "":
             self.counted_address = endpoint.policy.count_address(address)
@@ -262,6 +264,8 @@ class Wire:
 
     def connection_lost(self, error: Any) -> None:
         self.closing = True
+        if self.endpoint.secure:
+            self.broker.outbound.secure_connections -= 1
         if self._close_timer is not None:
             self._close_timer.cancel()
             self._close_timer = None
