@@ -4,23 +4,31 @@
 # from outside the container, so anonymous ones need -e MQTTBROKER_ALLOW_ANONYMOUS=true. HTTP serves the
 # health check only, until -e MQTTBROKER_HTTP__HOST=0.0.0.0 and -e MQTTBROKER_HTTP__TOKEN=... open it.
 
+# All packages are those of requirements/, checked by their hashes (`make lock`). The root file system may be read-only, and
+# no capability is needed:
+#   docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges -v mqttbroker:/data -p 1883:1883 ...
+
 FROM python:3.13-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 WORKDIR /src
+COPY requirements requirements
+RUN pip install --no-cache-dir --require-hashes --requirement requirements/build.txt \
+    && pip wheel --no-cache-dir --require-hashes --requirement requirements/image.txt --wheel-dir /wheels
 COPY pyproject.toml setup.py README.md LICENSE ./
 COPY topic_matcher topic_matcher
 COPY sessions sessions
 COPY bridge_spark bridge_spark
 COPY mqttbroker mqttbroker
-RUN MQTTBROKER_COMPILE=1 pip wheel --no-cache-dir --wheel-dir /wheels .
+RUN MQTTBROKER_COMPILE=1 pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheels .
 
 FROM python:3.13-slim
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     pip install --no-cache-dir --no-index --find-links=/wheels mqttbroker \
-    && useradd --system --uid 1883 --no-create-home mqttbroker \
-    && install -d -o mqttbroker -g mqttbroker /data
+    && useradd --system --uid 1883 --no-create-home --shell /usr/sbin/nologin mqttbroker \
+    && install -d -m 0700 -o mqttbroker -g mqttbroker /data
 ENV MQTTBROKER_DATA_DIR=/data \
     MQTTBROKER_LISTENERS__0__HOST=0.0.0.0 \
+    PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
 USER mqttbroker
 VOLUME /data

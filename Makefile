@@ -21,7 +21,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz fuzz-coverage soak chaos chaos-spark power-loss check demo pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz fuzz-coverage lock audit soak chaos chaos-spark power-loss check demo pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -149,6 +149,19 @@ chaos-spark: $(VENV)/extras build
 POWER_LOSS_ARGS ?=
 power-loss: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m disk.run $(POWER_LOSS_ARGS)
+
+# The packages of the image, with the hashes of their files: requirements/image.txt is installed in it, requirements/build.txt
+# builds it. LOCK_ARGS=--upgrade takes the newest versions that pyproject.toml allows. Old files keep the versions they have.
+LOCK = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header --no-emit-index-url \
+  --no-emit-trusted-host --no-emit-find-links $(LOCK_ARGS)
+LOCK_ARGS ?=
+lock: $(VENV)/lock
+	$(LOCK) --output-file requirements/image.txt pyproject.toml
+	$(LOCK) --only-build-deps --all-build-deps --output-file requirements/build.txt pyproject.toml
+
+# Known vulnerabilities of these packages. A package that the advisory service does not know is a failure, too.
+audit: $(VENV)/lock
+	for file in requirements/*.txt; do $(BIN)/pip-audit --strict --disable-pip --require-hashes --requirement $$file; done
 
 check: $(VENV)/extras
 	$(BIN)/mypy

@@ -43,8 +43,13 @@ class ConfigError(Exception):
     """``problems`` has one line for each problem."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = list(problems)
+        self.problems = list(map(_one_line, problems))
+        super().__init__("\n".join(self.problems))
+
+
+def _one_line(text: str) -> str:
+    """The text with escapes for line breaks and other characters that are not shown, which values may have."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class _FromText(str):
@@ -134,7 +139,7 @@ class _Builder:
                 if new[-1] in table:
                     self.problem(old, f"is the former name of {_dotted(new)}, which is set too")
                 else:
-                    self.warn(self.line(old, f"is called {_dotted(new)} now"))
+                    self.warn(_one_line(self.line(old, f"is called {_dotted(new)} now")))
                     self.former[new] = old
                     table[new[-1]] = table[old[-1]]
                 del table[old[-1]]
@@ -142,7 +147,6 @@ class _Builder:
     def variable(self, tree: dict[str, Any], name: str, text: str) -> None:
         """Put the value of a variable into the tree."""
         path = tuple(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
-        name = _printable(name)
         new = _new_name(path)
         if new in self.sources and (new != path or new in self.renamed):
             self.problems.append(f"{name}: sets {_dotted(new)}, as {self.sources[new]} does")
@@ -150,7 +154,7 @@ class _Builder:
         self.override(tree, new, text, name)
         if new != path:
             self.renamed.add(new)
-            self.warn(f"{name}: {_dotted(path)} is called {_dotted(new)} now")
+            self.warn(_one_line(f"{name}: {_dotted(path)} is called {_dotted(new)} now"))
 
     def settings(self, tree: dict[str, Any]) -> Settings:
         plain = {name: value for name, value in tree.items() if name not in _SECTION_LISTS}
@@ -301,11 +305,7 @@ def secret_in(file: Path) -> str:
 
 
 def _dotted(path: _Path) -> str:
-    return ".".join(map(_printable, path))
-
-
-def _printable(name: str) -> str:
-    return name if name.isprintable() else json.dumps(name)
+    return ".".join(name if name.isprintable() else json.dumps(name) for name in path)
 
 
 def _without_default(section: type[Any]) -> list[str]:
