@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -57,9 +58,11 @@ def _log_as_event(record: logging.LogRecord) -> bool:
     if not isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
         record.msg, record.args = "event=defect in=http what=%s", (record.getMessage(),)
         return True
+    # aiohttp's message ends with the bytes it complains about, which may be a token.
+    reason = re.split(r":\s|['\"]", getattr(error, "message", "") or type(error).__name__, maxsplit=1)[0].strip()
     record.msg, record.args = (
         "event=refused client=%s address=%s reason=%s user=%s listener=%s",
-        ("", "http:", " ".join(str(error).split()), "", "http"),
+        ("", "http:", f"not a valid HTTP request: {reason}", "", "http"),
     )
     record.exc_info = record.exc_text = None
     record.levelno, record.levelname = logging.INFO, "INFO"

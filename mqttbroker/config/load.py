@@ -182,7 +182,8 @@ class _Builder:
     def section(self, section: type[Any], raw: object, path: _Path, **given: object) -> Any:
         """An instance of the section; None after a problem that prevents one."""
         if not isinstance(raw, dict):
-            self.problem(path, f"must be a table of keys, got {shown(raw)}")
+            # A string may be a secret.
+            self.problem(path, f"must be a table of keys, got {'a string' if isinstance(raw, str) else shown(raw)}")
             return None
         values = self.values(section, raw, path)
         required = [name for name in _without_default(section) if name not in given]

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Optional
 from zlib import crc32
 
+from support.paths import ROOT
+
 from fuzz.guided.target import Target
 from fuzz.guided.topics import is_match
-from fuzz.reference import is_filter, is_topic
+from fuzz.reference import is_topic
 from fuzz.verdict import Finding
 from mqttbroker.auth.acl import AclError, parse_acl
 from mqttbroker.auth.passwords import PasswordFileError, hash_password, parse_passwords, scram_password
 from mqttbroker.config.load import ConfigError, load_settings
 from mqttbroker.config.settings import Listener, Settings, Stream
 from mqttbroker.reload import flatten, with_key
-from support.paths import ROOT
 
 CONF = ROOT / "conf" / "mqttbroker.toml"
 SECRET = "hunter2"

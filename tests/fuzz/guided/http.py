@@ -16,9 +16,8 @@ from fuzz.verdict import Finding
 from mqttbroker.admin.access import access_list
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.http import HttpServer
-from mqttbroker.config.settings import Consumers
+from mqttbroker.config.settings import Consumers, Settings
 from mqttbroker.config.settings import Http as HttpSettings
-from mqttbroker.config.settings import Settings
 from mqttbroker.core.policy import AllowAll
 from sessions.message import Message
 

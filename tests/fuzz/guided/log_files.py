@@ -10,6 +10,7 @@ from random import Random
 from typing import Union
 
 import google_crc32c
+from support.sealed_log import seal_segment
 
 from bridge_spark.log.high_watermark import decode_watermark
 from bridge_spark.log.record_batch import (
@@ -39,7 +40,6 @@ from bridge_spark.log.sparse_index import INDEX_INTERVAL, decode_index
 from fuzz.guided.target import Target
 from fuzz.verdict import Finding
 from sessions.message import Message
-from support.sealed_log import seal_segment
 
 RIGHT = 1  # first byte of an input whose checksums are set to the right values
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+from support.core import Core
+
 from fuzz.core_target import LIMITS, SESSION_EXPIRY
 from fuzz.generator import Generator
 from fuzz.guided.target import Target, pieces_of
@@ -14,7 +16,6 @@ from fuzz.packet_target import CodecTarget, Exchange, valid_end
 from fuzz.reference import Bad, split
 from fuzz.verdict import Finding, judge
 from mqttbroker.core.connection import CLOSED
-from support.core import Core
 
 INPUTS = 2000  # for one core; a new one then has no retained messages and sessions of earlier inputs
 PACKETS = 8  # in a seed, at most

@@ -15,8 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from fuzz.guided.target import CORPUS, TARGETS, make
 from support.paths import ROOT
+
+from fuzz.guided.target import CORPUS, TARGETS, make
 
 WORK = ROOT / "build" / "fuzz"
 SECONDS_OF_ONE_INPUT = 30

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from support.core import Core
 from websockets.frames import Opcode
 
 from fuzz.core_target import LIMITS, SESSION_EXPIRY
@@ -23,7 +24,6 @@ from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.websocket import MAX_HEAD, WebSocket
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
 from sessions.counters import Counters
-from support.core import Core
 
 INPUTS = 2000  # for one core
 ORIGIN = "https://example.org"

@@ -241,7 +241,7 @@ def test_all_problems_are_reported_with_their_source(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("MQTTBROKER_LOG", "debug", 'log: must be a table of keys, got "debug"'),
+        ("MQTTBROKER_LOG", "debug", 'log: must be a table of keys, got a string'),
         ("MQTTBROKER_LISTENERS", "x", "listeners: must be one or more [[listeners]] tables"),
         ("MQTTBROKER_LISTENERS__7__PORT", "1", "listeners.7: must be a number from 0 to 1 here"),
         (
