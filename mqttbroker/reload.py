@@ -30,7 +30,7 @@ audit = logging.getLogger("mqttbroker.audit")
 # Keys that may change while the broker runs, beside the contents of the files that others name.
 RELOADABLE = re.compile(
     r"allow_anonymous|reveal_denials|response_information|sys_interval|log\.level|redirect\.\w+|limits\.\w+"
-    r"|bans\.\w+|crl\.\w+|logins\.max_waiting|http\.(token(_file)?|access)"
+    r"|bans\.\w+|crl\.\w+|logins\.max_waiting|jwt\.\w+|http\.(token(_file)?|access)"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum)"
 )
 
@@ -109,7 +109,7 @@ class Reloader:
         for key in sorted(before.keys() | after.keys()):
             if before.get(key) == after.get(key):
                 continue
-            if RELOADABLE.fullmatch(key) and key in before and key in after:
+            if self._is_reloadable(key) and key in before and key in after:
                 self.settings = with_key(self.settings, key, after[key])
                 values = printable(key, before[key]), printable(key, after[key])
                 audit.info("event=setting_changed key=%s from=%s to=%s", key, *values)
@@ -117,6 +117,11 @@ class Reloader:
                 audit.warning("event=restart_needed key=%s", key)
         self._apply()
         return []
+
+    def _is_reloadable(self, key: str) -> bool:
+        if key.startswith("jwt.") and self._security.jwt is None:
+            return False  # a new authenticator needs a restart
+        return RELOADABLE.fullmatch(key) is not None
 
     def _apply(self) -> None:
         settings = self.settings

@@ -30,6 +30,7 @@ from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.sys_topics import SysTopics
+from mqttbroker.admin.views import JwksStatus
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import build_broker, listener_terms, restore, stream_configs
 from mqttbroker.auth.security import Security, http_ban_terms
@@ -171,6 +172,8 @@ class Server:
     def _warnings(self) -> list[str]:
         """Problems that keep no client away from all listeners, for /readyz; called on the HTTP server's thread."""
         warnings = [f"reload: {problem}" for problem in self.reloader.problems]
+        if self.security.jwt is not None:
+            warnings += self.security.jwt.problems
         now = datetime.now(timezone.utc)
         for listener in list(self.listeners):
             invalid = None if listener.revocations is None else listener.revocations.problem(now)
@@ -184,6 +187,9 @@ class Server:
         status = await asyncio.wrap_future(self.control_runner.call(self.control.status))
         self.metrics.log_lines_dropped = dropped_lines()
         self.metrics.reload_problems = len(self.reloader.problems)
+        jwks = None if self.security.jwt is None else self.security.jwt.jwks
+        if jwks is not None:
+            self.metrics.jwks = JwksStatus(jwks.successes, jwks.failures, jwks.key_count, jwks.fetched_at)
         self.metrics.crl_expiries = {
             one.listener.address: one.revocations.expires.timestamp()
             for one in self.listeners

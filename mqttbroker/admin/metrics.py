@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.views import BrokerStatus, MemoryStatus
+from mqttbroker.admin.views import BrokerStatus, JwksStatus, MemoryStatus
 from sessions.counters import Counters
 
 
@@ -39,6 +39,7 @@ class Metrics:
         self.streams = streams
         self.consumers = consumers
         self.reload_problems = 0
+        self.jwks: Optional[JwksStatus] = None
         self.log_lines_dropped = 0
         self.crl_expiries: dict[str, float] = {}  # Unix seconds, by listener
         self.http_requests: Counter[Tuple[str, int]] = Counter()  # by role and status
@@ -74,6 +75,7 @@ class Metrics:
         for listener, expiry in self.crl_expiries.items():
             expiries.add_metric([listener], expiry)
         yield expiries
+        yield from self._jwks_metrics()
         yield CounterMetricFamily(
             "mqttbroker_log_lines_dropped",
             "Log lines dropped because stderr was not read.",
@@ -86,6 +88,23 @@ class Metrics:
             requests.add_metric([role, str(status_code)], count)
         yield requests
         yield from self._process.collect()
+
+    def _jwks_metrics(self) -> Iterator[Metric]:
+        status = self.jwks
+        if status is None:
+            return
+        fetches = CounterMetricFamily(
+            "mqttbroker_jwks_fetches", "Fetches of the key set for tokens, by outcome.", labels=["outcome"]
+        )
+        fetches.add_metric(["succeeded"], status.successes)
+        fetches.add_metric(["failed"], status.failures)
+        yield fetches
+        yield GaugeMetricFamily("mqttbroker_jwks_keys", "Keys for tokens in use.", value=status.keys)
+        yield GaugeMetricFamily(
+            "mqttbroker_jwks_fetched_timestamp_seconds",
+            "When the key set for tokens was last fetched; 0 = never.",
+            value=status.fetched_at,
+        )
 
     def _broker_metrics(self, status: BrokerStatus) -> Iterator[Metric]:
         totals = status.totals

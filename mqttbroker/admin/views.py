@@ -157,6 +157,15 @@ class MemoryStatus(NamedTuple):
     refused: Mapping[str, int]  # by what was refused
 
 
+class JwksStatus(NamedTuple):
+    """Fetches of the key set for tokens, and its keys in use; ``fetched_at`` is the last successful one, 0 = none."""
+
+    successes: int
+    failures: int
+    keys: int
+    fetched_at: float
+
+
 class BrokerStatus(NamedTuple):
     """Counters and gauges of a broker at one moment."""
 

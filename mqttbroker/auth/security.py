@@ -11,7 +11,7 @@ import dataclasses
 import ipaddress
 import logging
 from pathlib import Path
-from typing import Callable, Optional
+from typing import TYPE_CHECKING, Callable, Optional
 
 from mqttbroker.auth.acl import Acl, AclError, parse_acl
 from mqttbroker.auth.authentication import PasswordAuthenticator
@@ -36,6 +36,9 @@ from mqttbroker.core.policy import (
     Rules,
 )
 
+if TYPE_CHECKING:
+    from mqttbroker.auth.jwt_authenticator import JwtAuthenticator
+
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")
 
@@ -51,6 +54,7 @@ class Security:
         self._proven = ProvenPasswords(0 if remember == "off" else settings.logins.max_remembered)
         self._password_authenticators: dict[Path, PasswordAuthenticator] = {}
         self._acls: dict[Path, Acl] = {}
+        self.jwt: Optional[JwtAuthenticator] = None
         # The key that names each file, for errors; the first if there are several.
         self._password_files: dict[Path, str] = {}
         self._acl_files: dict[Path, str] = {}
@@ -67,10 +71,14 @@ class Security:
             if name is not None:
                 by_name[name] = self._authorizer(settings.acl_file_of(listener))
             self._warn(listener)
-        self.rules = Rules(self._authorizer(settings.acl_file), by_name)
+        self.rules = Rules(self._authorizer(settings.acl_file), by_name, self.jwt is not None)
 
     def _read(self) -> None:
         problems: list[str] = []
+        try:
+            self.jwt = _jwt_authenticator(self._settings)
+        except ConfigError as error:
+            problems += error.problems
         for path, key in self._password_files.items():
             try:
                 self._password_authenticators[path] = PasswordAuthenticator(
@@ -105,6 +113,8 @@ class Security:
         """The authenticator of a kind for clients of a listener; None if the listener has none."""
         if kind == "certificate":
             return CertificateAuthenticator(listener.certificate_identity) if listener.use_identity_as_username else None
+        if kind == "jwt":
+            return self.jwt
         path = self._settings.password_file_of(listener)
         return None if path is None else self._password_authenticators[path]
 
@@ -117,7 +127,10 @@ class Security:
 
     def _background(self) -> list[BackgroundAuthenticator]:
         """The authenticators that are started and stopped."""
-        return list(self._password_authenticators.values())
+        found: list[BackgroundAuthenticator] = list(self._password_authenticators.values())
+        if self.jwt is not None:
+            found.append(self.jwt)
+        return found
 
     def rules_of(self, listener: Listener) -> Optional[str]:
         """The name of a listener's rules in ``rules``; None = the common ones."""
@@ -148,6 +161,10 @@ class Security:
             authenticator.timeout = settings.limits.connect_timeout
             authenticator.capacity = settings.logins.max_waiting
             authenticator.max_bytes = settings.limits.max_total_connect_bytes
+        if self.jwt is not None:
+            self.jwt.settings = settings.jwt
+            self.jwt.capacity = settings.logins.max_waiting
+            self.jwt.max_bytes = settings.limits.max_total_connect_bytes
 
     async def reload(self, broker: Broker) -> list[str]:
         """Read the files again and apply each valid one; returns the problems of the others."""
@@ -191,6 +208,15 @@ def http_ban_terms(settings: Settings) -> BanTerms:
     terms = ban_terms(settings)
     terms.failures = 0
     return terms
+
+
+def _jwt_authenticator(settings: Settings) -> Optional[JwtAuthenticator]:
+    """The authenticator of tokens; None without one in the settings. Raises ConfigError."""
+    if not settings.jwt.configured:
+        return None
+    from mqttbroker.auth.jwt_authenticator import JwtAuthenticator  # imports 10 MB that few brokers need
+
+    return JwtAuthenticator(settings.jwt, settings.logins.max_waiting, settings.limits.max_total_connect_bytes)
 
 
 def _note(files: dict[Path, str], path: Optional[Path], key: str) -> None:

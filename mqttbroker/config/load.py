@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mqttbroker.config.setting_kinds import shown
-from mqttbroker.config.settings import Bans, Consumers, Http, Limits, Listener, Log, Redirect, Settings, Stream
+from mqttbroker.config.settings import Bans, Consumers, Http, Jwt, Limits, Listener, Log, Redirect, Settings, Stream
 
 log = logging.getLogger("mqttbroker")
 
@@ -110,8 +110,10 @@ class _Builder:
         self.renamed: set[_Path] = set()  # paths that variables give by a former name
         self.former: dict[_Path, _Path] = {}  # the paths that the file gives by a former name
         self.problems: list[str] = []
+        self.invalid: set[str] = set()  # sections with problems
 
     def problem(self, path: _Path, reason: str) -> None:
+        self.invalid.add(path[0])
         self.problems.append(self.line(path, reason))
 
     def line(self, path: _Path, reason: str) -> str:
@@ -161,9 +163,11 @@ class _Builder:
         values = self.values(Settings, plain, ())
         values["listeners"] = self.listeners(tree["listeners"])
         values["streams"] = self.streams(tree.get("streams", {}))
-        for section, default in (("http", Http()), ("bans", Bans())):
-            for name, reason in values.get(section, default).problems():
-                self.problem((section, *name.split(".")), reason)
+        for section, default in (("http", Http()), ("bans", Bans()), ("jwt", Jwt())):
+            # An invalid value has its default now: what is said of it with others would mislead.
+            if section not in self.invalid:
+                for name, reason in values.get(section, default).problems():
+                    self.problem((section, *name.split(".")), reason)
         settings = Settings(**values)
         for path, reason in [*settings.authentication_problems(), *settings.access_problems()]:
             self.problem(path, reason)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Optional, TypeVar, Union
+from urllib.parse import urlsplit
 
 from topic_matcher.filters import is_valid_filter, is_valid_topic
 
@@ -245,6 +246,36 @@ class FirstOf(Kind[tuple[str, ...]]):
 
     def from_text(self, text: str) -> object:
         return Texts().from_text(text)
+
+
+class Patterns(Kind[tuple[tuple[str, str], ...]]):
+    """A table of texts by name, possibly empty; in a variable "name=text, name=text"."""
+
+    def read(self, value: object) -> tuple[tuple[str, str], ...]:
+        if not isinstance(value, dict):
+            raise ValueError(f"must be a table of strings, got {shown(value)}")
+        return tuple((name, Text().read(text)) for name, text in sorted(value.items()))
+
+    def from_text(self, text: str) -> object:
+        pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+        return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+class Url(Kind[Optional[str]]):
+    """A URL of HTTPS, or of HTTP on this machine; the empty string is None."""
+
+    def read(self, value: object) -> Optional[str]:
+        text = OptionalText().read(value)
+        if text is None:
+            return None
+        parts = urlsplit(text)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be a URL that begins with https://")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("must not have a user name or password")
+        if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+            raise ValueError("must begin with https://, because the host is not localhost")
+        return text
 
 
 class Networks(Kind[tuple[str, ...]]):

@@ -36,9 +36,12 @@ from mqttbroker.config.setting_kinds import (
     OptionalText,
     OrNone,
     PartitionKey,
+    Patterns,
     Size,
+    Text,
     Texts,
     TopicPattern,
+    Url,
     Words,
 )
 
@@ -74,7 +77,9 @@ def _section(section: type[T]) -> T:
 
 
 # The kinds of authenticators in the order in which "auto" asks those that are configured.
-AUTHENTICATORS = ("certificate", "password_file")
+AUTHENTICATORS = ("certificate", "jwt", "password_file")
+JWT_ALGORITHMS = ("HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384",
+                  "ES512", "EdDSA")
 
 
 @dataclass(frozen=True)
@@ -424,6 +429,66 @@ class Logins:
     key_file: Optional[Path] = _key(OptionalPath(), "")
 
 
+_KEY_SOURCES = ("secret", "secret_file", "public_key_file", "jwks_file", "jwks_url")
+
+
+@dataclass(frozen=True)
+class Jwt:
+    """Logins with JSON Web Tokens. ``claims`` are the names and values of required claims."""
+
+    algorithms: tuple[str, ...] = _key(Words(*JWT_ALGORITHMS), [])
+    token_in: str = _key(Choice("password", "username"), "password")
+    secret: Optional[str] = _secret(OptionalText(), "")
+    secret_file: Optional[Path] = _file_of("secret")
+    secret_base64: bool = _key(Boolean(), False)
+    public_key_file: Optional[Path] = _key(OptionalPath(), "")
+    jwks_file: Optional[Path] = _key(OptionalPath(), "")
+    jwks_url: Optional[str] = _key(Url(), "")
+    jwks_cafile: Optional[Path] = _key(OptionalPath(), "")
+    jwks_refresh: float = _key(Duration("1s", "30d"), "5m")
+    jwks_min_interval: float = _key(Duration("100ms", "1d"), "10s")
+    jwks_timeout: float = _key(Duration("100ms", "1m"), "5s")
+    jwks_max_size: int = _key(Size("1KiB", "16MiB"), "256KiB")
+    issuer: Optional[str] = _key(OptionalText(), "")
+    audience: tuple[str, ...] = _key(Texts(), [])
+    leeway: float = _key(Duration("0s", "1h"), "10s")
+    require_expiry: bool = _key(Boolean(), True)
+    username_claim: str = _key(Text("the name of a claim"), "sub")
+    client_id_claim: Optional[str] = _key(OptionalText(), "")
+    acl_claim: Optional[str] = _key(OptionalText(), "acl")
+    claims: tuple[tuple[str, str], ...] = _key(Patterns(), {})
+    max_token_size: int = _key(Size("256B", "64KiB"), "8KiB")
+    max_remembered: int = _key(Integer(0, 10_000_000), 10_000)
+
+    @property
+    def configured(self) -> bool:
+        return any(getattr(self, name) is not None for name in _KEY_SOURCES)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that are invalid together, each with the reason."""
+        # The loader sets the secret from its file.
+        given = [name for name in _KEY_SOURCES if getattr(self, name) is not None]
+        if "secret_file" in given and "secret" in given:
+            given.remove("secret")
+        if not given:
+            if self != Jwt():
+                yield _KEY_SOURCES[0], "is required, or secret_file, public_key_file, jwks_file or jwks_url"
+            return
+        for name in given[1:]:
+            yield name, f"{given[0]} is set, too"
+        if not self.algorithms:
+            yield "algorithms", "is required"
+        hashed = [name for name in self.algorithms if name.startswith("HS")]
+        if given[0] in ("secret", "secret_file") and len(hashed) < len(self.algorithms):
+            other = next(name for name in self.algorithms if name not in hashed)
+            yield "algorithms", f"{other} needs a public key, not a secret"
+        elif given[0] in ("public_key_file", "jwks_url") and hashed:
+            yield "algorithms", f"{hashed[0]} needs a secret, which must not be public"
+        for name in ("jwks_cafile",):
+            if getattr(self, name) is not None and self.jwks_url is None:
+                yield name, "needs jwks_url"
+
+
 @dataclass(frozen=True)
 class Bans:
     """When clients are banned; a limit of 0 = never for that cause."""
@@ -468,6 +533,7 @@ class Settings:
     http: Http = _section(Http)
     limits: Limits = _section(Limits)
     logins: Logins = _section(Logins)
+    jwt: Jwt = _section(Jwt)
     bans: Bans = _section(Bans)
     crl: Crl = _section(Crl)
     redirect: Redirect = _section(Redirect)
@@ -496,6 +562,8 @@ class Settings:
         """Whether an authenticator is configured."""
         if kind == "certificate":
             return listener.use_identity_as_username
+        if kind == "jwt":
+            return self.jwt.configured
         return self.password_file_of(listener) is not None
 
     def authentication_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
