@@ -1,4 +1,4 @@
-"""The Spark data source `mqtt`: batch and streaming reads of a stream.
+"""The Spark data source `mqtt`: batch and streaming reads of a stream, and writes to any MQTT broker.
 
 The same range of offsets always gives the same rows, and only committed ones.  The state of a streaming query is in
 Spark's checkpoint alone.
@@ -17,7 +17,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, Optional, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -41,6 +48,9 @@ from pyspark.sql.types import (
 )
 
 from bridge_spark.log.columns import ColumnBuilder
+from bridge_spark.sink import options as sink_options
+from bridge_spark.sink.errors import SinkError
+from bridge_spark.sink.writer import BatchWriter, StreamWriter
 from bridge_spark.source import offsets, read_range
 from bridge_spark.source.errors import SourceError
 from bridge_spark.source.explain import explain_plan
@@ -97,19 +107,19 @@ class SliceTask(InputPartition):
 
 
 class MqttDataSource(DataSource):
-    """`spark.read.format("mqtt")` and `spark.readStream.format("mqtt")`.
+    """`spark.read.format("mqtt")` and `spark.readStream.format("mqtt")`, `df.write` and `df.writeStream`.
 
-    Bad options and unknown streams raise `OptionError` or `StreamError` at load time.  A schema given by the user
-    selects columns; others are not read.
+    Bad options and unknown streams raise `OptionError` or `StreamError` at load time, and `SinkError` when a write
+    starts.  A schema given by the user selects columns; others are not read.
     """
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
         self._table: Optional[dict[str, str]] = table_options(options) if is_table(options) else None
         self._parsed: Optional[SourceOptions] = None
-        if _is_writing():
-            _refuse_writing()
         self._given = options if self._table is None else self._table
+        if _is_writing() or sink_options.are_for_writing(options):
+            return
         # To read a catalog table, Spark passes at most those of the query: the others are in the table's schema.
         if any(name in {key.lower() for key in self._given} for name in ("path", "url", "stream")):
             self._parsed = _check(self._given)
@@ -135,11 +145,13 @@ class MqttDataSource(DataSource):
         except SourceError as error:
             return _FailedStreamReader(error)
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        _refuse_writing()
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        if overwrite:
+            raise SinkError("mode 'overwrite': published messages cannot be replaced: use mode('append')")
+        return BatchWriter(sink_options.parse_options(self.options), schema)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        _refuse_writing()
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return StreamWriter(sink_options.parse_options(self.options), schema)
 
     def _options_for(self, schema: Optional[StructType]) -> SourceOptions:
         if self._parsed is None:
@@ -324,12 +336,6 @@ def _is_writing() -> bool:
     """Whether Spark has created this process for `writer` or `streamWriter`."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     return any("write_into_data_source" in name for name in (*sys.argv, getattr(main, "name", "")))
-
-
-def _refuse_writing() -> NoReturn:
-    raise StreamError(
-        "mqtt source: writing is not supported: publish with an MQTT client in foreachPartition or foreachBatch"
-    )
 
 
 def _payload_reader(options: SourceOptions, schema: StructType) -> PayloadReader:

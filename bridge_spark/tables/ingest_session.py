@@ -108,7 +108,7 @@ def one_line(error: BaseException) -> str:
     """The line of an error that describes it, without the stack traces of Java and Python."""
     texts = list(_texts(error))
     for text in texts:
-        from_source = re.findall(r"mqtt source: .*", text)
+        from_source = re.findall(r"mqtt (?:source|sink): .*", text)
         if from_source:
             return str(from_source[-1]).strip()
     lines = [line for text in texts for line in text.splitlines() if line.strip() and not line.startswith((" ", "\t"))]

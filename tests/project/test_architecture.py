@@ -81,6 +81,7 @@ def test_imports_run_one_way(package: str) -> None:
 LAYERS = {
     "bridge_spark.log": "",
     "bridge_spark.source": "log",
+    "bridge_spark.sink": "source",
     "bridge_spark.tables": "log source datasource java",
     "mqttbroker.codec": "",
     "mqttbroker.config": "",
