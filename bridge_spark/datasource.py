@@ -146,6 +146,8 @@ class MqttDataSource(DataSource):
             return _FailedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        if self._table is not None or not self.options:
+            raise SinkError("a table of the catalog is for reading: write with df.write.format('mqtt')")
         if overwrite:
             raise SinkError("mode 'overwrite': published messages cannot be replaced: use mode('append')")
         return BatchWriter(sink_options.parse_options(self.options), schema)

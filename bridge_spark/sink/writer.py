@@ -43,7 +43,9 @@ class BatchWriter(DataSourceArrowWriter):
         self._producer = options.producer_id or secrets.token_hex(12)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return write_partition(self._options, self._producer, iterator)
+        # In foreachBatch the same `producerId` is given for each batch.
+        batch = _micro_batch()
+        return write_partition(self._options, "/".join((self._producer, *batch)), iterator)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -54,12 +56,18 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        context = TaskContext.get()
-        assert context is not None
-        query, batch = context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH)
-        if self._options.deduplicate and (query is None or batch is None):
+        micro_batch = _micro_batch()
+        if self._options.deduplicate and not micro_batch:
             raise SinkError("option 'deduplicate': Spark does not say which batch this is: set it to false")
+        query, batch = micro_batch or ("", "")
         return write_partition(self._options, f"{self._options.producer_id or query}/{batch}", iterator)
+
+
+def _micro_batch() -> tuple[str, ...]:
+    """The id of the streaming query and of the batch that this task belongs to; empty if to none."""
+    context = TaskContext.get()
+    found = () if context is None else (context.getLocalProperty(_QUERY), context.getLocalProperty(_BATCH))
+    return tuple(name for name in found if name is not None) if None not in found else ()
 
 
 def write_partition(options: SinkOptions, producer: str, batches: Iterator[pa.RecordBatch]) -> Written:

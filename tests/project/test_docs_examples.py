@@ -12,12 +12,14 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import paho.mqtt.client as paho
 import pytest
+from chaos.log_reader import LogReader
 from support.broker_process import BrokerProcess
 from support.class_archive import QUICK_JVM
 from support.paths import ROOT
@@ -30,6 +32,7 @@ pytestmark = pytest.mark.one_build
 
 PAGES = ("README.md", "docs/spark.md")
 ADDRESS = "http://127.0.0.1:18083"
+MQTT_ADDRESS = "mqtt://127.0.0.1:1883"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FAST = (
     f'--driver-java-options "{QUICK_JVM} -Dspark.ui.enabled=false" --conf spark.sql.shuffle.partitions=2 pyspark-shell'
@@ -78,14 +81,18 @@ def publish_readings(port: int) -> int:
 
 @pytest.mark.timeout(400)
 def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
-    broker = start_broker(config={"streams": {"sensors": {"filters": ["sensors/#"], "partitions": 2}}})
-    publish_readings(broker.port)
+    streams = {
+        "sensors": {"filters": ["sensors/#"], "partitions": 2},
+        "written": {"filters": ["alerts/#", "counts/#", "copy/#"], "dedup": True},
+    }
+    broker = start_broker(config={"streams": streams})
+    published = publish_readings(broker.port)
     program = []
     for page in PAGES:
         examples = blocks(page, "python")
         assert examples
         for block in examples:
-            code = block.code.replace(ADDRESS, broker.url)
+            code = block.code.replace(ADDRESS, broker.url).replace(MQTT_ADDRESS, f"mqtt://127.0.0.1:{broker.port}")
             code = code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()")
             program.append((page, block.line, code))
     environment = {
@@ -94,6 +101,10 @@ def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerPro
     done = subprocess.run([sys.executable, "-c", RUN], input=json.dumps(program), cwd=tmp_path, env=environment,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:]
+    written = Counter(
+        record.topic.partition("/")[0] for record in LogReader(broker.data_dir, "written").records()
+    )
+    assert written["copy"] == published and written["alerts"] and written["counts"]
     for page in PAGES:
         assert "sensors/plant" in "".join(
             re.findall(rf"^--- {re.escape(page)} .*?(?=^--- |\Z)", done.stdout, re.M | re.S)
