@@ -268,15 +268,23 @@ class Server:
     async def _drain(self) -> None:
         """Disconnect the clients, write everything that is pending, close the store."""
         self.scheduler.update_clock()
-        self.broker.clients.shut_down()
-        self.scheduler.flush()
+        broker = self.broker
+        journal = broker.journal
+        broker.clients.shut_down()
+        self.scheduler.flush_all()
         stored = asyncio.Event()
         self.scheduler.on_stored = stored.set
-        while not self.broker.journal.writer_idle or self.broker.journal.has_pending:
+        while not journal.writer_idle or journal.has_pending:
+            while broker.turns.step():
+                pass
             stored.clear()
             self.scheduler.write()
+            while journal.closing:
+                self.scheduler.write()
+            if journal.settling:
+                continue
             await stored.wait()
-            if self.broker.commits.error:
+            if broker.commits.error:
                 break
         await asyncio.get_running_loop().run_in_executor(None, self.store.stop)
         log.info("event=stopped")

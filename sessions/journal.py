@@ -4,7 +4,8 @@ At most one batch is with the writer while the next one gathers. Closing a batch
 needed into one `WriteSet`; an `Entry` whose subscriber acknowledges before that is never written. A `Gate` waits only
 for the commit of the batch that holds its data.
 
-The caller hands the write set to a store and reports the outcome by `committed` or `failed`.
+The caller hands the write set to a store and reports the outcome by `committed` or `failed`. A batch with very many
+entries is closed and settled in parts, between which the event loop serves clients; it is still one commit.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ AWAIT_PUBCOMP: Final = 5
 
 # The phase to store for each phase: a phase that waits for a commit is over once that commit is on disk.
 _STORED_PHASE: Final = bytes((QUEUED, AWAIT_PUBREC, AWAIT_PUBACK, AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBCOMP))
+
+CLOSED_AT_ONCE: Final = 4000  # entries that one call of `continue_closing` turns into rows
+SETTLED_AT_ONCE: Final = 8000  # entries that one call of `continue_settling` visits
+
+_UNLIMITED: Final = 1 << 60
 
 # Memory of a message that waits for the disk, beside its `Message.size`, and of another row without its texts, in bytes.
 MESSAGE_OVERHEAD: Final = 200
@@ -142,9 +148,24 @@ class Journal:
         self.next_message_id = next_message_id
         self.next_seq = next_seq
         self.counters = Counters()  # of the whole broker
+        self.held = False  # the gathering batch is not to be closed yet: it has a part of what belongs into one commit
         self._gathering = _Batch()
-        self._writing: Optional[_Batch] = None
+        self._writing: Optional[_Batch] = None  # closed, and not settled
         self._written: List[Entry] = []
+        self._closing: Optional[WriteSet] = None  # of the batch in `_writing`, until it is complete
+        self._first_gathered = next_seq  # the entries of `_gathering` have this seq or a later one
+        self._settling = 0  # the next step of settling `_writing`; 0 until it is committed
+        self._visited = 0  # entries that the current step has visited
+
+    @property
+    def closing(self) -> bool:
+        """Whether `continue_closing` is to be called."""
+        return self._closing is not None
+
+    @property
+    def settling(self) -> bool:
+        """Whether `continue_settling` is to be called."""
+        return self._settling > 0
 
     @property
     def size(self) -> int:
@@ -159,7 +180,7 @@ class Journal:
 
     @property
     def writer_idle(self) -> bool:
-        """Whether no batch is with the writer."""
+        """Whether no batch is being closed, with the writer, or being settled."""
         return self._writing is None
 
     @property
@@ -196,8 +217,9 @@ class Journal:
 
     def remove_entry(self, entry: Entry) -> None:
         """The entry was acknowledged, dropped, or has expired."""
-        batch = self._gathering
         if entry.disk == PENDING:
+            writing = self._writing
+            batch = self._gathering if writing is None or entry.seq >= self._first_gathered else writing
             batch.size -= entry.message.size + MESSAGE_OVERHEAD
             self._settle_unwritten(entry)
         elif entry.disk == STORED:
@@ -329,9 +351,18 @@ class Journal:
 
     def close_batch(self) -> WriteSet:
         """Close the gathering batch and return its rows. Only when `writer_idle`."""
+        self.begin_closing()
+        write_set = self.continue_closing(_UNLIMITED)
+        assert write_set is not None
+        return write_set
+
+    def begin_closing(self) -> None:
+        """Close the gathering batch; `continue_closing` returns its rows. Only when `writer_idle`."""
         batch = self._gathering
         self._gathering = _Batch()
+        self._first_gathered = self.next_seq
         self._writing = batch
+        self._visited = 0
         write_set = WriteSet()
         deleted = batch.deleted_sessions
         write_set.deleted_sessions = list(deleted)
@@ -343,7 +374,6 @@ class Journal:
                 write_set.subscriptions.append(row)
             else:
                 write_set.deleted_subscriptions.append(key)
-        self._add_entry_rows(batch, write_set)
         write_set.deleted_entries = batch.deleted_entries
         for pair, present in batch.received.items():
             if pair[0] in deleted:
@@ -363,26 +393,55 @@ class Journal:
         write_set.pages = batch.pages
         write_set.queries = batch.queries
         write_set.after_failure = batch.after_failure
+        self._closing = write_set
+
+    def continue_closing(self, count: int = CLOSED_AT_ONCE) -> Optional[WriteSet]:
+        """Turn the next ``count`` entries into rows; returns all rows if that was the last part."""
+        batch = self._writing
+        write_set = self._closing
+        assert batch is not None and write_set is not None
+        if self._visited < len(batch.entries):
+            self._add_entry_rows(batch, write_set, count)
+            if self._visited < len(batch.entries):
+                return None
+        for entry in batch.updates:
+            entry.changed = False
+            if entry.disk == STORED and entry.session_id not in batch.deleted_sessions:
+                write_set.entry_updates.append(
+                    (entry.packet_id, _STORED_PHASE[entry.phase], entry.session_id, entry.seq)
+                )
+        self._closing = None
         return write_set
 
-    def _add_entry_rows(self, batch: _Batch, write_set: WriteSet) -> None:
-        """Add the rows of the entries that are still needed, and each of their messages once."""
-        if batch.deleted_sessions:
-            for entry in batch.entries:
-                if entry.session_id in batch.deleted_sessions and entry.disk == PENDING:
-                    self._settle_unwritten(entry)
-        needed: List[Entry] = [entry for entry in batch.entries if entry.disk == PENDING]
-        last: int = len(needed) - 1
-        index: int = 0
-        while index <= last:
-            entry = needed[index]
+    def _add_entry_rows(self, batch: _Batch, write_set: WriteSet, count: int) -> None:
+        """Add the rows of the next entries that are still needed, and each of their messages once.
+
+        The entries that are not yet rows may be removed between two calls.
+        """
+        entries = batch.entries
+        written = self._written
+        deleted = batch.deleted_sessions
+        previous: Optional[Message] = written[len(written) - 1].message if written else None
+        index: int = self._visited
+        size: int = len(entries)
+        end: int = min(size, index + count)
+        while index < end:
+            entry = entries[index]
+            index += 1
+            if entry.disk != PENDING:
+                continue
+            if deleted and entry.session_id in deleted:
+                self._settle_unwritten(entry)
+                continue
             message = entry.message
             # Entries of one publication are added one after the other, so a message of several has a neighbour.
+            following: int = index
+            while following < size and entries[following].message is message and entries[following].disk != PENDING:
+                following += 1
             entry.shared = (
-                entry.shared
-                or (index > 0 and needed[index - 1].message is message)
-                or (index < last and needed[index + 1].message is message)
+                entry.shared or previous is message or (following < size and entries[following].message is message)
             )
+            previous = message
             if message.id == 0:
                 message.id = self.next_message_id
                 self.next_message_id += 1
@@ -403,36 +462,72 @@ class Journal:
                 )
             )
             entry.disk = STORED
-            index += 1
-        self._written = needed
-        for entry in batch.updates:
-            entry.changed = False
-            if entry.disk == STORED and entry.session_id not in batch.deleted_sessions:
-                write_set.entry_updates.append(
-                    (entry.packet_id, _STORED_PHASE[entry.phase], entry.session_id, entry.seq)
-                )
+            written.append(entry)
+        self._visited = index
 
     def committed(self) -> None:
         """The batch with the writer is on disk: settle its gates, and notify its entries and queries."""
+        self.begin_settling()
+        while self.settling:
+            self.continue_settling(_UNLIMITED)
+
+    def begin_settling(self) -> None:
+        """The batch with the writer is on disk: `continue_settling` does what `committed` does, in parts."""
+        assert self._writing is not None and self._closing is None
+        self._settling = 1
+        self._visited = 0
+
+    def continue_settling(self, count: int = SETTLED_AT_ONCE) -> int:
+        """Visit about ``count`` entries; returns how many were visited. Until the end the next batch is not closed."""
         batch = self._writing
         assert batch is not None
         written = self._written
-        self._writing = None
-        self._written = []
-        for entry in written:
+        visited: int = 0
+        if self._settling == 1:
+            visited = self._settle_entries(written, count)
+        if self._settling == 2:
+            # Entries stored earlier are sent before new ones [MQTT-4.6.0-6].
+            visited += self._notify_entries(batch.updates, count - visited)
+        if self._settling == 3:
+            visited += self._notify_entries(written, count - visited)
+        if self._settling == 4:
+            self._writing = None
+            self._written = []
+            self._settling = 0
+            for waiting in batch.gates:
+                waiting.settle()
+            for query in batch.queries:
+                query.answered()
+        return visited
+
+    def _settle_entries(self, entries: List[Entry], count: int) -> int:
+        end: int = min(len(entries), self._visited + count)
+        index: int = self._visited
+        while index < end:
+            entry = entries[index]
+            index += 1
             gate = entry.gate
             if gate is not None:
                 entry.gate = None
                 gate.settle()
-        # Entries stored earlier are sent before new ones [MQTT-4.6.0-6].
-        for entry in batch.updates:
-            entry.committed()
-        for entry in written:
-            entry.committed()
-        for gate in batch.gates:
-            gate.settle()
-        for query in batch.queries:
-            query.answered()
+        return self._advance(index, len(entries))
+
+    def _notify_entries(self, entries: List[Entry], count: int) -> int:
+        end: int = min(len(entries), self._visited + count)
+        index: int = self._visited
+        while index < end:
+            entries[index].committed()
+            index += 1
+        return self._advance(index, len(entries))
+
+    def _advance(self, visited: int, size: int) -> int:
+        """Begin the next step if this one has visited all entries; returns how many it visited now."""
+        count: int = visited - self._visited
+        self._visited = visited
+        if visited >= size:
+            self._settling += 1
+            self._visited = 0
+        return count
 
     def failed(self) -> None:
         """The batch with the writer was rolled back.

@@ -1,6 +1,6 @@
 """All sessions by client id [MQTT-3.1.3-2], and their expiry.
 
-A session ends when its client has been disconnected for the session expiry interval, at the next call of `expired`.
+A session ends when its client has been disconnected for the session expiry interval, when `next_expired` returns it.
 """
 
 from __future__ import annotations
@@ -86,13 +86,12 @@ class Registry:
             and self._end_of(session) <= now
         )
 
-    def expired(self, now: float) -> List[Session]:
-        """Sessions that have expired at ``now``; the caller ends them."""
-        ended: Dict[Session, bool] = {}
+    def next_expired(self, now: float) -> Optional[Session]:
+        """Unschedule and return a session that has expired at ``now``, for the caller to end; None if there is none."""
         ends = self._ends
         while ends and ends[0][0] <= now:
             _, client_id = heappop(ends)
             session = self.sessions.get(client_id)
             if session is not None and self.is_over(session, now):
-                ended[session] = True
-        return list(ended)
+                return session
+        return None

@@ -34,7 +34,7 @@ from mqttbroker.core.connection import AWAIT_CONNECT, CONNECTED, Connection
 from mqttbroker.core.groups import Group, Member
 from mqttbroker.core.networks import network_text
 from mqttbroker.core.memory_stage import STAGE_NAMES
-from mqttbroker.core.outgoing import Outgoing
+from mqttbroker.core.route import is_reserved
 from sessions.message import Message
 from sessions.registry import Registry
 from sessions.retained import RetainedScan
@@ -46,6 +46,7 @@ MAX_PAGE = 1000  # sessions, subscriptions or messages in one page
 MATCHES = 2048  # subscriptions that are matched in one slice; if there are more, all sessions are visited
 MAX_CURSORS = 32  # open cursors of each kind; opening one more closes the one used longest ago
 MAX_BAN = 100 * 365 * 86_400  # seconds
+MAX_WAITING = 1000  # messages of operators and wills that wait to be published
 BACKLOG_WAIT = 0.01  # seconds between slices while too much waits for the disk
 
 T = TypeVar("T")
@@ -344,12 +345,14 @@ class BrokerControl:
         if broker.publisher.retained_full(topic, message.size):
             raise ControlError("no room for one more retained message")
         try:
-            route = broker.router.route(topic.encode("utf-8"))
+            broker.router.topic_of(topic.encode("utf-8"))
         except MQTTError as error:
             raise ControlError(error.detail) from None
-        if route.reserved:
+        if is_reserved(topic):
             raise ControlError(f"{topic!r} is reserved for the broker")
-        broker.publisher.publish(Outgoing(route.topic_bytes, message, now), route, None, None)
+        if broker.messages.waiting > MAX_WAITING:
+            raise ControlError("too many messages wait for their subscribers")
+        broker.messages.publish(message)
         self._wake()
 
     def clear_retained(self, topic_filter: str) -> Slices[int]:
@@ -422,9 +425,14 @@ class BrokerControl:
             memory=_memory_status(broker),
         )
 
+    @property
+    def publishing(self) -> bool:
+        """Whether messages of the broker wait to be published, because they have very many subscribers."""
+        return self._broker.messages.waiting > 0
+
     def publish_own(self, topic: str, payload: bytes) -> None:
         """Publish a retained message of the broker itself (``$SYS``); it is not stored."""
-        self._broker.publisher.publish_status(topic, payload, True)
+        self._broker.messages.publish_status(topic, payload, True)
 
     def _wake(self) -> None:
         """Have the next flush hand the gathered batch of the journal to the store."""

@@ -43,7 +43,9 @@ class SysTopics:
         self._heap_maximum = 0
 
     def publish(self) -> None:
-        """Publish the values that have changed."""
+        """Publish the values that have changed, unless the last ones are not published yet."""
+        if self.control.publishing:
+            return
         for topic, value in self.values(self.control.status()).items():
             if self._published.get(topic) != value:
                 self._published[topic] = value

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from mqttbroker.core.bans import Bans
+from mqttbroker.core.broker_messages import BrokerMessages
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.commits import Commits
 from mqttbroker.core.connect_handler import ConnectHandler
@@ -27,6 +28,7 @@ from mqttbroker.core.session_lifecycle import SessionLifecycle
 from mqttbroker.core.subscriptions import Subscriptions
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms
 from mqttbroker.core.users import Users
+from mqttbroker.core.turns import Turns
 from sessions.context import REFUSE, SessionContext
 from sessions.expiry import Expiry
 from sessions.journal import Journal
@@ -69,21 +71,44 @@ class Broker:
         self.producers = producers
         self.deduplication = Deduplication(producers, journal, router.streams, outbound.counters)
         self.memory_stage = MemoryStage()
+        self.turns = Turns(outbound)
         self.publisher = Publisher(
-            context, router, self.retained, outbound, rules, self.deduplication, terms, self.memory_stage
+            context, router, self.retained, outbound, rules, self.deduplication, terms, self.memory_stage, self.turns
         )
+        self.messages = BrokerMessages(context, self.publisher, self.turns)
         self.replays = Replays(RetainedSources(self.retained), rules, outbound.counters)
-        self.subscriptions = Subscriptions(context, router, self.replays, terms, rules, self.memory_stage)
+        self.subscriptions = Subscriptions(context, router, self.replays, terms, rules, self.memory_stage, self.turns)
         self.users = Users(registry, terms, outbound.counters)
         self.lifecycle = SessionLifecycle(
-            journal, registry, self.publisher, self.subscriptions, router, outbound.clock, self.users
+            journal,
+            registry,
+            self.publisher,
+            self.subscriptions,
+            router,
+            self.messages,
+            self.turns,
+            outbound.clock,
+            self.users,
         )
-        self.clients = Clients(registry, self.lifecycle, terms, self.users)
+        self.clients = Clients(registry, self.lifecycle, terms, self.users, self.turns)
         self.connect_handler = ConnectHandler(
-            journal, registry, router, self.replays, self.lifecycle, self.clients, self.users, terms, policy, rules, bans,
+            journal,
+            registry,
+            router,
+            self.replays,
+            self.lifecycle,
+            self.clients,
+            self.users,
+            self.publisher.fan_out,
+            terms,
+            policy,
+            rules,
+            bans,
             self.memory_stage,
         )
-        self.commits = Commits(journal, registry, self.clients, self.connect_handler, outbound, terms, rules)
+        self.commits = Commits(
+            journal, registry, self.clients, self.connect_handler, outbound, terms, rules, self.turns
+        )
         self.expiry = Expiry(registry)
         self.memory = Memory(
             context, outbound, router, self.retained, self.clients, terms, self.memory_stage

@@ -7,7 +7,7 @@ where the standard allows it.
 from __future__ import annotations
 
 import logging
-from typing import Dict, List, Optional
+from typing import Dict, Final, List, Optional
 
 from mqttbroker.codec.reason_codes import KEEP_ALIVE_TIMEOUT, NOT_AUTHORIZED, SERVER_SHUTTING_DOWN
 from mqttbroker.core.connection import AUTHENTICATING, AWAIT_CONNECT, CLOSED, CONNECTED, Connection
@@ -16,7 +16,11 @@ from mqttbroker.core.redirector import Redirector
 from mqttbroker.core.session_lifecycle import SessionLifecycle
 from mqttbroker.core.terms import BrokerTerms
 from mqttbroker.core.users import Users
+from mqttbroker.core.turns import PART_WORK, LongWork, Turns
 from sessions.registry import Registry
+
+CHECKED_PER_WORK: Final = 8  # connections that are not overdue
+CLOSE_WORK: Final = 30  # of one connection that is overdue
 
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")
@@ -29,8 +33,10 @@ class Clients:
     """
 
     def __init__(
-        self, registry: Registry, lifecycle: SessionLifecycle, terms: BrokerTerms, users: Users
+        self, registry: Registry, lifecycle: SessionLifecycle, terms: BrokerTerms, users: Users, turns: Turns
     ) -> None:
+        self.turns = turns
+        self.overdue = _Overdue()
         self.registry = registry
         self.lifecycle = lifecycle
         self.terms = terms
@@ -93,34 +99,18 @@ class Clients:
             self.lifecycle.disconnected(session, with_will and was_connected)
 
     def tick(self, monotonic: float) -> None:
-        """Close the connections that are overdue or whose login has expired, redirect some, publish due wills and end expired sessions.
+        """Close the connections that are overdue or whose login has expired, redirect some, publish due wills and end
+        expired sessions, in parts.
 
         To be called at least once a second. ``monotonic`` is on the clock of `Connection.last_received`; the caller has
         set the broker's `Clock`.
         """
-        overdue: List[Connection] = []
-        expired: List[Connection] = []
-        now: float = self.lifecycle.now
-        for connection in self.connections:
-            if connection.blocked:
-                connection.last_received = monotonic  # the broker does not read from it
-            silence: float = monotonic - connection.last_received
-            if connection.state == AWAIT_CONNECT or connection.state == AUTHENTICATING:
-                if monotonic - connection.accepted > connection.terms.connect_timeout:
-                    overdue.append(connection)
-            elif connection.keep_alive and silence > connection.keep_alive * 1.5:
-                overdue.append(connection)
-            if connection.expires_at and connection.expires_at <= now and connection.state == CONNECTED:
-                expired.append(connection)
-        for connection in expired:
-            connection.disconnect(NOT_AUTHORIZED, "the login has expired")
-        for connection in overdue:
-            if connection.state == AWAIT_CONNECT or connection.state == AUTHENTICATING:
-                self.close(
-                    connection, False, "not authenticated in time" if connection.client_id else "no CONNECT in time"
-                )
-            else:
-                connection.disconnect(KEEP_ALIVE_TIMEOUT, "keep alive timeout")  # [MQTT-3.1.2-22]
+        overdue = self.overdue
+        if overdue.done:
+            overdue.begin(self, monotonic)
+            overdue.step(PART_WORK)
+            if not overdue.done:
+                self.turns.add(overdue)
         self.redirector.tick(self.connections, monotonic)
         self.lifecycle.tick(self.pending)
 
@@ -130,3 +120,56 @@ class Clients:
         reason_code = SERVER_SHUTTING_DOWN if redirect is None else redirect.reason_code
         for connection in list(self.connections):
             connection.disconnect(reason_code, "server shutting down")
+
+
+class _Overdue(LongWork):
+    """The check of all connections for those whose client is overdue."""
+
+    def __init__(self) -> None:
+        self._clients: Optional[Clients] = None
+        self._left: List[Connection] = []  # not checked yet
+        self._now = 0.0  # monotonic seconds
+        self._time = 0.0  # Unix seconds
+
+    @property
+    def done(self) -> bool:
+        return not self._left
+
+    def begin(self, clients: Clients, monotonic: float) -> None:
+        self._clients = clients
+        self._left = list(clients.connections)
+        self._now = monotonic
+        self._time = clients.lifecycle.now
+
+    def step(self, budget: int) -> int:
+        left = self._left
+        used: int = 0  # in units of `CHECKED_PER_WORK`
+        while left and used < budget * CHECKED_PER_WORK:
+            used += 1
+            if self._check(left.pop()):
+                used += CLOSE_WORK * CHECKED_PER_WORK
+        return 1 + used // CHECKED_PER_WORK
+
+    def _check(self, connection: Connection) -> bool:
+        """Close a connection that is overdue; whether it was."""
+        now = self._now
+        if connection.state == AWAIT_CONNECT or connection.state == AUTHENTICATING:
+            if now - connection.accepted <= connection.terms.connect_timeout or self._clients is None:
+                return False
+            self._clients.close(
+                connection, False, "not authenticated in time" if connection.client_id else "no CONNECT in time"
+            )
+            return True
+        if connection.state == CLOSED:
+            return False
+        if connection.expires_at and connection.expires_at <= self._time and connection.state == CONNECTED:
+            connection.disconnect(NOT_AUTHORIZED, "the login has expired")
+            return True
+        if connection.keep_alive == 0.0:
+            return False
+        if connection.blocked:
+            connection.last_received = max(connection.last_received, now)  # the broker does not read from it
+        if now - connection.last_received <= connection.keep_alive * 1.5:
+            return False
+        connection.disconnect(KEEP_ALIVE_TIMEOUT, "keep alive timeout")  # [MQTT-3.1.2-22]
+        return True

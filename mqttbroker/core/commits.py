@@ -1,9 +1,13 @@
-"""The exchange with the store: write sets go out one at a time, and their commits or failures come back."""
+"""The exchange with the store: write sets go out one at a time, and their commits or failures come back.
+
+Batches with very many entries, and many pages, are handled in parts.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Dict, List, Optional
+from collections import deque
+from typing import Deque, Dict, Final, List, Optional
 
 from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, QUOTA_EXCEEDED, UNSPECIFIED_ERROR
 from mqttbroker.core.clients import Clients
@@ -12,12 +16,17 @@ from mqttbroker.core.connection import Connection
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.terms import BrokerTerms
-from sessions.journal import GONE, Journal
+from mqttbroker.core.turns import LongWork, Turns
+from sessions.journal import GONE, SETTLED_AT_ONCE, Journal
 from sessions.registry import Registry
 from sessions.session import Session
 from sessions.write_set import Page, WriteSet
 
 log = logging.getLogger("mqttbroker")
+
+
+PAGE_ROW_WORK: Final = 3  # of one entry of a page
+SETTLED_PER_WORK: Final = 8  # entries of a committed batch
 
 
 class Commits:
@@ -32,7 +41,9 @@ class Commits:
         outbound: Outbound,
         terms: BrokerTerms,
         rules: Rules,
+        turns: Turns,
     ) -> None:
+        self.turns = turns
         self.journal = journal
         self.registry = registry
         self.clients = clients
@@ -42,6 +53,7 @@ class Commits:
         self.rules = rules
         self.error = ""  # of the last commit; empty if it succeeded
         self.paused: Dict[Connection, bool] = {}  # connections to flush when `backlogged` is false again
+        self._answer = _Answer(self)
 
     @property
     def backlogged(self) -> bool:
@@ -49,9 +61,17 @@ class Commits:
         return self.journal.size > self.terms.max_pending_write_bytes
 
     def next_write_set(self) -> Optional[WriteSet]:
-        """The writes since the last call; None if there are none, or if the store is still busy with the last ones."""
-        if self.journal.writer_idle and self.journal.has_pending:
-            return self.journal.close_batch()
+        """The writes since the last call.
+
+        None if there are none, if the store is still busy with the last ones, or if `Journal.closing`: then it is to be
+        called again in the next iteration of the event loop.
+        """
+        journal = self.journal
+        if journal.closing:
+            return journal.continue_closing()
+        if journal.writer_idle and journal.has_pending and not journal.held:
+            journal.begin_closing()
+            return journal.continue_closing()
         return None
 
     def answered(self, pages: List[Page], error: str, disk_full: bool = True) -> None:
@@ -65,11 +85,21 @@ class Commits:
             self.outbound.store_failure = QUOTA_EXCEEDED if disk_full else UNSPECIFIED_ERROR
             self.journal.failed()
         else:
-            self.journal.committed()
-        for page in pages:
-            session = self.registry.by_id.get(page.session_id)
-            if session is not None and session.page_arrived():
-                self._load_page(session, page)
+            self.journal.begin_settling()
+        answer = self._answer
+        answer.pages.extend(pages)
+        answer.step(SETTLED_AT_ONCE // SETTLED_PER_WORK)
+        if not answer.done:
+            self.turns.add(answer)
+
+    def load_page(self, page: Page) -> None:
+        """Load a page that its session still waits for."""
+        session = self.registry.by_id.get(page.session_id)
+        if session is not None and session.page_arrived():
+            self._load_page(session, page)
+
+    def resume_paused(self) -> None:
+        """Read the clients again that had to wait for the store, if it has caught up."""
         if self.paused and not self.backlogged:
             paused = self.paused
             self.paused = {}
@@ -98,3 +128,30 @@ class Commits:
             if entry.disk != GONE and not self.rules.may_read(session, entry.message.topic):
                 session.withdraw(entry)
                 self.outbound.counters.publish_dropped_denied += 1
+
+
+class _Answer(LongWork):
+    """What is to be done after a commit: settle the batch, then load the pages."""
+
+    def __init__(self, commits: Commits) -> None:
+        self.commits = commits
+        self.pages: Deque[Page] = deque()
+
+    @property
+    def done(self) -> bool:
+        return not self.pages and not self.commits.journal.settling
+
+    def step(self, budget: int) -> int:
+        commits = self.commits
+        journal = commits.journal
+        cost: int = 1
+        if journal.settling:
+            cost += journal.continue_settling(budget * SETTLED_PER_WORK) // SETTLED_PER_WORK
+            if journal.settling:
+                return cost
+        commits.resume_paused()
+        while self.pages and cost < budget:
+            page = self.pages.popleft()
+            commits.load_page(page)
+            cost += 1 + PAGE_ROW_WORK * len(page.rows)
+        return cost

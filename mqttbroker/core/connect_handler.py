@@ -33,6 +33,7 @@ from mqttbroker.codec.reason_codes import (
 from mqttbroker.core.bans import Bans
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
+from mqttbroker.core.fan_out import FanOut
 from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.pending_connect import PendingConnect
 from mqttbroker.core.policy import (
@@ -78,6 +79,7 @@ class ConnectHandler:
         lifecycle: SessionLifecycle,
         clients: Clients,
         users: Users,
+        fan_out: FanOut,
         terms: BrokerTerms,
         policy: AuthenticationPolicy,
         rules: Rules,
@@ -92,6 +94,7 @@ class ConnectHandler:
         self.lifecycle = lifecycle
         self.clients = clients
         self.users = users
+        self.fan_out = fan_out
         self.terms = terms
         self.policy = policy
         self.rules = rules
@@ -387,6 +390,7 @@ class ConnectHandler:
         )
         receive_maximum = packet.properties.receive_maximum if packet.version >= 5 else -1
         session.attach(connection, receive_maximum if receive_maximum > 0 else 65535)
+        self.fan_out.accepted(connection)
         connection.send(connack)
         log.info(
             "event=connected client=%s address=%s version=%d clean_start=%s keep_alive=%d user=%s listener=%s",

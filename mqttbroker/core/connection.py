@@ -93,6 +93,7 @@ class Connection(ClientConnection):
         self.throttle: Optional[Throttle] = None  # the rates at which the client may send
         self.flush_requested = False
         self.halted = False  # no more packets are handled in this iteration of the event loop
+        self.waits = 0  # long work of the broker that must be done before the next packet is handled
 
     @property
     def closed(self) -> bool:
@@ -105,6 +106,7 @@ class Connection(ClientConnection):
             outbound = self.outbound
             return (
                 self.halted
+                or self.waits > 0
                 or self.commits.backlogged
                 # A client that has messages to acknowledge is read, so that no two clients wait for each other.
                 or (self.paused_by is not None and cast(Session, self.session).packet_ids_in_use == 0)
@@ -448,6 +450,20 @@ class Connection(ClientConnection):
     def halt(self) -> None:
         """Handle no more packets in this iteration of the event loop: the limit of work per iteration is reached."""
         self.halted = True
+        self.request_flush()
+
+    def go_on(self) -> None:
+        """A new iteration of the event loop: packets may be handled, unless the client waits for long work."""
+        self.halted = self.waits > 0
+
+    def wait_for_turn(self) -> None:
+        """Handle no more packets until `take_turn`."""
+        self.waits += 1
+        self.halt()
+
+    def take_turn(self) -> None:
+        """The long work is done."""
+        self.waits -= 1
         self.request_flush()
 
     def resume_reading(self) -> None:

@@ -135,7 +135,7 @@ class RoundRobin(Strategy):
                     return member
                 if fallback is None or fallback.session.connection is None:
                     fallback = member
-            elif fallback is None and session.id != 0:
+            elif fallback is None and session.id != 0 and not session.ended:
                 fallback = member
         if fallback is not None:
             complete.cursor = (cursor + 1) % count
@@ -200,7 +200,7 @@ def _candidates(group: Group) -> List[Member]:
         session = member.session
         connection = session.connection
         if connection is None:
-            if session.id != 0:
+            if session.id != 0 and not session.ended:
                 persistent.append(member)
         elif connection.ready and session.window.is_open:
             available.append(member)

@@ -62,9 +62,13 @@ class PacketReader(PacketBuffer):
 
     def resume(self) -> None:
         """Handle the bytes received while the connection was `CONNECTING` or halted."""
-        self.connection.halted = False
+        self.connection.go_on()
         self.protocol.broker.router.work = 0
-        if len(self._incomplete) >= self._needed and self.connection.state == CONNECTED:
+        if (
+            len(self._incomplete) >= self._needed
+            and self.connection.state == CONNECTED
+            and not self.connection.halted
+        ):
             data = bytes(self._incomplete)
             self._incomplete = _NOTHING
             try:

@@ -25,7 +25,7 @@ the same, but accepts topic aliases                                         the 
 `_forward_unpersisted`: not `ready`, or no packet id is free                an entry in its session's queue
 a shared subscription, QoS 1: the chosen member, if its window is open      the received bytes, in the window as
                                                                             `SharedInFlight` for redelivery
-any other                                                                   an encoded packet, by `Publisher.deliver`
+any other                                                                   an encoded packet, by `fan_out.deliver`
 ==========================================================================  ==========================================
 """
 
@@ -53,6 +53,7 @@ from mqttbroker.codec.reason_codes import (
 from mqttbroker.core.acknowledgements import AckGate
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import ALIAS_BYTES, Connection
+from mqttbroker.core.fan_out import deliver
 from mqttbroker.core.long_packet import total_size
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.route import Route, is_reserved
@@ -89,8 +90,9 @@ class PublishHandler:
     ) -> bool:
         """Handle the packet at ``data[start:end]``, whose variable header begins at ``body``.
 
-        False if its route takes longer to build: then nothing was done, and it is to be handled again in a later
-        iteration of the event loop, before any other packet of this client.
+        False if its route takes longer to build, or if it has very many targets and another message is being delivered
+        to as many: then nothing was done, and it is to be handled again in a later iteration of the event loop, before
+        any other packet of this client.
 
         Of a long packet, ``data`` is the first piece, which holds the whole variable header, and ``end`` its size.
         """
@@ -150,6 +152,12 @@ class PublishHandler:
             if first & 9 == 0 and self._needs_no_store(route, qos, packet_id):
                 self._forward_unpersisted(data[rest:end], route, first, packet_id, payload - rest, properties, more)
                 return True
+        if route.large and not self.broker.publisher.fan_out.done:
+            counters.publish_received -= 1
+            self.broker.publisher.fan_out.wait(connection)
+            return False
+        if route.work:
+            self.broker.router.work += route.work
         whole: bytes = data[rest:end] if more is None else b"".join((data[rest:end], *more))
         if qos:
             self._publish_acknowledged(whole, route, first, packet_id, payload - rest, properties)
@@ -174,6 +182,8 @@ class PublishHandler:
         size: i64 = len(packet)
         if more is not None:
             size += total_size(more)
+        if route.work:
+            self.broker.router.work += route.work
         outgoing: Optional[Outgoing] = None
         after_length: bytes = NO_BYTES
         for target in route.targets_for(publisher.session):
@@ -242,6 +252,8 @@ class PublishHandler:
         session = cast(Session, publisher.session)
         if qos == 2:
             session.add_received(packet_id, False)
+        if route.work:
+            self.broker.router.work += route.work
         outgoing: Optional[Outgoing] = None
         for target in route.targets_for(session):
             receiver = target.session
@@ -267,7 +279,7 @@ class PublishHandler:
             if outgoing is None:
                 whole = rest if more is None else b"".join((rest, *more))
                 outgoing = self._outgoing(route, whole, first, payload, properties)
-            self.broker.publisher.deliver(target, outgoing, None, session)
+            deliver(target, outgoing, None, session)
         if route.groups:
             whole = rest if more is None else b"".join((rest, *more))
             self._forward_to_groups(whole, route, first, payload, properties)
@@ -298,7 +310,7 @@ class PublishHandler:
                     continue
             if outgoing is None:
                 outgoing = self._outgoing(route, rest, first, payload, properties)
-            broker.publisher.deliver(member, outgoing, None, self.connection.session, group.complete)
+            deliver(member, outgoing, None, self.connection.session, group.complete)
 
     def _shared_in_flight(
         self, route: Route, rest: bytes, payload: i64, properties: Optional[PublishProperties], group: object

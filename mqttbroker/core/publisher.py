@@ -1,19 +1,20 @@
 """The publisher: hands one message to all recipients of its route.
 
-Everything to be stored is in the journal, under the gate of the publisher's acknowledgement, before the call returns. A
-QoS 0 copy is queued, or dropped and counted. No subscriber gets a higher QoS than it was granted [MQTT-3.8.4-8].
+Everything to be stored is in the journal, under the gate of the publisher's acknowledgement, before the call returns, or
+is added to the same batch by a `FanOut`. A QoS 0 copy is queued, or dropped and counted. No subscriber gets a higher QoS than it was granted [MQTT-3.8.4-8].
 """
 
 from __future__ import annotations
 
-from typing import Optional, cast
+from typing import Final, List, Optional, cast
 from zlib import crc32
 
 from mqttbroker.codec.properties import user_property
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.connection import Connection
 from mqttbroker.core.deduplication import Deduplication
-from mqttbroker.core.groups import Group, Target
+from mqttbroker.core.fan_out import FanOut, deliver
+from mqttbroker.core.groups import Group
 from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
@@ -21,6 +22,7 @@ from mqttbroker.core.policy import Rules
 from mqttbroker.core.route import Route, StreamSink
 from mqttbroker.core.router import Router
 from mqttbroker.core.terms import BrokerTerms
+from mqttbroker.core.turns import Turns
 from sessions.context import REFUSE, SessionContext
 from sessions.journal import Gate, Journal
 from sessions.message import Message
@@ -41,6 +43,7 @@ class Publisher:
         deduplication: Deduplication,
         terms: BrokerTerms,
         memory: MemoryStage,
+        turns: Turns,
     ) -> None:
         self.terms = terms
         self.memory = memory
@@ -51,11 +54,13 @@ class Publisher:
         self.outbound = outbound
         self.rules = rules
         self.deduplication = deduplication
+        self.fan_out = FanOut(self.journal, turns)
 
     def publish(self, outgoing: Outgoing, route: Route, publisher: Optional[Session], gate: Optional[Gate]) -> None:
         """Hand a message to all recipients of its route; ``gate`` opens when all entries and records are stored.
 
-        A repeat for a stream that recognises repeats goes to no recipient: the first one had all of them.
+        If the route is `large`, only while `fan_out` is done. A repeat for a stream that recognises repeats goes to no
+        recipient: the first one had all of them.
         """
         message = outgoing.message
         streams = route.streams
@@ -64,12 +69,15 @@ class Publisher:
             streams = self.deduplication.streams_for(route, message, username, gate)
             if not streams:
                 return
-        for target in route.targets_for(publisher):
-            self.deliver(target, outgoing, gate, publisher)
+        if route.large:
+            self.fan_out.begin(outgoing, route.targets, publisher, gate)
+        else:
+            for target in route.targets_for(publisher):
+                deliver(target, outgoing, gate, publisher)
         for group in route.groups:
             member = self.router.strategy.choose(group, message.topic)
             if member is not None:
-                self.deliver(member, outgoing, gate, publisher, group.complete)
+                deliver(member, outgoing, gate, publisher, group.complete)
         for sink in streams:
             self._append(sink, message, gate)
         if message.retain:
@@ -119,32 +127,6 @@ class Publisher:
             some_wait = True
         return not some_wait or not context.full(entries, entries * size)
 
-    def deliver(
-        self,
-        target: Target,
-        outgoing: Outgoing,
-        gate: Optional[Gate],
-        publisher: Optional[Session],
-        group: Optional[Group] = None,
-    ) -> None:
-        """Hand a message to one recipient; ``publisher`` is paused if its queue is above the high watermark."""
-        message = outgoing.message
-        session = target.session
-        qos: int = message.qos
-        if target.qos < qos:
-            qos = target.qos
-        retain: bool = message.retain and target.retain_as_published
-        if qos == 0:
-            connection = session.connection
-            if connection is not None:
-                cast(Connection, connection).send_at_most_once(outgoing, retain, target.subscription_ids)
-            return
-        entry = session.offer(message, qos, retain, target.subscription_ids, gate, group)
-        if entry is not None:
-            cast(Connection, session.connection).send_delivery(entry, outgoing, False)
-        elif publisher is not None and session.above_high_watermark:
-            session.pause_publisher(publisher)
-
     def redistribute(self, session: Session) -> None:
         """Deliver to other members the messages that a leaving member of shared subscriptions has not acknowledged."""
         now = self.outbound.clock.now
@@ -163,7 +145,7 @@ class Publisher:
             # A copy, because the store knows the message under the leaving session's entry.
             message = entry.message.copy()
             outgoing = Outgoing(message.topic.encode("utf-8"), message, now)
-            self.deliver(member, outgoing, entry.gate, None, group)
+            deliver(member, outgoing, entry.gate, None, group)
             session.withdraw(entry)
 
     def _append(self, sink: StreamSink, message: Message, gate: Optional[Gate]) -> None:
@@ -174,34 +156,6 @@ class Publisher:
         self.journal.append_to_stream(rule.name, partition, message)
         if gate is not None:
             self.journal.wait_for_commit(gate)
-
-    def publish_status(self, topic: str, payload: bytes, retain: bool) -> None:
-        """Publish a message of the broker itself at QoS 0; a retained one is not stored."""
-        now = self.outbound.clock.now
-        message = Message(topic, payload, 0, retain, NO_BYTES, "", now, 0)
-        route = self.router.route(topic.encode("utf-8"))
-        outgoing = Outgoing(route.topic_bytes, message, now)
-        for target in route.targets:
-            self.deliver(target, outgoing, None, None)
-        if retain:
-            self.retained.set(message, True, None)
-
-    def publish_will(self, message: Message, session: Session) -> None:
-        """Publish a will in the name of its session, if the session may publish to the topic."""
-        try:
-            route = self.router.route(message.topic.encode("utf-8"))
-        except MQTTError:  # a stored will whose topic exceeds a limit that was lowered since
-            self.outbound.counters.publish_dropped_denied += 1
-            return
-        if route.reserved or not self.rules.may_publish(session, route.topic):
-            self.outbound.counters.publish_dropped_denied += 1
-            self.outbound.denials.log("will", route.topic, session.client_id, "", session.username, "")
-            return
-        if message.retain and message.payload and self.retained_full(route.topic, message.size):
-            self.outbound.counters.publish_dropped_retained += 1
-            message.retain = False
-        outgoing = Outgoing(route.topic_bytes, message, self.outbound.clock.now)
-        self.publish(outgoing, route, session, None)
 
 
 def partition_key(key: str, message: Message) -> bytes:

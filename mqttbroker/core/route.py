@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Dict, Final, List, Optional, cast
 
+from mypy_extensions import i64
+
 from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.core.groups import Group, Target
 from mqttbroker.core.policy import Rules
@@ -20,6 +22,8 @@ _ROUTE_BYTES: Final = 450
 _TARGET_BYTES: Final = 110
 _BYTES_OBJECT: Final = 34
 
+LARGE_ROUTE: Final = 2000  # targets; a message to more of them is delivered in parts
+_TARGETS_PER_WORK: Final = 32  # deliveries at QoS 0 for which no more is read than for a unit of work
 BUILD_WORK: Final = 8  # of each build, beside its steps
 _RULES_WORK: Final = 5  # of a decision of the rules
 
@@ -61,6 +65,8 @@ class Route:
         self.streams: List[StreamSink] = []
         self.deduplicated = False  # a stream recognises repeats
         self.no_local = False  # a target has a No Local subscription
+        self.large = False  # more than `LARGE_ROUTE` targets: neither `direct` nor `unpersisted`
+        self.work: i64 = 0  # of one message to all targets, in units of `Router.work`
         self.direct = True  # no recipients but `targets`
         self.durable = False  # a stream, a group or a persistent session may store the message
         self.unpersisted = True  # neither a stream nor a session in `targets` stores it; a member of `groups` may
@@ -195,6 +201,8 @@ class RouteBuild:
             return 1 + _RULES_WORK * len(value.members)
         subscription = cast(Subscription, value)
         session = subscription.session
+        if session.ended:
+            return 1
         cost: int = 1
         target = self._targets.get(session)
         if target is None:
@@ -259,4 +267,8 @@ class RouteBuild:
         route.has_targets = bool(targets)
         route.direct = not route.groups and not streams
         route.durable = not route.direct or not route.unpersisted
+        route.work = len(targets) // _TARGETS_PER_WORK
+        if len(targets) > LARGE_ROUTE:
+            route.large = True
+            route.direct = route.unpersisted = False
         return route

@@ -26,7 +26,7 @@ from topic_matcher.trie import SubscriptionTrie
 RECORDED_FILTERS: Final = 2048  # changed filters that are recorded at least, unless they are long
 RECORDED_BYTES: Final = 4_194_304  # memory of a trie of changed filters, at which it counts as full
 MAX_EVICTED: Final = 256  # routes evicted at once
-SWEPT_PER_SESSION: Final = 20  # routes and targets that `Router.session_ended` visits
+SWEPT_PER_SESSION: Final = 20  # routes and targets that `Router.session_ended` visits on average
 
 _UNLIMITED: Final = 1 << 60
 MATCH_WORK: Final = 500  # of a search of the recorded filters; after it, a change is assumed
@@ -123,6 +123,7 @@ class Router:
         self._to_sweep: List[bytes] = []  # topics of cached routes that may name ended sessions
         self._sessions_ended = False  # since `_to_sweep` was filled
         self.streams = streams
+        self._sweep_budget = 0  # less than 0 after a visit to a long route
         self._stream_trie = SubscriptionTrie()
         for rule in streams:
             for topic_filter in rule.filters:
@@ -329,19 +330,19 @@ class Router:
         self.sweep(budget)
 
     def sweep(self, budget: int) -> None:
-        """Drop cached routes that name ended sessions; visits about ``budget`` routes and targets."""
+        """Drop cached routes that name ended sessions; visits ``budget`` routes and targets on average."""
         if not self._to_sweep:
             if not self._sessions_ended:
                 return
             self._sessions_ended = False
             self._to_sweep = list(self.cache)
-        visited: int = 0
-        while visited < budget and self._to_sweep:
+        self._sweep_budget = min(self._sweep_budget, 0) + budget
+        while self._sweep_budget > 0 and self._to_sweep:
             topic_bytes = self._to_sweep.pop()
             route = self.cache.get(topic_bytes)
-            visited += 1
+            self._sweep_budget -= 1
             if route is None or route.revision == self.revision:
                 continue
-            visited += len(route.targets)
+            self._sweep_budget -= len(route.targets)
             if route.names_ended_session():
                 self._drop(topic_bytes)

@@ -2,11 +2,12 @@
 
 A session's subscriptions, the router and the journal always agree. A SUBACK has one reason code per filter in their
 order [MQTT-3.8.4-6]; it leaves after the commit of the subscriptions of a persistent session and before the retained
-messages.
+messages. A packet with very many filters is handled in parts, and its client is not read meanwhile.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from functools import partial
 from typing import Final, List
 
@@ -31,6 +32,7 @@ from mqttbroker.core.policy import Rules
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
 from mqttbroker.core.terms import BrokerTerms
+from mqttbroker.core.turns import LongWork, Turns
 from sessions.context import SessionContext
 from sessions.journal import Journal
 from sessions.rows import SubscriptionRow
@@ -44,6 +46,10 @@ _SHARED_BYTES: Final = 1000
 _WILDCARD_BYTES: Final = 250
 
 FILTER_WORK: Final = 10  # of one filter of a SUBSCRIBE or UNSUBSCRIBE, in units of `Router.work`
+HANDLED_AT_ONCE: Final = 200  # filters of one packet; more are handled in parts
+PART_FILTER_WORK: Final = 3  # of one filter in a part
+
+_UNLIMITED: Final = 1 << 60
 
 
 class Subscriptions:
@@ -57,8 +63,10 @@ class Subscriptions:
         terms: BrokerTerms,
         rules: Rules,
         memory: MemoryStage,
+        turns: Turns,
     ) -> None:
         self.memory = memory
+        self.turns = turns
         self.context = context
         self.journal: Journal = context.journal
         self.router = router
@@ -70,23 +78,26 @@ class Subscriptions:
         """Handle a SUBSCRIBE."""
         for request in packet.subscriptions:
             _check_filter(request.topic_filter)
-        self.router.work += FILTER_WORK * len(packet.subscriptions)
-        identifiers = packet.properties.subscription_identifiers
-        identifier = identifiers[0] if identifiers else 0
-        replay: List[Subscription] = []
-        codes = [
-            self._subscribe_one(connection, session, request, identifier, replay) for request in packet.subscriptions
-        ]
-        if connection.version < 5:
-            codes = [code if code < 0x80 else UNSPECIFIED_ERROR for code in codes]
-        gate = AckGate(connection, SUBACK, packet.packet_id)
-        gate.packet = Suback(packet.packet_id, codes).encode(connection.version)
-        if replay:
-            session.add_pending_retained(replay)
-            gate.on_sent = partial(self.replays.begin, connection)
-        self._answer(connection, session, gate)
+            if request.no_local and parse_shared(request.topic_filter) is not None:
+                raise MQTTError(PROTOCOL_ERROR, "No Local on a shared subscription")  # [MQTT-3.8.3-4]
+        self._handle(_Subscribing(self, connection, session, packet), len(packet.subscriptions))
 
-    def _subscribe_one(
+    def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
+        """Handle an UNSUBSCRIBE [MQTT-3.10.4-1]; messages in flight are still delivered."""
+        for topic_filter in packet.topic_filters:
+            _check_filter(topic_filter)
+        self._handle(_Unsubscribing(self, connection, session, packet), len(packet.topic_filters))
+
+    def _handle(self, packet: _FilterPacket, count: int) -> None:
+        if count <= HANDLED_AT_ONCE:
+            self.router.work += FILTER_WORK * count
+            packet.step(_UNLIMITED)
+        else:
+            packet.connection.wait_for_turn()
+            packet.in_turns = True
+            self.turns.add(packet)
+
+    def subscribe_one(
         self,
         connection: Connection,
         session: Session,
@@ -104,8 +115,6 @@ class Subscriptions:
             or len(topic_filter.encode("utf-8")) > terms.max_topic_length
         ):
             return TOPIC_FILTER_INVALID
-        if shared is not None and request.no_local:
-            raise MQTTError(PROTOCOL_ERROR, "No Local on a shared subscription")  # [MQTT-3.8.3-4]
         if not self.rules.may_subscribe(session, topic_filter):
             connection.outbound.denials.log(
                 "subscribe",
@@ -143,27 +152,19 @@ class Subscriptions:
             self.journal.save_subscription(row)
         return request.qos
 
-    def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
-        """Handle an UNSUBSCRIBE [MQTT-3.10.4-1]; messages in flight are still delivered."""
-        for topic_filter in packet.topic_filters:
-            _check_filter(topic_filter)
-        self.router.work += FILTER_WORK * len(packet.topic_filters)
-        codes: List[int] = []
-        for topic_filter in packet.topic_filters:
-            subscription = session.subscriptions.pop(topic_filter, None)
-            if subscription is None:
-                codes.append(NO_SUBSCRIPTION_EXISTED)
-                continue
-            session.filter_bytes -= text_bytes(topic_filter)
-            self.remove(subscription)
-            if session.id != 0:
-                self.journal.delete_subscription(session.id, topic_filter)
-            codes.append(SUCCESS)
-        gate = AckGate(connection, UNSUBACK, packet.packet_id)
-        gate.packet = Unsuback(packet.packet_id, codes).encode(connection.version)
-        self._answer(connection, session, gate)
+    def unsubscribe_one(self, session: Session, topic_filter: str) -> int:
+        """Remove one subscription; returns its reason code."""
+        subscription = session.subscriptions.pop(topic_filter, None)
+        if subscription is None:
+            return NO_SUBSCRIPTION_EXISTED
+        session.filter_bytes -= text_bytes(topic_filter)
+        self.remove(subscription)
+        if session.id != 0:
+            self.journal.delete_subscription(session.id, topic_filter)
+        return SUCCESS
 
-    def _answer(self, connection: Connection, session: Session, gate: AckGate) -> None:
+    def answer(self, connection: Connection, session: Session, gate: AckGate) -> None:
+        """Send the acknowledgement, after the commit if the session is stored."""
         if session.id != 0 and self.journal.gated:
             self.journal.wait_for_commit(gate)
         connection.acks.submit(gate)
@@ -198,6 +199,86 @@ def subscription_memory(topic_filter: str) -> int:
     if topic_filter.startswith("$share/"):
         return _SHARED_BYTES + wildcards + 4 * text_bytes(topic_filter)
     return _SUBSCRIPTION_BYTES + wildcards + 2 * text_bytes(topic_filter)
+
+
+class _FilterPacket(LongWork):
+    """A SUBSCRIBE or UNSUBSCRIBE whose filters are valid."""
+
+    def __init__(self, owner: Subscriptions, connection: Connection, session: Session, count: int) -> None:
+        self.owner = owner
+        self.connection = connection
+        self.session = session
+        self.codes: List[int] = []
+        self.in_turns = False  # the client is not read until all filters are handled
+        self._count = count
+        self._done = False
+
+    @property
+    def done(self) -> bool:
+        return self._done
+
+    def step(self, budget: int) -> int:
+        codes = self.codes
+        start: int = len(codes)
+        end: int = min(self._count, start + 1 + budget // PART_FILTER_WORK)
+        if self.connection.closed:  # it waits for no answer
+            self._done = True
+            return 1
+        while len(codes) < end:
+            codes.append(self.handle(len(codes)))
+        if end == self._count:
+            self._done = True
+            self.finish()
+            if self.in_turns:
+                self.connection.take_turn()
+        return PART_FILTER_WORK * (end - start)
+
+    @abstractmethod
+    def handle(self, number: int) -> int:
+        """Handle one filter; returns its reason code."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Send the acknowledgement."""
+
+
+class _Subscribing(_FilterPacket):
+    def __init__(self, owner: Subscriptions, connection: Connection, session: Session, packet: Subscribe) -> None:
+        super().__init__(owner, connection, session, len(packet.subscriptions))
+        self.packet = packet
+        self._replay: List[Subscription] = []
+        identifiers = packet.properties.subscription_identifiers
+        self._identifier = identifiers[0] if identifiers else 0
+
+    def handle(self, number: int) -> int:
+        request = self.packet.subscriptions[number]
+        return self.owner.subscribe_one(self.connection, self.session, request, self._identifier, self._replay)
+
+    def finish(self) -> None:
+        connection = self.connection
+        codes = self.codes
+        if connection.version < 5:
+            codes = [code if code < 0x80 else UNSPECIFIED_ERROR for code in codes]
+        gate = AckGate(connection, SUBACK, self.packet.packet_id)
+        gate.packet = Suback(self.packet.packet_id, codes).encode(connection.version)
+        if self._replay:
+            self.session.add_pending_retained(self._replay)
+            gate.on_sent = partial(self.owner.replays.begin, connection)
+        self.owner.answer(connection, self.session, gate)
+
+
+class _Unsubscribing(_FilterPacket):
+    def __init__(self, owner: Subscriptions, connection: Connection, session: Session, packet: Unsubscribe) -> None:
+        super().__init__(owner, connection, session, len(packet.topic_filters))
+        self.packet = packet
+
+    def handle(self, number: int) -> int:
+        return self.owner.unsubscribe_one(self.session, self.packet.topic_filters[number])
+
+    def finish(self) -> None:
+        gate = AckGate(self.connection, UNSUBACK, self.packet.packet_id)
+        gate.packet = Unsuback(self.packet.packet_id, self.codes).encode(self.connection.version)
+        self.owner.answer(self.connection, self.session, gate)
 
 
 def _check_filter(topic_filter: str) -> None:

@@ -8,7 +8,7 @@ from typing import List, Optional, Tuple
 from mqttbroker.codec.data_types import decode_varint
 from mqttbroker.codec.packets import Publish, decode, encode_publish
 from mqttbroker.codec.properties import decode_publish_properties
-from mqttbroker.core.publisher import Publisher
+from mqttbroker.core.broker_messages import BrokerMessages
 from sessions.context import Clock
 from sessions.message import Message
 from sessions.registry import Registry
@@ -19,9 +19,9 @@ from sessions.will import SessionWill
 class Wills:
     """The wills of disconnected clients, published when their delay has passed."""
 
-    def __init__(self, registry: Registry, publisher: Publisher, clock: Clock) -> None:
+    def __init__(self, registry: Registry, messages: BrokerMessages, clock: Clock) -> None:
         self.registry = registry
-        self.publisher = publisher
+        self.messages = messages
         self.clock = clock
         self._due: List[Tuple[float, str]] = []  # heap of Unix seconds and client ids; some are out of date
 
@@ -63,7 +63,7 @@ class Wills:
         message.timestamp = now
         if will.expiry >= 0:
             message.expires_at = now + will.expiry * 1_000_000
-        self.publisher.publish_will(message, session)
+        self.messages.publish_will(message, session)
 
 
 def encode_will(session: Session) -> Optional[bytes]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 import select
 import time
-from typing import Any, Callable, Final, List, Optional
+from collections import deque
+from typing import Any, Callable, Deque, Final, List, Optional
 
 from mypy_extensions import i64
 
@@ -31,6 +32,11 @@ READ_TIME: Final = 0.002  # seconds per event-loop iteration in which slices of 
 READ_PAUSE: Final = 131_072  # bytes of one read after which the client is not read again in the same iteration
 LARGE_WRITE: Final = 262_144  # bytes per flush that are written to one client whose outbox has large parts
 LARGE_WRITES: Final = 1_048_576  # bytes per flush that are written to all such clients
+FLUSH_TIME: Final = 0.001  # seconds per flush for short outboxes, and as much for the others
+SHORT_OUTBOX: Final = 1024  # bytes
+GATHERING_FLUSHES: Final = 8  # in which the outboxes of a crowd are not written while its publishers are read
+GATHERED_BYTES: Final = 16_777_216  # in all outboxes meanwhile
+FLUSHED_AT_ONCE: Final = 16  # short outboxes between two readings of the clock
 POLLRDHUP: Final[int] = getattr(select, "POLLRDHUP", 0)  # Linux has it
 CLOSE_TIMEOUT: Final = 5.0  # seconds in which a client may take the last bytes and close its side
 
@@ -55,6 +61,14 @@ class FlushScheduler:
         self.on_stored: Any = None  # called at the end of `store_answered`
         self._large_write_room = 0  # bytes that may still be written from outboxes with large parts in this flush
         self._partly_written: List[Connection] = []  # in this flush
+        self._left_over: Deque[Connection] = deque()  # connections with long outboxes, or for which there was no time
+        self._round = 0  # connections left over that are to be written before loud clients are read again
+        self._flushes = 0  # that this round has taken
+        self._gathering = 0  # flushes that leave them as they are
+        self._gathered_until = 0  # `Counters.publish_bytes_sent`
+        self._to_resume: Deque[Wire] = deque()  # wires that continue to read
+        self._loud: Deque[Wire] = deque()  # the same, of clients that send much; in turn
+        self._write_refused = False  # by the journal, which was held
         self._scheduled = False
         self._monitoring = False
         broker.outbound.on_flush_needed = self.schedule
@@ -75,30 +89,126 @@ class FlushScheduler:
         return now
 
     def flush(self) -> None:
-        """Write the outboxes of the connections, and hand the store a write set."""
+        """Write the outboxes of the connections, and hand the store a write set.
+
+        If that takes long, it is continued in the next iteration, and short outboxes come first: so other clients do not
+        wait for the many receivers of one message. Clients that send much are read again when the outboxes of such a
+        crowd are empty, and then several times before these are written again, because small writes cost more.
+        """
         self._scheduled = False
         broker = self.broker
-        outbound = broker.outbound
-        if broker.replays.step():
+        held = broker.journal.held
+        more = broker.turns.step()
+        if held and not broker.journal.held:
+            self._write_if_due()
+        if broker.replays.step() or more:
             self.schedule()
+        self._flush_connections(FLUSH_TIME)
+        self._resume_wires(FLUSH_TIME)
+        if self._left_over or self._to_resume or self._loud:
+            self.schedule()
+        broker.memory.check()
+        self._write_if_due()
+
+    def flush_all(self) -> None:
+        """`flush`, however long it takes, for the end of the broker."""
+        while self.broker.turns.step():
+            pass
+        while self.broker.outbound.flush_queue or self._left_over:
+            self._flush_connections(60.0)
+        self._write_if_due()
+
+    def _flush_connections(self, seconds: float) -> None:
+        """Flush short outboxes for up to ``seconds``, and then the others for as long."""
+        outbound = self.broker.outbound
         connections = outbound.flush_queue
         outbound.flush_queue = []
+        left_over = self._left_over
         self._large_write_room = LARGE_WRITES
+        until: float = self.loop.time() + seconds
+        looks: int = 0
+        count: int = 0
         for connection in connections:
-            connection.flush_requested = False
-            wire: Optional[Wire] = connection.wire
-            if wire is None:
+            count += 1
+            if connection.outbox.backlog > SHORT_OUTBOX:
+                left_over.append(connection)
                 continue
-            try:
-                wire.flush()
-            except Exception:
-                wire.endpoint.on_error(connection)
+            self._flush_connection(connection)
+            looks += 1
+            if looks % FLUSHED_AT_ONCE == 0 and self.loop.time() > until:
+                left_over.extend(connections[count:])
+                break
+        if left_over and not self._gather():
+            self._flush_left_over(self.loop.time() + seconds)
         # Behind the connections for which there was no room in this flush.
         for connection in self._partly_written:
             connection.request_flush()
         self._partly_written.clear()
-        broker.memory.check()
-        if self.eager or broker.journal.has_page_requests:
+
+    def _gather(self) -> bool:
+        """Whether those left over are not written in this flush."""
+        if self._gathering:
+            self._gathering -= 1
+            if self._loud and self.broker.outbound.counters.publish_bytes_sent < self._gathered_until:
+                return True
+            self._gathering = 0
+        return False
+
+    def _flush_left_over(self, until: float) -> None:
+        left_over = self._left_over
+        if self._round == 0:
+            self._round = len(left_over)
+        while self._round > 0:
+            self._flush_connection(left_over.popleft())
+            self._round -= 1
+            if self.loop.time() > until:
+                break
+        if self._round:
+            self._flushes += 1
+        elif self._flushes:
+            self._gathering = min(2 * self._flushes, GATHERING_FLUSHES)
+            self._gathered_until = self.broker.outbound.counters.publish_bytes_sent + GATHERED_BYTES
+            self._flushes = 0
+
+    def resume_later(self, wire: Wire) -> None:
+        """Continue to read at the end of this flush or of a later one."""
+        if wire.loud:
+            self._loud.append(wire)
+        else:
+            self._to_resume.append(wire)
+
+    def _resume_wires(self, seconds: float) -> None:
+        for _ in range(len(self._to_resume)):
+            self._resume(self._to_resume.popleft())
+        count: int = len(self._loud)
+        if count == 0 or self._round:
+            return
+        until: float = self.loop.time() + seconds
+        while count > 0:
+            self._resume(self._loud.popleft())
+            count -= 1
+            if self.loop.time() > until:
+                return
+
+    def _resume(self, wire: Wire) -> None:
+        try:
+            wire.resume_reading()
+        except Exception:
+            wire.endpoint.on_error(wire.connection)
+
+    def _flush_connection(self, connection: Connection) -> None:
+        connection.flush_requested = False
+        wire: Optional[Wire] = connection.wire
+        if wire is None:
+            return
+        try:
+            wire.flush()
+        except Exception:
+            wire.endpoint.on_error(connection)
+
+    def _write_if_due(self) -> None:
+        journal = self.broker.journal
+        if self.eager or journal.has_page_requests or journal.closing or (self._write_refused and not journal.held):
             self.write()
 
     def write_large(self, connection: Connection, transport: Any) -> None:
@@ -117,9 +227,13 @@ class FlushScheduler:
 
     def write(self) -> None:
         """Hand the store a write set if it has none and there is something to write."""
+        journal = self.broker.journal
+        self._write_refused = journal.held
         write_set = self.broker.commits.next_write_set()
         if write_set is not None:
             self.submit(write_set)
+        elif journal.closing:
+            self.schedule()
 
     def store_answered(self, pages: List[Page], error: str, disk_full: bool) -> None:
         """`Commits.answered`; called on the loop's thread."""
@@ -417,7 +531,7 @@ class Wire:
         self.connection.request_flush()
 
     def flush(self) -> None:
-        """Write the outbox, then continue with reading that was paused."""
+        """Write the outbox, and have reading that was paused continue."""
         connection = self.connection
         outbox = connection.outbox
         transport = self.transport
@@ -434,10 +548,18 @@ class Wire:
             if not outbox.writing_paused:
                 connection.resume_sending()
         if self.reading_paused:
-            self._resume_reading()
+            self.endpoint.scheduler.resume_later(self)
 
-    def _resume_reading(self) -> None:
-        self.connection.halted = False
+    @property
+    def loud(self) -> bool:
+        """Whether the client is not read because it has had its share."""
+        return self.connection.halted or len(self._unhandled) > 0
+
+    def resume_reading(self) -> None:
+        """Continue with reading that was paused, if nothing else prevents it."""
+        if not self.reading_paused or self.closing:
+            return
+        self.connection.go_on()
         if self.connection.blocked:
             self._wait_for_store()
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.journal import GONE, MESSAGE_OVERHEAD, PENDING, STORED, Entry, Gate, Journal
+from sessions.journal import GONE, MESSAGE_OVERHEAD, PENDING, ROW_OVERHEAD, STORED, Entry, Gate, Journal
 from sessions.message import Message
 from sessions.rows import SessionRow, SubscriptionRow
 from sessions.write_set import PageRequest
@@ -208,3 +208,47 @@ def test_streams_keep_the_order_of_their_records() -> None:
         journal.append_to_stream("s", n % 2, one)
     assert journal.size == 4 * (messages[0].size + MESSAGE_OVERHEAD)
     assert journal.close_batch().stream_messages == {("s", 0): messages[::2], ("s", 1): messages[1::2]}
+
+
+def test_a_batch_is_closed_and_settled_in_parts() -> None:
+    journal = Journal(True)
+    gate, last = Gate(), Gate()
+    shared = message()
+    entries = [entry(journal, shared, number, gate) for number in range(1, 11)]
+    journal.wait_for_commit(last)
+    size = journal.size
+    journal.begin_closing()
+    assert journal.continue_closing(4) is None and journal.closing and not journal.writer_idle
+    before, after = entries[1], entries[6]
+    journal.remove_entry(before)  # its row is in the write set: the next batch deletes it
+    journal.remove_entry(after)  # it has no row yet
+    new = entry(journal, message(), 1, gate)
+    journal.remove_entry(new)
+    assert journal.size == size - shared.size - MESSAGE_OVERHEAD + ROW_OVERHEAD
+    assert journal.continue_closing(5) is None
+    write_set = journal.continue_closing(5)
+    assert write_set is not None and not journal.closing
+    assert [row[0] for row in write_set.entries] == [1, 2, 3, 4, 5, 6, 8, 9, 10]
+    assert {row[3] for row in write_set.entries} == {1} and write_set.messages == [shared]
+    journal.begin_settling()
+    visits = 0
+    while journal.settling:
+        assert not journal.writer_idle and last.pending == 1
+        visits += journal.continue_settling(4)
+    assert visits == 2 * 9 and (gate.pending, last.pending) == (0, 0)
+    assert journal.writer_idle and journal.size == ROW_OVERHEAD
+    assert [key[:2] for key in journal.close_batch().deleted_entries] == [(2, before.seq)]
+
+
+def test_a_message_is_shared_if_its_next_needed_entry_comes_after_a_part() -> None:
+    journal = Journal(True)
+    one, two = message(b"1"), message(b"2")
+    entries = [entry(journal, found, number) for number, found in enumerate((one, one, one, two, two), 1)]
+    journal.remove_entry(entries[1])
+    journal.remove_entry(entries[4])
+    journal.begin_closing()
+    write_set = None
+    while write_set is None:
+        write_set = journal.continue_closing(1)
+    assert [(row[0], row[3]) for row in write_set.entries] == [(1, 1), (3, 1), (4, 0)]
+    assert write_set.messages == [one, two]

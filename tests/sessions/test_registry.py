@@ -39,22 +39,22 @@ def test_one_client_id_one_session(registry: Registry) -> None:
 def test_sessions_end_after_their_expiry_interval(registry: Registry) -> None:
     late, early = disconnected(registry, "late", 100.0, 20), disconnected(registry, "early", 105.0, 10)
     disconnected(registry, "never", 0.0, NEVER)
-    assert registry.expired(114.9) == []
-    assert registry.expired(115.0) == [early]
-    assert registry.expired(200.0) == [late]
-    assert registry.expired(300.0) == []
+    assert registry.next_expired(114.9) is None
+    assert registry.next_expired(115.0) is early
+    assert registry.next_expired(200.0) is late
+    assert registry.next_expired(300.0) is None
 
 
 def test_reconnecting_restarts_the_expiry_interval(registry: Registry) -> None:
     session = disconnected(registry, "c", 100.0, 10)
     session.disconnected_at = 108.0
     registry.schedule_end(session)
-    assert registry.expired(111.0) == []
-    assert registry.expired(118.0) == [session]
+    assert registry.next_expired(111.0) is None
+    assert registry.next_expired(118.0) is session
 
 
 def test_a_removed_session_does_not_expire(registry: Registry) -> None:
     registry.remove(disconnected(registry, "c", 100.0, 10))
     fresh = disconnected(registry, "c", 105.0, 10)
-    assert registry.expired(111.0) == []
-    assert registry.expired(115.0) == [fresh]
+    assert registry.next_expired(111.0) is None
+    assert registry.next_expired(115.0) is fresh

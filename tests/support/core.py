@@ -81,6 +81,8 @@ class Core:
         """Start a commit; `commit` or `fail` ends it."""
         assert self.taken is None, "a commit is in progress"
         self.taken = self.broker.commits.next_write_set()
+        while self.taken is None and self.broker.journal.closing:
+            self.taken = self.broker.commits.next_write_set()
         return self.taken
 
     def commit(self) -> bool:
@@ -109,16 +111,16 @@ class Core:
     def settle(self) -> None:
         """Commit until there is nothing to write, and continue replays."""
         for _ in range(10_000):
-            halted = any(client.connection.halted for client in self.clients)
+            halted = any(client.connection.halted and not client.closed for client in self.clients)
             if halted:
                 self._resume()
-            if not self.broker.replays.step() and not self.commit() and not halted:
+            if not self.broker.turns.step() and not self.broker.replays.step() and not self.commit() and not halted:
                 return
         raise AssertionError("the broker does not stop writing")
 
     def _resume(self) -> None:
         for client in self.clients:
-            client.connection.halted = False
+            client.connection.go_on()
             if not client.connection.blocked:
                 client.reader.resume()
 

@@ -80,7 +80,7 @@ def test_refused_topics_are_not_cached(tmp_path: Path) -> None:
         assert publisher.publish("ok/1", b"", 1) < 0x80
         assert list(core.broker.router.cache) == [b"ok/1"]
         # Topics that the broker alone publishes to, and the topics of wills, are not cached either.
-        core.broker.publisher.publish_status("$SYS/broker/x", b"1", False)
+        core.broker.messages.publish_status("$SYS/broker/x", b"1", False)
         core.connect("will", will=Will("ok/will", b"x"))
         assert list(core.broker.router.cache) == [b"ok/1"]
 

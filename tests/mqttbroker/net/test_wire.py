@@ -319,3 +319,27 @@ def test_a_closed_connection_leaves_no_reference_cycle(core: Core, polite: bool)
         assert gc.collect() < 20
     finally:
         gc.enable()
+
+
+def test_a_flush_of_many_connections_is_cut_into_parts_and_does_not_delay_others(core: Core) -> None:
+    loop, scheduler = begin(core)
+    crowd = [join(core, loop, scheduler, f"c{number}") for number in range(200)]
+    quick, sender = join(core, loop, scheduler, "quick"), join(core, loop, scheduler, "sender")
+    quick.data_received(Unsubscribe(2, ["a/+"]).encode(5) + Subscribe(3, [Subscription("q", 0)]).encode(5))
+    loop.run()
+    for wire in (*crowd, quick):
+        wire.transport.written = b""
+    loop.look = 0.0006  # so there is time for 32 connections
+    sender.data_received(Publish("a/1", b"first", 0).encode(5))
+    loop.turn()
+    served = [wire for wire in crowd if wire.transport.written]
+    assert 0 < len(served) < 50
+    sender.data_received(Publish("q", b"quick", 0).encode(5) + Publish("a/1", b"second", 0).encode(5))
+    loop.turn()
+    assert b"quick" in quick.transport.written and sum(b"first" in wire.transport.written for wire in crowd) < 150
+    loop.run()
+    both = Publish("a/1", b"first", 0).encode(5) + Publish("a/1", b"second", 0).encode(5)
+    assert {wire.transport.written for wire in crowd} == {both}
+    sender.data_received(Publish("a/1", b"third", 0).encode(5))
+    scheduler.flush_all()
+    assert all(b"third" in wire.transport.written for wire in crowd)

@@ -1,0 +1,122 @@
+"""Messages that no PUBLISH packet carries: wills, the broker's own ``$SYS`` messages, and those of operators.
+
+They are published at once if that is little work. Otherwise they wait, in their order, and are published in parts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Deque, Final, Optional
+
+from mqttbroker.codec.reason_codes import MQTTError
+from mqttbroker.core.fan_out import TARGETS_PER_WORK, deliver
+from mqttbroker.core.outgoing import NO_BYTES, Outgoing
+from mqttbroker.core.publisher import Publisher
+from mqttbroker.core.turns import LongWork, Turns
+from sessions.context import SessionContext
+from sessions.message import Message
+from sessions.session import Session
+
+MESSAGE_WORK: Final = 10  # of one message, beside that of its route and its targets
+
+
+class _Waiting:
+    """A message; a will is published in the name of its ``session``, and ``own`` messages are those of ``$SYS``."""
+
+    def __init__(self, message: Message, session: Optional[Session], own: bool) -> None:
+        self.message = message
+        self.session = session
+        self.own = own
+
+
+class BrokerMessages(LongWork):
+    """Publishes messages of the broker; `SessionContext.will_bytes` counts wills until they are published."""
+
+    def __init__(self, context: SessionContext, publisher: Publisher, turns: Turns) -> None:
+        self._context = context
+        self._publisher = publisher
+        self._turns = turns
+        self._queue: Deque[_Waiting] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """The number of messages that wait."""
+        return len(self._queue)
+
+    @property
+    def done(self) -> bool:
+        return not self._queue
+
+    def publish_status(self, topic: str, payload: bytes, retain: bool) -> None:
+        """Publish a message of the broker itself at QoS 0; a retained one is not stored."""
+        message = Message(topic, payload, 0, retain, NO_BYTES, "", self._context.clock.now, 0)
+        if retain:
+            self._publisher.retained.set(message, True, None)
+        self._submit(_Waiting(message, None, True))
+
+    def publish_will(self, message: Message, session: Session) -> None:
+        """Publish a will in the name of its session, if the session may publish to the topic."""
+        self._submit(_Waiting(message, session, False))
+
+    def publish(self, message: Message) -> None:
+        """Publish a message of an operator."""
+        self._submit(_Waiting(message, None, False))
+
+    def _submit(self, waiting: _Waiting) -> None:
+        if not self._queue and self._publish(waiting):
+            return
+        if waiting.session is not None:
+            self._context.will_bytes += waiting.message.size
+        self._queue.append(waiting)
+        self._turns.add(self)
+
+    def step(self, budget: int) -> int:
+        router = self._publisher.router
+        cost: int = 0
+        while self._queue and cost < budget:
+            waiting = self._queue[0]
+            router.work = 0
+            published = self._publish(waiting)
+            cost += router.work
+            if not published:
+                break
+            cost += MESSAGE_WORK
+            self._queue.popleft()
+            if waiting.session is not None:
+                self._context.will_bytes -= waiting.message.size
+        return cost
+
+    def _publish(self, waiting: _Waiting) -> bool:
+        """Publish a message, or drop it if that is not allowed; false if its route takes longer to build, or has very many
+        targets while another message is being delivered to as many."""
+        publisher = self._publisher
+        router = publisher.router
+        message = waiting.message
+        session = waiting.session
+        try:
+            route = router.route_in_parts(message.topic.encode("utf-8"), self)
+        except MQTTError:  # a stored will whose topic exceeds a limit that was lowered since
+            publisher.outbound.counters.publish_dropped_denied += 1
+            return True
+        if route is None or (route.large and not publisher.fan_out.done):
+            return False
+        router.work += len(route.targets) // TARGETS_PER_WORK
+        outgoing = Outgoing(route.topic_bytes, message, self._context.clock.now)
+        if waiting.own:
+            if route.large:
+                publisher.fan_out.begin(outgoing, route.targets, None, None)
+                return True
+            for target in route.targets:
+                deliver(target, outgoing, None, None)
+            return True
+        if session is not None:
+            outbound = publisher.outbound
+            if route.reserved or not publisher.rules.may_publish(session, route.topic):
+                outbound.counters.publish_dropped_denied += 1
+                outbound.denials.log("will", route.topic, session.client_id, "", session.username, "")
+                return True
+            if message.retain and message.payload and publisher.retained_full(route.topic, message.size):
+                outbound.counters.publish_dropped_retained += 1
+                message.retain = False
+        publisher.publish(outgoing, route, session, None)
+        return True
