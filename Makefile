@@ -21,7 +21,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz fuzz-coverage lock audit soak chaos chaos-spark power-loss check demo pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz fuzz-coverage lock audit soak abuse chaos chaos-spark power-loss check demo pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -126,6 +126,13 @@ SOAK_SECONDS ?= 600
 SOAK_SEED ?= 1
 soak: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m soak.run --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
+
+# Abuses brokers in each way that tests/abuse knows, beside well-behaved clients, and writes docs/abuse.md; takes 9 minutes.
+# ABUSE_ARGS="--seconds 10 overlapping-filters churn" runs some kinds, and writes nothing.
+ABUSE_SEED ?= 1
+ABUSE_ARGS ?=
+abuse: $(VENV)/extras build
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m abuse.run --seed $(ABUSE_SEED) --document docs/abuse.md $(ABUSE_ARGS)
 
 # Kills the broker and its clients under load, then compares acknowledged messages with stored ones; takes minutes. The seed
 # decides the kills.

@@ -1,0 +1,1 @@
+"""`make abuse`: kinds of abuse against a broker process, beside well-behaved clients."""
