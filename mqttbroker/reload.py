@@ -16,6 +16,7 @@ from mqttbroker.admin.access import access_list
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.assembly import apply_limits, apply_to_listener
 from mqttbroker.auth.security import Security, http_ban_terms
+from mqttbroker.config.in_force import flatten, shown_value
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
@@ -33,17 +34,6 @@ RELOADABLE = re.compile(
     r"|bans\.\w+|crl\.\w+|logins\.max_waiting|jwt\.\w+|http\.(token(_file)?|access)"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum)"
 )
-
-
-# Names of keys whose values are never shown.
-SECRETS = {
-    field.name
-    for section in (Settings, *(type(getattr(Settings(), field.name)) for field in dataclasses.fields(Settings)))
-    if dataclasses.is_dataclass(section)
-    for field in dataclasses.fields(section)
-    if not field.repr
-}
-MASK = "***"
 
 
 class Reloader:
@@ -111,10 +101,11 @@ class Reloader:
                 continue
             if self._is_reloadable(key) and key in before and key in after:
                 self.settings = with_key(self.settings, key, after[key])
-                values = printable(key, before[key]), printable(key, after[key])
+                values = shown_value(key, before[key]), shown_value(key, after[key])
                 audit.info("event=setting_changed key=%s from=%s to=%s", key, *values)
             else:
                 audit.warning("event=restart_needed key=%s", key)
+        self.settings = dataclasses.replace(self.settings, sources=reread.sources)
         self._apply()
         return []
 
@@ -158,28 +149,6 @@ def _reopen_log() -> List[str]:
         log.error("event=reload_failed reason=%s", f"log.audit_file: {error.strerror}")
         return [f"log.audit_file: {error.strerror}"]
     return []
-
-
-def printable(key: str, value: object) -> str:
-    """The value of a key of `flatten` as text without secrets."""
-    if key.rpartition(".")[2] in SECRETS:
-        return "" if value is None else MASK
-    return "" if value is None else str(value)
-
-
-def flatten(settings: Settings) -> dict[str, Any]:
-    """All values by dotted key: ``limits.max_sessions``, ``listeners.0.port``, ``streams.0.filters``."""
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        parts = enumerate(value) if field.name in ("listeners", "streams") else [("", value)]
-        for index, part in parts:
-            prefix = f"{field.name}.{index}" if index != "" else field.name
-            if dataclasses.is_dataclass(part):
-                found |= {f"{prefix}.{inner.name}": getattr(part, inner.name) for inner in dataclasses.fields(part)}
-            else:
-                found[prefix] = part
-    return found
 
 
 def with_key(settings: Any, key: str, value: Any) -> Any:

@@ -22,11 +22,13 @@ from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.access import access_list, streams_open
+from mqttbroker.admin.backup import back_up
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.data_files import restrict, set_umask
 from mqttbroker.admin.http import HttpServer
+from mqttbroker.admin.http_api import Api, Operations
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.sys_topics import SysTopics
@@ -34,10 +36,11 @@ from mqttbroker.admin.views import JwksStatus
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import build_broker, listener_terms, restore, stream_configs
 from mqttbroker.auth.security import Security, http_ban_terms
+from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Settings, is_loopback
 from mqttbroker.file_limit import client_sockets
-from mqttbroker.logs import close, configure, dropped_lines
+from mqttbroker.logs import close, configure, dropped_lines, level, set_level
 from mqttbroker.memory_limit import MemoryWatch, ProcessMemory
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
@@ -218,6 +221,8 @@ class Server:
         where = f"{settings.host}:{settings.port}"
         try:
             context = http_context(settings)
+            filters = {stream.name: stream.filters for stream in self.settings.streams}
+            api = Api(self._operations(), self.streams, self.consumers, filters)
             self.http = HttpServer(
                 settings.host,
                 settings.port,
@@ -225,13 +230,15 @@ class Server:
                 self._render_metrics,
                 self._readiness,
                 access_list(self.settings, self.security.rules.common),
-                filters={stream.name: stream.filters for stream in self.settings.streams},
+                filters=filters,
                 context=context,
                 counters=self.metrics.http_counters,
                 consumers=self.consumers,
                 max_connections=settings.max_connections,
+                routes=api.routes(),
                 warnings=self._warnings,
             )
+            api.http_bans = self.http.bans
             self.metrics.http_requests = self.http.requests
             self.http.bans.apply(http_ban_terms(self.settings))
             self.http.start()
@@ -241,6 +248,25 @@ class Server:
         self._warn_of_http()
         kind = "http" if context is None else "https"
         log.info("event=listening type=%s host=%s port=%d", kind, settings.host, self.http.port)
+
+    def _operations(self) -> Operations:
+        """What the HTTP API may call."""
+        backup_dir = self.settings.http.backup_dir
+
+        async def reload() -> list[str]:
+            await asyncio.wrap_future(self.control_runner.reload())
+            return self.reloader.problems
+
+        return Operations(
+            self.control,
+            self.control_runner,
+            lambda: [listener.describe() for listener in self.listeners],
+            lambda: settings_in_force(self.reloader.settings),
+            level,
+            set_level,
+            reload,
+            None if backup_dir is None else lambda name: back_up(self.settings.data_dir, backup_dir / name),
+        )
 
     async def _open_listener(self, listener: Listener) -> None:
         policy = ListenerPolicy(

@@ -8,8 +8,9 @@ returns the result. A command is in effect when it returns, and on disk with the
 from __future__ import annotations
 
 import ipaddress
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Generator, Generic, List, Optional, TypeVar
+from typing import Any, Callable, Dict, Generator, Generic, List, Optional, Tuple, TypeVar
 
 from mqttbroker.admin.views import (
     BanPage,
@@ -23,6 +24,7 @@ from mqttbroker.admin.views import (
     SessionFilter,
     SessionPage,
     SessionSummary,
+    SortedPage,
     SubscriptionPage,
     SubscriptionView,
     Totals,
@@ -30,11 +32,13 @@ from mqttbroker.admin.views import (
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION, MQTTError
 from mqttbroker.core.ban_list import FOREVER, Ban, BanList, Key
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.broker_messages import BrokerMessage
 from mqttbroker.core.connection import AWAIT_CONNECT, CONNECTED, Connection
 from mqttbroker.core.groups import Group, Member
-from mqttbroker.core.networks import network_text
 from mqttbroker.core.memory_stage import STAGE_NAMES
+from mqttbroker.core.networks import address_of, network_text
 from mqttbroker.core.route import is_reserved
+from sessions.journal import Gate
 from sessions.message import Message
 from sessions.registry import Registry
 from sessions.retained import RetainedScan
@@ -47,6 +51,7 @@ MATCHES = 2048  # subscriptions that are matched in one slice; if there are more
 MAX_CURSORS = 32  # open cursors of each kind; opening one more closes the one used longest ago
 MAX_BAN = 100 * 365 * 86_400  # seconds
 MAX_WAITING = 1000  # messages of operators and wills that wait to be published
+COMMIT_WAIT = 0.002  # seconds between looks whether a message is on disk
 BACKLOG_WAIT = 0.01  # seconds between slices while too much waits for the disk
 
 T = TypeVar("T")
@@ -101,6 +106,42 @@ class BrokerControl:
             start = client_ids[-1] + "\0"
             yield 0.0
 
+    def sorted_sessions(
+        self,
+        sort: str,
+        descending: bool,
+        where: SessionFilter = SessionFilter(),
+        after: Optional[Tuple[float, str]] = None,
+        limit: int = 100,
+    ) -> Slices[SortedPage]:
+        """The first ``limit`` sessions that satisfy ``where``, in the order of one of `SORTS`, behind ``after``.
+
+        It visits all sessions for each page. A session whose value changes meanwhile may be in no page, or in two.
+        """
+        _check_limit(limit)
+        key, registry = SORTS[sort], self._broker.registry
+        best: List[Tuple[float, str]] = []
+        start = where.prefix
+        client_ids = [""]
+        while client_ids:
+            client_ids = registry.client_ids.at_least(start, SLICE)
+            for client_id in client_ids:
+                session = registry.sessions[client_id]
+                if not client_id.startswith(where.prefix):
+                    client_ids = []
+                    break
+                if where.contains not in client_id or not _satisfies(session, where):
+                    continue
+                place = (key(session), client_id)
+                if after is None or (place < after if descending else place > after):
+                    best.append(place)
+            best = sorted(best, reverse=descending)[: limit + 1]
+            if client_ids:
+                start = client_ids[-1] + "\0"
+                yield 0.0
+        found = [registry.sessions[client_id] for _, client_id in best[:limit] if client_id in registry.sessions]
+        return SortedPage(tuple(map(self._summary, found)), best[limit - 1] if len(best) > limit else None)
+
     def session(self, client_id: str) -> Optional[SessionDetail]:
         """The session of a client identifier; None if there is none."""
         session = self._broker.registry.get(client_id)
@@ -133,6 +174,7 @@ class BrokerControl:
             persistent=session.id != 0,
             connected=connection is not None,
             address="" if connection is None else connection.peer,
+            listener="" if connection is None else connection.terms.listener,
             connected_at=connected_at,
             disconnected_at=session.disconnected_at,
             subscriptions=len(session.subscriptions),
@@ -333,16 +375,52 @@ class BrokerControl:
 
     def set_retained(self, topic: str, payload: bytes, qos: int = 1, properties: bytes = b"") -> None:
         """Publish a retained message in the name of the broker: subscribers get it, too."""
-        broker = self._broker
         if not payload:
             raise ControlError("a retained message has a payload")
+        self._publish(topic, payload, qos, True, properties, None, None)
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int = 0,
+        retain: bool = False,
+        properties: bytes = b"",
+        expiry: Optional[int] = None,
+    ) -> Slices[int]:
+        """Publish a message in the name of the broker; it expires after ``expiry`` seconds.
+
+        Returns how many subscriptions and streams it went to, at QoS 1 and 2 after it is on disk where it has to be.
+        An empty retained one deletes the retained message.
+        """
+        gate = Gate()
+        published = self._publish(topic, payload, qos, retain, properties, expiry, gate if qos or retain else None)
+        while published.recipients < 0 or gate.pending:
+            yield COMMIT_WAIT
+        if gate.failed:
+            raise ControlError(f"the message could not be stored: {self._broker.commits.error or 'the disk failed'}")
+        return published.recipients
+
+    def _publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        properties: bytes,
+        expiry: Optional[int],
+        gate: Optional[Gate],
+    ) -> BrokerMessage:
+        broker = self._broker
         if not is_valid_topic(topic):
             raise ControlError(f"not a topic name: {topic!r}")
-        if not broker.terms.retain_available:
+        if retain and not broker.terms.retain_available:
             raise ControlError("this broker retains no messages")
         now = broker.context.clock.now
-        message = Message(topic, payload, qos, True, properties, "", now, 0)
-        if broker.publisher.retained_full(topic, message.size):
+        message = Message(
+            topic, payload, qos, retain, properties, "", now, 0 if expiry is None else now + expiry * 1_000_000
+        )
+        if retain and payload and broker.publisher.retained_full(topic, message.size):
             raise ControlError("no room for one more retained message")
         try:
             broker.router.topic_of(topic.encode("utf-8"))
@@ -352,11 +430,13 @@ class BrokerControl:
             raise ControlError(f"{topic!r} is reserved for the broker")
         if broker.messages.waiting > MAX_WAITING:
             raise ControlError("too many messages wait for their subscribers")
-        broker.messages.publish(message)
+        published = broker.messages.publish(message, gate)
         self._wake()
+        return published
 
-    def clear_retained(self, topic_filter: str) -> Slices[int]:
-        """Delete the retained messages that match a filter; returns how many there were.
+    def clear_retained(self, topic_filter: str, may_clear: Callable[[str], bool] = lambda topic: True) -> Slices[int]:
+        """Delete the retained messages that match a filter, of topics for which ``may_clear`` holds; returns how many
+        there were.
 
         Subscribers are not notified. The broker's own messages (``$SYS``) stay.
         """
@@ -368,6 +448,8 @@ class BrokerControl:
         cleared = 0
         while not listing.done:
             for message in listing.step(SLICE):
+                if not may_clear(message.topic):
+                    continue
                 broker.retained.set(Message(message.topic, b"", 0, True, b"", "", 0, 0), False, None)
                 cleared += 1
             self._wake()
@@ -580,7 +662,35 @@ def _check_filter(topic_filter: str, may_be_shared: bool = True) -> None:
 
 def _satisfies(session: Session, where: SessionFilter) -> bool:
     """Whether the conditions hold that are not on the client identifier."""
-    return where.connected in (None, session.connection is not None) and where.username in (None, session.username)
+    connection = _connection(session)
+    if where.connected not in (None, connection is not None) or where.username not in (None, session.username):
+        return False
+    if where.listener is not None and (connection is None or connection.terms.listener != where.listener):
+        return False
+    if not where.network:
+        return True
+    address = None if connection is None else address_of(connection.peer)
+    return address is not None and address in _network(where.network)
+
+
+@lru_cache(maxsize=16)
+def _network(text: str) -> Any:
+    return ipaddress.ip_network(text)
+
+
+def _connected_at(session: Session) -> float:
+    connection = _connection(session)
+    return 0.0 if connection is None else connection.accepted
+
+
+# By what sessions can be sorted.
+SORTS: Dict[str, Callable[[Session], float]] = {
+    "client_id": lambda session: 0,
+    "connected_at": _connected_at,
+    "disconnected_at": lambda session: session.disconnected_at,
+    "subscriptions": lambda session: len(session.subscriptions),
+    "queued_messages": lambda session: session.queued_messages,
+}
 
 
 def _memory_status(broker: Broker) -> MemoryStatus:

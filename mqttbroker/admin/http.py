@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import logging
 import re
 import socket
@@ -31,9 +32,11 @@ from mqttbroker.admin.control_runner import BrokerStopping
 from mqttbroker.admin.http_connections import HttpConnections
 from mqttbroker.admin.http_consumers import ConsumerRoutes
 from mqttbroker.admin.http_gate import Gate, address_of
-from mqttbroker.admin.http_routes import Answer, RequestError, Route, error
+from mqttbroker.admin.http_parameters import MAX_BODY, MAX_LINE
+from mqttbroker.admin.http_routes import PROBLEM, PROBLEM_SCHEMA, Answer, RequestError, Route, error
 from mqttbroker.admin.http_schemas import TEXT, array, record
 from mqttbroker.admin.http_streams import Filters, StreamAccess, StreamRoutes
+from mqttbroker.admin.openapi import PATH, document
 from mqttbroker.core.bans import Bans, BanTerms
 from mqttbroker.net.acceptor import Acceptor
 from mqttbroker.net.open_sockets import OpenSockets
@@ -115,6 +118,7 @@ class HttpServer:
             *self._status_routes(),
             *routes,
         ]
+        self._document = json.dumps(document(self.routes)).encode()
         self._acceptor: Optional[Acceptor] = None
         self._max_connections = max_connections
         self._connections = HttpConnections(max_connections, IDLE_TIMEOUT)
@@ -125,6 +129,7 @@ class HttpServer:
     def _status_routes(self) -> List[Route]:
         metrics = Answer("Prometheus' text format", {"type": "string"}, "text/plain")
         refused = Answer("refused", record(error=TEXT))
+        problems = {status: Answer("refused", PROBLEM_SCHEMA, PROBLEM) for status in (401, 421, 429)}
         status = {"type": "object", "properties": {"status": TEXT, "reasons": array(TEXT), "warnings": array(TEXT)}}
         return [
             Route("GET", "/metrics", self._serve_metrics, Right.STATUS, "Metrics for Prometheus",
@@ -133,6 +138,8 @@ class HttpServer:
                   tag="status"),
             Route("GET", "/readyz", self._readyz, None, "Whether clients should connect",
                   {200: Answer("they should", status), 503: Answer("they should not", status)}, tag="status"),
+            Route("GET", PATH, self._openapi, Right.NONE, "This document",
+                  {200: Answer("OpenAPI 3.1", {"type": "object"}), **problems}, tag="status"),
         ]  # fmt: skip
 
     # -- start and stop -------------------------------------------------------
@@ -187,7 +194,11 @@ class HttpServer:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         runner = web.AppRunner(
-            self._application(), access_log=None, shutdown_timeout=STOP_TIMEOUT, logger=_requests
+            self._application(),
+            access_log=None,
+            shutdown_timeout=STOP_TIMEOUT,
+            logger=_requests,
+            max_line_size=MAX_LINE,
         )
         try:
             await runner.setup()
@@ -213,7 +224,7 @@ class HttpServer:
             await runner.cleanup()
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[self._guard])
+        application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY)
         for route in self.routes:
             handler = functools.partial(self._dispatch, route)
             if route.method == "GET":
@@ -308,6 +319,9 @@ class HttpServer:
             body=await self._metrics(),
             headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
+
+    async def _openapi(self, request: web.Request, principal: Principal) -> web.StreamResponse:
+        return web.Response(body=self._document, content_type="application/json")
 
     async def _livez(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         return web.json_response({"status": "ok"})

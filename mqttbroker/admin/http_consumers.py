@@ -15,13 +15,33 @@ from typing import Any, Callable, Concatenate, Dict, List, Optional, ParamSpec, 
 
 from aiohttp import web
 
-from bridge_spark.source.consumers import ReportError
+from bridge_spark.source.consumers import MAX_REPORT_BYTES, ReportError
 from mqttbroker.admin.access import Principal, Right
 from mqttbroker.admin.consumer_lag import Consumer, ConsumerLag, TooManyConsumers
 from mqttbroker.admin.http_routes import Answer, Parameter, RequestError, Route
-from mqttbroker.admin.http_schemas import TEXT, record
+from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, NUMBER, TEXT, Schema, array, described, nullable, record
 from mqttbroker.admin.http_streams import StreamAccess
 
+_LAG: Dict[str, Schema] = {
+    "lag": described(INTEGER, "offsets up to the high watermark"),
+    "lag_seconds": described(NUMBER, "age of the oldest unread record"),
+    "at_risk": described(BOOLEAN, "retention removed unread records, or is about to"),
+}
+CONSUMERS = record(
+    consumer=TEXT,
+    report_age_seconds=NUMBER,
+    **_LAG,
+    partitions=array(
+        record(
+            partition=INTEGER,
+            offset=described(INTEGER, "the next one that it will read"),
+            **_LAG,
+            lost=described(INTEGER, "offsets that retention removed unread"),
+            seconds_left=described(nullable(NUMBER), "until retention removes unread records; null = no limit"),
+            bytes_left=described(nullable(INTEGER), "likewise"),
+        )
+    ),
+)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -43,7 +63,7 @@ class ConsumerRoutes:
         report = {"type": "object", "properties": {"offsets": offsets}, "required": ["offsets"]}
         return [
             Route("GET", path, self._list, none, "The progress of each consumer of a stream",
-                  {200: Answer("consumers", {"type": "object"}), **errors}, (name,), tag="streams"),
+                  {200: Answer("consumers", record(stream=TEXT, consumers=array(CONSUMERS))), **errors}, (name,), tag="streams"),
             Route("PUT", path + "/{consumer}", self._report, none, "Report the next offset of each partition",
                   {204: Answer("stored"), 400: refused, 413: refused, **errors}, (name, consumer), report, tag="streams"),
             Route("DELETE", path + "/{consumer}", self._forget, none, "Delete the report of a consumer",
@@ -70,6 +90,8 @@ class ConsumerRoutes:
 
     async def _report(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         self._access.check(request, principal, self._access.reads)
+        if (request.content_length or 0) > MAX_REPORT_BYTES:
+            raise RequestError(413, f"a report has {MAX_REPORT_BYTES} bytes at most")
         body = await request.read()
         try:
             await self._call(ConsumerLag.report, request, request.match_info["consumer"], body)

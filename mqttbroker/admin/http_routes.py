@@ -13,12 +13,25 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 from aiohttp import web
 
 from mqttbroker.admin.access import Principal, Right
+from mqttbroker.admin.http_schemas import INTEGER, TEXT, described
 
 Handler = Callable[[web.Request, Principal], Awaitable[web.StreamResponse]]
 Schema = Mapping[str, Any]  # JSON Schema, as in OpenAPI 3.1
 
 API = "/api/v1"
 PROBLEM = "application/problem+json"
+PROBLEM_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": TEXT,
+        "title": TEXT,
+        "status": INTEGER,
+        "detail": described(TEXT, "one line"),
+        "field": described(TEXT, "the parameter or key that is wrong"),
+    },
+    "required": ["type", "title", "status", "detail"],
+    "additionalProperties": False,
+}
 
 
 class Parameter(NamedTuple):

@@ -102,11 +102,14 @@ class StreamAccess:
         return Right.LIST in principal.rights or self.reads(principal, name)
 
     def check(self, request: web.Request, principal: Principal, allowed: Callable[[Principal, str], bool]) -> str:
-        """The name of the stream in the path. Raises RequestError, 403 or 404.
+        """The name of the stream in the path, as of `check_name`."""
+        return self.check_name(request.match_info["name"], principal, allowed)
+
+    def check_name(self, name: str, principal: Principal, allowed: Callable[[Principal, str], bool]) -> str:
+        """The name. Raises RequestError, 403 if the sender may not, 404 if there is no such stream.
 
         A sender that may not see all streams is not told which ones exist.
         """
-        name = request.match_info["name"]
         known = name in self._filters
         if (known or not self.sees(principal, name)) and not allowed(principal, name):
             raise RequestError(403, _refusal(principal.name, name))

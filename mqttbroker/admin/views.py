@@ -15,6 +15,8 @@ class SessionFilter(NamedTuple):
     contains: str = ""  # the client identifier contains this
     connected: Optional[bool] = None
     username: Optional[str] = None
+    listener: Optional[str] = None  # that of the connection
+    network: str = ""  # the address of the connection, or a network that it is in
 
 
 class SessionSummary(NamedTuple):
@@ -26,6 +28,7 @@ class SessionSummary(NamedTuple):
     persistent: bool  # the session outlives its connection and is stored
     connected: bool
     address: str  # "" unless connected
+    listener: str  # "" unless connected
     connected_at: float  # 0.0 unless connected
     disconnected_at: float  # 0.0 while connected
     subscriptions: int
@@ -53,6 +56,13 @@ class SessionPage(NamedTuple):
 
     sessions: Tuple[SessionSummary, ...]
     after: str  # where the next page begins; "" if this is the last one
+
+
+class SortedPage(NamedTuple):
+    """Sessions in the order of a value, and of their client identifiers where it is the same."""
+
+    sessions: Tuple[SessionSummary, ...]
+    after: Optional[Tuple[float, str]]  # where the next page begins; None if this is the last one
 
 
 class SubscriptionView(NamedTuple):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from mqttbroker.config.in_force import flatten
 from mqttbroker.config.setting_kinds import shown
 from mqttbroker.config.settings import Bans, Consumers, Http, Jwt, Limits, Listener, Log, Redirect, Settings, Stream
 
@@ -266,6 +267,33 @@ class _Builder:
             read.append(stream)
         return tuple(stream for stream in read if stream is not None)
 
+    def key_sources(self, tree: dict[str, Any], settings: Settings) -> dict[str, str]:
+        """The sources of the keys of `flatten` that have one."""
+        found: dict[str, str] = {}
+        for key in flatten(settings):
+            path = tuple(key.split("."))
+            if path[0] == "streams":
+                path = (path[0], settings.streams[int(path[1])].name, *path[2:])
+            for given in (path, (*path[:-1], f"{path[-1]}_file")):
+                source = self.source(tree, given)
+                if source:
+                    found.setdefault(key, source)
+        return found
+
+    def source(self, tree: Any, path: _Path) -> str:
+        """The source of a path; "" if it has its default."""
+        for said, name in self.sources.items():
+            if said[: len(path)] == path:
+                return name
+        for name in path:
+            if isinstance(tree, list) and name.isdecimal() and int(name) < len(tree):
+                tree = tree[int(name)]
+            elif isinstance(tree, dict) and name in tree:
+                tree = tree[name]
+            else:
+                return ""
+        return self.file
+
     def override(self, tree: dict[str, Any], path: _Path, text: str, source: str) -> None:
         """Put the value of a variable or flag into the tree."""
         node: Any = tree
@@ -360,7 +388,7 @@ def load_settings(
     settings = builder.settings(tree)
     if builder.problems:
         raise ConfigError(builder.problems)
-    return settings
+    return dataclasses.replace(settings, sources=builder.key_sources(tree, settings))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A default is written as in the file. Durations are float seconds, sizes are int 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -319,6 +319,7 @@ class Http:
     crlfile: Optional[Path] = _key(OptionalPath(), "")
     client_certificate: str = _key(Choice("none", "optional", "required"), "none")
     tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
+    backup_dir: Optional[Path] = _key(OptionalPath(), "")
     access: tuple[HttpAccess, ...] = _tables(HttpAccess)
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -540,6 +541,9 @@ class Settings:
     consumers: Consumers = _section(Consumers)
     listeners: tuple[Listener, ...] = (Listener(),)
     streams: tuple[Stream, ...] = ()
+
+    # The file, variable or flag that gave each dotted key; keys that are not there have their defaults.
+    sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def limits_of(self, listener: Listener) -> Limits:
         """The limits with those that the listener overrides."""

@@ -14,19 +14,26 @@ from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.publisher import Publisher
 from mqttbroker.core.turns import LongWork, Turns
 from sessions.context import SessionContext
+from sessions.journal import Gate
 from sessions.message import Message
 from sessions.session import Session
 
 MESSAGE_WORK: Final = 10  # of one message, beside that of its route and its targets
 
 
-class _Waiting:
-    """A message; a will is published in the name of its ``session``, and ``own`` messages are those of ``$SYS``."""
+class BrokerMessage:
+    """A message; a will is published in the name of its ``session``, and ``own`` messages are those of ``$SYS``.
 
-    def __init__(self, message: Message, session: Optional[Session], own: bool) -> None:
+    ``gate`` opens when all that stores it is committed. ``recipients`` counts the subscriptions, groups and streams that
+    it went to, and is -1 until then.
+    """
+
+    def __init__(self, message: Message, session: Optional[Session], own: bool, gate: Optional[Gate] = None) -> None:
         self.message = message
         self.session = session
         self.own = own
+        self.gate = gate
+        self.recipients = -1
 
 
 class BrokerMessages(LongWork):
@@ -36,7 +43,7 @@ class BrokerMessages(LongWork):
         self._context = context
         self._publisher = publisher
         self._turns = turns
-        self._queue: Deque[_Waiting] = deque()
+        self._queue: Deque[BrokerMessage] = deque()
 
     @property
     def waiting(self) -> int:
@@ -52,17 +59,19 @@ class BrokerMessages(LongWork):
         message = Message(topic, payload, 0, retain, NO_BYTES, "", self._context.clock.now, 0)
         if retain:
             self._publisher.retained.set(message, True, None)
-        self._submit(_Waiting(message, None, True))
+        self._submit(BrokerMessage(message, None, True))
 
     def publish_will(self, message: Message, session: Session) -> None:
         """Publish a will in the name of its session, if the session may publish to the topic."""
-        self._submit(_Waiting(message, session, False))
+        self._submit(BrokerMessage(message, session, False))
 
-    def publish(self, message: Message) -> None:
-        """Publish a message of an operator."""
-        self._submit(_Waiting(message, None, False))
+    def publish(self, message: Message, gate: Optional[Gate] = None) -> BrokerMessage:
+        """Publish a message of an operator, now or later."""
+        waiting = BrokerMessage(message, None, False, gate)
+        self._submit(waiting)
+        return waiting
 
-    def _submit(self, waiting: _Waiting) -> None:
+    def _submit(self, waiting: BrokerMessage) -> None:
         if not self._queue and self._publish(waiting):
             return
         if waiting.session is not None:
@@ -86,7 +95,7 @@ class BrokerMessages(LongWork):
                 self._context.will_bytes -= waiting.message.size
         return cost
 
-    def _publish(self, waiting: _Waiting) -> bool:
+    def _publish(self, waiting: BrokerMessage) -> bool:
         """Publish a message, or drop it if that is not allowed; false if its route takes longer to build, or has very many
         targets while another message is being delivered to as many."""
         publisher = self._publisher
@@ -97,6 +106,7 @@ class BrokerMessages(LongWork):
             route = router.route_in_parts(message.topic.encode("utf-8"), self)
         except MQTTError:  # a stored will whose topic exceeds a limit that was lowered since
             publisher.outbound.counters.publish_dropped_denied += 1
+            waiting.recipients = 0
             return True
         if route is None or (route.large and not publisher.fan_out.done):
             return False
@@ -118,5 +128,6 @@ class BrokerMessages(LongWork):
             if message.retain and message.payload and publisher.retained_full(route.topic, message.size):
                 outbound.counters.publish_dropped_retained += 1
                 message.retain = False
-        publisher.publish(outgoing, route, session, None)
+        waiting.recipients = len(route.targets) + len(route.groups) + len(route.streams)
+        publisher.publish(outgoing, route, session, waiting.gate)
         return True

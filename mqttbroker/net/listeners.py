@@ -187,6 +187,16 @@ class OpenListener:
             return "the revocation lists were reloaded meanwhile"
         return context.refusal(ssl_object, datetime.now(timezone.utc))
 
+    def describe(self) -> dict[str, Any]:
+        """Type, address, ports, and how many connections have sent CONNECT."""
+        ports = {sock.getsockname()[1] for sock in self._sockets} if self.listener.type != "unix" else set()
+        return {
+            "type": self.listener.type,
+            "address": self.listener.address,
+            "ports": sorted(ports),
+            "clients": self.listener_policy.clients,
+        }
+
     def close(self) -> None:
         """Stop accepting; open connections stay."""
         for server in self._servers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from support.core import Core, CoreClient
 from support.core_sessions import durable
 
 from mqttbroker.admin import control as control_module
-from mqttbroker.admin.control import MAX_CURSORS, MAX_PAGE, SLICE, BrokerControl, ControlError, Slices
+from mqttbroker.admin.control import MAX_CURSORS, MAX_PAGE, SLICE, SORTS, BrokerControl, ControlError, Slices
 from mqttbroker.admin.views import (
     RetainedMessage,
     SessionDetail,
@@ -106,6 +107,72 @@ def test_sessions_come_and_go_between_pages(core: Core) -> None:
     assert [summary.client_id for summary in second.sessions] == ["dev-000299x", "dev-000300"]
 
 
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("sort", SORTS)
+def test_sorted_pages_hold_every_session_once(core: Core, sort: str, descending: bool) -> None:
+    client_ids = many_sessions(core, 3 * SLICE + 7)
+    for number, client_id in enumerate(client_ids[::50]):
+        client = core.connect(client_id)
+        core.advance(1)
+        client.subscribe(*(f"t/{index}" for index in range(number + 1)))
+    found: list[SessionSummary] = []
+    after = None
+    while True:
+        page = finish(core.control.sorted_sessions(sort, descending, after=after, limit=100))
+        found += page.sessions
+        after = page.after
+        if after is None:
+            break
+        assert len(page.sessions) == 100
+    assert sorted(session.client_id for session in found) == client_ids
+    value = (lambda session: session.client_id) if sort == "client_id" else operator.attrgetter(sort)
+    values = [value(session) for session in found]
+    assert values == sorted(values, reverse=descending)
+
+
+def test_filters_on_connections(core: Core) -> None:
+    many_sessions(core, 10)
+    core.connect("live")
+    assert listed(core.control, SessionFilter(listener="127.0.0.1:1883"), 10) == ["live"]
+    assert listed(core.control, SessionFilter(listener="elsewhere"), 10) == []
+    assert listed(core.control, SessionFilter(network="10.0.0.0/8"), 10) == []
+
+
+def test_sorting_visits_a_bounded_number_of_sessions_per_slice(core: Core) -> None:
+    many_sessions(core, 20 * SLICE)
+    slices, page = count_slices(core.control.sorted_sessions("subscriptions", True, limit=5))
+    assert slices == 21 and len(page.sessions) == 5
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_publish_in_the_name_of_the_broker(core: Core, qos: int) -> None:
+    client = durable(core, "sub")
+    client.subscribe("t", options=2)
+    operation = core.control.publish("t", b"21.5", qos, False, b"", 60)
+    if qos == 0:
+        assert finish(operation) == 1
+    else:
+        assert next(operation) > 0.0  # waits for the commit
+        core.settle()
+        assert finish(operation) == 1
+    messages = [packet for packet in client.arrived() if isinstance(packet, Publish)]
+    assert [(message.topic, message.payload, message.qos) for message in messages] == [("t", b"21.5", qos)]
+    assert messages[0].properties is not None and messages[0].properties.message_expiry_interval == 60
+
+
+def test_publish_refuses_what_clients_may_not_publish(core: Core) -> None:
+    for topic in ("a/#", "$SYS/x", ""):
+        with pytest.raises(ControlError):
+            finish(core.control.publish(topic, b"x"))
+
+
+def test_only_permitted_retained_messages_are_cleared(core: Core) -> None:
+    for topic in ("a/1", "a/2", "b/1"):
+        core.control.set_retained(topic, b"x")
+    assert finish(core.control.clear_retained("#", lambda topic: topic.startswith("a/"))) == 2
+    assert core.control.retained_message("b/1") is not None
+
+
 def test_a_scan_visits_a_bounded_number_of_sessions_per_slice(core: Core) -> None:
     many_sessions(core, 20 * SLICE)
     slices, page = count_slices(core.control.sessions(SessionFilter(contains="no such")))
@@ -139,7 +206,7 @@ def test_one_session(core: Core) -> None:
     now = core.seconds
     detail = core.control.session("sub")
     assert detail == SessionDetail(
-        SessionSummary("sub", None, 5, True, True, "memory", now - 10, 0.0, 2, 5),
+        SessionSummary("sub", None, 5, True, True, "memory", "127.0.0.1:1883", now - 10, 0.0, 2, 5),
         keep_alive=0.0,
         expiry_interval=0xFFFFFFFF,
         in_flight=2,
@@ -154,7 +221,7 @@ def test_one_session(core: Core) -> None:
     client.disconnect()
     detail = core.control.session("sub")
     assert detail is not None
-    assert detail.summary == SessionSummary("sub", None, 5, True, False, "", 0.0, now, 2, 5)
+    assert detail.summary == SessionSummary("sub", None, 5, True, False, "", "", 0.0, now, 2, 5)
     detail = core.control.session("pub")
     assert detail is not None and detail.summary.protocol_version == 4 and detail.keep_alive == 30.0
     assert core.control.session("none") is None

@@ -1,0 +1,651 @@
+"""The administration API below /api/v1: clients, subscriptions, retained messages, bans, streams, and the broker itself.
+
+Parameters, bodies and answers are described where the operations are, and `openapi` makes its document of them. Errors
+are problem details (RFC 9457), whose ``field`` names the parameter or key that is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, TypeVar
+
+from aiohttp import web
+
+from bridge_spark.log.stream_log import StreamLogs
+from mqttbroker import __version__
+from mqttbroker.admin.access import Principal, Right
+from mqttbroker.admin.backup import BackupError
+from mqttbroker.admin.consumer_lag import ConsumerLag
+from mqttbroker.admin.control import MAX_BAN, MAX_PAGE, SORTS, BrokerControl, ControlError
+from mqttbroker.admin.control_runner import BrokerStopping, ControlRunner
+from mqttbroker.admin.http_consumers import CONSUMERS, describe
+from mqttbroker.admin.http_parameters import (
+    MAX_TEXT,
+    Field,
+    Filter,
+    Network,
+    Seconds,
+    Topic,
+    Word,
+    decode_cursor,
+    encode_cursor,
+    read_json,
+    read_texts,
+    read_values,
+)
+from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, RequestError, Route
+from mqttbroker.admin.http_schemas import (
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    TEXT,
+    Schema,
+    array,
+    described,
+    nullable,
+    record,
+)
+from mqttbroker.admin.http_streams import StreamAccess
+from mqttbroker.admin.message_json import MESSAGE, message_fields, message_json, payload_of, properties_of
+from mqttbroker.admin.views import BanView, BrokerStatus, SessionDetail, SessionFilter, SessionSummary, SubscriptionView
+from mqttbroker.config.setting_kinds import Boolean, Choice, Integer
+from mqttbroker.core.bans import Bans
+
+T = TypeVar("T")
+
+DEFAULT_PAGE = 100
+VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5.0"}
+NEVER = 0xFFFFFFFF  # seconds of a Session Expiry Interval that is no limit
+LEVELS = ("debug", "info", "warning", "error")
+
+_SESSION: Dict[str, Schema] = {
+    "client_id": TEXT,
+    "username": described(nullable(TEXT), "null = anonymous"),
+    "protocol": described(TEXT, "3.1, 3.1.1 or 5.0"),
+    "persistent": described(BOOLEAN, "the session outlives its connection"),
+    "connected": BOOLEAN,
+    "address": described(nullable(TEXT), "null unless connected"),
+    "listener": described(nullable(TEXT), "null unless connected"),
+    "connected_at": described(nullable(NUMBER), "Unix seconds; null unless connected"),
+    "disconnected_at": described(nullable(NUMBER), "Unix seconds; null while connected"),
+    "subscriptions": INTEGER,
+    "queued_messages": described(INTEGER, "QoS 1 and 2 messages that are not acknowledged"),
+}
+CLIENT = record(**_SESSION)
+CLIENT_DETAIL = record(
+    **_SESSION,
+    keep_alive=described(nullable(NUMBER), "seconds; null = off"),
+    expiry_interval=described(nullable(INTEGER), "seconds; null = never"),
+    in_flight=INTEGER,
+    max_in_flight=INTEGER,
+    queued_bytes=INTEGER,
+    queued_memory_bytes=INTEGER,
+    incoming_qos2=described(INTEGER, "QoS 2 publications received and not yet released"),
+    retained_pending=described(INTEGER, "subscriptions whose retained messages are still to be sent"),
+    has_will=BOOLEAN,
+    congested=described(BOOLEAN, "the client's socket takes no more"),
+)
+SUBSCRIPTION = record(
+    client_id=TEXT,
+    topic_filter=described(TEXT, "with $share/NAME/ if it is shared"),
+    qos=INTEGER,
+    no_local=BOOLEAN,
+    retain_as_published=BOOLEAN,
+    identifier=described(nullable(INTEGER), "the Subscription Identifier"),
+    connected=BOOLEAN,
+)
+BAN = record(
+    protocol=described(TEXT, "mqtt or http"),
+    address=described(TEXT, 'an address or network; "" = any'),
+    username=described(TEXT, '"" = any; a digest of a long one'),
+    client_id=described(TEXT, '"" = any; a digest of a long one'),
+    cause=described(TEXT, "operator, failed_logins, protocol_errors or reconnects"),
+    reason=TEXT,
+    bans=described(INTEGER, "of these clients for this cause so far"),
+    seconds_left=described(nullable(NUMBER), "null = until it is lifted"),
+)
+STREAM = record(
+    name=TEXT,
+    filters=array(TEXT),
+    partitions=array(
+        record(partition=INTEGER, log_start_offset=INTEGER, high_watermark=INTEGER, segments=INTEGER, bytes=INTEGER)
+    ),
+)
+LISTENER = record(
+    type=TEXT, address=TEXT, ports=array(INTEGER), clients=described(INTEGER, "open connections that sent CONNECT")
+)
+SETTING = record(
+    key=TEXT,
+    value=described({}, "as in the file; secrets are ***"),
+    source=described(TEXT, 'the file, variable or flag that set it; "default"'),
+)
+
+_PAYLOADS = ("payload", "payload_base64")  # keys of which a body has one at most
+_BAN_KEY = ("address", "username", "client_id")  # of which it has one at least
+
+PREFIX = Field("prefix", Word(), "client ids that begin with this", "")
+LIMIT = Field("limit", Integer(1, MAX_PAGE), "the most entries of a page", DEFAULT_PAGE)
+CURSOR = Field("cursor", Word(1), "where the page begins: next_cursor of the page before", None)
+CLIENT_ID = Field("client_id", Word(1), "a client id, percent-encoded")
+STREAM_NAME = Field("name", Word(1), "the name of a stream")
+
+
+class Operations(NamedTuple):
+    """What the API calls. ``listeners`` and ``configuration`` return what `LISTENER` and `SETTING` describe.
+
+    ``set_level`` and ``level`` are of the log. ``reload`` returns the problems of a reload. ``back_up`` copies the data
+    directory to a new directory of that name, in a thread, and returns one line; None = there is no place for backups.
+    """
+
+    control: BrokerControl
+    runner: ControlRunner
+    listeners: Callable[[], List[Dict[str, Any]]]
+    configuration: Callable[[], List[Dict[str, Any]]]
+    level: Callable[[], str]
+    set_level: Callable[[str], None]
+    reload: Callable[[], Awaitable[List[str]]]
+    back_up: Optional[Callable[[str], str]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request: its sender, and the values of its parameters and of the keys of its body."""
+
+    principal: Principal
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+Operation = Callable[[Call], Awaitable[Any]]
+
+
+def page(items: Schema) -> Schema:
+    """A page of a list."""
+    return record(items=array(items), next_cursor=described(nullable(TEXT), "of the next page; null = this is the last"))
+
+
+class Api:
+    """The operations. ``http_bans`` are those of the HTTP server, on whose thread all methods run."""
+
+    def __init__(
+        self,
+        operations: Operations,
+        logs: Optional[StreamLogs],
+        consumers: Optional[ConsumerLag],
+        filters: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._operations = operations
+        self._control = operations.control
+        self._logs = logs
+        self._consumers = consumers
+        self._filters = filters
+        self._stream_access = StreamAccess(filters)
+        self.http_bans: Optional[Bans] = None
+        self._backing_up = False
+
+    # --- the table ------------------------------------------------------------------------------------------------
+
+    def routes(self) -> List[Route]:
+        """All operations."""
+        status, lists, content = Right.STATUS, Right.LIST, Right.CONTENT
+        operate, administer = Right.OPERATE, Right.ADMINISTER
+        sort = Field("sort", Choice(*SORTS), "all orders but client_id, ascending, visit every session", "client_id")
+        topic = Field("topic", Topic(), "a topic name")
+        ban_key = [
+            Field("address", Network(), "an address or network; absent = any", ""),
+            Field("username", Word(1), "absent = any", ""),
+            Field("client_id", Word(1), "absent = any", ""),
+        ]
+        of_protocol = Field("protocol", Choice("mqtt", "http"), "of MQTT clients or of HTTP senders", "mqtt")
+        done = Answer("done")
+        return [
+            self._route("GET", "/status", self._status, status, "Counters and gauges", {"type": "object"}, tag="broker"),
+            self._route("GET", "/listeners", self._listeners, lists, "Listeners", record(items=array(LISTENER)),
+                        tag="broker"),
+            self._route("GET", "/configuration", self._configuration, lists,
+                        "Settings in force, with the place that set each", record(items=array(SETTING)),
+                        [Field("prefix", Word(), "keys that begin with this", "")], tag="broker"),
+            self._route("GET", "/log/level", self._level, lists, "The log level", record(level=TEXT), tag="broker"),
+            self._route("PUT", "/log/level", self._set_level, administer, "Change the log level until the next reload",
+                        record(level=TEXT), body=[Field("level", Choice(*LEVELS), "the level")],
+                        action="set_log_level", tag="broker"),
+            self._route("POST", "/reload", self._reload, administer, "Reload the configuration, as SIGHUP does",
+                        record(problems=array(TEXT)), action="reload", tag="broker"),
+            self._route("POST", "/backup", self._back_up, administer, "Back up now, to a directory below http.backup_dir",
+                        record(summary=TEXT), action="backup", tag="broker", errors=(409, 500),
+                        body=[Field("name", Word(1, 100, r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", "a name of A-Z a-z 0-9 _ . -"),
+                                    "the name of the directory")]),
+            self._route("POST", "/publish", self._publish, operate, "Publish a message in the name of the broker",
+                        record(recipients=described(INTEGER, "subscriptions and streams that got it")),
+                        body=message_fields(Field("topic", Topic(MAX_TEXT), "a topic name"), Field("retain", Boolean(), "retain the message", False)),
+                        action="publish", tag="messages", errors=(409,)),
+
+            self._route("GET", "/clients", self._clients, lists, "Clients and their sessions", page(CLIENT),
+                        [PREFIX, Field("contains", Word(), "client ids that contain this", ""),
+                         Field("username", Word(), "of this user", None),
+                         Field("connected", Boolean(), "connected ones, or others", None),
+                         Field("listener", Word(), "connected to this listener", None),
+                         Field("address", Network(), "connected from this address or network", ""),
+                         sort, Field("order", Choice("asc", "desc"), "ascending or descending", "asc"), LIMIT, CURSOR],
+                        tag="clients", errors=(404,)),
+            self._route("GET", "/clients/{client_id}", self._client, lists, "One client and its session", CLIENT_DETAIL,
+                        [CLIENT_ID], tag="clients", errors=(404,)),
+            self._route("GET", "/clients/{client_id}/subscriptions", self._client_subscriptions, lists,
+                        "Subscriptions of a client", page(SUBSCRIPTION), [CLIENT_ID, LIMIT, CURSOR], tag="clients",
+                        errors=(404,)),
+            self._route("POST", "/clients/{client_id}/disconnect", self._disconnect, operate,
+                        "Disconnect a client (reason code 0x98); its session stays", None, [CLIENT_ID], done=done,
+                        action="disconnect_client", tag="clients", errors=(404,)),
+            self._route("DELETE", "/clients/{client_id}", self._delete_session, operate,
+                        "Disconnect a client and delete its session; its will is published", None, [CLIENT_ID], done=done,
+                        action="delete_session", tag="clients", errors=(404,)),
+
+            self._route("GET", "/subscriptions", self._subscriptions, lists, "Subscriptions to exactly a filter",
+                        page(SUBSCRIPTION), [Field("filter", Filter(True), "a topic filter, with $share/NAME/ or not"),
+                                             LIMIT, CURSOR], tag="subscriptions", errors=(404,)),
+            self._route("GET", "/receivers", self._receivers, lists, "Subscriptions that get the messages of a topic",
+                        page(SUBSCRIPTION), [topic, LIMIT, CURSOR], tag="subscriptions", errors=(404,)),
+
+            self._route("GET", "/retained", self._retained, content, "Retained messages that match a filter",
+                        page(MESSAGE), [Field("filter", Filter(), "a topic filter", "#"), LIMIT, CURSOR],
+                        tag="messages", errors=(404,)),
+            self._route("DELETE", "/retained", self._clear_retained, operate,
+                        "Delete the retained messages that match a filter", record(deleted=INTEGER),
+                        [Field("filter", Filter(), "a topic filter")], action="delete_retained", tag="messages",
+                        errors=(409,)),
+            self._route("GET", "/retained/message", self._retained_message, content, "The retained message of a topic",
+                        MESSAGE, [topic], tag="messages", errors=(404,)),
+            self._route("PUT", "/retained/message", self._set_retained, operate,
+                        "Publish a retained message in the name of the broker", record(recipients=INTEGER), [topic],
+                        body=message_fields(), action="set_retained", tag="messages", errors=(409,)),
+            self._route("DELETE", "/retained/message", self._delete_retained, operate,
+                        "Delete the retained message of a topic", None, [topic], done=done,
+                        action="delete_retained", tag="messages", errors=(404, 409)),
+
+            self._route("GET", "/bans", self._bans, lists, "Bans in force", page(BAN), [of_protocol, LIMIT, CURSOR],
+                        tag="bans", errors=(404,)),
+            self._route("POST", "/bans", self._ban, operate,
+                        "Ban clients of MQTT; those that are connected are disconnected", record(disconnected=INTEGER),
+                        body=[*ban_key, Field("seconds", Seconds(MAX_BAN), "absent = until it is lifted", None),
+                              Field("reason", Word(), "for lists and the log", "")],
+                        action="ban", tag="bans"),
+            self._route("DELETE", "/bans", self._lift_ban, operate, "Lift the bans of exactly these clients or senders",
+                        None, [of_protocol, *ban_key], done=done, action="lift_ban", tag="bans", errors=(404,)),
+
+            self._route("GET", "/streams", self._streams, Right.NONE, "Streams and their partitions",
+                        record(items=array(STREAM)), tag="streams"),
+            self._route("GET", "/streams/{name}/consumers", self._stream_consumers, Right.NONE,
+                        "Consumers of a stream and their lag", record(items=array(CONSUMERS)), [STREAM_NAME],
+                        tag="streams", errors=(404,)),
+        ]  # fmt: skip
+
+    def _route(
+        self,
+        method: str,
+        path: str,
+        operation: Operation,
+        right: Right,
+        summary: str,
+        schema: Optional[Schema],
+        parameters: Sequence[Field] = (),
+        body: Optional[Sequence[Field]] = None,
+        done: Optional[Answer] = None,
+        action: str = "",
+        tag: str = "",
+        errors: Sequence[int] = (),
+    ) -> Route:
+        problem = Answer("refused", PROBLEM_SCHEMA, PROBLEM)
+        statuses = {400, 401, 403, 421, 429, 503, *errors, *(() if body is None else (413,))}
+        answers = {status: problem for status in sorted(statuses)}
+        answers = {204: done, **answers} if done is not None else {200: Answer("the result", schema), **answers}
+        placed = [
+            Parameter(each.name, each.schema, each.description, *_place(each, path)) for each in parameters
+        ]
+        return Route(
+            method, API + path, functools.partial(self._run, operation, tuple(parameters), body), right, summary, answers,
+            tuple(placed), None if body is None else _body_schema(body), action=action, tag=tag,
+            operation_id=getattr(operation, "__name__").strip("_"),
+        )  # fmt: skip
+
+    async def _run(
+        self,
+        operation: Operation,
+        parameters: Sequence[Field],
+        body: Optional[Sequence[Field]],
+        request: web.Request,
+        principal: Principal,
+    ) -> web.StreamResponse:
+        texts = {**request.query, **request.match_info}
+        values = read_texts(parameters, texts, [*request.query, *request.match_info])
+        if body is not None:
+            values = {**values, **read_values(body, read_json(await request.read()))}
+        try:
+            result = await operation(Call(principal, values))
+        except BrokerStopping:
+            raise
+        except ControlError as error:
+            raise RequestError(400, str(error)) from None
+        return web.Response(status=204) if result is None else web.json_response(result)
+
+    async def _call(self, future: Future[T]) -> T:
+        return await asyncio.wrap_future(future)
+
+    # --- the broker -------------------------------------------------------------------------------------------------
+
+    async def _status(self, call: Call) -> Any:
+        status = await self._call(self._operations.runner.call(self._control.status))
+        return {"version": __version__, **status_json(status)}
+
+    async def _listeners(self, call: Call) -> Any:
+        return {"items": await self._call(self._operations.runner.call(self._operations.listeners))}
+
+    async def _configuration(self, call: Call) -> Any:
+        settings = self._operations.configuration()
+        return {"items": [each for each in settings if each["key"].startswith(call["prefix"])]}
+
+    async def _level(self, call: Call) -> Any:
+        return {"level": self._operations.level()}
+
+    async def _set_level(self, call: Call) -> Any:
+        self._operations.set_level(call["level"])
+        return {"level": self._operations.level()}
+
+    async def _reload(self, call: Call) -> Any:
+        return {"problems": await self._operations.reload()}
+
+    async def _back_up(self, call: Call) -> Any:
+        back_up = self._operations.back_up
+        if back_up is None:
+            raise RequestError(409, "there is no place for backups: set http.backup_dir")
+        if self._backing_up:
+            raise RequestError(409, "another backup is not finished")
+        self._backing_up = True
+        try:
+            return {"summary": await asyncio.to_thread(back_up, call["name"])}
+        except BackupError as error:
+            raise RequestError(409, str(error)) from None
+        finally:
+            self._backing_up = False
+
+    # --- clients ----------------------------------------------------------------------------------------------------
+
+    async def _clients(self, call: Call) -> Any:
+        where = SessionFilter(
+            call["prefix"], call["contains"], call["connected"], call["username"], call["listener"], call["address"]
+        )
+        descending = call["order"] == "desc"
+        if call["sort"] == "client_id" and not descending:
+            cursor = decode_cursor(call["cursor"], str)
+            found = await self._call(self._operations.runner.scan(
+                self._control.sessions, where, "" if cursor is None else cursor[0], call["limit"]
+            ))  # fmt: skip
+            return _page(map(client_json, found.sessions), encode_cursor(found.after) if found.after else None)
+        parts = decode_cursor(call["cursor"], (int, float), str)
+        after = None if parts is None else (parts[0], parts[1])
+        ordered = await self._call(self._operations.runner.scan(
+            self._control.sorted_sessions, call["sort"], descending, where, after, call["limit"]
+        ))  # fmt: skip
+        return _page(map(client_json, ordered.sessions), encode_cursor(*ordered.after) if ordered.after else None)
+
+    async def _client(self, call: Call) -> Any:
+        detail = await self._call(self._operations.runner.call(self._control.session, call["client_id"]))
+        if detail is None:
+            raise RequestError(404, f"no session {call['client_id']!r}", "client_id")
+        return client_detail_json(detail)
+
+    async def _disconnect(self, call: Call) -> None:
+        if not await self._call(self._operations.runner.call(self._control.disconnect, call["client_id"])):
+            raise RequestError(404, f"no connected client {call['client_id']!r}", "client_id")
+
+    async def _delete_session(self, call: Call) -> None:
+        if not await self._call(self._operations.runner.scan(self._control.delete_session, call["client_id"])):
+            raise RequestError(404, f"no session {call['client_id']!r}", "client_id")
+
+    async def _client_subscriptions(self, call: Call) -> Any:
+        client_id = call["client_id"]
+        if await self._call(self._operations.runner.call(self._control.session, client_id)) is None:
+            raise RequestError(404, f"no session {client_id!r}", "client_id")
+        return await self._subscription_page(call, self._control.open_client_subscriptions, client_id)
+
+    async def _subscriptions(self, call: Call) -> Any:
+        return await self._subscription_page(call, self._control.open_subscribers, call["filter"])
+
+    async def _receivers(self, call: Call) -> Any:
+        return await self._subscription_page(call, self._control.open_receivers, call["topic"])
+
+    async def _subscription_page(self, call: Call, begin: Callable[[str], int], of: str) -> Any:
+        cursor = await self._cursor(call, begin, of)
+        found = await self._next(self._operations.runner.scan(self._control.subscriptions, cursor, call["limit"]))
+        return _page(map(subscription_json, found.subscriptions), encode_cursor(found.cursor) if found.cursor else None)
+
+    async def _cursor(self, call: Call, begin: Callable[..., int], *of: str) -> int:
+        """The cursor of the request, or a new one."""
+        parts = decode_cursor(call["cursor"], int)
+        if parts is not None:
+            return int(parts[0])
+        return await self._call(self._operations.runner.call(begin, *of))
+
+    async def _next(self, future: Future[T]) -> T:
+        """The page of a cursor; RequestError, 404, if it is past its end."""
+        try:
+            return await self._call(future)
+        except BrokerStopping:
+            raise
+        except ControlError as error:
+            raise RequestError(404, str(error), "cursor") from None
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    async def _retained(self, call: Call) -> Any:
+        cursor = await self._cursor(call, self._control.open_retained, call["filter"])
+        found = await self._next(self._operations.runner.scan(self._control.retained, cursor, call["limit"]))
+        readable = (message for message in found.messages if call.principal.may_read(message.topic))
+        return _page(map(message_json, readable), encode_cursor(found.cursor) if found.cursor else None)
+
+    async def _retained_message(self, call: Call) -> Any:
+        topic = call["topic"]
+        if not call.principal.may_read(topic):
+            raise RequestError(403, f"{call.principal.name} may not read topic {topic!r}", "topic")
+        message = await self._call(self._operations.runner.call(self._control.retained_message, topic))
+        if message is None:
+            raise RequestError(404, f"no retained message of topic {topic!r}", "topic")
+        return message_json(message)
+
+    async def _clear_retained(self, call: Call) -> Any:
+        return {"deleted": await self._clear(call["filter"], call.principal.may_publish)}
+
+    async def _clear(self, topic_filter: str, may_clear: Callable[[str], bool]) -> int:
+        """Delete retained messages; RequestError, 409, if they are the broker's."""
+        try:
+            return await self._call(self._operations.runner.scan(self._control.clear_retained, topic_filter, may_clear))
+        except BrokerStopping:
+            raise
+        except ControlError as error:
+            raise RequestError(409, str(error)) from None
+
+    async def _delete_retained(self, call: Call) -> None:
+        topic = call["topic"]
+        self._check_publish(call, topic)
+        if not await self._clear(topic, call.principal.may_publish):
+            raise RequestError(404, f"no retained message of topic {topic!r}", "topic")
+
+    async def _set_retained(self, call: Call) -> Any:
+        if not _payload(call):
+            raise RequestError(400, "payload: a retained message has a payload", "payload")
+        return await self._publish(call, True)
+
+    async def _publish(self, call: Call, retain: Optional[bool] = None) -> Any:
+        self._check_publish(call, call["topic"])
+        try:
+            recipients = await self._call(self._operations.runner.scan(
+                self._control.publish, call["topic"], _payload(call), call["qos"],
+                call["retain"] if retain is None else retain, properties_of(call.values),
+                call["message_expiry_interval"],
+            ))  # fmt: skip
+        except BrokerStopping:
+            raise
+        except ControlError as error:
+            raise RequestError(409, str(error)) from None
+        return {"recipients": recipients}
+
+    @staticmethod
+    def _check_publish(call: Call, topic: str) -> None:
+        if not call.principal.may_publish(topic):
+            raise RequestError(403, f"{call.principal.name} may not publish to topic {topic!r}", "topic")
+
+    # --- bans -------------------------------------------------------------------------------------------------------
+
+    async def _bans(self, call: Call) -> Any:
+        if call["protocol"] == "http":
+            assert self.http_bans is not None
+            now = time.monotonic()
+            found = [BanView(*ban.key, ban.cause, ban.reason, ban.number, ban.until - now)
+                     for ban in self.http_bans.banned(now)]  # fmt: skip
+            return _page((ban_json(ban, "http") for ban in found[: call["limit"]]), None)
+        parts = decode_cursor(call["cursor"], int)
+        runner, control = self._operations.runner, self._control
+        cursor = int(parts[0]) if parts is not None else await self._call(runner.call(control.open_bans))
+        listed = await self._next(runner.call(control.bans, cursor, call["limit"]))
+        items = (ban_json(ban, "mqtt") for ban in listed.bans)
+        return _page(items, encode_cursor(listed.cursor) if listed.cursor else None)
+
+    async def _ban(self, call: Call) -> Any:
+        if not (call["address"] or call["username"] or call["client_id"]):
+            raise RequestError(400, "address: a ban needs an address, a username or a client_id", "address")
+        disconnected = await self._call(self._operations.runner.scan(
+            self._control.ban, call["address"], call["username"], call["client_id"], call["seconds"], call["reason"]
+        ))  # fmt: skip
+        return {"disconnected": disconnected}
+
+    async def _lift_ban(self, call: Call) -> None:
+        key = call["address"], call["username"], call["client_id"]
+        if not any(key):
+            raise RequestError(404, "a ban has an address, a username or a client_id")
+        if call["protocol"] == "http":
+            assert self.http_bans is not None
+            lifted = self.http_bans.lift(*key)
+        else:
+            lifted = await self._call(self._operations.runner.call(self._control.lift_ban, *key))
+        if not lifted:
+            raise RequestError(404, "there is no such ban")
+
+    # --- streams ----------------------------------------------------------------------------------------------------
+
+    async def _streams(self, call: Call) -> Any:
+        names = [] if self._logs is None else self._logs.streams()
+        seen = [name for name in names if self._stream_access.sees(call.principal, name)]
+        return {"items": [self._stream(name) for name in seen]}
+
+    def _stream(self, name: str) -> Dict[str, Any]:
+        assert self._logs is not None
+        partitions = [
+            {
+                "partition": part["partition"],
+                "log_start_offset": part["log_start_offset"],
+                "high_watermark": part["high_watermark"],
+                "segments": len(part["segments"]),
+                "bytes": sum(segment["bytes"] for segment in part["segments"]),
+            }
+            for part in self._logs.manifest(name)["partitions"]
+        ]
+        return {"name": name, "filters": list(self._filters[name]), "partitions": partitions}
+
+    async def _stream_consumers(self, call: Call) -> Any:
+        name = self._stream_access.check_name(call["name"], call.principal, self._stream_access.sees)
+        assert self._consumers is not None
+        found = await asyncio.to_thread(self._consumers.consumers, name)
+        return {"items": [describe(consumer, time.time()) for consumer in found]}
+
+
+def _payload(call: Call) -> bytes:
+    try:
+        return payload_of(call.values)
+    except ValueError as error:
+        raise RequestError(400, f"payload_base64: {error}", "payload_base64") from None
+
+
+def _place(field: Field, path: str) -> Tuple[str, bool]:
+    return ("path", True) if f"{{{field.name}}}" in path else ("query", field.required)
+
+
+def _body_schema(fields: Sequence[Field]) -> Schema:
+    names = {each.name for each in fields}
+    together: Schema = {}
+    if names.issuperset(_BAN_KEY):
+        together = {"anyOf": [{"required": [name]} for name in _BAN_KEY]}
+    elif names.issuperset(_PAYLOADS) and "retain" in names:
+        together = {"not": {"required": list(_PAYLOADS)}}
+    elif names.issuperset(_PAYLOADS):
+        together = {"oneOf": [{"required": [name], "properties": {name: {"minLength": 1}}} for name in _PAYLOADS]}
+    return {
+        **together,
+        "type": "object",
+        "properties": {each.name: {**each.schema, "description": each.description} for each in fields},
+        "required": [each.name for each in fields if each.required],
+        "additionalProperties": False,
+    }
+
+
+def _page(items: Any, cursor: Optional[str]) -> Dict[str, Any]:
+    return {"items": list(items), "next_cursor": cursor}
+
+
+def client_json(session: SessionSummary) -> Dict[str, Any]:
+    """A session as `CLIENT` describes it."""
+    return {
+        "client_id": session.client_id,
+        "username": session.username,
+        "protocol": VERSIONS.get(session.protocol_version, str(session.protocol_version)),
+        "persistent": session.persistent,
+        "connected": session.connected,
+        "address": session.address or None,
+        "listener": session.listener or None,
+        "connected_at": session.connected_at if session.connected else None,
+        "disconnected_at": None if session.connected else session.disconnected_at,
+        "subscriptions": session.subscriptions,
+        "queued_messages": session.queued_messages,
+    }
+
+
+def client_detail_json(detail: SessionDetail) -> Dict[str, Any]:
+    """A session as `CLIENT_DETAIL` describes it."""
+    values = detail._asdict()
+    del values["summary"]
+    values["keep_alive"] = detail.keep_alive or None
+    values["expiry_interval"] = None if detail.expiry_interval == NEVER else detail.expiry_interval
+    return {**client_json(detail.summary), **values}
+
+
+def subscription_json(subscription: SubscriptionView) -> Dict[str, Any]:
+    """A subscription as `SUBSCRIPTION` describes it."""
+    return {**subscription._asdict(), "identifier": subscription.identifier or None}
+
+
+def ban_json(ban: BanView, protocol: str) -> Dict[str, Any]:
+    """A ban as `BAN` describes it."""
+    return {"protocol": protocol, **ban._asdict()}
+
+
+def status_json(status: BrokerStatus) -> Dict[str, Any]:
+    """Counters and gauges by name, nested as in `BrokerStatus`."""
+    values: Dict[str, Any] = _plain(status)
+    values["logins"] = [{"authenticator": by, "outcome": outcome, "count": count}
+                        for (by, outcome), count in status.logins.items()]  # fmt: skip
+    return values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return value

@@ -1,0 +1,429 @@
+"""The administration API: what each operation answers and does, pages, errors, and the roles that it needs."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Optional
+from urllib.parse import quote, urlencode
+
+import pytest
+from support.broker_process import BrokerProcess
+from support.raw_client import RawClient
+
+from mqttbroker.codec.packets import Publish
+from mqttbroker.codec.properties import Properties
+
+pytestmark = pytest.mark.one_build
+Start = Callable[..., BrokerProcess]
+ROLES = ("viewer", "operator", "admin")
+ACCESS = [{"name": role, "role": role, "token": f"t-{role}"} for role in ROLES]
+READER = [{"name": "reader", "role": "reader", "streams": ["plant"], "token": "t-reader"}]
+STREAMS = {"plant": {"filters": ["plant/#"], "partitions": 2}, "lab": {"filters": ["lab/#"], "partitions": 1}}
+
+
+class Api:
+    """Requests to a broker's API with the token of a role."""
+
+    def __init__(self, broker: BrokerProcess, role: str = "admin") -> None:
+        self.broker = broker
+        self.role = role
+
+    def ask(self, method: str, path: str, body: Any = None, **query: Any) -> tuple[int, Any]:
+        """The status and the JSON of the answer; None for an empty one. ``body`` is JSON, or bytes."""
+        url = f"{self.broker.url}/api/v1{path}" + (f"?{urlencode(query)}" if query else "")
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        request = urllib.request.Request(url, data, {"Authorization": f"Bearer t-{self.role}"}, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as response:
+                text = response.read()
+                return response.status, json.loads(text) if text else None
+        except urllib.error.HTTPError as error:
+            assert error.headers["Content-Type"].startswith("application/problem+json")
+            return error.code, json.loads(error.read())
+
+    def get(self, path: str, **query: Any) -> Any:
+        status, answer = self.ask("GET", path, **query)
+        assert status == 200, answer
+        return answer
+
+    def refused(self, status: int, field: Optional[str], method: str, path: str, body: Any = None, **query: Any) -> str:
+        """The detail of a refusal that names this field."""
+        found, problem = self.ask(method, path, body, **query)
+        assert (found, problem["status"], problem.get("field")) == (status, status, field), problem
+        return str(problem["detail"])
+
+    def pages(self, path: str, limit: int, **query: Any) -> list[Any]:
+        """The items of all pages."""
+        found: list[Any] = []
+        cursor: dict[str, str] = {}
+        while True:
+            page = self.get(path, limit=limit, **query, **cursor)
+            assert len(page["items"]) <= limit
+            found += page["items"]
+            if page["next_cursor"] is None:
+                return found
+            cursor = {"cursor": page["next_cursor"]}
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    backups = tmp_path_factory.mktemp("backups")
+    access = {"access": ACCESS + READER, "backup_dir": str(backups)}
+    with BrokerProcess(config={"http": access, "streams": STREAMS}) as process:
+        yield process
+
+
+@pytest.fixture
+def api(broker: BrokerProcess) -> Api:
+    return Api(broker)
+
+
+# --- clients ------------------------------------------------------------------------------------------------------
+
+
+def test_clients_are_listed_filtered_and_sorted(api: Api, connect: Callable[..., RawClient]) -> None:
+    persistent = Properties()
+    persistent.session_expiry_interval = 600
+    clients = {name: connect(f"list-{name}", properties=persistent) for name in ("a", "b", "c", "d")}
+    clients["b"].subscribe("x/1", "x/2", "x/3")
+    clients["c"].subscribe("x/1")
+    clients["d"].disconnect()
+
+    def ids(**query: Any) -> list[str]:
+        return [item["client_id"] for item in api.pages("/clients", 2, prefix="list-", **query)]
+
+    assert ids() == ["list-a", "list-b", "list-c", "list-d"]
+    assert ids(connected="false") == ["list-d"] and ids(contains="t-c") == ["list-c"]
+    assert ids(address="127.0.0.0/8") == ["list-a", "list-b", "list-c"] and ids(address="::1") == []
+    assert ids(username="nobody") == [] == ids(listener="127.0.0.1:1")
+    listener = api.get("/listeners")["items"][0]["address"]
+    assert ids(listener=listener) == ["list-a", "list-b", "list-c"]
+    assert ids(sort="subscriptions", order="desc") == ["list-b", "list-c", "list-d", "list-a"]
+    assert ids(sort="subscriptions") == ["list-a", "list-d", "list-c", "list-b"]
+    assert ids(sort="connected_at") == ["list-d", "list-a", "list-b", "list-c"]
+    assert ids(order="desc") == ["list-d", "list-c", "list-b", "list-a"]
+    item = api.get("/clients", prefix="list-b")["items"][0]
+    assert item["protocol"] == "5.0" and item["persistent"] and item["address"].startswith("127.0.0.1:")
+    gone = api.get("/clients", prefix="list-d")["items"][0]
+    assert (gone["address"], gone["connected_at"], gone["listener"]) == (None, None, None)
+    assert gone["disconnected_at"] > item["connected_at"] > 1_700_000_000
+
+
+def test_one_client_in_detail(api: Api, connect: Callable[..., RawClient]) -> None:
+    client_id = "detail/1 ü"
+    connect(client_id, keep_alive=30).subscribe("detail/+", options=1)
+    path = f"/clients/{quote(client_id, safe='')}"
+    detail = api.get(path)
+    expected = {"client_id": client_id, "keep_alive": 30.0, "expiry_interval": 0, "in_flight": 0, "has_will": False}
+    assert expected.items() <= detail.items()
+    assert api.get(f"{path}/subscriptions")["items"] == [{
+        "client_id": client_id, "topic_filter": "detail/+", "qos": 1, "no_local": False,
+        "retain_as_published": False, "identifier": None, "connected": True,
+    }]  # fmt: skip
+    assert "no session 'nobody'" in api.refused(404, "client_id", "GET", "/clients/nobody")
+    api.refused(404, "client_id", "GET", "/clients/nobody/subscriptions")
+
+
+def test_client_is_disconnected_and_its_session_deleted(api: Api, connect: Callable[..., RawClient]) -> None:
+    persistent = Properties()
+    persistent.session_expiry_interval = 600
+    client = connect("doomed", properties=persistent)
+    operator = Api(api.broker, "operator")
+    assert operator.ask("POST", "/clients/doomed/disconnect") == (204, None)
+    assert [getattr(packet, "reason_code", None) for packet in client.expect_closed()] == [0x98]
+    assert api.get("/clients/doomed")["connected"] is False
+    operator.refused(404, "client_id", "POST", "/clients/doomed/disconnect")
+    assert operator.ask("DELETE", "/clients/doomed") == (204, None)
+    operator.refused(404, "client_id", "DELETE", "/clients/doomed")
+
+
+def test_subscriptions_by_filter_and_by_topic(api: Api, connect: Callable[..., RawClient]) -> None:
+    connect("sub-a").subscribe("subs/+/t", "subs/#")
+    connect("sub-b").subscribe("$share/g/subs/#", "subs/1/t")
+
+    def found(path: str, **query: Any) -> set[tuple[str, str]]:
+        return {(item["client_id"], item["topic_filter"]) for item in api.pages(path, 1, **query)}
+
+    assert found("/subscriptions", filter="subs/#") == {("sub-a", "subs/#")}
+    assert found("/subscriptions", filter="$share/g/subs/#") == {("sub-b", "$share/g/subs/#")}
+    assert found("/subscriptions", filter="subs/none") == set()
+    assert found("/receivers", topic="subs/2/t") == {
+        ("sub-a", "subs/+/t"), ("sub-a", "subs/#"), ("sub-b", "$share/g/subs/#")
+    }  # fmt: skip
+    api.refused(400, "filter", "GET", "/subscriptions")
+    api.refused(400, "topic", "GET", "/receivers", topic="a/#")
+
+
+# --- messages -----------------------------------------------------------------------------------------------------
+
+
+def test_message_of_a_client_keeps_all_its_properties(api: Api, connect: Callable[..., RawClient]) -> None:
+    properties = Properties()
+    properties.content_type, properties.response_topic = "text/plain", "answers"
+    properties.correlation_data, properties.payload_format_indicator = b"\x00\xff", 1
+    properties.message_expiry_interval = 1000
+    properties.user_properties = [("k", "1"), ("k", "2")]
+    connect("keeper").publish("kept/all", b"21.5", 1, True, properties)
+    message = api.get("/retained/message", topic="kept/all")
+    assert 999_000_000 <= message.pop("expires_at_us") - message.pop("timestamp_us") <= 1_000_000_000
+    assert message == {
+        "topic": "kept/all", "payload_base64": base64.b64encode(b"21.5").decode(), "qos": 1, "client_id": "keeper",
+        "payload_format_indicator": 1, "content_type": "text/plain", "response_topic": "answers",
+        "correlation_data_base64": "AP8=", "user_properties": [["k", "1"], ["k", "2"]],
+    }  # fmt: skip
+
+
+def test_retained_messages_are_set_listed_and_deleted(api: Api, connect: Callable[..., RawClient]) -> None:
+    subscriber = connect("retained-sub")
+    subscriber.subscribe("set/#")
+    for number in range(7):
+        body = {"payload": f"ü{number}", "content_type": "text/plain", "user_properties": [["a", "b"]], "qos": 1}
+        assert api.ask("PUT", "/retained/message", body, topic=f"set/{number}") == (200, {"recipients": 1})
+        message = subscriber.take()
+        assert (message.topic, message.payload) == (f"set/{number}", f"ü{number}".encode())
+        assert message.properties is not None and message.properties.user_properties == [("a", "b")]
+    assert api.ask("PUT", "/retained/message", {"payload_base64": "AP8="}, topic="set/bytes")[0] == 200
+    assert api.get("/retained/message", topic="set/bytes")["payload_base64"] == "AP8="
+    topics = {item["topic"] for item in api.pages("/retained", 3, filter="set/+")}
+    assert topics == {*(f"set/{number}" for number in range(7)), "set/bytes"}
+    assert api.ask("DELETE", "/retained/message", topic="set/bytes") == (204, None)
+    api.refused(404, "topic", "DELETE", "/retained/message", topic="set/bytes")
+    api.refused(404, "topic", "GET", "/retained/message", topic="set/bytes")
+    assert api.ask("DELETE", "/retained", filter="set/#") == (200, {"deleted": 7})
+    assert api.pages("/retained", 3, filter="set/#") == []
+    api.refused(400, "filter", "DELETE", "/retained")  # nothing is deleted by omission
+    api.refused(400, "payload", "PUT", "/retained/message", {}, topic="set/1")
+    api.refused(409, None, "PUT", "/retained/message", {"payload": "x"}, topic="$SYS/broker/uptime")
+
+
+def test_publishing_reaches_subscribers_and_streams_and_is_stored(api: Api, connect: Callable[..., RawClient]) -> None:
+    subscriber = connect("publish-sub")
+    subscriber.subscribe("plant/#", options=1)
+    body = {"topic": "plant/1", "payload": "21.5", "qos": 2, "message_expiry_interval": 60, "retain": False}
+    assert api.ask("POST", "/publish", body) == (200, {"recipients": 2})  # one subscription and one stream
+    message = subscriber.take()
+    assert isinstance(message, Publish) and (message.payload, message.qos) == (b"21.5", 1)
+    ends = [part["high_watermark"] for item in api.get("/streams")["items"] for part in item["partitions"]]
+    assert sum(ends) == 1  # it is on disk when the answer comes
+
+
+# --- bans, streams, the broker ------------------------------------------------------------------------------------
+
+
+def test_bans_are_made_listed_and_lifted(api: Api, connect: Callable[..., RawClient]) -> None:
+    client = connect("banned-1")
+    body = {"client_id": "banned-1", "seconds": 600, "reason": "broken"}
+    assert api.ask("POST", "/bans", body) == (200, {"disconnected": 1})
+    client.expect_closed()
+    ban, = (item for item in api.pages("/bans", 1) if item["client_id"] == "banned-1")
+    assert (ban["cause"], ban["reason"], ban["protocol"]) == ("operator", "broken", "mqtt")
+    assert 590 < ban["seconds_left"] <= 600
+    assert api.ask("DELETE", "/bans", client_id="banned-1") == (204, None)
+    api.refused(404, None, "DELETE", "/bans", client_id="banned-1")
+    connect("banned-1")
+    api.refused(400, "address", "POST", "/bans", {})
+    api.refused(400, "address", "POST", "/bans", {"address": "300.1.1.1"})
+    api.refused(400, "seconds", "POST", "/bans", {"address": "10.0.0.1", "seconds": 0})
+
+
+def test_ban_of_an_http_sender_is_listed_and_lifted(start_broker: Start) -> None:
+    bans = {"address_failures": 2, "first": "1h", "longest": "1h"}
+    broker = start_broker(config={"http": {"access": ACCESS}, "bans": bans})
+    api = Api(broker)
+
+    def elsewhere(token: str) -> int:
+        connection = http.client.HTTPConnection(broker.host, broker.http_port, source_address=("127.0.0.2", 0))
+        connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
+        try:
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    assert api.get("/bans", protocol="http")["items"] == []
+    assert [elsewhere("wrong") for _ in range(3)] == [401, 401, 429] and elsewhere("t-viewer") == 429
+    ban, = api.get("/bans", protocol="http")["items"]
+    assert (ban["address"], ban["cause"], ban["protocol"]) == ("127.0.0.2", "failed_logins", "http")
+    assert api.get("/bans")["items"] == []
+    assert api.ask("DELETE", "/bans", protocol="http", address="127.0.0.2") == (204, None)
+    assert elsewhere("t-viewer") == 200
+    api.refused(404, None, "DELETE", "/bans", protocol="http", address="127.0.0.2")
+
+
+def test_streams_and_their_consumers(api: Api) -> None:
+    reader = Api(api.broker, "reader")
+    assert [item["name"] for item in api.get("/streams")["items"]] == ["lab", "plant"]
+    stream, = reader.get("/streams")["items"]
+    assert stream["name"] == "plant" and stream["filters"] == ["plant/#"] and len(stream["partitions"]) == 2
+    assert reader.get("/streams/plant/consumers") == {"items": []}
+    reader.refused(403, None, "GET", "/streams/lab/consumers")
+    api.refused(404, None, "GET", "/streams/none/consumers")
+
+
+def test_status_listeners_and_log_level(api: Api) -> None:
+    status = api.get("/status")
+    assert status["clients_connected"] >= 0 and status["totals"]["connections"] >= 0 and "memory" in status
+    listener, = api.get("/listeners")["items"]
+    assert (listener["type"], listener["ports"]) == ("tcp", [api.broker.port])
+    assert api.get("/log/level") == {"level": "info"}
+    assert api.ask("PUT", "/log/level", {"level": "debug"}) == (200, {"level": "debug"})
+    assert api.get("/log/level") == {"level": "debug"}
+    assert api.ask("POST", "/reload") == (200, {"problems": []})
+    assert api.get("/log/level") == {"level": "info"}
+    assert "level" in api.refused(400, "level", "PUT", "/log/level", {"level": "loud"})
+
+
+def test_configuration_names_the_source_of_each_value_and_no_secret(start_broker: Start) -> None:
+    broker = start_broker(
+        config={"http": {"access": ACCESS}, "limits": {"max_inflight": 7}, "streams": STREAMS},
+        env={"MQTTBROKER_LIMITS__MAX_SESSIONS": "500", "MQTTBROKER_STREAMS__PLANT__KEY": "client"},
+        arguments=["--durability", "interval"],
+    )
+    api = Api(broker)
+    found = {item["key"]: (item["value"], item["source"]) for item in api.get("/configuration")["items"]}
+    assert found["limits.max_inflight"] == (7, str(broker.config))
+    assert found["limits.max_sessions"] == (500, "MQTTBROKER_LIMITS__MAX_SESSIONS")
+    assert found["durability"] == ("interval", "--durability")
+    assert found["sys_interval"] == (10.0, "default")
+    assert found["streams.0.filters"] == (["plant/#"], str(broker.config))
+    assert found["streams.0.key"] == ("client", "MQTTBROKER_STREAMS__PLANT__KEY")
+    assert [each["token"] for each in found["http.access"][0]] == ["***"] * len(ACCESS)
+    assert "t-admin" not in json.dumps(found)
+    assert {item["key"] for item in api.get("/configuration", prefix="bans.f")["items"]} == {"bans.failures", "bans.first"}
+
+
+def test_backup_goes_below_its_directory(api: Api, tmp_path: Path, start_broker: Start) -> None:
+    status, answer = api.ask("POST", "/backup", {"name": "monday"})
+    assert status == 200, answer
+    manifest = Path(answer["summary"].partition(": ")[0]) / "backup.json"
+    assert json.loads(manifest.read_text())["format"] == 1
+    assert "not an empty directory" in api.refused(409, None, "POST", "/backup", {"name": "monday"})
+    for name in ("../elsewhere", "/absolute", "a/b", ".hidden", ""):
+        api.refused(400, "name", "POST", "/backup", {"name": name})
+    without = Api(start_broker(config={"http": {"access": ACCESS}}))
+    assert "http.backup_dir" in without.refused(409, None, "POST", "/backup", {"name": "monday"})
+
+
+# --- roles --------------------------------------------------------------------------------------------------------
+
+NEEDS = [
+    ("viewer", "GET", "/status"), ("viewer", "GET", "/clients"), ("viewer", "GET", "/retained"), ("viewer", "GET", "/bans"),
+    ("viewer", "GET", "/configuration"), ("operator", "POST", "/clients/none/disconnect"),
+    ("operator", "DELETE", "/clients/none"), ("operator", "POST", "/publish"), ("operator", "POST", "/bans"),
+    ("operator", "DELETE", "/bans"), ("operator", "DELETE", "/retained"), ("operator", "PUT", "/retained/message"),
+    ("operator", "DELETE", "/retained/message"), ("admin", "PUT", "/log/level"), ("admin", "POST", "/backup"),
+    ("admin", "POST", "/reload"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("needed", "method", "path"), NEEDS)
+def test_operation_needs_its_role(api: Api, needed: str, method: str, path: str) -> None:
+    for role in ("reader", *ROLES):
+        status, answer = Api(api.broker, role).ask(method, path, b"?" if method in ("POST", "PUT") else None)
+        allowed = role in ROLES and ROLES.index(role) >= ROLES.index(needed)
+        assert (status != 403) is allowed, (role, answer)
+        if not allowed:
+            assert answer["detail"] == f"role {needed} is needed; {role} has {role}"
+
+
+def test_user_bounds_what_a_sender_reads_and_publishes(start_broker: Start, tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("topic #\n\nuser ann\ntopic read open/#\ntopic write out/#\n")
+    bound = {"name": "bound", "role": "operator", "token": "t-bound", "user": "ann"}
+    broker = start_broker(config={"acl_file": str(rules), "http": {"access": [*ACCESS, bound]}})
+    admin, api = Api(broker), Api(broker, "bound")
+    for topic in ("open/1", "secret/1", "out/1"):
+        assert admin.ask("PUT", "/retained/message", {"payload": "x"}, topic=topic)[0] == 200
+    assert [item["topic"] for item in api.pages("/retained", 10, filter="+/1")] == ["open/1"]
+    assert api.get("/retained/message", topic="open/1")
+    api.refused(403, "topic", "GET", "/retained/message", topic="secret/1")
+    assert api.ask("POST", "/publish", {"topic": "out/2"})[0] == 200
+    api.refused(403, "topic", "POST", "/publish", {"topic": "open/2"})
+    api.refused(403, "topic", "PUT", "/retained/message", {"payload": "x"}, topic="open/1")
+    api.refused(403, "topic", "DELETE", "/retained/message", topic="secret/1")
+    assert api.ask("DELETE", "/retained", filter="+/1") == (200, {"deleted": 1})
+    assert {item["topic"] for item in admin.pages("/retained", 10, filter="+/1")} == {"open/1", "secret/1"}
+
+
+def test_sender_without_credentials_changes_nothing(start_broker: Start) -> None:
+    broker = start_broker()
+    url = f"{broker.url}/api/v1"
+    with urllib.request.urlopen(f"{url}/clients", timeout=10) as response:
+        assert json.loads(response.read()) == {"items": [], "next_cursor": None}
+    with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+        urllib.request.urlopen(urllib.request.Request(f"{url}/publish", b"{}", method="POST"), timeout=10)
+    assert "http.access" in json.loads(refused.value.read())["detail"]
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+WRONG = [
+    ("GET", "/clients", None, {"limit": "0"}, "limit", "limit: must be 1–1000, got 0"),
+    ("GET", "/clients", None, {"limit": "many"}, "limit", 'limit: must be a whole number, got "many"'),
+    ("GET", "/clients", None, {"page": "2"}, "page", "page: unknown parameter; there are: prefix, "),
+    ("GET", "/clients", None, {"connected": "maybe"}, "connected", "connected: must be true or false"),
+    ("GET", "/clients", None, {"address": "here"}, "address", "address: must be an address or network"),
+    ("GET", "/clients", None, {"sort": "age"}, "sort", "sort: must be "),
+    ("GET", "/retained", None, {"filter": "a/#/b"}, "filter", "filter: must be a topic filter"),
+    ("GET", "/retained", None, {"filter": "$share/g/a"}, "filter", "filter: must be a topic filter without $share"),
+    ("POST", "/publish", b"{", {}, None, "the body is not JSON"),
+    ("POST", "/publish", b"[]", {}, None, "the body must be a JSON object"),
+    ("POST", "/publish", b"\xff", {}, None, "the body is not JSON"),
+    ("POST", "/publish", {}, {}, "topic", "topic: is required"),
+    ("POST", "/publish", {"topic": "a", "colour": 1}, {}, "colour", "colour: unknown parameter"),
+    ("POST", "/publish", {"topic": "a", "qos": 3}, {}, "qos", "qos: must be 0–2, got 3"),
+    ("POST", "/publish", {"topic": "a", "payload_base64": "?"}, {}, "payload_base64", "payload_base64: must be base64"),
+    ("POST", "/publish", {"topic": "a", "payload": "", "payload_base64": ""}, {}, "payload_base64",
+     "payload_base64: payload is set, too"),
+    ("POST", "/publish", {"topic": "a", "user_properties": {"a": "b"}}, {}, "user_properties",
+     "user_properties: must be a list of [name, value]"),
+    ("POST", "/publish", {"topic": "\ud800"}, {}, "topic", "topic: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "body", "query", "field", "detail"), WRONG)
+def test_mistake_is_named(api: Api, method: str, path: str, body: Any, query: dict[str, str], field: Optional[str],
+                          detail: str) -> None:
+    assert api.refused(400, field, method, path, body, **query).startswith(detail)
+
+
+def test_page_past_the_end_is_named(api: Api, connect: Callable[..., RawClient]) -> None:
+    connect("pages").publish("pages/1", b"x", 1, True)
+    connect("pages-2").publish("pages/2", b"x", 1, True)
+    cursor = api.get("/retained", filter="pages/#", limit=1)["next_cursor"]
+    while api.get("/retained", filter="pages/#", limit=1, cursor=cursor)["next_cursor"] is not None:
+        pass
+    assert "no cursor" in api.refused(404, "cursor", "GET", "/retained", filter="pages/#", limit=1, cursor=cursor)
+    for wrong in ("x", "W10", "WyJhIl0", "é"):
+        api.refused(404, "cursor", "GET", "/retained", cursor=wrong)
+
+
+def test_unknown_paths_and_methods(api: Api) -> None:
+    assert api.ask("GET", "/nowhere")[0] == 404
+    assert api.ask("PATCH", "/clients")[0] == 405
+
+
+def test_body_that_is_too_large(api: Api) -> None:
+    assert api.ask("POST", "/publish", b'{"topic": "a", "payload": "' + b"x" * (17 << 20) + b'"}')[0] == 413
+
+
+# --- the document -------------------------------------------------------------------------------------------------
+
+
+def test_document_has_every_path_with_its_role(api: Api) -> None:
+    document = api.get("/openapi.json")
+    assert document["openapi"].startswith("3.1")
+    operations = {f"{method.upper()} {path}": found for path, methods in document["paths"].items()
+                  for method, found in methods.items()}  # fmt: skip
+    for needed, method, path in NEEDS:
+        assert f"role {needed} " in operations[f"{method} /api/v1{path.replace('none', '{client_id}')}"]["description"]
+    assert {"GET /metrics", "GET /streams/{name}/{partition}/{file}", "GET /livez"} <= operations.keys()
+    assert operations["GET /livez"]["security"] == []
+    identifiers = [found["operationId"] for found in operations.values()]
+    assert len(identifiers) == len(set(identifiers)) > 30
+    assert Api(api.broker, "reader").ask("GET", "/openapi.json")[0] == 200
