@@ -20,7 +20,7 @@ def check(settings: Settings) -> list[str]:
 
 def _files(settings: Settings) -> Iterator[str]:
     try:
-        Security(settings)
+        Security(settings).stop()
     except ConfigError as error:
         yield from error.problems
     for index, listener in enumerate(settings.listeners):

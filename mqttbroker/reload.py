@@ -15,6 +15,7 @@ from typing import Any, Callable, List, Optional
 from mqttbroker.admin.access import access_list
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.assembly import apply_limits, apply_to_listener
+from mqttbroker.auth.external_specs import EXTERNAL
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.config.in_force import flatten, shown_value
 from mqttbroker.config.load import ConfigError
@@ -99,7 +100,7 @@ class Reloader:
         for key in sorted(before.keys() | after.keys()):
             if before.get(key) == after.get(key):
                 continue
-            if self._is_reloadable(key) and key in before and key in after:
+            if self._is_reloadable(key, after.get(key)) and key in before and key in after:
                 self.settings = with_key(self.settings, key, after[key])
                 values = shown_value(key, before[key]), shown_value(key, after[key])
                 audit.info("event=setting_changed key=%s from=%s to=%s", key, *values)
@@ -109,7 +110,10 @@ class Reloader:
         self._apply()
         return []
 
-    def _is_reloadable(self, key: str) -> bool:
+    def _is_reloadable(self, key: str, value: object) -> bool:
+        section = key.partition(".")[0]
+        if section in EXTERNAL:  # one that begins or ends needs a restart
+            return self._security.runs(section) and (value is not None or key not in ("http_callback.url", "plugin.object"))
         if key.startswith("jwt.") and self._security.jwt is None:
             return False  # a new authenticator needs a restart
         return RELOADABLE.fullmatch(key) is not None

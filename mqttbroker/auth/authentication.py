@@ -84,7 +84,7 @@ class PasswordAuthenticator(BackgroundAuthenticator):
         self.max_bytes = max_bytes
         self.proven = ProvenPasswords(capacity) if proven is None else proven
         self.bans = Bans(BanTerms()) if bans is None else bans
-        self._queue = LoginQueue()
+        self._queue: LoginQueue[Login] = LoginQueue()
         self._workers = workers
         self._free = workers
         self._checked_suspects = 0  # in threads now: at most half of them, so that one is soon free for the others

@@ -9,7 +9,7 @@ of the address with the most.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Optional
+from typing import Generic, Optional, TypeVar
 
 from mqttbroker.auth.passwords import Passwords
 from mqttbroker.core.policy import AuthenticationRequest
@@ -18,18 +18,25 @@ SUSPECT_TURN = 8
 SHORT = 4096  # bytes of a CONNECT packet; shorter ones are limited by their number only
 
 
-class Login:
-    """A request with a password, which is checked by ``passwords``; ``address`` is served round robin."""
+class WaitingLogin:
+    """A member of a `LoginQueue`; ``address`` is served round robin, ``size`` is in bytes."""
+
+    def __init__(self, address: str, size: int) -> None:
+        self.address = address
+        self.size = size
+        self.suspect = False
+
+
+class Login(WaitingLogin):
+    """A request with a password, which is checked by ``passwords``."""
 
     def __init__(self, request: AuthenticationRequest, passwords: Passwords, address: str) -> None:
         assert request.username is not None and request.password is not None
+        super().__init__(address, request.size if request.size >= SHORT else 0)
         self.request = request
         self.passwords = passwords
         self.username: str = request.username
         self.password: bytes = request.password
-        self.address = address
-        self.size = request.size if request.size >= SHORT else 0
-        self.suspect = False
         self.timed_out = False  # it was answered while its check still runs
 
     @property
@@ -38,25 +45,28 @@ class Login:
         return self.passwords.fingerprints.get(self.username, "")
 
 
-class _Line:
+L = TypeVar("L", bound=WaitingLogin)
+
+
+class _Line(Generic[L]):
     """Logins by address. An address is new until it is first served."""
 
     def __init__(self) -> None:
-        self._logins: OrderedDict[str, deque[Login]] = OrderedDict()  # the address that waits longest is first
+        self._logins: OrderedDict[str, deque[L]] = OrderedDict()  # the address that waits longest is first
         self._new: OrderedDict[str, bool] = OrderedDict()
         self._newest_is_next = False
 
     def __bool__(self) -> bool:
         return bool(self._logins)
 
-    def add(self, login: Login) -> None:
+    def add(self, login: L) -> None:
         logins = self._logins.get(login.address)
         if logins is None:
             logins = self._logins[login.address] = deque()
             self._new[login.address] = True
         logins.append(login)
 
-    def pop(self) -> Login:
+    def pop(self) -> L:
         newest = self._newest_is_next and bool(self._new)
         self._newest_is_next = not self._newest_is_next
         address = next(reversed(self._new)) if newest else next(iter(self._logins))
@@ -66,7 +76,7 @@ class _Line:
         self._forget_if_empty(address)
         return login
 
-    def pop_newest(self) -> Login:
+    def pop_newest(self) -> L:
         """The last login of the address with the most."""
         address = max(self._logins, key=lambda name: len(self._logins[name]))
         login = self._logins[address].pop()
@@ -79,27 +89,27 @@ class _Line:
             self._new.pop(address, None)
 
 
-class LoginQueue:
+class LoginQueue(Generic[L]):
     """Waiting logins."""
 
     def __init__(self) -> None:
-        self._trusted = _Line()
-        self._suspects = _Line()
+        self._trusted: _Line[L] = _Line()
+        self._suspects: _Line[L] = _Line()
         self._turn = 0
         self._length = 0
-        self.size = 0  # bytes of the CONNECT packets that are long
+        self.size = 0  # bytes of its members
 
     def __len__(self) -> int:
         return self._length
 
-    def add(self, login: Login, suspect: bool) -> None:
+    def add(self, login: L, suspect: bool) -> None:
         """Put a login behind those of its address."""
         login.suspect = suspect
         (self._suspects if suspect else self._trusted).add(login)
         self._length += 1
         self.size += login.size
 
-    def pop(self, with_suspects: bool = True) -> Optional[Login]:
+    def pop(self, with_suspects: bool = True) -> Optional[L]:
         """Remove the login whose turn it is; None if there is none."""
         line = self._trusted
         if with_suspects and (not line or (self._suspects and self._turn % SUSPECT_TURN == SUSPECT_TURN - 1)):
@@ -109,11 +119,11 @@ class LoginQueue:
         self._turn += 1
         return self._removed(line.pop())
 
-    def pop_newest(self) -> Login:
+    def pop_newest(self) -> L:
         """Remove the newest login of the address with the most, suspects first."""
         return self._removed((self._suspects or self._trusted).pop_newest())
 
-    def _removed(self, login: Login) -> Login:
+    def _removed(self, login: L) -> L:
         self._length -= 1
         self.size -= login.size
         return login

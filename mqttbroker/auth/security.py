@@ -18,8 +18,11 @@ from mqttbroker.auth.authentication import PasswordAuthenticator
 from mqttbroker.auth.background import BackgroundAuthenticator
 from mqttbroker.auth.ban_file import BanFile
 from mqttbroker.auth.certificates import CertificateAuthenticator
+from mqttbroker.auth.external import ExternalAuthenticator
+from mqttbroker.auth.external_specs import EXTERNAL, spec_of, terms_of
 from mqttbroker.auth.passwords import PasswordFileError, Passwords, parse_passwords
 from mqttbroker.auth.proven_passwords import ProvenPasswords
+from mqttbroker.auth.worker_process import WorkerFailed
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings
@@ -55,6 +58,7 @@ class Security:
         self._password_authenticators: dict[Path, PasswordAuthenticator] = {}
         self._acls: dict[Path, Acl] = {}
         self.jwt: Optional[JwtAuthenticator] = None
+        self._external: dict[str, ExternalAuthenticator] = {}
         # The key that names each file, for errors; the first if there are several.
         self._password_files: dict[Path, str] = {}
         self._acl_files: dict[Path, str] = {}
@@ -71,7 +75,7 @@ class Security:
             if name is not None:
                 by_name[name] = self._authorizer(settings.acl_file_of(listener))
             self._warn(listener)
-        self.rules = Rules(self._authorizer(settings.acl_file), by_name, self.jwt is not None)
+        self.rules = Rules(self._authorizer(settings.acl_file), by_name, self.jwt is not None or bool(self._external))
 
     def _read(self) -> None:
         problems: list[str] = []
@@ -96,8 +100,27 @@ class Security:
                 self._acls[path] = _read_acl(path, key)
             except ConfigError as error:
                 problems += error.problems
+        if not problems:  # else no process is needed
+            problems += self._start_external()
         if problems:
             raise ConfigError(problems)
+
+    def _start_external(self) -> list[str]:
+        """Start the processes of external authenticators; returns the problems, with which none runs."""
+        problems: list[str] = []
+        for kind in EXTERNAL:
+            spec = spec_of(kind, self._settings)
+            if spec is not None:
+                try:
+                    self._external[kind] = ExternalAuthenticator(
+                        kind, spec, terms_of(kind, self._settings), self.bans
+                    )
+                except WorkerFailed as error:
+                    problems.append(f"{kind}: {error}")
+        if problems:
+            for authenticator in self._external.values():
+                authenticator.stop()
+        return problems
 
     def _warn(self, listener: Listener) -> None:
         """Log a warning if the ACL file has users but the listener cannot authenticate any."""
@@ -115,6 +138,8 @@ class Security:
             return CertificateAuthenticator(listener.certificate_identity) if listener.use_identity_as_username else None
         if kind == "jwt":
             return self.jwt
+        if kind in self._external:
+            return self._external[kind]
         path = self._settings.password_file_of(listener)
         return None if path is None else self._password_authenticators[path]
 
@@ -130,6 +155,7 @@ class Security:
         found: list[BackgroundAuthenticator] = list(self._password_authenticators.values())
         if self.jwt is not None:
             found.append(self.jwt)
+        found += self._external.values()
         return found
 
     def rules_of(self, listener: Listener) -> Optional[str]:
@@ -165,6 +191,14 @@ class Security:
             self.jwt.settings = settings.jwt
             self.jwt.capacity = settings.logins.max_waiting
             self.jwt.max_bytes = settings.limits.max_total_connect_bytes
+        for kind, external in self._external.items():
+            spec = spec_of(kind, settings)
+            if spec is not None:
+                external.configure(spec, terms_of(kind, settings))
+
+    def runs(self, kind: str) -> bool:
+        """Whether there is an external authenticator of this kind; a new one needs a restart."""
+        return kind in self._external
 
     async def reload(self, broker: Broker) -> list[str]:
         """Read the files again and apply each valid one; returns the problems of the others."""

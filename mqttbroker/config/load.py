@@ -18,7 +18,19 @@ from typing import Any, Optional
 
 from mqttbroker.config.in_force import flatten
 from mqttbroker.config.setting_kinds import shown
-from mqttbroker.config.settings import Bans, Consumers, Http, Jwt, Limits, Listener, Log, Redirect, Settings, Stream
+from mqttbroker.config.settings import (
+    Bans,
+    Consumers,
+    Http,
+    HttpCallback,
+    Jwt,
+    Limits,
+    Listener,
+    Log,
+    Redirect,
+    Settings,
+    Stream,
+)
 
 log = logging.getLogger("mqttbroker")
 
@@ -164,7 +176,7 @@ class _Builder:
         values = self.values(Settings, plain, ())
         values["listeners"] = self.listeners(tree["listeners"])
         values["streams"] = self.streams(tree.get("streams", {}))
-        for section, default in (("http", Http()), ("bans", Bans()), ("jwt", Jwt())):
+        for section, default in (("http", Http()), ("bans", Bans()), ("jwt", Jwt()), ("http_callback", HttpCallback())):
             # An invalid value has its default now: what is said of it with others would mislead.
             if section not in self.invalid:
                 for name, reason in values.get(section, default).problems():

@@ -262,7 +262,10 @@ class Patterns(Kind[tuple[tuple[str, str], ...]]):
 
 
 class Url(Kind[Optional[str]]):
-    """A URL of HTTPS, or of HTTP on this machine; the empty string is None."""
+    """A URL of HTTPS, or of HTTP on this machine, with ``plain`` on any; the empty string is None."""
+
+    def __init__(self, plain: bool = False) -> None:
+        self.plain = plain
 
     def read(self, value: object) -> Optional[str]:
         text = OptionalText().read(value)
@@ -273,9 +276,79 @@ class Url(Kind[Optional[str]]):
             raise ValueError("must be a URL that begins with https://")
         if parts.username is not None or parts.password is not None:
             raise ValueError("must not have a user name or password")
-        if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        if parts.scheme == "http" and not self.plain and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
             raise ValueError("must begin with https://, because the host is not localhost")
         return text
+
+
+class Templates(Kind[tuple[tuple[str, str], ...]]):
+    """A table of texts by name, with placeholders like ${username}; at least one name."""
+
+    def __init__(self, *placeholders: str) -> None:
+        self.placeholders = placeholders
+
+    def read(self, value: object) -> tuple[tuple[str, str], ...]:
+        pairs = Patterns().read(value)
+        if not pairs:
+            raise ValueError("must not be empty")
+        for _, template in pairs:
+            for name in re.findall(r"\$\{(.*?)\}", template):
+                if name not in self.placeholders:
+                    raise ValueError(f"${{{name}}} is none of {', '.join(self.placeholders)}")
+        return pairs
+
+    def from_text(self, text: str) -> object:
+        return Patterns().from_text(text)
+
+
+class HeaderText(Kind[Optional[str]]):
+    """The text of an HTTP header, never shown; the empty string is None."""
+
+    def read(self, value: object) -> Optional[str]:
+        if not isinstance(value, str) or not re.fullmatch(r"[\t -~]*", value):
+            raise ValueError("must be a string of printable ASCII characters")
+        return str(value) or None
+
+
+class Headers(Kind[tuple[tuple[str, str], ...]]):
+    """A table of HTTP headers, possibly empty."""
+
+    def read(self, value: object) -> tuple[tuple[str, str], ...]:
+        pairs = Patterns().read(value)
+        for name, text in pairs:
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[\t -~]+", text):
+                raise ValueError(f"{shown(name)} is not a header, or has no printable ASCII text")
+        return pairs
+
+    def from_text(self, text: str) -> object:
+        return Patterns().from_text(text)
+
+
+class PluginReference(Kind[Optional[str]]):
+    """ "module:object"; the empty string is None."""
+
+    def read(self, value: object) -> Optional[str]:
+        text = OptionalText().read(value)
+        if text is not None and not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", text):
+            raise ValueError(f'must be like "package.module:Class", got {shown(text)}')
+        return text
+
+
+class Options(Kind[Optional[str]]):
+    """A table of any values, or a JSON object as text; as JSON. The empty one is None."""
+
+    def read(self, value: object) -> Optional[str]:
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise ValueError("must be a table, or a JSON object") from None
+        if not isinstance(value, dict):
+            raise ValueError("must be a table, or a JSON object")
+        try:
+            return json.dumps(value) if value else None
+        except TypeError as error:
+            raise ValueError(f"must have strings, numbers, booleans, lists and tables: {error}") from None
 
 
 class Networks(Kind[tuple[str, ...]]):

@@ -25,6 +25,8 @@ from mqttbroker.config.setting_kinds import (
     FileMode,
     Filters,
     FirstOf,
+    Headers,
+    HeaderText,
     Host,
     Integer,
     Kind,
@@ -34,10 +36,13 @@ from mqttbroker.config.setting_kinds import (
     Networks,
     OptionalPath,
     OptionalText,
+    Options,
     OrNone,
     PartitionKey,
     Patterns,
+    PluginReference,
     Size,
+    Templates,
     Text,
     Texts,
     TopicPattern,
@@ -77,7 +82,7 @@ def _section(section: type[T]) -> T:
 
 
 # The kinds of authenticators in the order in which "auto" asks those that are configured.
-AUTHENTICATORS = ("certificate", "jwt", "password_file")
+AUTHENTICATORS = ("certificate", "jwt", "password_file", "http_callback", "plugin")
 JWT_ALGORITHMS = ("HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384",
                   "ES512", "EdDSA")
 
@@ -491,6 +496,55 @@ class Jwt:
 
 
 @dataclass(frozen=True)
+class ExternalAuthenticator:
+    """An authenticator in another process."""
+
+    timeout: float = _key(Duration("100ms", "1h"), "5s")
+    max_concurrent: int = _key(Integer(1, 1000), 64)
+    max_wait: float = _key(Duration("100ms", "1h"), "30s")
+    cache_ttl: float = _key(Duration("0s", "1d"), "0s")
+    cache_bytes: int = _key(Size("1KiB", "1TiB"), "16MiB")
+    start_timeout: float = _key(Duration("100ms", "10m"), "30s")
+    max_memory: int = _key(Size("64MiB", "1TiB"), "512MiB")
+
+
+@dataclass(frozen=True)
+class HttpCallback(ExternalAuthenticator):
+    """Authentication by an HTTP server; ``url`` None = none."""
+
+    url: Optional[str] = _key(Url(plain=True), "")
+    cafile: Optional[Path] = _key(OptionalPath(), "")
+    authorization: Optional[str] = _secret(HeaderText(), "")
+    authorization_file: Optional[Path] = _file_of("authorization")
+    headers: tuple[tuple[str, str], ...] = _key(Headers(), {})
+    body: tuple[tuple[str, str], ...] = _key(
+        Templates(
+            "username", "password", "password_base64", "clientid", "peerhost", "listener", "certificate_name", "version"
+        ),
+        {name: f"${{{name}}}" for name in
+         ("username", "password", "clientid", "peerhost", "listener", "certificate_name")},
+    )
+    max_answer_bytes: int = _key(Size("128B", "16MiB"), "64KiB")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that are invalid together, each with the reason."""
+        if any(name.lower() == "authorization" for name, _ in self.headers):
+            yield "headers", "give authorization_file, or authorization"
+        if self.cafile is not None and self.url is not None and not self.url.startswith("https:"):
+            yield "cafile", "needs a url that begins with https://"
+
+
+@dataclass(frozen=True)
+class Plugin(ExternalAuthenticator):
+    """Authentication by a class of Python; ``object`` None = none."""
+
+    object: Optional[str] = _key(PluginReference(), "")
+    path: Optional[Path] = _key(OptionalPath(), "")
+    options: Optional[str] = _secret(Options(), {})  # JSON
+    options_file: Optional[Path] = _file_of("options")
+
+
+@dataclass(frozen=True)
 class Bans:
     """When clients are banned; a limit of 0 = never for that cause."""
 
@@ -535,6 +589,8 @@ class Settings:
     limits: Limits = _section(Limits)
     logins: Logins = _section(Logins)
     jwt: Jwt = _section(Jwt)
+    http_callback: HttpCallback = _section(HttpCallback)
+    plugin: Plugin = _section(Plugin)
     bans: Bans = _section(Bans)
     crl: Crl = _section(Crl)
     redirect: Redirect = _section(Redirect)
@@ -568,6 +624,10 @@ class Settings:
             return listener.use_identity_as_username
         if kind == "jwt":
             return self.jwt.configured
+        if kind == "http_callback":
+            return self.http_callback.url is not None
+        if kind == "plugin":
+            return self.plugin.object is not None
         return self.password_file_of(listener) is not None
 
     def authentication_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:

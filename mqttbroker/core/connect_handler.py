@@ -31,6 +31,7 @@ from mqttbroker.codec.reason_codes import (
     to_v3_connack,
 )
 from mqttbroker.core.bans import Bans
+from mqttbroker.core.certificate_names import certificate_name
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.core.fan_out import FanOut
@@ -476,6 +477,8 @@ class ConnectAuthentication(AuthenticationRequest):
         self.handler = handler
         self.pending = pending
         self.size = pending.size
+        self.listener = connection.terms.listener
+        self.version = packet.version
         self.method = packet.properties.authentication_method
         self.client_data = packet.properties.authentication_data
         self._answered = False
@@ -490,6 +493,12 @@ class ConnectAuthentication(AuthenticationRequest):
     def certificate(self) -> Any:
         wire = self.pending.connection.wire
         return None if wire is None else wire.certificate
+
+    @property
+    def certificate_name(self) -> Optional[str]:
+        certificate = self.certificate
+        kinds = self.pending.connection.terms.certificate_identity
+        return certificate_name(certificate, kinds) if certificate else None
 
     @property
     def waiting(self) -> bool:

@@ -62,6 +62,8 @@ class AuthenticationRequest:
     ) -> None:
         self.client_id = client_id
         self.peer = peer  # its address
+        self.listener = ""  # the address of its listener
+        self.version = 5  # of MQTT
         self.remote = False  # it never counts as loopback, whatever the address
         self.username = username
         self.password = password
@@ -86,6 +88,11 @@ class AuthenticationRequest:
     @abstractmethod
     def certificate(self) -> Any:
         """The client's verified certificate as from `ssl.SSLSocket.getpeercert`; None or empty if it has none."""
+
+    @property
+    def certificate_name(self) -> Optional[str]:
+        """The name in the certificate that the listener takes for the client's."""
+        return None
 
     @property
     @abstractmethod

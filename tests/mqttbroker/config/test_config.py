@@ -18,7 +18,23 @@ from support.config_files import problems, write
 from support.paths import ROOT
 
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
-from mqttbroker.config.settings import Bans, Consumers, Http, HttpAccess, Jwt, Limits, Listener, Log, Logins, Redirect, Settings, Stream
+from mqttbroker.config.settings import (
+    Bans,
+    Consumers,
+    Crl,
+    Http,
+    HttpAccess,
+    HttpCallback,
+    Jwt,
+    Limits,
+    Listener,
+    Log,
+    Logins,
+    Plugin,
+    Redirect,
+    Settings,
+    Stream,
+)
 
 CONF = ROOT / "conf" / "mqttbroker.toml"
 
@@ -44,7 +60,10 @@ def test_the_documented_file_has_every_key() -> None:
         "http.access": HttpAccess,
         "limits": Limits,
         "logins": Logins,
+        "http_callback": HttpCallback,
+        "plugin": Plugin,
         "bans": Bans,
+        "crl": Crl,
         "redirect": Redirect,
         "consumers": Consumers,
         "listeners": Listener,
@@ -189,7 +208,7 @@ BAD = [
     ("durability = 1", 'durability: must be "commit", "interval" or "off", got 1'),
     ("durability_interval = 5", 'durability_interval: must be a duration like "500ms", "10s", "5m", "12h" or "7d", got 5'),
     ("durability_interval = '2h'", "durability_interval: must be 1ms–1h, got 2h"),
-    ('authentication = ["kerberos"]', 'authentication: must be "certificate", "jwt" or "password_file", or "auto", got "kerberos"'),
+    ('authentication = ["kerberos"]', 'authentication: must be "certificate", "jwt", "password_file", "http_callback" or "plugin", or "auto", got "kerberos"'),
     ('authentication = ["certificate", "certificate"]', 'authentication: "certificate" stands there twice'),
     ('authentication = ["password_file"]',
      'authentication: "password_file" is not configured for listener 127.0.0.1:1883'),
