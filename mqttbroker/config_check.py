@@ -10,12 +10,19 @@ from pathlib import Path
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings
+from mqttbroker.memory_limit import memory_warning
 from mqttbroker.net.tls import http_context, server_context
 
 
 def check(settings: Settings) -> list[str]:
     """One line for each problem that prevents a broker from starting or from accepting any client."""
     return [*_files(settings), *_data_dir(settings.data_dir), *_logins(settings)]
+
+
+def warnings(settings: Settings) -> list[str]:
+    """One line for each setting that works, but not as one might expect."""
+    warning = memory_warning(settings)
+    return [warning] if warning else []
 
 
 def _files(settings: Settings) -> Iterator[str]:

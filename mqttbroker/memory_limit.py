@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import dataclasses
 import os
+import re
 from pathlib import Path, PurePosixPath
 from typing import Final, Optional, Union
 
-from mqttbroker.core.memory import Memory
+from mqttbroker.config.settings import Settings
+from mqttbroker.core.connection import MAX_DECISION_BYTES
+from mqttbroker.core.memory import CONNECTION_BYTES, RETAINED_BYTES, SECURE_BYTES, WEBSOCKET_BYTES, Memory
 
 AUTO_PER_CENT: Final = 60  # the rest is for copies of packets, the page cache, and the process that seals segments
 RETURN_PER_CENT: Final = 75  # of ``max_memory`` taken, from which free memory is given back
 RETURN_INTERVAL: Final = 5.0  # seconds at least between two times
 INTERVAL: Final = 0.25  # seconds between two looks at the memory of the process; each takes 10 µs
 NEAR_INTERVAL: Final = 0.02  # the same while half of ``max_memory`` or more is used
+
+# Memory of entries in tables of limited length, in bytes.
+BAN_BYTES: Final = 400
+REMEMBERED_BYTES: Final = 200
+PRODUCER_BYTES: Final = 1500
 
 UNLIMITED: Final = 1 << 60  # bytes; control groups of version 1 have a number near 2**63 for "no limit"
 
@@ -135,3 +144,42 @@ class MemoryWatch:
             self._next_return = now + RETURN_INTERVAL
             asyncio.get_running_loop().run_in_executor(None, give_back)
         return maximum > 0 and memory.used * 2 >= maximum
+
+
+def part_limits(settings: Settings) -> dict[str, int]:
+    """How much memory each part may take at most, in bytes. Some limits are numbers, with the memory of each thing."""
+    limits = settings.limits
+    kinds = {listener.type for listener in settings.listeners}
+    per_connection = CONNECTION_BYTES + (SECURE_BYTES if kinds & {"tls", "wss"} else 0)
+    per_connection += WEBSOCKET_BYTES if kinds & {"ws", "wss"} else 0
+    found = {
+        "max_connections": limits.max_connections * per_connection,
+        "max_retained_bytes": limits.max_retained_bytes + limits.max_retained_messages * RETAINED_BYTES,
+        "max_pending_write_bytes": limits.max_pending_write_bytes,
+        "route_cache_bytes": limits.route_cache_bytes,
+        "decisions of access rules": MAX_DECISION_BYTES,
+        "bans.max_entries": settings.bans.max_entries * BAN_BYTES,
+        "logins.max_remembered": settings.logins.max_remembered * REMEMBERED_BYTES,
+        "streams.dedup_producers": sum(stream.dedup_producers * PRODUCER_BYTES for stream in settings.streams),
+    }
+    on_disk = "max_total_queued_bytes"
+    names = [field.name for field in dataclasses.fields(limits) if re.fullmatch(r"max_total_\w+_bytes", field.name)]
+    return found | {name: getattr(limits, name) for name in names if name != on_disk}
+
+
+def memory_warning(settings: Settings) -> str:
+    """One line if all parts at their limits do not fit ``max_memory``, "" otherwise or if it was not chosen."""
+    maximum = memory_bytes(settings.limits.max_memory)
+    found = part_limits(settings)
+    if maximum == 0 or settings.limits.max_memory == "auto" or sum(found.values()) <= maximum:
+        return ""
+    largest = sorted(found, key=lambda name: found[name], reverse=True)[:3]
+    parts = ", ".join(f"{name} {_mib(found[name])}" for name in largest)
+    return (
+        f"limits.max_memory: {_mib(maximum)} is less than all parts may take together, {_mib(sum(found.values()))}"
+        f" ({parts}, …): requests will be refused before these limits are reached"
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):,.0f} MiB"

@@ -41,7 +41,7 @@ from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Settings, is_loopback
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.logs import close, configure, dropped_lines, level, set_level
-from mqttbroker.memory_limit import MemoryWatch, ProcessMemory
+from mqttbroker.memory_limit import MemoryWatch, ProcessMemory, part_limits
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
@@ -95,6 +95,12 @@ class Server:
         recovered = recover(self.store, self.settings.data_dir, self.settings.on_corrupt_store)
         self.broker = build_broker(self.settings, recovered, self.security)
         restore(self.broker, recovered, time.time())
+        log.info(
+            "event=memory_limit max_memory=%d all_parts=%d before_clients=%d",
+            self.broker.terms.max_memory,
+            sum(part_limits(self.settings).values()),
+            base,
+        )
         self.memory_watch = MemoryWatch(self.broker.memory, self.process_memory, base)
         aside = set_aside(self.settings.data_dir)
         for path in aside:

@@ -319,8 +319,10 @@ class Journal:
         self._gathering.queries.append(query)
         self._gathering.empty = False
 
-    def wait_for_commit(self, gate: Gate) -> None:
-        """Have a gate wait for the commit of the gathering batch."""
+    def wait_for_commit(self, gate: Gate, size: int = 0) -> None:
+        """Have a gate wait for the commit of the gathering batch; ``size`` is the memory of a long answer in bytes."""
+        if size:
+            self._gathering.count_row(size)
         gate.pending += 1
         self._gathering.gates.append(gate)
         self._gathering.empty = False

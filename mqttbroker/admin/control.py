@@ -701,7 +701,6 @@ def _memory_status(broker: Broker) -> MemoryStatus:
         "subscriptions": stage.refused_subscriptions,
         "retained": stage.refused_retained,
         "wills": stage.refused_wills,
-        "aliases": broker.outbound.refused_aliases,
     }
     return MemoryStatus(
         maximum=broker.terms.max_memory,

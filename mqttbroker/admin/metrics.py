@@ -210,7 +210,7 @@ class Metrics:
             if part.limit:
                 limit.add_metric([part.name], part.limit)
         refused = CounterMetricFamily(
-            "mqttbroker_memory_refused", "Requests refused because of a limit of memory.", labels=["what"]
+            "mqttbroker_memory_refused", "Requests refused because of max_memory.", labels=["what"]
         )
         for what, count in memory.refused.items():
             refused.add_metric([what], count)

@@ -101,11 +101,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _check_config(file: Path) -> int:
-    from mqttbroker.config_check import check
+    from mqttbroker.config_check import check, warnings
 
     settings = load_settings(file, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
     if problems := check(settings):
         raise ConfigError([f"{file}: {problem}" for problem in problems])
+    for warning in warnings(settings):
+        print(f"warning: {file}: {warning}", file=sys.stderr)
     print(f"{file}: fine")
     return 0
 

@@ -257,6 +257,7 @@ class ConnectHandler:
             self.refuse(connection, SERVER_BUSY, "too many sessions")
             return False
         if known is None and self.registry.context.sessions_full:
+            counters.limit_reached("max_total_session_bytes")
             self.refuse(connection, QUOTA_EXCEEDED, "too much memory for sessions")
             return False
         return True
@@ -300,10 +301,11 @@ class ConnectHandler:
         size: int = len(will.topic) + len(will.payload) + len(will.forward)
         session = self.registry.get(connection.client_id)
         replaced: int = 0 if session is None or session.will is None else session.will.message.size
-        if self.registry.context.will_bytes + size > self.terms.max_total_will_bytes or (
-            self.memory.refuses_state and size > replaced
-        ):
+        if self.memory.refuses_state and size > replaced:
             self.memory.refused_wills += 1
+            self.refuse(connection, QUOTA_EXCEEDED, "no memory for wills")
+            return False
+        if self.registry.context.will_bytes + size > self.terms.max_total_will_bytes:
             connection.outbound.counters.limit_reached("max_total_will_bytes")
             self.refuse(connection, QUOTA_EXCEEDED, "too many wills")
             return False

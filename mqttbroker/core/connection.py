@@ -370,7 +370,10 @@ class Connection(ClientConnection):
             return True
         self.connect_bytes += size
         outbound.connect_bytes += size
-        return outbound.connect_bytes <= self.clients.terms.max_total_connect_bytes
+        if outbound.connect_bytes <= self.clients.terms.max_total_connect_bytes:
+            return True
+        outbound.counters.limit_reached("max_total_connect_bytes")
+        return False
 
     def release_connect(self) -> None:
         """The client has its answer."""
@@ -385,7 +388,7 @@ class Connection(ClientConnection):
             and self.alias_bytes + size > FREE_BYTES
             and outbound.alias_bytes + size > self.clients.terms.max_total_alias_bytes
         ):
-            outbound.refused_aliases += 1
+            outbound.counters.limit_reached("max_total_alias_bytes")
             return False
         self.alias_bytes += size
         outbound.alias_bytes += size

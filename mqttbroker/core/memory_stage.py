@@ -13,7 +13,7 @@ STAGE_NAMES: Final[List[str]] = ["normal", "no_connections", "no_state", "sheddi
 
 
 class MemoryStage:
-    """The stage in force, set by `mqttbroker.core.memory.Memory`; and refusals since the start, at any stage."""
+    """The stage in force, set by `mqttbroker.core.memory.Memory`; and refusals since the start."""
 
     def __init__(self) -> None:
         self.stage = NORMAL

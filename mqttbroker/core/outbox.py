@@ -53,7 +53,6 @@ class Outbound:
         self.websocket_connections: i64 = 0
         self.connect_bytes: i64 = 0  # CONNECT packets that wait for an answer
         self.alias_bytes: i64 = 0  # topics of topic aliases, of all clients and in both directions
-        self.refused_aliases: i64 = 0
         self.decision_bytes: i64 = 0  # memory of the decisions in `Connection.may_publish` of all connections
         self.denials = Denials(clock)
         self.flush_queue: List[Connection] = []

@@ -95,7 +95,10 @@ class Publisher:
         if self.memory.refuses_state:
             self.memory.refused_retained += 1
             return True
-        return retained.size + more > self.terms.max_retained_bytes
+        if retained.size + more <= self.terms.max_retained_bytes:
+            return False
+        self.outbound.counters.limit_reached("max_retained_bytes")
+        return True
 
     def has_room(self, route: Route, size: int, publisher: Session) -> bool:
         """Whether a QoS 1 or 2 message of ``size`` bytes fits: neither a recipient's queue nor the limit of all queues

@@ -45,6 +45,8 @@ _SUBSCRIPTION_BYTES: Final = 350
 _SHARED_BYTES: Final = 1000
 _WILDCARD_BYTES: Final = 250
 
+FREE_REPLAYS: Final = 100  # subscriptions of a session that may wait for their retained messages in any case
+
 FILTER_WORK: Final = 10  # of one filter of a SUBSCRIBE or UNSUBSCRIBE, in units of `Router.work`
 HANDLED_AT_ONCE: Final = 200  # filters of one packet; more are handled in parts
 PART_FILTER_WORK: Final = 3  # of one filter in a part
@@ -135,13 +137,14 @@ class Subscriptions:
             counters.limit_reached("max_subscription_bytes_per_client")
             return QUOTA_EXCEEDED
         size = subscription_memory(full_filter)
-        if old is None and (
-            self.memory.refuses_state
-            or self.context.subscription_bytes + size > terms.max_total_subscription_bytes
-        ):
+        if old is None and self.memory.refuses_state:
             self.memory.refused_subscriptions += 1
             return QUOTA_EXCEEDED
-        if len(session.pending_retained) + len(replay) >= 2 * limit:  # the same filters, subscribed again and again
+        if old is None and self.context.subscription_bytes + size > terms.max_total_subscription_bytes:
+            counters.limit_reached("max_total_subscription_bytes")
+            return QUOTA_EXCEEDED
+        # The same filters, subscribed again and again. What waits takes no more memory than the subscriptions.
+        if len(session.pending_retained) + len(replay) >= 2 * len(session.subscriptions) + FREE_REPLAYS:
             return QUOTA_EXCEEDED
         subscription = Subscription(session, full_filter, request.options, identifier)
         self.load(subscription)
@@ -166,7 +169,7 @@ class Subscriptions:
     def answer(self, connection: Connection, session: Session, gate: AckGate) -> None:
         """Send the acknowledgement, after the commit if the session is stored."""
         if session.id != 0 and self.journal.gated:
-            self.journal.wait_for_commit(gate)
+            self.journal.wait_for_commit(gate, len(gate.packet or b""))
         connection.acks.submit(gate)
 
     def load(self, subscription: Subscription) -> None:

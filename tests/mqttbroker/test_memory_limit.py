@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,15 @@ from support.core import Core
 
 from mqttbroker import memory_limit
 from mqttbroker.config.setting_kinds import MemorySize
-from mqttbroker.config.settings import Limits
-from mqttbroker.memory_limit import MemoryWatch, ProcessMemory, available_memory, memory_bytes
+from mqttbroker.config.settings import Limits, Listener, Settings
+from mqttbroker.memory_limit import (
+    MemoryWatch,
+    ProcessMemory,
+    available_memory,
+    memory_bytes,
+    memory_warning,
+    part_limits,
+)
 
 GIB = 1 << 30
 
@@ -103,3 +112,23 @@ def test_free_memory_is_given_back_before_the_first_stage(tmp_path: Path, monkey
             assert core.broker.memory.base == 7
 
     asyncio.run(watch())
+
+
+def test_the_sum_of_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_limit, "available_memory", lambda: GIB)
+    defaults = Settings()
+    found = part_limits(defaults)
+    # Every total in bytes is a part; what is on disk is none.
+    totals = {field.name for field in dataclasses.fields(Limits) if field.name.startswith("max_total_")}
+    assert totals - found.keys() == {"max_total_queued_bytes", "max_total_queued_messages"}
+    assert 5 * GIB < sum(found.values()) < 8 * GIB
+    assert memory_warning(defaults) == ""  # nobody chose it
+    half = dataclasses.replace(defaults, limits=Limits(max_memory="50%"))
+    assert re.fullmatch(
+        r"limits\.max_memory: 512 MiB is less than all parts may take together, [\d,]+ MiB \(max_total_session_bytes"
+        r" 2,048 MiB, .*\): requests will be refused before these limits are reached",
+        memory_warning(half),
+    )
+    assert memory_warning(dataclasses.replace(defaults, limits=Limits(max_memory=20 * GIB))) == ""
+    secure = dataclasses.replace(defaults, listeners=(Listener(type="tls"),))
+    assert part_limits(secure)["max_connections"] == found["max_connections"] * 13

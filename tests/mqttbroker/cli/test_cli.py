@@ -123,3 +123,10 @@ def test_two_brokers_on_one_data_directory_are_refused(
     done = run("serve", *flags, cwd=tmp_path)
     assert done.returncode == 1
     assert "data" in one_line(done.stderr)
+
+
+def test_check_config_warns_of_a_memory_limit_below_the_sum_of_its_parts(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text("limits.max_memory = '1GiB'\n")
+    done = run("check-config", "x.toml", cwd=tmp_path)
+    assert (done.returncode, one_line(done.stdout)) == (0, "x.toml: fine")
+    assert one_line(done.stderr).startswith("warning: x.toml: limits.max_memory: 1,024 MiB is less than all parts")

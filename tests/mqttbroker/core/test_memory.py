@@ -228,6 +228,7 @@ def test_subscriptions_are_bounded_together(tmp_path: Path) -> None:
         accepted = codes.count([0])
         assert 3 < accepted < 9 and codes.count([0x97]) == 9 - accepted
         assert 2500 < held(core, "subscriptions") <= 3000
+        assert core.control.status().limits_reached == {"max_total_subscription_bytes": 9 - accepted}
         assert suback_codes(clients[0], "a/0") == [0]  # it exists
         clients[0].unsubscribe("a/0")
         assert suback_codes(clients[1], "b") == [0]
@@ -382,7 +383,7 @@ def test_topic_aliases_are_bounded_together(tmp_path: Path) -> None:
         modest.send(aliased("", 9))
         greedy.close()
         assert 0 < held(core, "aliases") < 2000 and not modest.closed
-        assert core.control.status().memory.refused["aliases"] == 1
+        assert core.control.status().limits_reached["max_total_alias_bytes"] == 1
 
 
 def test_no_alias_is_sent_for_which_there_is_no_room(tmp_path: Path) -> None:
