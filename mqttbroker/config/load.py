@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mqttbroker.config.in_force import flatten
+from mqttbroker.config.key_lines import KeyLines
 from mqttbroker.config.setting_kinds import shown
 from mqttbroker.config.settings import (
     Bans,
@@ -116,8 +117,10 @@ class _Builder:
     key with a former name.
     """
 
-    def __init__(self, file: str, warn: Callable[[str], None]) -> None:
+    def __init__(self, file: str, text: str, warn: Callable[[str], None]) -> None:
         self.file = file
+        self.text = text
+        self._key_lines: Optional[KeyLines] = None  # of ``text``
         self.warn = warn
         self.sources: dict[_Path, str] = {}
         self.renamed: set[_Path] = set()  # paths that variables give by a former name
@@ -132,8 +135,16 @@ class _Builder:
     def line(self, path: _Path, reason: str) -> str:
         source = next((name for said, name in self.sources.items() if said[: len(path)] == path), "")
         if not source:
-            source, path = self.file or self._nearest_source(path), self.former.get(path, path)
+            path = self.former.get(path, path)
+            source = self._place(path) if self.file else self._nearest_source(path)
         return ": ".join(part for part in (source, _dotted(path), reason) if part)
+
+    def _place(self, path: _Path) -> str:
+        """The file and the line of a key."""
+        if self._key_lines is None:
+            self._key_lines = KeyLines(self.text)
+        line = self._key_lines.of(path)
+        return f"{self.file}:{line}" if line else self.file
 
     def _nearest_source(self, path: _Path) -> str:
         """The variable or flag for the section that lacks a key; "" if there is none."""
@@ -387,8 +398,9 @@ def load_settings(
 
     ``warn`` takes a line for each key that is given by a former name. Raises ConfigError with every problem found.
     """
-    builder = _Builder(str(path) if path is not None else "", warn)
-    tree = _read(path) if path is not None else {}
+    text = _text(path) if path is not None else ""
+    builder = _Builder(str(path) if path is not None else "", text, warn)
+    tree = _tree(text, path) if path is not None else {}
     builder.rename_keys(tree)
     tree.setdefault("listeners", [{}])
     for name, text in sorted((environ or {}).items()):
@@ -403,13 +415,20 @@ def load_settings(
     return dataclasses.replace(settings, sources=builder.key_sources(tree, settings))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _text(path: Path) -> str:
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
+        data = path.read_bytes()
+        return data.decode("utf-8")
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read: {error.strerror or error}"]) from None
     except UnicodeDecodeError as error:
-        raise ConfigError([f"{path}: not UTF-8 at byte {error.start}"]) from None
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError([f"{path}:{line}: not UTF-8"]) from None
+
+
+def _tree(text: str, path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
     except ValueError as error:  # also of a number with too many digits
         raise ConfigError([f"{path}: not TOML: {error}"]) from None
     except RecursionError:

@@ -71,8 +71,8 @@ def test_check_config(tmp_path: Path) -> None:
     done = run("check-config", "x.toml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.splitlines() == [
-        "x.toml: durabilty: unknown key, did you mean durability?",
-        "x.toml: listeners.0.port: must be 0–65535, got 99999",
+        "x.toml:2: durabilty: unknown key, did you mean durability?",
+        "x.toml:1: listeners.0.port: must be 0–65535, got 99999",
     ]
 
 

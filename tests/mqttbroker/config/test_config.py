@@ -337,7 +337,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (line,) = problems(broken)
     assert re.fullmatch(r".*broker\.toml: not TOML: .*line 1.*", line)
     broken.write_bytes(b"a = '\xff'")
-    assert problems(broken) == [f"{broken}: not UTF-8 at byte 5"]
+    assert problems(broken) == [f"{broken}: not UTF-8"]
 
 
 @pytest.mark.parametrize(("text", "reason"), [
@@ -390,7 +390,7 @@ def test_a_former_name_in_the_file_is_read_with_a_warning(
     path = write(tmp_path, f"limits.{former} = {text if text.isdigit() else repr(text)}")
     warnings: list[str] = []
     assert getattr(load_settings(path, warn=warnings.append).limits, name) == value
-    assert warnings == [f"{path}: limits.{former}: is called limits.{name} now"]
+    assert warnings == [f"{path}:1: limits.{former}: is called limits.{name} now"]
 
 
 @pytest.mark.parametrize(("former", "name", "text", "value"), FORMER_NAMES)
@@ -436,4 +436,4 @@ def test_the_broker_logs_a_former_name_at_its_start(tmp_path: Path) -> None:
     checked = subprocess.run(
         [sys.executable, "-m", "mqttbroker", "check-config", str(path)], capture_output=True, text=True, check=True
     )
-    assert checked.stderr == f"warning: {path}: limits.crowded_queue_wait: is called limits.backpressure_wait now\n"
+    assert checked.stderr == f"warning: {path}:1: limits.crowded_queue_wait: is called limits.backpressure_wait now\n"

@@ -17,6 +17,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
+from support.config_files import without_line
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket
 
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED
@@ -277,7 +278,7 @@ def test_invalid_combinations_of_settings(tmp_path: Path, text: str, problem: st
     path.write_text(f"[[listeners]]\n{text}\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load_settings(path)
-    assert caught.value.problems == [f"{path}: listeners.0.{problem}"]
+    assert [without_line(text) for text in caught.value.problems] == [f"{path}: listeners.0.{problem}"]
 
 
 # --- third-party clients ------------------------------------------------------------------------------------------
