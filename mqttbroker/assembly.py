@@ -163,6 +163,7 @@ def apply_limits(broker: Broker, settings: Settings) -> None:
     broker.memory.apply()
     broker.memory.check()
     broker.context.backpressure_monitor.max_pause = limits.backpressure_wait
+    broker.refuse_when_full = broker.context.limits.queue_full == REFUSE
     broker.outbound.max_backlog = limits.max_outbox_bytes
     broker.outbound.max_acks = 2 * most_in_flight(settings)
     broker.producers.window = 2 * most_in_flight(settings)
@@ -178,7 +179,6 @@ def apply_to_listener(policy: ListenerPolicy, settings: Settings, listener: List
     policy.max_connections = listener.max_connections
     policy.max_half_open = listener.max_half_open or 0
     policy.policy = security.policy_of(listener)
-    policy.terms_changed()
 
 
 def restore(broker: Broker, recovered: Recovered, now: float) -> None:

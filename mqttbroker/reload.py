@@ -21,6 +21,7 @@ from mqttbroker.config.in_force import flatten, shown_value
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
+from mqttbroker.file_limit import client_sockets
 from mqttbroker.logs import reopen, set_level
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
@@ -33,7 +34,8 @@ audit = logging.getLogger("mqttbroker.audit")
 RELOADABLE = re.compile(
     r"allow_anonymous|reveal_denials|response_information|sys_interval|log\.level|redirect\.\w+|limits\.\w+"
     r"|bans\.\w+|crl\.\w+|logins\.max_waiting|jwt\.\w+|http\.(token(_file)?|access)"
-    r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum)"
+    r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum|client_id_from"
+    r"|certificate_identity)"
 )
 
 
@@ -78,8 +80,8 @@ class Reloader:
             self._task.cancel()
 
     async def _reload(self, previous: Optional[asyncio.Task[None]]) -> None:
-        if previous is not None:
-            await previous
+        if previous is not None and not previous.done():
+            await asyncio.wait([previous])  # also if it failed
         problems = self._reload_settings() + _reopen_log()
         problems += await self._security.reload(self._broker)
         for listener in self._listeners:
@@ -96,7 +98,8 @@ class Reloader:
             for problem in error.problems:
                 log.error("event=reload_failed reason=%s", problem)
             return error.problems
-        before, after = flatten(self.settings), flatten(reread)
+        in_force = self.settings
+        before, after = flatten(in_force), flatten(reread)
         for key in sorted(before.keys() | after.keys()):
             if before.get(key) == after.get(key):
                 continue
@@ -107,7 +110,7 @@ class Reloader:
             else:
                 audit.warning("event=restart_needed key=%s", key)
         self.settings = dataclasses.replace(self.settings, sources=reread.sources)
-        self._apply()
+        self._apply(in_force)
         return []
 
     def _is_reloadable(self, key: str, value: object) -> bool:
@@ -118,18 +121,25 @@ class Reloader:
             return False  # a new authenticator needs a restart
         return RELOADABLE.fullmatch(key) is not None
 
-    def _apply(self) -> None:
+    @staticmethod
+    def _sockets_of(settings: Settings) -> int:
+        return settings.limits.max_connections + settings.limits.max_half_open
+
+    def _apply(self, before: Settings) -> None:
         settings = self.settings
         set_level(settings.log.level)
         log.info("event=log_level to=%s", settings.log.level)
         apply_limits(self._broker, settings)
         self._sockets.max_evictable = settings.limits.max_half_open
+        if self._sockets_of(settings) != self._sockets_of(before):
+            self._sockets.maximum = client_sockets(settings)
         self._security.apply(settings)
         if self.http is not None:
             self.http.gate.access = access_list(settings, self._security.rules.common)
             self.http.bans.apply(http_ban_terms(settings))
         for open_listener, listener in zip(self._listeners, settings.listeners):
             apply_to_listener(open_listener.listener_policy, settings, listener, self._security)
+            open_listener.terms_changed()
         redirect = self._broker.terms.redirect
         if redirect is not None:
             log.info("event=redirecting server_reference=%s rate=%d", redirect.server_reference, redirect.rate)

@@ -29,7 +29,7 @@ RETRY = 1.0  # seconds until the next attempt if there was no file descriptor le
 class Acceptor:
     """Accepts connections on ``sock``, which it owns, until `close`.
 
-    With ``context`` they speak TLS; it may be replaced, for later connections. With ``proxied`` they begin with a PROXY
+    With ``context`` they speak TLS; it may be replaced, for later connections, and so may ``timeout``. With ``proxied`` they begin with a PROXY
     protocol header. ``new_client`` creates an asyncio protocol for a peer, None = the one of the socket, and
     ``on_open`` is called with the transport when it has one. ``timeout`` of a header, and of a handshake, is in
     seconds. Unfinished headers and handshakes count in ``sockets``. ``refusal`` gives the reason, or "", why the
@@ -57,7 +57,7 @@ class Acceptor:
         self._half_open = half_open
         self._proxied = proxied
         self._sock = sock
-        self._timeout = timeout
+        self.timeout = timeout
         self._new_client = new_client
         self._counters = counters
         self._sockets = sockets
@@ -130,7 +130,7 @@ class Acceptor:
             handshake.limited = self._half_open.limit_half_open(handshake, shown)
         tls: dict[str, Any] = {}
         if self.context is not None:
-            tls = {"ssl": self.context, "ssl_handshake_timeout": self._timeout, "ssl_shutdown_timeout": CLOSE_TIMEOUT}
+            tls = {"ssl": self.context, "ssl_handshake_timeout": self.timeout, "ssl_shutdown_timeout": CLOSE_TIMEOUT}
         alert = Alert(sock)
         try:
             transport, _ = await self._loop.connect_accepted_socket(lambda: self._new_client(peer), sock, **tls)
@@ -148,7 +148,7 @@ class Acceptor:
         """The peer in the proxy's header; None if there is no valid header in time, and the socket is closed."""
         peer: Optional[ProxiedPeer] = None
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 peer = await proxied.read_header(sock, address)
         except (OSError, ProxyHeaderError) as error:
             self._counters.proxy_failures += 1

@@ -197,6 +197,12 @@ class OpenListener:
             "clients": self.listener_policy.clients,
         }
 
+    def terms_changed(self) -> None:
+        """The terms of the policy were replaced."""
+        self.listener_policy.terms_changed()
+        for acceptor in self._acceptors:
+            acceptor.timeout = self.listener_policy.terms.connect_timeout
+
     def close(self) -> None:
         """Stop accepting; open connections stay."""
         for server in self._servers:
