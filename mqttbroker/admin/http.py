@@ -57,6 +57,8 @@ _audit = logging.getLogger("mqttbroker.audit")
 
 def _log_as_event(record: logging.LogRecord) -> bool:
     """Log a request that is not HTTP as one line; aiohttp logs it with a stack, as if it were a defect."""
+    if str(record.msg).startswith("event="):  # a count of these lines, which the log writes to the same logger
+        return True
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
         record.msg, record.args = "event=defect in=http what=%s", (record.getMessage(),)

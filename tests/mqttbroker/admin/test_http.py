@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import socket
 import threading
 import urllib.error
@@ -415,3 +416,11 @@ def test_token_is_read_from_its_file(start_broker: Callable[..., BrokerProcess],
     with pytest.raises(urllib.error.HTTPError, match="401"):
         broker.get("/metrics")
     assert broker.get("/metrics", {"Authorization": "Bearer s3cret"})
+
+
+def test_counts_of_refused_requests_are_no_defects() -> None:
+    text = "event=refusals_repeated address=%s count=%d"
+    record = logging.LogRecord("mqttbroker.admin.http.requests", logging.INFO, "", 0, text, ("x", 7), None)
+    assert server_module._log_as_event(record) and record.getMessage() == "event=refusals_repeated address=x count=7"
+    other = logging.LogRecord("mqttbroker.admin.http.requests", logging.ERROR, "", 0, "Unhandled exception", (), None)
+    assert server_module._log_as_event(other) and "event=defect in=http" in other.getMessage()
