@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import socket
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -27,6 +29,14 @@ from typing import Optional
 import pauses
 import runner
 from py_load import framed, text
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
+
+import abuse.connections  # noqa: E402
+import abuse.messages  # noqa: E402
+import abuse.subscriptions  # noqa: E402, F401
+from abuse.kinds import KINDS  # noqa: E402
+from abuse.target import Ports, Target, raise_file_limit  # noqa: E402
 
 BYSTANDERS = "--scenario p2p --publishers 50 --subscribers 50 --rate 20 --qos 1".split()
 USER = "slow"
@@ -206,6 +216,49 @@ def abandoned(port: int, ended: threading.Event, sessions: int) -> str:
     return f"{sent} messages"
 
 
+# Kinds of tests/abuse, which see the broker as they do there.
+KINDS_USED = (
+    "websocket-empty-frames", "websocket-before-connect", "guessed-passwords", "silent", "unfinished-packets",
+    "long-topics", "takeovers", "churn", "ended-subscribers", "resubscriptions", "expiring-sessions", "will-storm",
+    "shared-churn", "fan-out", "pings",
+)  # fmt: skip
+# Kinds whose clients come through a listener with limits.
+LIMITED = {"limited-messages": "qos0-flood", "limited-connects": "churn", "limited-connections": "silent"}
+LISTENER_LIMITS = {
+    "MAX_PUBLISH_RATE": "1000",
+    "MAX_CONNECT_RATE_PER_ADDRESS": "20",
+    "MAX_CONNECTIONS_PER_ADDRESS": "100",
+}
+PORTS: dict[int, tuple[int, int]] = {}  # by the port of a broker, those of its WebSocket and limited listeners
+
+
+def kind_of_abuse(port: int, ended: threading.Event, name: str) -> str:
+    """A kind of tests/abuse, again and again."""
+    websocket, limited = PORTS[port]
+    target = Target("1", Ports(limited if name in LIMITED else port, websocket))
+    target.until = math.inf
+
+    def end() -> None:
+        ended.wait()
+        target.until = 0.0
+
+    threading.Thread(target=end, daemon=True).start()
+    while target.running():
+        with suppress(OSError):
+            KINDS[LIMITED.get(name, name)].abuse(target)
+        target.stop()
+    return target.answered.summary()
+
+
+def listeners() -> tuple[dict[str, str], int, int]:
+    """Settings of a WebSocket listener and of one with limits, and their ports."""
+    websocket, limited = runner.free_port(), runner.free_port()
+    settings = {"1__TYPE": "ws", "1__HOST": "127.0.0.1", "1__PORT": str(websocket)}
+    settings |= {"2__HOST": "127.0.0.1", "2__PORT": str(limited)}
+    settings |= {f"2__{name}": value for name, value in LISTENER_LIMITS.items()}
+    return {f"MQTTBROKER_LISTENERS__{name}": value for name, value in settings.items()}, websocket, limited
+
+
 ABUSES: dict[str, tuple[str, Callable[[int, threading.Event, int], str]]] = {
     "stalled-q0": ("a subscriber that does not read, QoS 0", lambda port, ended, _: stalled(port, ended, 0)),
     "stalled-q1": ("a subscriber that does not read, QoS 1", lambda port, ended, _: stalled(port, ended, 1)),
@@ -219,6 +272,12 @@ ABUSES: dict[str, tuple[str, Callable[[int, threading.Event, int], str]]] = {
     "abandoned": ("messages to 20,000 abandoned sessions", lambda port, ended, _: abandoned(port, ended, 20_000)),
     "slow-logins": ("logins with slow hashes, incomplete SCRAM exchanges", lambda port, ended, _: slow_logins(port, ended)),
 }
+for used in (*KINDS_USED, *LIMITED):
+    listener = "through a listener with limits: " if used in LIMITED else ""
+    ABUSES[used] = (
+        listener + KINDS[LIMITED.get(used, used)].what,
+        lambda port, ended, _, name=used: kind_of_abuse(port, ended, name),
+    )
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------
@@ -324,11 +383,16 @@ def main() -> None:
         passwords = slow_password(Path(directory))
         settings = {"MQTTBROKER_ALLOW_ANONYMOUS": "true", "MQTTBROKER_PASSWORD_FILE": str(passwords)}
         settings["MQTTBROKER_LIMITS__MAX_RETAINED_MESSAGES"] = "2000000"
-        broker = pauses.Probed(Path(directory), settings)
+        raise_file_limit()
+        more, *ports = listeners()
+        broker = pauses.Probed(Path(directory), settings | more)
+        PORTS[broker.port] = (ports[0], ports[1])
         other = broker
         if given.control:
             (Path(directory) / "other").mkdir()
-            other = pauses.Probed(Path(directory) / "other", settings)
+            more, *ports = listeners()
+            other = pauses.Probed(Path(directory) / "other", settings | more)
+            PORTS[other.port] = (ports[0], ports[1])
             fill(other.port, given.retained)
         start = time.monotonic()
         took = fill(broker.port, given.retained)

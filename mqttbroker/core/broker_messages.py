@@ -96,8 +96,11 @@ class BrokerMessages(LongWork):
         return cost
 
     def _publish(self, waiting: BrokerMessage) -> bool:
-        """Publish a message, or drop it if that is not allowed; false if its route takes longer to build, or has very many
-        targets while another message is being delivered to as many."""
+        """Publish a message, or drop it if that is not allowed.
+
+        False if its route takes longer to build, or has very many targets while another message is being delivered to
+        as many.
+        """
         publisher = self._publisher
         router = publisher.router
         message = waiting.message

@@ -1,8 +1,8 @@
 """The delivery of one message to the targets of a route, in parts if there are very many.
 
-While a message is being delivered in parts, no other one is: so the queue entries of one message are in one commit, and a
-commit waits for one such message at most. Clients whose next message has as many targets wait for their turn, with that
-message unread.
+While a message is being delivered in parts, no other one is: so the queue entries of one message are in one commit, and
+a commit waits for one such message at most. Clients whose next message has as many targets wait for their turn, with
+that message unread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The publisher: hands one message to all recipients of its route.
 
-Everything to be stored is in the journal, under the gate of the publisher's acknowledgement, before the call returns, or
-is added to the same batch by a `FanOut`. A QoS 0 copy is queued, or dropped and counted. No subscriber gets a higher QoS than it was granted [MQTT-3.8.4-8].
+Everything to be stored is in the journal, under the gate of the publisher's acknowledgement, before the call returns,
+or is added to the same batch by a `FanOut`. A QoS 0 copy is queued, or dropped and counted. No subscriber gets a higher
+QoS than it was granted [MQTT-3.8.4-8].
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class SessionLifecycle:
             )
 
     def tick(self, pending: Dict[str, PendingConnect]) -> None:
-        """Publish due wills and end expired sessions, except those of ``pending`` clients; in parts if there are many."""
+        """Publish due wills and end expired sessions, in parts if there are many; not those of ``pending`` clients."""
         due = self.due
         due.pending = pending
         due.done_until_tick = False

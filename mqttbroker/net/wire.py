@@ -36,6 +36,7 @@ FLUSH_TIME: Final = 0.001  # seconds per flush for short outboxes, and as much f
 SHORT_OUTBOX: Final = 1024  # bytes
 GATHERING_FLUSHES: Final = 8  # in which the outboxes of a crowd are not written while its publishers are read
 GATHERED_BYTES: Final = 16_777_216  # in all outboxes meanwhile
+FLUSHED_AT_LEAST: Final = 32  # long outboxes, however long it takes
 FLUSHED_AT_ONCE: Final = 16  # short outboxes between two readings of the clock
 POLLRDHUP: Final[int] = getattr(select, "POLLRDHUP", 0)  # Linux has it
 CLOSE_TIMEOUT: Final = 5.0  # seconds in which a client may take the last bytes and close its side
@@ -91,9 +92,9 @@ class FlushScheduler:
     def flush(self) -> None:
         """Write the outboxes of the connections, and hand the store a write set.
 
-        If that takes long, it is continued in the next iteration, and short outboxes come first: so other clients do not
-        wait for the many receivers of one message. Clients that send much are read again when the outboxes of such a
-        crowd are empty, and then several times before these are written again, because small writes cost more.
+        If that takes long, it is continued in the next iteration, and short outboxes come first: so other clients do
+        not wait for the many receivers of one message. Clients that send much are read again when the outboxes of such
+        a crowd are empty, and then several times before these are written again, because small writes cost more.
         """
         self._scheduled = False
         broker = self.broker
@@ -158,10 +159,12 @@ class FlushScheduler:
         left_over = self._left_over
         if self._round == 0:
             self._round = len(left_over)
+        flushed: int = 0
         while self._round > 0:
             self._flush_connection(left_over.popleft())
             self._round -= 1
-            if self.loop.time() > until:
+            flushed += 1
+            if flushed >= FLUSHED_AT_LEAST and self.loop.time() > until:
                 break
         if self._round:
             self._flushes += 1

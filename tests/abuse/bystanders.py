@@ -2,9 +2,9 @@
 
     python -m abuse.bystanders PORT
 
-Each pair is a publisher and a subscriber with a persistent session, at QoS 1. The command ``period NAME`` on the standard
-input begins a period; ``end`` waits for the last messages and prints a JSON object: the latencies of each period in
-milliseconds, the messages that were acknowledged and did not arrive, and errors.
+Each pair is a publisher and a subscriber with a persistent session, at QoS 1. The command ``period NAME`` on the
+standard input begins a period; ``end`` waits for the last messages and prints a JSON object: the latencies of each
+period in milliseconds, the messages that were acknowledged and did not arrive, and errors.
 """
 
 from __future__ import annotations
@@ -74,6 +74,10 @@ class Pair:
                     latencies.append((time.monotonic() - sent) * 1000)
 
     @property
+    def waits(self) -> bool:
+        return self.lost > 0 or self.acknowledged < self.sent
+
+    @property
     def lost(self) -> int:
         """Messages that were acknowledged, in the order in which they were sent, and have not arrived."""
         return sum(number not in self.arrived for number in range(1, self.acknowledged + 1))
@@ -93,7 +97,7 @@ def main() -> None:
     due = time.monotonic()
     ending = 0.0
     print("ready", flush=True)
-    while not ending or (any(pair.lost or pair.acknowledged < pair.sent for pair in pairs) and time.monotonic() < ending):
+    while not ending or (any(pair.waits for pair in pairs) and time.monotonic() < ending):
         try:
             if time.monotonic() >= due and not ending:
                 due = max(due + INTERVAL / PAIRS, time.monotonic() - 1)

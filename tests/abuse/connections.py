@@ -33,23 +33,24 @@ def slow_tls(target: Target) -> None:
     hello = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname="localhost")
     with suppress(ssl.SSLWantReadError):
         hello.do_handshake()
-    target.dribble([target.open(target.tls_port) for _ in range(200)], outgoing.read(), OTHER)
+    target.dribble([target.open(target.ports.tls) for _ in range(200)], outgoing.read(), OTHER)
 
 
 @kind("a WebSocket request, a byte every 0.1 s, from 200 connections")
 def slow_websocket(target: Target) -> None:
-    target.dribble([target.open(target.websocket_port) for _ in range(200)], REQUEST, OTHER)
+    target.dribble([target.open(target.ports.websocket) for _ in range(200)], REQUEST, OTHER)
 
 
 @kind("a PROXY header, a byte every 0.1 s, from 200 connections")
 def slow_proxy_header(target: Target) -> None:
     header = b"PROXY TCP4 192.0.2.1 192.0.2.2 40000 1883\r\n"
-    target.dribble([target.open(target.proxy_port) for _ in range(200)], header)
+    target.dribble([target.open(target.ports.proxy) for _ in range(200)], header)
 
 
 @kind("an HTTP request, a byte every 0.1 s, from 80 connections")
 def slow_http(target: Target) -> None:
-    target.dribble([target.open(target.http_port) for _ in range(80)], b"GET /livez HTTP/1.1\r\n" + b"X-A: y\r\n" * 100, OTHER)
+    request = b"GET /livez HTTP/1.1\r\n" + b"X-A: y\r\n" * 100
+    target.dribble([target.open(target.ports.http) for _ in range(80)], request, OTHER)
 
 
 @kind("nothing, from 2,500 connections")
@@ -66,7 +67,7 @@ def unfinished_tls(target: Target) -> None:
     lines = []
     for _ in range(500):
         with suppress(OSError):
-            line = target.open(target.tls_port)
+            line = target.open(target.ports.tls)
             line.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100))
             lines.append(line)
     target.watch(lines, OTHER)
@@ -125,7 +126,7 @@ def tls_handshakes(target: Target) -> None:
 
 @kind("random bytes to the TLS port")
 def tls_garbage(target: Target) -> None:
-    target.flood(lambda: target.open(target.tls_port), lambda: b"\x16\x03\x01" + target.random.randbytes(2000), OTHER)
+    target.flood(lambda: target.open(target.ports.tls), lambda: b"\x16\x03\x01" + target.random.randbytes(2000), OTHER)
 
 
 @kind("random bytes and HTTP requests to the MQTT port")
@@ -139,7 +140,7 @@ def proxy_garbage(target: Target) -> None:
     headers = (b"PROXY TCP4 1.2.3.4 5.6.7.8 99999 1\r\n", b"PROXY " + b"x" * 200, connect("direct"))
     binary = b"\r\n\r\n\x00\r\nQUIT\n"
     target.flood(
-        lambda: target.open(target.proxy_port),
+        lambda: target.open(target.ports.proxy),
         lambda: target.random.choice((*headers, binary + target.random.randbytes(100))),
     )
 
@@ -150,7 +151,7 @@ def file_descriptors(target: Target) -> None:
     for number in range(600):
         if not target.running():
             break
-        port = (target.port, target.http_port, target.websocket_port, target.tls_port)[number % 4]
+        port = (target.ports.tcp, target.ports.http, target.ports.websocket, target.ports.tls)[number % 4]
         with suppress(OSError):
             lines.append(target.open(port))
     while target.running():
@@ -193,7 +194,8 @@ def websocket_single_bytes(target: Target) -> None:
 
 @kind("invalid WebSocket frames: not masked, reserved bits, unknown codes, text")
 def websocket_invalid(target: Target) -> None:
-    choices = (b"\x82\x05hello", frame(2 | 0x40, b"x"), frame(7), frame(1, b"text"), frame(8, b"\x00"), frame(9, b"x" * 200))
+    choices = [b"\x82\x05hello", frame(2 | 0x40, b"x"), frame(7), frame(1, b"text"), frame(8, b"\x00")]
+    choices.append(frame(9, b"x" * 200))
     target.flood(target.websocket, lambda: target.random.choice(choices), WEBSOCKET)
 
 

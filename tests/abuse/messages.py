@@ -114,7 +114,8 @@ def nothing_acknowledged(target: Target) -> None:
     writer = target.client("creditor", 5)
     number = 0
     while target.running():
-        chunk = b"".join(publish("debt", b"x" * 500, 1, (number + index) % 65535 + 1, version=5) for index in range(200))
+        packet_ids = [index % 65535 + 1 for index in range(number, number + 200)]
+        chunk = b"".join(publish("debt", b"x" * 500, 1, packet_id, version=5) for packet_id in packet_ids)
         number += 200
         if not target.push(writer, chunk, 5):
             break
@@ -164,11 +165,15 @@ def new_topics(target: Target) -> None:
     )
 
 
+def alias(number: int) -> bytes:
+    return b"\x23" + struct.pack(">H", number)
+
+
 @kind("topic aliases that change with each message")
 def aliases(target: Target) -> None:
     def chunk() -> bytes:
         return b"".join(
-            publish(f"alias/{number}/{target.random.random()}", b"x", version=5, properties=b"\x23" + struct.pack(">H", number))
+            publish(f"alias/{number}/{target.random.random()}", b"x", version=5, properties=alias(number))
             for number in range(1, 11)
         )
 
@@ -178,7 +183,7 @@ def aliases(target: Target) -> None:
 @kind("topic aliases above the maximum, and ones that were never set")
 def wrong_aliases(target: Target) -> None:
     def chunk() -> bytes:
-        return publish("", b"x", version=5, properties=b"\x23" + struct.pack(">H", target.random.choice((1, 0, 11, 65535))))
+        return publish("", b"x", version=5, properties=alias(target.random.choice((1, 0, 11, 65535))))
 
     target.flood(lambda: target.client("wrong-aliases", 5), chunk, 5)
 
@@ -210,7 +215,8 @@ def response_loop(target: Target) -> None:
             line.settimeout(0.05)
             with suppress(TimeoutError):
                 packets, left[number] = split(left[number] + line.recv(1 << 16))
-                answer = publish(f"loop/{1 - number}", b"x" * 100, version=5, properties=b"\x08" + text(f"loop/{number}"))
+                properties = b"\x08" + text(f"loop/{number}")
+                answer = publish(f"loop/{1 - number}", b"x" * 100, version=5, properties=properties)
                 line.settimeout(5.0)
                 line.sendall(answer * sum(first >> 4 == 3 for first, _ in packets))
                 target.answered.note("answer", len(packets))
@@ -286,7 +292,8 @@ def retained_replays(target: Target) -> None:
     target.until += 4
     writer = target.client("replay-writer")
     for low in range(0, 30_000, 1000):
-        target.push(writer, b"".join(publish(f"replay/{low + index}/x", b"retained", retain=True) for index in range(1000)))
+        topics = [f"replay/{number}/x" for number in range(low, low + 1000)]
+        target.push(writer, b"".join(publish(topic, b"retained", retain=True) for topic in topics))
     writer.sendall(PINGREQ)
     writer.recv(2)
     while target.running():
@@ -312,7 +319,8 @@ def stream_flood(target: Target) -> None:
     def chunk() -> bytes:
         nonlocal number
         number += 100
-        return b"".join(publish(f"stream/{index}", b"x" * 1000, 1, (number + index) % 65535 + 1) for index in range(100))
+        packet_ids = [index % 65535 + 1 for index in range(number, number + 100)]
+        return b"".join(publish(f"stream/{index % 100}", b"x" * 1000, 1, index) for index in packet_ids)
 
     target.flood(lambda: target.client("streamer"), chunk)
 

@@ -164,8 +164,8 @@ class Answered:
         self.counts[what] += count
 
     def read(self, line: socket.socket, version: int = 4, wait: float = 0.0) -> bool:
-        """Count what has arrived, waiting up to ``wait`` seconds for the first bytes; false if the broker has closed the
-        connection. ``version`` is that of MQTT, `WEBSOCKET`, or `OTHER` for bytes without a known form."""
+        """Count what has arrived, waiting up to ``wait`` seconds for the first bytes; false if the broker has closed
+        the connection. ``version`` is that of MQTT, `WEBSOCKET`, or `OTHER` for bytes without a known form."""
         line.settimeout(wait or 0.0)
         data = b""
         still_open = True

@@ -1,7 +1,7 @@
 """``make abuse``: each kind of abuse against a broker of its own, beside well-behaved clients.
 
-Ends with a status other than 0 if a broker ended, an acknowledged message was lost, memory grew beyond its limits, or the
-well-behaved clients were not served. Latencies are reported, not judged, unless they are in seconds. The seed decides
+Ends with a status other than 0 if a broker ended, an acknowledged message was lost, memory grew beyond its limits, or
+the well-behaved clients were not served. Latencies are reported, not judged, unless they are in seconds. The seed decides
 what is random in the packets.
 """
 
@@ -22,13 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
+from support.paths import ROOT, TESTS
+
 import abuse.connections
 import abuse.messages
 import abuse.subscriptions  # noqa: F401
 from abuse.kinds import KINDS, Kind
-from abuse.target import GROWTH, LIMITS, MIB, Target, raise_file_limit
+from abuse.target import GROWTH, LIMITS, MIB, Target, raise_file_limit, start
 from mqttbroker import build_kind
-from support.paths import ROOT, TESTS
 
 DOCUMENT = ROOT / "docs" / "abuse.md"
 STARVED_P50 = 2000.0  # milliseconds
@@ -38,14 +39,14 @@ SETTLING = 1.0  # seconds after the abuse until memory is read
 
 INTRODUCTION = """# Abuse
 
-What a broker does under each kind of abuse, and what well-behaved clients beside it notice. `make abuse` runs all kinds,
-each for {seconds:g} s against a broker of its own, and writes this page. It fails if a broker ends, an acknowledged message is
-lost, memory grows by more than the limits allow, or the well-behaved clients are not served.
+What a broker does under each kind of abuse, and what well-behaved clients beside it notice. `make abuse` runs all
+kinds, each for {seconds:g} s against a broker of its own, and writes this page. It fails if a broker ends, an
+acknowledged message is lost, memory grows by more than the limits allow, or the well-behaved clients are not served.
 
-The clients are four pairs at QoS 1, 50 messages per second each, to persistent sessions. p50 and p99 are their latencies in
-milliseconds, from PUBLISH to delivery, before the abuse and during it. Abuse, clients and broker share the machine, so a
-part of each ratio is competition for its processors. Memory is resident memory in MiB: before the abuse, at its highest,
-and a second after it.
+The clients are four pairs at QoS 1, 50 messages per second each, to persistent sessions. p50 and p99 are their
+latencies in milliseconds, from PUBLISH to delivery, before the abuse and during it. Abuse, clients and broker share the
+machine, so a part of each ratio is competition for its processors{load}. Memory is resident memory in MiB: before the
+abuse, at its highest, and a second after it.
 
 The limits are lower than the defaults, so that they are reached in seconds: {limits}. Together they allow a growth of
 {growth} MiB; a stream that is written without a pause may take more, because a commit holds its messages.
@@ -81,8 +82,8 @@ class Result:
 
 
 HEAD = (
-    "| kind | what is sent | what the broker did | p50 before / during | p99 before / during | ratio of p99 | MiB before /"
-    " highest / after |\n| --- | --- | --- | ---: | ---: | ---: | ---: |"
+    "| kind | what is sent | what the broker did | p50 before / during | p99 before / during | ratio of p99 "
+    "| MiB before / highest / after |\n| --- | --- | --- | ---: | ---: | ---: | ---: |"
 )
 
 
@@ -95,7 +96,8 @@ class Bystanders:
     """The process of the well-behaved clients."""
 
     def __init__(self, port: int) -> None:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))}
+        path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": path}
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "abuse.bystanders", str(port)],
             stdin=subprocess.PIPE,
@@ -204,10 +206,10 @@ def run(kind: Kind, seed: str, quiet: float, seconds: float) -> Result:
     """One kind against a broker of its own."""
     result = Result(kind)
     with tempfile.TemporaryDirectory(prefix="mqttbroker-abuse-") as directory:
-        target = Target(Path(directory), f"{seed} {kind.name}", kind.limits, kind.program)
+        target = start(Path(directory), f"{seed} {kind.name}", kind.limits, kind.program)
         bystanders: Optional[Bystanders] = None
         try:
-            bystanders = Bystanders(target.port)
+            bystanders = Bystanders(target.ports.tcp)
             bystanders.period("warm-up")
             time.sleep(0.3)
             result = measure(kind, target, bystanders, quiet, seconds)
@@ -243,6 +245,7 @@ def main() -> int:
         parser.error(f"unknown kind {', '.join(unknown)}")
     raise_file_limit()
     results = []
+    load = os.getloadavg()[0]
     print(HEAD, flush=True)
     for name in options.names or KINDS:
         result = run(KINDS[name], options.seed, options.quiet, options.seconds)
@@ -254,7 +257,13 @@ def main() -> int:
     if options.document is not None and not options.names:
         limits = ", ".join(f"`{name}` {value}" for name, value in LIMITS.items())
         head = INTRODUCTION.format(
-            seconds=options.seconds, limits=limits, growth=GROWTH // MIB, machine=machine(), build=build_kind(), seed=options.seed
+            seconds=options.seconds,
+            load=f" (and with other programs: the load was {load:.0f})" if load > 3 * (os.cpu_count() or 1) else "",
+            limits=limits,
+            growth=GROWTH // MIB,
+            machine=machine(),
+            build=build_kind(),
+            seed=options.seed,
         )
         options.document.write_text(
             f"{head}\n{HEAD}\n" + "\n".join(result.row for result in results) + "\n", encoding="utf-8"

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from abuse.kinds import kind
 from abuse.packets import DISCONNECT, OTHER, connect, framed, publish, subscribe, unsubscribe
-from abuse.target import Target
+from abuse.target import TOKEN, Target
 
 # --- SUBSCRIBE and UNSUBSCRIBE ----------------------------------------------------------------------------------------
 
@@ -168,7 +168,7 @@ def idle_http(target: Target) -> None:
     lines = []
     for _ in range(500):
         with suppress(OSError):
-            lines.append(target.open(target.http_port))
+            lines.append(target.open(target.ports.http))
     while target.running():
         with suppress(OSError):
             target.http("/readyz")
@@ -179,7 +179,7 @@ def idle_http(target: Target) -> None:
 def request_once(target: Target, request: bytes) -> None:
     """Send a request, or several, over a new connection, and count the status code of the first answer."""
     with suppress(OSError):
-        line = target.open(target.http_port)
+        line = target.open(target.ports.http)
         line.settimeout(1.0)
         with suppress(OSError):
             line.sendall(request)
@@ -210,12 +210,11 @@ def wrong_tokens(target: Target) -> None:
 
 @kind("thousands of ranges of a stream's files, overlapping and invalid ones")
 def http_ranges(target: Target) -> None:
-    token = "secret-token-of-the-abuse-suite"
     ranges = ("0-", "5-1", "-1", ",".join(["0-1"] * 5000), "0-99999999999999999999", "a-b")
     while target.running():
         with suppress(OSError):
             header = f"Range: bytes={target.random.choice(ranges)}\r\n"
-            target.http(target.random.choice(("/streams", "/streams/abused", "/streams/abused/0/x")), header, token)
+            target.http(target.random.choice(("/streams", "/streams/abused", "/streams/abused/0/x")), header, TOKEN)
 
 
 @kind("invalid HTTP: smuggled lengths, unknown methods, random bytes")
@@ -234,5 +233,5 @@ def http_garbage(target: Target) -> None:
 def metrics_flood(target: Target) -> None:
     while target.running():
         with suppress(OSError):
-            target.http("/metrics", token="secret-token-of-the-abuse-suite")
+            target.http("/metrics", token=TOKEN)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from fuzz.network_target import REQUEST
 from support.broker_process import BrokerProcess
@@ -27,6 +27,7 @@ from mqttbroker.auth.passwords import hash_password, set_password
 
 MIB = 1 << 20
 PASSWORDS = {bystanders.LOGIN[0]: bystanders.LOGIN[1], "victim": "another secret"}
+TOKEN = "secret-token-of-the-abuse-suite"
 RULES = """topic readwrite #
 topic deny denied/#
 user bystander
@@ -77,49 +78,73 @@ class Log(BrokerProcess):
             self.reading.wait()
 
 
-class Target:
-    """A broker with a listener of each type; sizes are in bytes, times in seconds."""
+class Ports(NamedTuple):
+    """The ports of a broker on the loopback interface; 0 where it has none."""
 
-    def __init__(self, directory: Path, seed: str, limits: Mapping[str, Any] = {}, program: str = "") -> None:
+    tcp: int
+    websocket: int = 0
+    tls: int = 0
+    proxy: int = 0
+    http: int = 0
+
+
+def start(directory: Path, seed: str, limits: Mapping[str, Any] = {}, program: str = "") -> Target:
+    """A broker with a listener of each type."""
+    certificates = CertificateFiles(directory)
+    passwords = directory / "passwords"
+    for user, password in PASSWORDS.items():
+        set_password(passwords, user, hash_password(password.encode()))
+    rules = directory / "rules.acl"
+    rules.write_text(RULES, encoding="ascii")
+    certificate = {"certfile": str(certificates.certfile), "keyfile": str(certificates.keyfile)}
+    config: dict[str, Any] = {
+        "allow_anonymous": True,
+        "password_file": str(passwords),
+        "acl_file": str(rules),
+        "sys_interval": "1s",
+        "limits": {**LIMITS, **limits},
+        "http": {"token": TOKEN, "max_connections": 100},
+        "listeners": [
+            {"host": "127.0.0.1"},
+            {"host": "127.0.0.1", "type": "ws", "port": 0},
+            {"host": "127.0.0.1", "type": "tls", "port": 0, **certificate},
+            {"host": "127.0.0.1", "port": 0, "proxy_protocol": True},
+        ],
+        "streams": {"abused": {"filters": ["stream/#"]}},
+    }
+    options: dict[str, Any] = {"program": [program]} if program else {}
+    broker = Log(config=config, **options)
+    broker.start()
+    broker.wait_for_log("event=started")
+    found = [re.search(r"event=listening type=(\w+) .*port=(\d+)", line) for line in broker.lines]
+    listening = [(match[1], int(match[2])) for match in found if match]
+    ports = {kind: port for kind, port in listening if port != broker.port}
+    return Target(
+        seed, Ports(broker.port, ports["ws"], ports["tls"], ports["tcp"], broker.http_port), certificates, broker
+    )
+
+
+class Target:
+    """The broker, as those see it who abuse it; sizes are in bytes, times in seconds."""
+
+    def __init__(
+        self, seed: str, ports: Ports, certificates: Optional[CertificateFiles] = None, broker: Optional[Log] = None
+    ) -> None:
         self.random = Random(seed)
-        self.certificates = CertificateFiles(directory)
-        self.passwords = directory / "passwords"
-        for user, password in PASSWORDS.items():
-            set_password(self.passwords, user, hash_password(password.encode()))
-        rules = directory / "rules.acl"
-        rules.write_text(RULES, encoding="ascii")
-        certificate = {"certfile": str(self.certificates.certfile), "keyfile": str(self.certificates.keyfile)}
-        config: dict[str, Any] = {
-            "allow_anonymous": True,
-            "password_file": str(self.passwords),
-            "acl_file": str(rules),
-            "sys_interval": "1s",
-            "limits": {**LIMITS, **limits},
-            "http": {"token": "secret-token-of-the-abuse-suite", "max_connections": 100},
-            "listeners": [
-                {"host": "127.0.0.1"},
-                {"host": "127.0.0.1", "type": "ws", "port": 0},
-                {"host": "127.0.0.1", "type": "tls", "port": 0, **certificate},
-                {"host": "127.0.0.1", "port": 0, "proxy_protocol": True},
-            ],
-            "streams": {"abused": {"filters": ["stream/#"]}},
-        }
-        options: dict[str, Any] = {"program": [program]} if program else {}
-        self.broker = Log(config=config, **options)
-        self.broker.start()
-        self.broker.wait_for_log("event=started")
-        found = [re.search(r"event=listening type=(\w+) .*port=(\d+)", line) for line in self.broker.lines]
-        ports = [(match[1], int(match[2])) for match in found if match]
-        self.port = self.broker.port
-        self.websocket_port = next(port for kind, port in ports if kind == "ws")
-        self.tls_port = next(port for kind, port in ports if kind == "tls")
-        self.proxy_port = next(port for kind, port in ports if kind == "tcp" and port != self.port)
-        self.http_port = self.broker.http_port
+        self.ports = ports
         self.answered = Answered()
         self.until = 0.0
+        self._certificates = certificates
+        self._broker = broker
         self._lines: list[socket.socket] = []
 
     # --- the process --------------------------------------------------------------------------------------------------
+
+    @property
+    def broker(self) -> Log:
+        """The process, if it was made by `start`."""
+        assert self._broker is not None
+        return self._broker
 
     @property
     def resident(self) -> int:
@@ -157,7 +182,7 @@ class Target:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         line.settimeout(5.0)
         try:
-            line.connect(("127.0.0.1", port or self.port))
+            line.connect(("127.0.0.1", port or self.ports.tcp))
         except OSError:
             line.close()
             self.answered.note("not accepted")
@@ -191,7 +216,7 @@ class Target:
         return lines
 
     def websocket(self) -> socket.socket:
-        line = self.open(self.websocket_port)
+        line = self.open(self.ports.websocket)
         line.sendall(REQUEST)
         data = b""
         while b"\r\n\r\n" not in data:
@@ -202,14 +227,15 @@ class Target:
         return line
 
     def tls(self) -> ssl.SSLSocket:
-        line = self.open(self.tls_port)
-        wrapped = self.certificates.client().wrap_socket(line, server_hostname="localhost")
+        line = self.open(self.ports.tls)
+        assert self._certificates is not None
+        wrapped = self._certificates.client().wrap_socket(line, server_hostname="localhost")
         self._lines.append(wrapped)
         return wrapped
 
     def http(self, path: str, headers: str = "", token: str = "") -> bytes:
         """One GET request; returns the status line."""
-        line = self.open(self.http_port)
+        line = self.open(self.ports.http)
         if token:
             headers += f"Authorization: Bearer {token}\r\n"
         line.sendall(f"GET {path} HTTP/1.1\r\nHost: broker\r\nConnection: close\r\n{headers}\r\n".encode())
@@ -221,7 +247,8 @@ class Target:
     # --- packets ------------------------------------------------------------------------------------------------------
 
     def push(self, line: socket.socket, data: bytes, version: int = 4) -> bool:
-        """Send all of ``data`` and count the answers meanwhile; false if the broker closed the connection or time is over."""
+        """Send all of ``data`` and count the answers meanwhile; false if the broker closed the connection or time is
+        over."""
         view = memoryview(data)
         poll = select.poll()
         poll.register(line, select.POLLIN | select.POLLOUT)

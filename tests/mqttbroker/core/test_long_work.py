@@ -1,4 +1,4 @@
-"""Work for very many sessions or subscriptions is cut into parts, and nothing is lost, repeated or reordered by that."""
+"""Work for very many sessions or subscriptions is cut into parts; nothing is lost, repeated or reordered by that."""
 
 from __future__ import annotations
 
