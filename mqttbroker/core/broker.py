@@ -143,4 +143,5 @@ class Broker:
         self.expiry.tick()
         self.retained.sweep(SWEEP_TOPICS, self.context.clock.now)
         self.router.tick(SWEEP_ROUTES)
+        self.replays.sweep(SWEEP_TOPICS)
         self.memory.check()

@@ -105,6 +105,7 @@ class Replays:
         self.rules = rules
         self.counters = counters
         self._active: Dict[Connection, Replay] = {}  # the next to send first
+        self._to_sweep: List[Connection] = []
         self._received = 0  # packets received before the last iteration
         self._idle = 0  # iterations since a packet was received
 
@@ -142,6 +143,18 @@ class Replays:
             if left <= 0:
                 break
         return left < budget
+
+    def sweep(self, visits: int) -> None:
+        """Drop messages that are out of date from the replays, about ``visits`` of them; each call continues the last.
+
+        Otherwise clients that do not read would keep retained messages in memory that were replaced.
+        """
+        if not self._to_sweep:
+            self._to_sweep = list(self._active)
+        while self._to_sweep and visits > 0:
+            replay = self._active.get(self._to_sweep.pop())
+            if replay is not None:
+                visits -= 1 + replay.drop_outdated()
 
 
 class Replay:
@@ -189,6 +202,16 @@ class Replay:
         session = self.session
         maximum: int = min(session.window.unpersisted_maximum, session.context.limits.max_queued_messages)
         return max(session.window.send_maximum, maximum // 2)
+
+    def drop_outdated(self) -> int:
+        """Drop the unsent messages that are out of date; returns how many were looked at."""
+        unsent = self._unsent
+        source = self._source
+        if source is None or not unsent:
+            return 0
+        now = self.connection.outbound.clock.now
+        self._unsent = [message for message in unsent if source.is_current(message, now)]
+        return len(unsent)
 
     def step(self, budget: int) -> int:
         """Send a part; returns its cost, which is 0 if there was nothing to do."""

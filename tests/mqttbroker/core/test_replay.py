@@ -190,3 +190,16 @@ def test_a_replay_checks_messages_of_an_earlier_read(core: Core) -> None:
         assert replay.done
         sent = [packet.payload for packet in core.clients[-1].arrived() if isinstance(packet, Publish)]
         assert sent == [b"%d" % n for n in (0, 2, 4, 6, 8)]
+
+
+def test_replaced_messages_are_not_kept_for_a_client_that_does_not_read(tmp_path: Path) -> None:
+    with Core(tmp_path, durability="off", max_outbox_bytes=10_000) as core:
+        iterations = Iterations(core, [f"t/{number}" for number in range(50)], 1000)
+        client = core.connect("slow")
+        iterations.subscribe(client)
+        replay = core.broker.replays._active[client.connection]
+        waiting = sorted(message.topic for message in replay._unsent)
+        assert len(waiting) > 20 and not client.connection.ready
+        iterations.talker.send(*(Publish(topic, b"new", 0, True) for topic in waiting[:10]))
+        core.broker.replays.sweep(1000)
+        assert sorted(message.topic for message in replay._unsent) == waiting[10:]
