@@ -1,7 +1,7 @@
 """Answers of an external authenticator, remembered for a while.
 
-The key is a digest of the whole login under a random key of this process, so neither memory nor a core dump gives the
-password away for less than one guess after the other. Bounded in bytes; the oldest answers are forgotten first.
+An answer is found by a digest of the whole login under a random key of this process; no password is kept. Bounded in
+bytes: the oldest answers are forgotten first.
 """
 
 from __future__ import annotations

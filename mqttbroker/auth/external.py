@@ -74,7 +74,7 @@ class _Worker:
 class ExternalAuthenticator(BackgroundAuthenticator):
     """Has logins decided by the plug-in of ``spec``.
 
-    ``process`` runs it already; `WorkerProcess.start` raises WorkerFailed before there is an authenticator.
+    Starts its process, and raises WorkerFailed if the plug-in cannot be loaded.
     """
 
     def __init__(
@@ -85,7 +85,8 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         self._spec = self._next_spec = spec
         self._bans = bans
         self._permissions = PermissionsReader()
-        self._process: Optional[WorkerProcess] = WorkerProcess.start(spec, kind)
+        self._unconnected = WorkerProcess(spec, kind)  # the last process that was started
+        self._unconnected.start()
         self._cache = AnswerCache(terms.cache_ttl, terms.cache_bytes)
         self._queue: LoginQueue[ExternalLogin] = LoginQueue()
         self._worker: Optional[_Worker] = None  # the one that gets new logins
@@ -104,16 +105,15 @@ class ExternalAuthenticator(BackgroundAuthenticator):
 
     def start(self, loop: asyncio.AbstractEventLoop, update_clock: Callable[[], object]) -> None:
         super().start(loop, update_clock)
-        process, self._process = self._process, None
-        if process is not None:
-            self._run(self._connect(process))
+        self._run(self._connect(self._unconnected))
 
     def stop(self) -> None:
         self._stopped = True
         for task in self._tasks:
             task.cancel()
-        if self._process is not None:
-            self._process.close()
+        self._unconnected.close()
+        if self._worker is None and not self._tasks:
+            self._unconnected.sock.close()
         for worker in [self._worker, *self._retired]:
             if worker is not None:
                 worker.connection.kill()
@@ -122,7 +122,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         """Load the plug-in again, in a new process; the old one finishes the logins that it has."""
         spec = self._next_spec
         try:
-            process = await self._loop.run_in_executor(None, WorkerProcess.start, spec, self.kind)
+            process = await self._start_process(spec)
         except WorkerFailed as error:
             return [f"{self.kind}: {error}"]
         self._spec = spec
@@ -139,6 +139,12 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         """Use other settings; those of the plug-in from the next reload on."""
         self._next_spec = spec
         self.terms = terms
+
+    async def _start_process(self, spec: WorkerSpec) -> WorkerProcess:
+        """Raises WorkerFailed."""
+        process = self._unconnected = WorkerProcess(spec, self.kind)
+        await self._loop.run_in_executor(None, process.start)
+        return process
 
     async def _connect(self, process: WorkerProcess) -> None:
         connection = WorkerConnection(process, self._answered, self._lost)
@@ -179,7 +185,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         if self._worker is not None or self._stopped:
             return
         try:
-            process = await self._loop.run_in_executor(None, WorkerProcess.start, self._spec, self.kind)
+            process = await self._start_process(self._spec)
         except WorkerFailed as error:
             log.error("event=authenticator_not_started authenticator=%s reason=%s", self.kind, error)
             self._loop.call_later(self._pause, lambda: self._run(self._start_again()))
@@ -274,7 +280,11 @@ class ExternalAuthenticator(BackgroundAuthenticator):
             # Also if the client has left: it asks again soon.
             self._cache.put(self._cache.digest(login.fields), answer, self._loop.time())
             self._update_clock()
-            self._decide(login.request, answer)
+            try:
+                self._decide(login.request, answer)
+            except Exception:
+                log.exception("event=defect in=%s client=%s", self.kind, login.request.client_id)
+                login.request.unavailable("the authenticator failed")
         self._end_if_idle(worker)
         self._start_calls()
 

@@ -41,19 +41,23 @@ class WorkerSpec:
 
 
 class WorkerProcess:
-    """A process whose plug-in is loaded. `start` and `close` may be called from any thread, the rest from the loop's."""
+    """A process that runs a plug-in. `start` and `close` may be called from any thread, the rest from the loop's."""
 
-    def __init__(self, process: subprocess.Popen[bytes], sock: socket.socket) -> None:
-        self._process = process
-        self.sock = sock
+    sock: socket.socket  # once it is started
 
-    @classmethod
-    def start(cls, spec: WorkerSpec, kind: str) -> WorkerProcess:
-        """Start the process and wait until the plug-in is loaded. Raises WorkerFailed."""
+    def __init__(self, spec: WorkerSpec, kind: str) -> None:
+        self._spec = spec
+        self._kind = kind
+        self._closed = False
+        self._process: Optional[subprocess.Popen[bytes]] = None
+
+    def start(self) -> None:
+        """Start the process and wait until the plug-in is loaded. Raises WorkerFailed, also if `close` is called."""
+        spec = self._spec
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                process = subprocess.Popen(
+                self._process = process = subprocess.Popen(
                     [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).resolve().parents[2]), str(theirs.fileno())],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -64,18 +68,20 @@ class WorkerProcess:
             except OSError as error:
                 ours.close()
                 raise WorkerFailed(f"cannot start a process: {error.strerror}") from None
-        worker = cls(process, ours)
-        threading.Thread(target=_log_output, args=(process, kind), daemon=True).start()
+        self.sock = ours
+        threading.Thread(target=_log_output, args=(process, self._kind), daemon=True).start()
+        if self._closed:
+            process.kill()
         try:
-            reason = worker._load(spec)
+            reason = self._load(spec)
         except TimeoutError:
             reason = f"not loaded within {spec.start_timeout:g} s"
         except (OSError, ValueError) as error:
             reason = str(error)
         if reason:
-            worker.close()
+            self.close()
+            ours.close()
             raise WorkerFailed(reason)
-        return worker
 
     def _load(self, spec: WorkerSpec) -> str:
         """Have the plug-in loaded; returns the reason if that failed."""
@@ -90,14 +96,16 @@ class WorkerProcess:
         while len(data) < size:
             part = self.sock.recv(size - len(data))
             if not part:
+                assert self._process is not None
                 raise OSError(f"the process ended with status {self._process.wait()}")
             data += part
         return data
 
     def close(self) -> None:
         """End the process at once."""
-        self.sock.close()
-        self._process.kill()  # `_log_output` waits for it
+        self._closed = True
+        if self._process is not None:
+            self._process.kill()  # `_log_output` waits for it
 
 
 class WorkerConnection(asyncio.Protocol):
@@ -149,6 +157,7 @@ class WorkerConnection(asyncio.Protocol):
             self.closed = True
             self._transport.abort()
             self._process.close()
+            self._process.sock.close()
             self._on_lost(self)
 
 

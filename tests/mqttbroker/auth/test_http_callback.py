@@ -202,6 +202,27 @@ def test_https_with_its_own_authorities_and_sighup(start_broker: Start, tmp_path
         server.close()
 
 
+def test_sighup_applies_other_settings(start_broker: Start, server: CallbackServer) -> None:
+    second = CallbackServer()
+    try:
+        server.say("alice", {"result": "allow"})
+        text = 'http_callback.url = "{}"\nhttp_callback.timeout = "{}"\n'
+        broker = start_broker(config=text.format(server.url, "5s"))
+        assert login(broker, "alice") == SUCCESS
+        broker.config.write_text(text.format(second.url, "300ms") + 'plugin.object = "devices:Devices"\n')
+        os.kill(broker.pid, signal.SIGHUP)
+        broker.wait_for_log("event=authenticator_reloaded")
+        broker.wait_for_log("event=restart_needed key=plugin.object")
+        assert login(broker, "alice") == BAD_USER_NAME_OR_PASSWORD  # says the other server
+        assert login(broker, "hangs") == SERVER_UNAVAILABLE
+        broker.config.write_text("")
+        os.kill(broker.pid, signal.SIGHUP)
+        broker.wait_for_log("event=restart_needed key=http_callback.url")
+        assert login(broker, "alice") == BAD_USER_NAME_OR_PASSWORD  # never without the server
+    finally:
+        second.close()
+
+
 def test_the_name_in_the_certificate_is_sent(start_broker: Start, server: CallbackServer, tmp_path: Path) -> None:
     """The certificate proves the name, and the server decides what it may do."""
     files = CertificateFiles(tmp_path)

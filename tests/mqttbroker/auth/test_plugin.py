@@ -133,6 +133,10 @@ def test_answers(start_broker: Start, directory: Path) -> None:
     ):
         assert login(broker, username, version=version).reason_code == code, username
     broker.wait_for_log('event=authenticator_failed authenticator=plugin .*reason="the database is down"')
+    properties = Properties()
+    properties.authentication_method = "SCRAM-SHA-256"  # is not for the plug-in
+    with RawClient(broker.port) as client:
+        assert client.connect("c", properties=properties).reason_code == BAD_AUTHENTICATION_METHOD
     login(broker, "echo", "device")
     broker.wait_for_log(r"user=.?device.ff736563726574.127.0.0.1.127.0.0.1.None.5.one.? ")
     metrics = broker.get("/metrics").decode()
@@ -243,15 +247,6 @@ def test_a_client_that_left_does_not_reach_the_plugin(start_broker: Start, direc
 
 
 @pytest.mark.one_build
-def test_enhanced_authentication_is_not_for_the_plugin(start_broker: Start, directory: Path) -> None:
-    broker = start_broker(config=config(directory))
-    properties = Properties()
-    properties.authentication_method = "SCRAM-SHA-256"
-    with RawClient(broker.port) as client:
-        assert client.connect("c", properties=properties).reason_code == BAD_AUTHENTICATION_METHOD
-
-
-@pytest.mark.one_build
 def test_sighup_loads_the_plugin_again(start_broker: Start, directory: Path) -> None:
     broker = start_broker(config=config(directory, timeout="30s"))
     with RawClient(broker.port) as held:
@@ -270,16 +265,32 @@ def test_sighup_loads_the_plugin_again(start_broker: Start, directory: Path) -> 
 
 
 @pytest.mark.one_build
+def test_the_broker_ends_while_a_plugin_is_loaded(start_broker: Start, directory: Path) -> None:
+    broker = start_broker(config=config(directory, start_timeout="10m"))
+    (directory / "scripted.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(3600)\n")
+    os.kill(broker.pid, signal.SIGHUP)
+    broker.wait_for_log("event=authenticator_output .*text=loading")
+    processes = worker_processes(broker)
+    assert len(processes) == 2
+    assert broker.terminate() == 0
+    wait_for_end(processes)
+
+
+def wait_for_end(processes: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{process}").exists() for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{process}").exists() for process in processes)
+
+
+@pytest.mark.one_build
 def test_the_processes_end_with_the_broker(start_broker: Start, directory: Path) -> None:
     broker = start_broker(config=config(directory, timeout="60s"))
     with RawClient(broker.port) as client:
         client.send(Connect("c", username="blocks", password=b"x").encode(5))
-        (process,) = worker_processes(broker)
+        processes = worker_processes(broker)
         broker.kill()
-        deadline = time.monotonic() + 20
-        while Path(f"/proc/{process}").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not Path(f"/proc/{process}").exists()
+        wait_for_end(processes)
 
 
 WRONG = [

@@ -25,6 +25,8 @@ from mqttbroker.net.tls import server_context
 
 Start = Callable[..., BrokerProcess]
 
+pytestmark = pytest.mark.one_build
+
 
 class Fleet:
     """A listener's files with a revocation list, and clients of some authorities."""

@@ -16,6 +16,8 @@ from support.stream_client import tcp_socket
 
 Start = Callable[..., BrokerProcess]
 
+pytestmark = pytest.mark.one_build
+
 
 @pytest.mark.parametrize(("version", "missing"), [("TLSv1_2", "handshake failure"), ("TLSv1_3", "certificate required")])
 def test_a_refused_certificate_is_answered_with_its_alert(
