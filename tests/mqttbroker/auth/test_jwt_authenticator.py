@@ -23,29 +23,26 @@ from mqttbroker.codec.reason_codes import (
 )
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Jwt
-from mqttbroker.core.policy import AuthenticationRequest, Identity
+from mqttbroker.core.policy import Identity
 
 IGNORED = "ignored"
 
 
-class Asked(AuthenticationRequest):
+class Asked:
     """A request that records its answer: the identity, `IGNORED`, or the reason code and whether it is a failure."""
 
     def __init__(self, password: Optional[str], username: Optional[str] = "user", client_id: str = "c") -> None:
-        super().__init__(client_id, "10.0.0.1:1", username, None if password is None else password.encode())
+        self.client_id = client_id
+        self.username = username
+        self.password = None if password is None else password.encode()
+        self.method: Optional[str] = None
+        self.size = 0
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.gone = False
 
     @property
-    def certificate(self) -> Any:
-        return None
-
-    @property
     def waiting(self) -> bool:
         return not self.gone and not self.answer.done()
-
-    def send_challenge(self, data: bytes) -> None:
-        raise AssertionError("no challenge")
 
     def accept(self, identity: Identity) -> None:
         self.answer.set_result(identity)
@@ -55,6 +52,9 @@ class Asked(AuthenticationRequest):
 
     def fail(self, reason_code: int, detail: str) -> None:
         self.answer.set_result((reason_code, True, detail))
+
+    def unavailable(self, detail: str) -> None:
+        self.reject(SERVER_UNAVAILABLE, detail)
 
     def ignore(self) -> None:
         self.answer.set_result(IGNORED)
