@@ -193,7 +193,9 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
         session.version = row.version
         session.set_username(row.username)
         session.rules = row.rules
-        session.permissions = None if row.permissions is None else _stored_permissions(reader, row.permissions)
+        if row.permissions is not None:
+            permissions = _stored_permissions(reader, row.permissions)
+            session.set_permissions(permissions, permissions.size)
         session.expiry_interval = row.expiry_interval
         session.disconnected_at = now if row.disconnected_at is None else row.disconnected_at
         session.received_on_disk = True

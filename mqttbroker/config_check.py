@@ -60,5 +60,4 @@ def _data_dir(directory: Path) -> Iterator[str]:
 def _logins(settings: Settings) -> Iterator[str]:
     for index, listener in enumerate(settings.listeners):
         if not settings.authenticators_of(listener) and settings.anonymous_of(listener) is False:
-            yield (f"listeners.{index}: no client can connect: allow_anonymous is false, and there is no password_file"
-                   " and no use_identity_as_username")
+            yield (f"listeners.{index}: no client can connect: allow_anonymous is false, and there is no authenticator")

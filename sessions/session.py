@@ -86,6 +86,7 @@ class Session(DeliveryOwner):
         self.username: Optional[str] = None  # None = anonymous
         self.rules: Optional[str] = None  # name of the listener's access rules; None = the default ones
         self.permissions: Optional[object] = None  # those that the last login brought; the rules know what they are
+        self.permissions_bytes = 0  # their memory
         self.version = 4
         self.expiry_interval = 0  # seconds
         self.disconnected_at: float = 0.0  # Unix time; 0.0 while connected
@@ -131,6 +132,12 @@ class Session(DeliveryOwner):
         """The session belongs to this user from now on; None = anonymous."""
         self.context.session_bytes += _text_memory(username) - _text_memory(self.username)
         self.username = username
+
+    def set_permissions(self, permissions: Optional[object], size: int) -> None:
+        """The session has these permissions from now on, which take ``size`` bytes of memory."""
+        self.context.session_bytes += size - self.permissions_bytes
+        self.permissions = permissions
+        self.permissions_bytes = size
 
     # -- QoS 2 packet ids of the client ---------------------------------------
 
@@ -573,6 +580,7 @@ class Session(DeliveryOwner):
         self.ended = True
         self.set_will(None)
         self.set_username(None)
+        self.set_permissions(None, 0)
         self.context.session_bytes -= SESSION_BYTES + _text_memory(self.client_id)
         self.context.received_ids -= len(self.received)
         self.received = {}

@@ -23,6 +23,7 @@ _PLACEHOLDERS: Final = {"${clientid}": "%c", "${username}": "%u"}
 
 MAX_BYTES: Final = 65_536  # of the text of one client's permissions
 MAX_PERMISSIONS: Final = 256  # topics; each decision may look at all of them
+PERMISSION_BYTES: Final = 200  # memory of one, with its filter
 MAX_SHARED: Final = 1000  # parsed permissions that clients with the same ones share
 
 
@@ -68,7 +69,7 @@ class TokenPermissions(Permissions):
     """The permissions in a token, or in the answer of an authentication server."""
 
     def __init__(self, text: str, permissions: List[Permission], otherwise: int) -> None:
-        super().__init__(text)
+        super().__init__(text, len(text) + PERMISSION_BYTES * len(permissions))
         self.permissions = permissions
         self.otherwise = otherwise
 
@@ -125,6 +126,9 @@ class PermissionsReader:
 
 class NoPermissions(Permissions):
     """Denies everything: for a stored text that this version cannot read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, len(text))
 
     def may_publish(self, client_id: str, username: Optional[str], topic: str) -> int:
         return DENIED

@@ -350,7 +350,7 @@ class ConnectHandler:
             self.users.session_added(connection.username)
             session.set_username(connection.username)
             session.rules = rules
-            session.permissions = permissions
+            session.set_permissions(permissions, 0 if permissions is None else permissions.size)
             if self.rules.restrictive:
                 self.router.invalidate_session(session)
         connection.restricted = self.rules.restricts(session)

@@ -313,8 +313,9 @@ class Permissions:
     UNDECIDED = the rules of the listener decide; without such rules it is denied.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, size: int) -> None:
         self.text = text
+        self.size = size  # of all in memory, in bytes
 
     @abstractmethod
     def may_publish(self, client_id: str, username: Optional[str], topic: str) -> int:

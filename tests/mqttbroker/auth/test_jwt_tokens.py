@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
+from hypothesis import given
+from hypothesis import strategies as st
 from support.tokens import ALGORITHMS, SECRET, jwk, key_set, private_pem, public_pem, signing_key, token
 
 from mqttbroker.auth.jwt_keys import JwtKeyError, KeySet, keys_of_jwks, keys_of_pem, keys_of_secret
@@ -81,6 +83,9 @@ def test_a_public_key_is_never_a_secret() -> None:
         verify(forged, mixed, algorithms=("RS256", "HS256"))
     with pytest.raises(JwtKeyError, match="an RSA key, which HS256 does not use"):
         keys_of_pem(pem, ("HS256",))
+
+
+FIXED, FIXED_KEYS = token("RS256"), keys_for("RS256")
 
 
 # --- claims -------------------------------------------------------------------------------------------------------
@@ -229,6 +234,36 @@ def test_malformed_tokens_are_refused(make: Callable[[], str]) -> None:
 )
 def test_what_looks_like_a_token(text: str, expected: bool) -> None:
     assert looks_like_token(text) is expected
+
+
+@given(st.binary(max_size=60), st.integers(0, 2), st.integers(0, 400), st.booleans())
+def test_a_changed_token_is_refused(junk: bytes, part: int, position: int, is_encoded: bool) -> None:
+    parts = FIXED.split(".")
+    text = base64.urlsafe_b64encode(junk).decode().rstrip("=") if is_encoded else junk.decode("latin-1")
+    position = min(position, len(parts[part]))
+    parts[part] = parts[part][:position] + text + parts[part][position + len(text) :]
+    changed = ".".join(parts)
+    if changed == FIXED:
+        return
+    with pytest.raises(TokenError):
+        verify(changed, FIXED_KEYS)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+                    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8),
+       st.sampled_from(["sub", "exp", "nbf", "iat", "aud", "iss", "acl", "device", "role"]))
+def test_claims_of_any_type(value: Any, claim: str) -> None:
+    try:
+        text = token("HS256", **{claim: value})
+    except (TypeError, ValueError):  # the library does not make such a token
+        return
+    settings = {"algorithms": ("HS256",), "client_id_claim": "device", "claims": (("role", "%c"),), "audience": ("a",)}
+    for more in ({}, {"audience": (), "issuer": "i"}, {"audience": (), "claims": (), "require_expiry": False}):
+        try:
+            identity = verify(text, keys_for("HS256"), **{**settings, **more}).identity("c", None, NOW)
+        except TokenError:
+            continue
+        assert identity.username and identity.username.encode()
 
 
 # --- key sets -----------------------------------------------------------------------------------------------------

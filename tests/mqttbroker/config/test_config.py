@@ -210,6 +210,7 @@ BAD = [
     ("durability_interval = '2h'", "durability_interval: must be 1ms–1h, got 2h"),
     ('authentication = ["kerberos"]', 'authentication: must be "certificate", "jwt", "password_file", "http_callback" or "plugin", or "auto", got "kerberos"'),
     ('authentication = ["certificate", "certificate"]', 'authentication: "certificate" stands there twice'),
+    ('authentication = ["jwt"]', 'authentication: "jwt" is not configured for listener 127.0.0.1:1883'),
     ('authentication = ["password_file"]',
      'authentication: "password_file" is not configured for listener 127.0.0.1:1883'),
     ('password_file = "p"\n[[listeners]]\npassword_file = ""\nauthentication = ["password_file"]',

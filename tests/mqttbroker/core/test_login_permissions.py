@@ -140,6 +140,22 @@ def test_the_next_login_decides_about_queued_messages(core: PermissionsCore) -> 
     assert core.broker.registry.sessions["c-pump"].permissions is None
 
 
+def test_the_memory_of_permissions_is_counted(core: PermissionsCore) -> None:
+    context = core.broker.context
+    plain = core.log_in("pump")
+    before = context.session_bytes
+    plain.close()
+    long = {"sub": [f"topic/{number:04}" for number in range(100)]}
+    core.log_in("pump", long).close()
+    assert context.session_bytes - before > 100 * len("topic/0000")
+    core.kill()
+    assert core.broker.context.session_bytes - before > 100 * len("topic/0000")
+    core.log_in("pump").close()
+    assert core.broker.context.session_bytes == before
+    core.advance(3601)
+    assert core.broker.context.session_bytes == 0
+
+
 def test_unreadable_permissions_in_the_store_deny_everything(core: PermissionsCore) -> None:
     pump = core.log_in("pump", {"sub": ["a/#"]})
     pump.subscribe("a/#")
