@@ -155,13 +155,16 @@ SPARK_READS = {
 }  # fmt: skip
 """Scenario -> (how the stream is read, whether only topic, payload and timestamp are)."""
 SPARK_INGEST, SPARK_LATENCY = "spark-ingest", "spark-latency"
+SPARK_WRITES = {"spark-write": "once", "spark-write-plain": "plain"}
+"""Scenario -> the stream that rows are written to, with deduplication and without."""
 
 
 def spark_scenarios() -> list[Scenario]:
     found = [Scenario(name, "", (*SPARK, Figure("broker % of a core", "broker_cpu_pct")) if how.startswith("url") else SPARK, spark=True)
              for name, (how, _) in SPARK_READS.items()]  # fmt: skip
     seen = (Figure("p50 until seen ms", "p50_ms"), Figure("p95 until seen ms", "p95_ms"))
-    return [*found, Scenario(SPARK_INGEST, "", SPARK, spark=True), Scenario(SPARK_LATENCY, "", seen, spark=True)]
+    found += [Scenario(name, "", SPARK, spark=True) for name in (SPARK_INGEST, *SPARK_WRITES)]
+    return [*found, Scenario(SPARK_LATENCY, "", seen, spark=True)]
 
 
 GROUPS = {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How fast Spark reads a stream and Parquet files with the same rows; the ingest job; the latency of a streaming query.
+"""How fast Spark reads a stream and Parquet files with the same rows; the ingest job; writing; the latency of a query.
 
     spark.py [--rows N] [--rounds N] [--seconds N] [SCENARIO ...]
 
@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from runner import OURS, descendants, free_port
-from scenarios import PARQUET, SPARK_LATENCY, SPARK_READS, spark_scenarios
+from scenarios import PARQUET, SPARK_LATENCY, SPARK_READS, SPARK_WRITES, spark_scenarios
 
 from bridge_spark.ingest import run as ingest
 from bridge_spark.log.sealed.writer import ClosedSegment, seal
@@ -134,7 +134,9 @@ class Broker:
         config = directory / "broker.toml"
         config.write_text(
             f'[streams.{STREAM}]\nfilters = ["bench/#"]\npartitions = {PARTITIONS}\nseal = false\n'
-            f'[streams.{SEEN}]\nfilters = ["seen/#"]\n', encoding="ascii"
+            f'[streams.{SEEN}]\nfilters = ["seen/#"]\n'
+            '[streams.once]\nfilters = ["once/#"]\nseal = false\ndedup = true\n'
+            '[streams.plain]\nfilters = ["plain/#"]\nseal = false\n', encoding="ascii"
         )  # fmt: skip
         command = shlex.split(os.environ.get("MQTTBROKER") or f"{shlex.quote(sys.executable)} -P -m mqttbroker")
         command += ["serve", "--config", str(config), "--port", str(self.port), "--http-port", str(self.http_port)]
@@ -248,6 +250,23 @@ class Spark:
         )
         return {**found, "ok": done == [self.rows]}
 
+    def write(self, stream: str) -> Run:
+        """Rows of 128 bytes to a hundred topics, from two tasks."""
+        rows = self.spark.range(0, self.rows, 1, 2).selectExpr(
+            f"concat('{stream}/machine-', id % 100, '/temperature') AS topic", f"lpad(id, {PAYLOAD}, 'x') AS payload"
+        )
+        self.meter.broker = self.broker.process.pid
+        before = self._end(stream)
+        writer = rows.write.format("mqtt").mode("append").option("url", f"mqtt://127.0.0.1:{self.broker.port}")
+        once = str(stream == "once").lower()
+        found = self.meter.measure(self.rows, lambda: writer.option("deduplicate", once).save())
+        return {**found, "ok": self._end(stream) - before == self.rows}
+
+    def _end(self, stream: str) -> int:
+        """The number of messages that a stream has had."""
+        with urllib.request.urlopen(f"{self.broker.url}/streams/{stream}", timeout=30) as answer:
+            return sum(partition["high_watermark"] for partition in json.load(answer)["partitions"])
+
     def latency(self, number: int, seconds: float) -> Run:
         """Publish at a steady rate while a streaming query runs; returns the latencies."""
         took: list[float] = []
@@ -322,6 +341,8 @@ def measure(directory: Path, names: list[str], options: argparse.Namespace) -> I
                     how, few = reads[name]
                     yield {**about, "broker": OURS, **spark.read(how, few)}
                     yield {**about, "broker": PARQUET, **spark.read(PARQUET, few)}
+                elif name in SPARK_WRITES:
+                    yield {**about, "broker": OURS, **spark.write(SPARK_WRITES[name])}
                 elif name == SPARK_LATENCY:
                     yield {**about, "broker": OURS, **spark.latency(number, options.seconds)}
                 else:

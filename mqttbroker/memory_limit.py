@@ -160,7 +160,9 @@ def part_limits(settings: Settings) -> dict[str, int]:
         "decisions of access rules": MAX_DECISION_BYTES,
         "bans.max_entries": settings.bans.max_entries * BAN_BYTES,
         "logins.max_remembered": settings.logins.max_remembered * REMEMBERED_BYTES,
-        "streams.dedup_producers": sum(stream.dedup_producers * PRODUCER_BYTES for stream in settings.streams),
+        "streams.dedup_producers": sum(
+            stream.dedup_producers * PRODUCER_BYTES for stream in settings.streams if stream.dedup
+        ),
     }
     on_disk = "max_total_queued_bytes"
     names = [field.name for field in dataclasses.fields(limits) if re.fullmatch(r"max_total_\w+_bytes", field.name)]

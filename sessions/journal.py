@@ -293,10 +293,11 @@ class Journal:
     def add_number(self, producer: Producer, number: int) -> bool:
         """Store the number of a message that is appended to a stream; whether it is the producer's first in this
         batch."""
-        self._gathering.empty = False
-        numbers = self._gathering.producers.get(producer)
+        batch = self._gathering
+        numbers = batch.producers.get(producer)
         if numbers is None:
-            self._gathering.producers[producer] = [number]
+            batch.producers[producer] = [number]
+            batch.count_row(producer.size)
             return True
         numbers.append(number)
         return False
@@ -307,7 +308,7 @@ class Journal:
         if producer is not None:
             batch.producers.pop(producer, None)
         batch.deleted_producers.append(key)
-        batch.empty = False
+        batch.count_row(len(key[1]) + len(key[2]))
 
     def request_page(self, request: PageRequest) -> None:
         """Read a page after the commit of everything gathered so far."""

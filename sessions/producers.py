@@ -34,6 +34,12 @@ class Producer:
         self.used = 0
         self._owner = owner
 
+    @property
+    def size(self) -> int:
+        """Bytes of its names and missing numbers, at most."""
+        user, producer_id = self.key
+        return len(user) + len(producer_id) + self._owner.window // 8
+
     def has_stored(self, number: int) -> bool:
         behind = self.last - number
         return behind >= 0 and (behind >= self._owner.window or (self.missing >> behind) & 1 == 0)
