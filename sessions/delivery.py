@@ -26,7 +26,8 @@ class ClientConnection(PausablePublisher):
     def __init__(self) -> None:
         super().__init__()
         self.version = 4
-        self.ready = True  # False while QoS 1 and 2 PUBLISHes must wait for the socket
+        self.ready = True  # False while QoS 1 and 2 PUBLISHes must wait for the socket or a rate
+        self.has_send_rate = False  # its queue is long because the operator limits it, not because the client is slow
 
     @abstractmethod
     def send_entry(self, entry: "Delivery", duplicate: bool) -> None:

@@ -175,6 +175,7 @@ class Session(DeliveryOwner):
                 queue.message_count - self.window.packet_ids_in_use > most
                 or queue.waiting_bytes > limits.queue_high_watermark_bytes
             )
+            and not self.connection.has_send_rate
         )
 
     def pause_publisher(self, publisher: "Session") -> None:

@@ -129,6 +129,7 @@ class Connection(ClientConnection):
         """Let ``rate`` apply to the PUBLISH packets that the client is sent, if it has a limit."""
         outbox = self.outbox
         if rate.limited:
+            self.has_send_rate = True
             if outbox.throttle is None:
                 outbox.throttle = Throttle()
                 outbox.restricted = True

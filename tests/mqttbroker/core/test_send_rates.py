@@ -117,6 +117,18 @@ def test_connections_of_a_user_share_its_rate(tmp_path: Path) -> None:
         assert 10 <= sum(map(flush, clients)) <= 14
 
 
+@pytest.mark.parametrize(("rate", "paused"), [(10, False), (0, True)])
+def test_a_rate_does_not_slow_down_publishers(tmp_path: Path, rate: int, paused: bool) -> None:
+    """Without a rate, publishers wait for a subscriber whose queue is long."""
+    limits = {"max_inflight": 5, "max_inflight_unpersisted": 5, "queue_high_watermark_messages": 20}
+    with Core(tmp_path, max_delivery_rate=rate, **limits) as core:
+        subscriber(core)
+        publisher = core.connect("p")
+        for _ in range(40):
+            publisher.send(Publish("a/b", PAYLOAD, 1, packet_id=publisher.next_packet_id()))
+        assert (core.broker.context.backpressure_monitor.pauses > 0) == paused
+
+
 def test_other_packets_do_not_wait(tmp_path: Path) -> None:
     with Core(tmp_path, max_delivery_rate=1) as core:
         client, _ = subscriber(core)
