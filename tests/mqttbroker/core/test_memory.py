@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.chains import Scripted
 from support.core import Core, CoreClient
 from support.core_sessions import durable
 
@@ -23,7 +24,7 @@ from mqttbroker.codec.packets import (
 )
 from mqttbroker.codec.properties import Properties
 from mqttbroker.core.memory_stage import NO_CONNECTIONS, NO_STATE, NORMAL, SHEDDING
-from mqttbroker.core.policy import AuthenticationPolicy, AuthenticationRequest, Identity
+from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain, Identity
 from mqttbroker.core.router import RECORDED_BYTES
 from mqttbroker.memory_limit import available_memory
 
@@ -49,14 +50,11 @@ def kinds_of(client: CoreClient) -> list[tuple[str, int]]:
     return [(type(packet).__name__, packet.reason_code) for packet in client.arrived()]
 
 
-class Waiting(AuthenticationPolicy):
-    """Answers no request."""
-
-    def __init__(self, requests: list[AuthenticationRequest]) -> None:
-        self.requests = requests
-
-    def authenticate(self, request: AuthenticationRequest) -> None:
-        self.requests.append(request)
+def without_answers(core: Core) -> Scripted:
+    """Have the broker ask an authenticator that answers nobody."""
+    authenticator = Scripted("silent", None)
+    core.broker.connect_handler.policy = AuthenticationChain([authenticator], AnonymousPolicy(True))
+    return authenticator
 
 
 # --- the stages ---------------------------------------------------------------------------------------------------
@@ -334,8 +332,7 @@ def test_the_default_is_a_share_of_the_memory_there_is(tmp_path: Path) -> None:
 
 def test_connects_that_wait_are_bounded_together(tmp_path: Path) -> None:
     with Core(tmp_path, max_total_connect_bytes=20_000) as core:
-        requests: list[AuthenticationRequest] = []
-        core.broker.connect_handler.policy = Waiting(requests)
+        requests = without_answers(core).asked
         fields = {"username": "u", "password": b"x" * 8000}
         waiting = [core.client() for _ in range(2)]
         for number, client in enumerate(waiting):
@@ -354,7 +351,7 @@ def test_connects_that_wait_are_bounded_together(tmp_path: Path) -> None:
 
 def test_empty_user_properties_count_with_the_memory_that_they_take(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
-        core.broker.connect_handler.policy = Waiting([])
+        without_answers(core)
         properties = Properties()
         properties.user_properties += [("", "")] * 1000
         core.client().send(Connect("c", properties=properties))
