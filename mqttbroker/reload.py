@@ -35,7 +35,7 @@ RELOADABLE = re.compile(
     r"allow_anonymous|reveal_denials|response_information|sys_interval|log\.level|redirect\.\w+|limits\.\w+"
     r"|bans\.\w+|crl\.\w+|logins\.max_waiting|jwt\.\w+|http\.(token(_file)?|access)"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum|client_id_from"
-    r"|certificate_identity)"
+    r"|certificate_identity|use_identity_as_username|client_certificate|certfile|keyfile|cafile|crlfile|tls_version)"
 )
 
 
@@ -139,6 +139,7 @@ class Reloader:
             self.http.bans.apply(http_ban_terms(settings))
         for open_listener, listener in zip(self._listeners, settings.listeners):
             apply_to_listener(open_listener.listener_policy, settings, listener, self._security)
+            open_listener.listener = listener
             open_listener.terms_changed()
         redirect = self._broker.terms.redirect
         if redirect is not None:

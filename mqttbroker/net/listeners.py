@@ -70,8 +70,7 @@ class OpenListener:
         self.refresh_problem: Optional[str] = None  # of the last reload because of a changed ``crlfile``
         self._expiry_warning = 0.0
         self._logged: Tuple[str, Optional[RevocationLists]] = ("", None)  # the last event about revocation lists
-        if listener.client_certificate != "none":
-            listener_policy.refuses_certificate = self._refuses_certificate
+        listener_policy.refuses_certificate = self._refuses_certificate if secure else None
 
     async def open(self) -> None:
         """Start listening. Raises OSError with the address and the reason."""
@@ -113,10 +112,10 @@ class OpenListener:
         """Reload if the ``crlfile`` has changed. Log once if its lists are not valid now, or expire in ``warning``
         seconds."""
         self._expiry_warning = warning
-        if self._context is None or self._context.revocations is None:
+        crlfile = self.listener.crlfile
+        if crlfile is None or self._context is None or self._context.revocations is None:
             return
-        assert self.listener.crlfile is not None
-        if file_version(self.listener.crlfile) != self._crl_version:
+        if file_version(crlfile) != self._crl_version:
             problem = await self._reload()
             if problem is not None and problem != self.refresh_problem:
                 log.error("event=reload_failed listener=%s reason=%s", self.listener.address, problem)
@@ -182,6 +181,8 @@ class OpenListener:
         ssl_object = transport.get_extra_info("ssl_object")
         context = self._context
         assert context is not None
+        if context.verify_mode == ssl.CERT_NONE:
+            return None
         if context.revocations is not None and ssl_object.context is not context:
             # Nobody has compared this certificate with the lists: `_disconnect_revoked` did not see the connection.
             return "the revocation lists were reloaded meanwhile"

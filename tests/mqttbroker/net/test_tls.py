@@ -15,7 +15,7 @@ import paho.mqtt.client as paho
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
-from support.broker_process import BrokerProcess
+from support.broker_process import BrokerProcess, to_toml
 from support.certificates import CertificateFiles
 from support.config_files import without_line
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket
@@ -200,6 +200,28 @@ def test_sighup_reloads_the_certificates(start_broker: Start, files: Certificate
             assert serial_of(new.socket) != before
         assert_refused(broker, trusted)  # its authority is no longer among them
         old.ping()
+
+
+def test_sighup_applies_other_files_and_requirements(start_broker: Start, files: CertificateFiles) -> None:
+    """The paths may change, not only the files: a rotation often writes new names."""
+    config = files.config(client_certificate="optional")
+    broker = start_broker(config=config)
+    with open_client(broker, files.client()) as early:
+        assert early.connect("early").reason_code == 0
+        listener = config["listeners"][1]
+        for name in ("certfile", "keyfile", "cafile"):
+            path = Path(listener[name]).rename(files.directory / f"new-{name}.pem")
+            listener[name] = str(path)
+        listener |= {"client_certificate": "required", "use_identity_as_username": True, "tls_version": "1.3"}
+        broker.config.write_text(to_toml(config))
+        os.kill(broker.pid, signal.SIGHUP)
+        broker.wait_for_log("event=certificates_reloaded")
+        assert "restart_needed" not in broker.log
+        early.ping()
+        assert_refused(broker, files.client())
+        with open_client(broker, files.client("pump")) as client:
+            assert client.connect("pump").reason_code == 0
+        broker.wait_for_log("event=connected client=pump .*user=pump ")
 
 
 def test_a_reload_of_invalid_files_changes_nothing(start_broker: Start, files: CertificateFiles) -> None:
