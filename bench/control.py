@@ -83,6 +83,8 @@ def main() -> None:
     measure("1000 sessions", control.sessions(after=middle, limit=1000))
     measure("all client identifiers, none matches", control.sessions(SessionFilter(contains="none")))
     measure("all sessions, none is connected", control.sessions(SessionFilter(connected=True)))
+    measure("100 sessions of one network", control.sessions(SessionFilter(network="10.0.0.0/8")))
+    measure("100 sessions with the longest queues", control.sorted_sessions("queued_messages", True))
     measure_call("one session", lambda: control.session(middle))
     for topic in ("commands/all", "commands/7/few"):
         cursor = measure_call(f"open the receivers of {topic}", lambda topic=topic: control.open_receivers(topic))

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     if options.token is not None and options.token_file is not None:
         return _fail("give --token or --token-file, not both", 2)
     try:
-        token = options.token or (http.token if options.token_file is None else secret_in(options.token_file))
+        token = options.token or (http.command_token if options.token_file is None else secret_in(options.token_file))
     except ValueError as error:
         return _fail(f"--token-file: {options.token_file}: {error}", 2)
     client = HttpClient(url, token, options.ca_file, retries=1)

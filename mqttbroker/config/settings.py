@@ -357,6 +357,13 @@ class Http:
             owners[access.token] = access.name
 
     @property
+    def command_token(self) -> Optional[str]:
+        """The token for commands on this machine: that of the most powerful sender; None if nobody has one."""
+        ranks = ("viewer", "operator", "admin")
+        tokens = {each.role: each.token for each in reversed(self.access) if each.token is not None}
+        return self.token or next((tokens[role] for role in reversed(ranks) if role in tokens), None)
+
+    @property
     def has_access(self) -> bool:
         """Whether requests need credentials."""
         return self.token is not None or self.token_file is not None or bool(self.access)

@@ -276,6 +276,13 @@ def test_names_of_a_certificate() -> None:
     assert certificate_names({}) == []
 
 
+def test_commands_use_the_token_of_the_most_powerful_sender() -> None:
+    access = (HttpAccess("r", "reader", token="a", streams=("*",)), HttpAccess("v", "viewer", token="b"),
+              HttpAccess("o", "operator", token="c"), HttpAccess("p", "operator", token="d"))
+    assert [Http(access=access[:count]).command_token for count in range(5)] == [None, None, "b", "c", "c"]
+    assert Http(token="t", access=access).command_token == "t"
+
+
 # --- the configuration --------------------------------------------------------------------------------------------
 
 
