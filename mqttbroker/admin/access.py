@@ -102,7 +102,7 @@ class AccessList:
         return found
 
     def of_certificate(self, certificate: Mapping[str, Any]) -> Optional[Principal]:
-        """The sender with a verified certificate, as `ssl.SSLSocket.getpeercert` describes it; None if there is none."""
+        """The sender with a verified certificate (as from `ssl.SSLSocket.getpeercert`); None if there is none."""
         names = certificate_names(certificate)
         return next((entry.principal for entry in self._entries if entry.certificate in names), None)
 

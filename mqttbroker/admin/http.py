@@ -31,7 +31,7 @@ from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control_runner import BrokerStopping
 from mqttbroker.admin.http_connections import HttpConnections
 from mqttbroker.admin.http_consumers import ConsumerRoutes
-from mqttbroker.admin.http_gate import Gate, address_of
+from mqttbroker.admin.http_gate import Gate, address_of, log_action
 from mqttbroker.admin.http_parameters import MAX_BODY, MAX_LINE
 from mqttbroker.admin.http_routes import PROBLEM, PROBLEM_SCHEMA, Answer, RequestError, Route, error
 from mqttbroker.admin.http_schemas import TEXT, array, record
@@ -263,7 +263,7 @@ class HttpServer:
             headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else None
             response = error(request, refusal.status, str(refusal), headers, refusal.field)
         if route is not None and route.action and response.status < 400:
-            self._log_action(route.action, request, principal)
+            log_action(route.action, unquote(request.path), request, principal)
         self.requests[principal.role, response.status] += 1
         return response
 
@@ -292,18 +292,6 @@ class HttpServer:
                 raise
             logger.exception("event=defect in=http path=%s", request.path)
             return error(request, 500, f"{type(failure).__name__}: {failure}")
-
-    @staticmethod
-    def _log_action(action: str, request: web.Request, principal: Principal) -> None:
-        _audit.info(
-            "event=admin action=%s target=%s user=%s role=%s address=%s listener=%s",
-            action,
-            unquote(request.path_qs),
-            principal.name,
-            principal.role,
-            address_of(request),
-            "http",
-        )
 
     def _log_denied(self, request: web.Request, principal: Principal, reason: str) -> None:
         _audit.info(

@@ -1,4 +1,4 @@
-"""The administration API below /api/v1: clients, subscriptions, retained messages, bans, streams, and the broker itself.
+"""The administration API below /api/v1: clients, subscriptions, retained messages, bans, streams, the broker itself.
 
 Parameters, bodies and answers are described where the operations are, and `openapi` makes its document of them. Errors
 are problem details (RFC 9457), whose ``field`` names the parameter or key that is wrong.
@@ -24,6 +24,7 @@ from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control import MAX_BAN, MAX_PAGE, SORTS, BrokerControl, ControlError
 from mqttbroker.admin.control_runner import BrokerStopping, ControlRunner
 from mqttbroker.admin.http_consumers import CONSUMERS, describe
+from mqttbroker.admin.http_gate import log_action
 from mqttbroker.admin.http_parameters import (
     MAX_TEXT,
     Field,
@@ -125,9 +126,14 @@ SETTING = record(
     source=described(TEXT, 'the file, variable or flag that set it; "default"'),
 )
 
+# Parameters and keys that the audit log has.
+_TARGETS = (
+    "client_id", "topic", "filter", "retain", "protocol", "address", "username", "seconds", "reason", "name", "level"
+)  # fmt: skip
 _PAYLOADS = ("payload", "payload_base64")  # keys of which a body has one at most
 _BAN_KEY = ("address", "username", "client_id")  # of which it has one at least
 
+BACKUP_NAME = Word(1, 100, r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", "a name of A-Z a-z 0-9 _ . -")
 PREFIX = Field("prefix", Word(), "client ids that begin with this", "")
 LIMIT = Field("limit", Integer(1, MAX_PAGE), "the most entries of a page", DEFAULT_PAGE)
 CURSOR = Field("cursor", Word(1), "where the page begins: next_cursor of the page before", None)
@@ -168,7 +174,7 @@ Operation = Callable[[Call], Awaitable[Any]]
 
 def page(items: Schema) -> Schema:
     """A page of a list."""
-    return record(items=array(items), next_cursor=described(nullable(TEXT), "of the next page; null = this is the last"))
+    return record(items=array(items), next_cursor=described(nullable(TEXT), "of the next page; null = none follows"))
 
 
 class Api:
@@ -206,7 +212,8 @@ class Api:
         of_protocol = Field("protocol", Choice("mqtt", "http"), "of MQTT clients or of HTTP senders", "mqtt")
         done = Answer("done")
         return [
-            self._route("GET", "/status", self._status, status, "Counters and gauges", {"type": "object"}, tag="broker"),
+            self._route("GET", "/status", self._status, status, "Counters and gauges", {"type": "object"},
+                        tag="broker"),
             self._route("GET", "/listeners", self._listeners, lists, "Listeners", record(items=array(LISTENER)),
                         tag="broker"),
             self._route("GET", "/configuration", self._configuration, lists,
@@ -218,13 +225,13 @@ class Api:
                         action="set_log_level", tag="broker"),
             self._route("POST", "/reload", self._reload, administer, "Reload the configuration, as SIGHUP does",
                         record(problems=array(TEXT)), action="reload", tag="broker"),
-            self._route("POST", "/backup", self._back_up, administer, "Back up now, to a directory below http.backup_dir",
-                        record(summary=TEXT), action="backup", tag="broker", errors=(409, 500),
-                        body=[Field("name", Word(1, 100, r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", "a name of A-Z a-z 0-9 _ . -"),
-                                    "the name of the directory")]),
+            self._route("POST", "/backup", self._back_up, administer,
+                        "Back up now, to a directory below http.backup_dir", record(summary=TEXT), action="backup", tag="broker", errors=(409, 500),
+                        body=[Field("name", BACKUP_NAME, "the name of the directory")]),
             self._route("POST", "/publish", self._publish, operate, "Publish a message in the name of the broker",
                         record(recipients=described(INTEGER, "subscriptions and streams that got it")),
-                        body=message_fields(Field("topic", Topic(MAX_TEXT), "a topic name"), Field("retain", Boolean(), "retain the message", False)),
+                        body=message_fields(Field("topic", Topic(MAX_TEXT), "a topic name"),
+                                            Field("retain", Boolean(), "retain the message", False)),
                         action="publish", tag="messages", errors=(409,)),
 
             self._route("GET", "/clients", self._clients, lists, "Clients and their sessions", page(CLIENT),
@@ -244,8 +251,8 @@ class Api:
                         "Disconnect a client (reason code 0x98); its session stays", None, [CLIENT_ID], done=done,
                         action="disconnect_client", tag="clients", errors=(404,)),
             self._route("DELETE", "/clients/{client_id}", self._delete_session, operate,
-                        "Disconnect a client and delete its session; its will is published", None, [CLIENT_ID], done=done,
-                        action="delete_session", tag="clients", errors=(404,)),
+                        "Disconnect a client and delete its session; its will is published", None, [CLIENT_ID],
+                        done=done, action="delete_session", tag="clients", errors=(404,)),
 
             self._route("GET", "/subscriptions", self._subscriptions, lists, "Subscriptions to exactly a filter",
                         page(SUBSCRIPTION), [Field("filter", Filter(True), "a topic filter, with $share/NAME/ or not"),
@@ -309,8 +316,8 @@ class Api:
             Parameter(each.name, each.schema, each.description, *_place(each, path)) for each in parameters
         ]
         return Route(
-            method, API + path, functools.partial(self._run, operation, tuple(parameters), body), right, summary, answers,
-            tuple(placed), None if body is None else _body_schema(body), action=action, tag=tag,
+            method, API + path, functools.partial(self._run, operation, tuple(parameters), body, action), right,
+            summary, answers, tuple(placed), None if body is None else _body_schema(body), tag=tag,
             operation_id=getattr(operation, "__name__").strip("_"),
         )  # fmt: skip
 
@@ -319,6 +326,7 @@ class Api:
         operation: Operation,
         parameters: Sequence[Field],
         body: Optional[Sequence[Field]],
+        action: str,
         request: web.Request,
         principal: Principal,
     ) -> web.StreamResponse:
@@ -332,6 +340,8 @@ class Api:
             raise
         except ControlError as error:
             raise RequestError(400, str(error)) from None
+        if action:
+            log_action(action, _target(values), request, principal)
         return web.Response(status=204) if result is None else web.json_response(result)
 
     async def _call(self, future: Future[T]) -> T:
@@ -569,6 +579,11 @@ def _payload(call: Call) -> bytes:
         return payload_of(call.values)
     except ValueError as error:
         raise RequestError(400, f"payload_base64: {error}", "payload_base64") from None
+
+
+def _target(values: Mapping[str, Any]) -> str:
+    """What an act was done to, for the audit log: no content of messages."""
+    return " ".join(f"{name}={values[name]}" for name in _TARGETS if values.get(name) not in (None, ""))
 
 
 def _place(field: Field, path: str) -> Tuple[str, bool]:

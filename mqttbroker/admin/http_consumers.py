@@ -63,9 +63,11 @@ class ConsumerRoutes:
         report = {"type": "object", "properties": {"offsets": offsets}, "required": ["offsets"]}
         return [
             Route("GET", path, self._list, none, "The progress of each consumer of a stream",
-                  {200: Answer("consumers", record(stream=TEXT, consumers=array(CONSUMERS))), **errors}, (name,), tag="streams"),
+                  {200: Answer("consumers", record(stream=TEXT, consumers=array(CONSUMERS))), **errors}, (name,),
+                  tag="streams"),
             Route("PUT", path + "/{consumer}", self._report, none, "Report the next offset of each partition",
-                  {204: Answer("stored"), 400: refused, 413: refused, **errors}, (name, consumer), report, tag="streams"),
+                  {204: Answer("stored"), 400: refused, 413: refused, **errors}, (name, consumer), report,
+                  tag="streams"),
             Route("DELETE", path + "/{consumer}", self._forget, none, "Delete the report of a consumer",
                   {204: Answer("deleted"), **errors}, (name, consumer), action="forget_consumer", tag="streams"),
         ]  # fmt: skip

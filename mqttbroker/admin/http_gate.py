@@ -6,6 +6,7 @@ An address is banned as one that fails to log in with MQTT (`Bans`), for as long
 from __future__ import annotations
 
 import ipaddress
+import logging
 from datetime import datetime, timezone
 from typing import Any, Callable, Optional
 
@@ -17,11 +18,14 @@ from mqttbroker.core.bans import Bans
 from mqttbroker.net.tls import ListenerContext
 from mqttbroker.net.wire import peer_text
 
+audit = logging.getLogger("mqttbroker.audit")
+
 
 class Gate:
     """Finds the sender of each request, and whether it may do what it asks for.
 
-    ``access`` and ``context``, the present certificates and authorities, may be replaced by any thread. ``clock`` returns monotonic time in seconds.
+    ``access`` and ``context``, the present certificates and authorities, may be replaced by any thread. ``clock``
+    returns monotonic time in seconds.
     """
 
     def __init__(
@@ -93,6 +97,19 @@ def _check_host(request: web.Request) -> None:
     except ValueError:
         if "." in host and not host.endswith(".localhost"):
             raise RequestError(421, "without a token, the host must be an address or localhost") from None
+
+
+def log_action(action: str, target: str, request: web.Request, principal: Principal) -> None:
+    """Add an act of an operator to the audit log."""
+    audit.info(
+        "event=admin action=%s target=%s user=%s role=%s address=%s listener=%s",
+        action,
+        target,
+        principal.name,
+        principal.role,
+        address_of(request),
+        "http",
+    )
 
 
 def address_of(request: web.Request) -> str:

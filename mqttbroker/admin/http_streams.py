@@ -149,11 +149,13 @@ class StreamRoutes:
         none = Right.NONE  # each stream has readers of its own
         return [
             Route("GET", "/streams", self._streams, none, "The names of the streams that the sender may see",
-                  {200: Answer("names", record(streams=array(TEXT))), 401: refused, 403: refused, 429: refused}, tag="streams"),
+                  {200: Answer("names", record(streams=array(TEXT))), 401: refused, 403: refused, 429: refused},
+                  tag="streams"),
             Route("GET", "/streams/{name}", self._manifest, none, "Partitions, segments and offsets of a stream",
                   {200: Answer("the manifest", {"type": "object"}), **errors}, (name,), tag="streams"),
             Route("GET", "/streams/{name}/offsets", self._offsets, none, "The first offsets at or after a time",
-                  {200: Answer("an offset of each partition", offsets), 400: refused, **errors}, (name, at), tag="streams"),
+                  {200: Answer("an offset of each partition", offsets), 400: refused, **errors}, (name, at),
+                  tag="streams"),
             Route("GET", "/streams/{name}/{partition}/{file}", self._file, none,
                   "A segment file or index, whole or a byte range (RFC 9110, 14)",
                   {200: bytes_answer, 206: bytes_answer, 416: refused, 503: refused, **errors}, file, tag="streams"),

@@ -294,7 +294,8 @@ def test_configuration_names_the_source_of_each_value_and_no_secret(start_broker
     assert found["streams.0.key"] == ("client", "MQTTBROKER_STREAMS__PLANT__KEY")
     assert [each["token"] for each in found["http.access"][0]] == ["***"] * len(ACCESS)
     assert "t-admin" not in json.dumps(found)
-    assert {item["key"] for item in api.get("/configuration", prefix="bans.f")["items"]} == {"bans.failures", "bans.first"}
+    begins = {item["key"] for item in api.get("/configuration", prefix="bans.f")["items"]}
+    assert begins == {"bans.failures", "bans.first"}
 
 
 def test_backup_goes_below_its_directory(api: Api, tmp_path: Path, start_broker: Start) -> None:
@@ -309,11 +310,28 @@ def test_backup_goes_below_its_directory(api: Api, tmp_path: Path, start_broker:
     assert "http.backup_dir" in without.refused(409, None, "POST", "/backup", {"name": "monday"})
 
 
+def test_acts_are_in_the_audit_log_with_their_target_and_without_content(api: Api) -> None:
+    operator = Api(api.broker, "operator")
+    after = len(api.broker.lines)
+    operator.ask("POST", "/publish", {"topic": "audited/1", "payload": "s3cret", "user_properties": [["k", "s3cret"]]})
+    operator.ask("DELETE", "/retained", filter="audited/#")
+    operator.ask("POST", "/bans", {"username": "mallory", "seconds": 1, "reason": "guessing"})
+    operator.ask("POST", "/backup", {"name": "denied"})
+    for pattern in (
+        r'action=publish target="topic=audited/1 retain=False" user=operator role=operator address=127\.0\.0\.1:\d+',
+        r'action=delete_retained target="filter=audited/#" user=operator',
+        r'action=ban target="username=mallory seconds=1\.0 reason=guessing" user=operator',
+        r'event=denied action=POST target=/api/v1/backup .*reason="role admin is needed; operator has operator"',
+    ):
+        api.broker.wait_for_log(pattern, after=after)
+    assert "s3cret" not in api.broker.log
+
+
 # --- roles --------------------------------------------------------------------------------------------------------
 
 NEEDS = [
-    ("viewer", "GET", "/status"), ("viewer", "GET", "/clients"), ("viewer", "GET", "/retained"), ("viewer", "GET", "/bans"),
-    ("viewer", "GET", "/configuration"), ("operator", "POST", "/clients/none/disconnect"),
+    ("viewer", "GET", "/status"), ("viewer", "GET", "/clients"), ("viewer", "GET", "/retained"),
+    ("viewer", "GET", "/bans"), ("viewer", "GET", "/configuration"), ("operator", "POST", "/clients/none/disconnect"),
     ("operator", "DELETE", "/clients/none"), ("operator", "POST", "/publish"), ("operator", "POST", "/bans"),
     ("operator", "DELETE", "/bans"), ("operator", "DELETE", "/retained"), ("operator", "PUT", "/retained/message"),
     ("operator", "DELETE", "/retained/message"), ("admin", "PUT", "/log/level"), ("admin", "POST", "/backup"),
