@@ -271,7 +271,7 @@ class Api:
                         MESSAGE, [topic], tag="messages", errors=(404,)),
             self._route("PUT", "/retained/message", self._set_retained, operate,
                         "Publish a retained message in the name of the broker", record(recipients=INTEGER), [topic],
-                        body=message_fields(), action="set_retained", tag="messages", errors=(409,)),
+                        body=message_fields(low=1), action="set_retained", tag="messages", errors=(409,)),
             self._route("DELETE", "/retained/message", self._delete_retained, operate,
                         "Delete the retained message of a topic", None, [topic], done=done,
                         action="delete_retained", tag="messages", errors=(404, 409)),
@@ -488,7 +488,7 @@ class Api:
 
     async def _set_retained(self, call: Call) -> Any:
         if not _payload(call):
-            raise RequestError(400, "payload: a retained message has a payload", "payload")
+            raise RequestError(400, "payload: is required, or payload_base64", "payload")
         return await self._publish(call, True)
 
     async def _publish(self, call: Call, retain: Optional[bool] = None) -> Any:
@@ -598,7 +598,7 @@ def _body_schema(fields: Sequence[Field]) -> Schema:
     elif names.issuperset(_PAYLOADS) and "retain" in names:
         together = {"not": {"required": list(_PAYLOADS)}}
     elif names.issuperset(_PAYLOADS):
-        together = {"oneOf": [{"required": [name], "properties": {name: {"minLength": 1}}} for name in _PAYLOADS]}
+        together = {"oneOf": [{"required": [name]} for name in _PAYLOADS]}
     return {
         **together,
         "type": "object",

@@ -25,7 +25,8 @@ MAX_BODY = 16 << 20  # bytes of a request
 _TEXT = r"^[^\u0000]*$"
 _TOPIC = r"^[^+#\u0000]+$"
 _LEVEL = r"([+]|[^+#/\u0000]*)"
-_FILTER = rf"^(([+]|[^$+#/\u0000]+|[$]SYS)(/{_LEVEL})*(/#)?|#)$"
+_FILTER = rf"(([+]|[^$+#/\u0000]+|[$]SYS)(/{_LEVEL})*(/#)?|#)$"
+_SHARED = r"([$]share/[^+#/\u0000]+/)?"
 _NEVER: Any = object()
 
 
@@ -77,7 +78,7 @@ class Filter(Word):
 
     def __init__(self, shared: bool = False) -> None:
         self.shared = shared
-        super().__init__(1, MAX_URL_TEXT, r"^[^\u0000]+$" if shared else _FILTER, "a topic filter")
+        super().__init__(1, MAX_URL_TEXT, f"^{_SHARED if shared else ''}{_FILTER}", "a topic filter")
 
     def read(self, value: object) -> str:
         if not isinstance(value, str) or not is_valid_filter(value):
@@ -89,6 +90,11 @@ class Filter(Word):
 
 
 class Base64(Kind[bytes]):
+    """Bytes in base64, which are not empty if ``low`` is 1."""
+
+    def __init__(self, low: int = 0) -> None:
+        self.low = low
+
     def read(self, value: object) -> bytes:
         try:
             return base64.b64decode(value if isinstance(value, str) else "?", validate=True)
@@ -98,7 +104,8 @@ class Base64(Kind[bytes]):
     @property
     def schema(self) -> Schema:
         quantum, last = "[A-Za-z0-9+/]", "([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
-        return {"type": "string", "contentEncoding": "base64", "pattern": f"^({quantum}{{4}})*{last}$"}
+        pattern = f"^({quantum}{{4}})*{last}$"
+        return {"type": "string", "contentEncoding": "base64", "minLength": 4 * self.low, "pattern": pattern}
 
 
 class Pairs(Kind[List[Tuple[str, str]]]):

@@ -48,12 +48,12 @@ def message_json(message: RetainedMessage) -> Dict[str, Any]:
     }
 
 
-def message_fields(*more: Field) -> List[Field]:
-    """The keys of a message to publish."""
+def message_fields(*more: Field, low: int = 0) -> List[Field]:
+    """The keys of a message to publish, with a payload that is not empty if ``low`` is 1."""
     return [
         *more,
-        Field("payload", Word(high=1 << 24), "the payload as text, sent in UTF-8", None),
-        Field("payload_base64", Base64(), "the payload, instead of payload (RFC 4648, section 4)", None),
+        Field("payload", Word(low, 1 << 24), "the payload as text, sent in UTF-8", None),
+        Field("payload_base64", Base64(low), "the payload, instead of payload (RFC 4648, section 4)", None),
         Field("qos", Integer(0, 2), "the quality of service", 1),
         Field("payload_format_indicator", Integer(0, 1), "1 = the payload is UTF-8 text", None),
         Field("message_expiry_interval", Integer(1, 0xFFFFFFFF), "seconds after which the message expires", None),

@@ -199,6 +199,7 @@ def test_retained_messages_are_set_listed_and_deleted(api: Api, connect: Callabl
     assert api.pages("/retained", 3, filter="set/#") == []
     api.refused(400, "filter", "DELETE", "/retained")  # nothing is deleted by omission
     api.refused(400, "payload", "PUT", "/retained/message", {}, topic="set/1")
+    api.refused(400, "payload", "PUT", "/retained/message", {"payload": ""}, topic="set/1")
     api.refused(409, None, "PUT", "/retained/message", {"payload": "x"}, topic="$SYS/broker/uptime")
 
 
