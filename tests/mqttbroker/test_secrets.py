@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
@@ -26,7 +27,7 @@ from mqttbroker.config.settings import Settings
 
 MARK = "s3cr3t"
 # Every secret key of the configuration, with its value here: a new one needs a line.
-KEYS = {"http.token": f"{MARK}-http-token", "http.access.token": f"{MARK}-access-token"}
+KEYS = {"http.token": f"{MARK}-http-token", "http.access.token": f"{MARK}-access-token", "jwt.secret": f"{MARK}-jwt-secret-of-32-bytes-or-more"}
 PASSWORD, SCRAM_PASSWORD, GUESS = f"{MARK}-password", f"{MARK}-scram", f"{MARK}-guess"
 PAYLOAD, WILL = f"{MARK}-payload", f"{MARK}-will"
 BEARER_GUESS = f"{MARK}-bearer-guess"
@@ -75,11 +76,13 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
         "log": {"level": "debug", "audit_file": str(audit)},
         "http": {"token": KEYS["http.token"], "access": [
             {"name": "grafana", "role": "viewer", "token_file": str(tmp_path / "access-token")}]},
+        "jwt": {"algorithms": ["HS256"], "secret": KEYS["jwt.secret"], "token_in": "password"},
         "streams": {"a": {"filters": ["a/#"], "partitions": 1}},
         **files.config(),
     }  # fmt: skip
     broker = start_broker(config=config)
     outputs: dict[str, str] = {}
+    secrets = [MARK, hashed, scram, files.keyfile.read_text().splitlines()[1]]
 
     with RawClient(broker.port) as client, RawClient(broker.port) as other:
         client.connect("c", username="alice", password=PASSWORD.encode(), clean_start=False, will=Will("a/w", WILL.encode()))
@@ -92,6 +95,11 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
         for password, code in ((SCRAM_PASSWORD, 0), (GUESS, 0x86)):
             with RawClient(broker.port) as bob:
                 assert bob.connect("b", username="bob", password=password.encode()).reason_code == code
+        for key, code in ((KEYS["jwt.secret"], 0), (GUESS * 4, 0x86)):
+            token = jwt.encode({"sub": "pump", "exp": 9_999_999_999, "jti": MARK}, key)
+            secrets.append(token)
+            with RawClient(broker.port) as pump:
+                assert pump.connect("p", username="pump", password=token.encode()).reason_code == code
     with RawClient(broker.port) as client:  # malformed
         client.socket.sendall(b"\x10\x20" + PASSWORD.encode() * 2)
     tls_port = int(broker.wait_for_log(r"event=listening type=tls .*port=(\d+)")[1])
@@ -120,14 +128,14 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
     broker.terminate()
     outputs["log"], outputs["audit log"] = broker.log, audit.read_text()
     for name, text in outputs.items():
-        for secret in (MARK, hashed, scram, files.keyfile.read_text().splitlines()[1]):
+        for secret in secrets:
             assert secret not in text, f"{name} has {secret!r}: {text[max(0, text.index(secret) - 300) :][:600]}"
             assert b64encode(secret.encode()).decode().rstrip("=") not in text, name
 
     for path in broker.data_dir.rglob("*"):
         if path.is_file():
             data = path.read_bytes()
-            for secret in (*KEYS.values(), PASSWORD, SCRAM_PASSWORD, GUESS, hashed, scram):
+            for secret in (*KEYS.values(), PASSWORD, SCRAM_PASSWORD, GUESS, *secrets[1:]):
                 assert secret.encode() not in data, f"{path} has {secret!r}"
 
 

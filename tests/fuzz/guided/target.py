@@ -29,6 +29,7 @@ TARGETS = {
     "scram": "scram.Scram",
     "http": "http.Http",
     "topics": "topics.Topics",
+    "jwt": "tokens.Tokens",
 }
 
 

@@ -91,7 +91,7 @@ class _WebSockets(Target):
         core = self.core = Core(place, "off", **LIMITS)
         loop = self.runner.get_loop()
         scheduler = FlushScheduler(core.broker, loop, lambda _: loop.call_soon(scheduler.store_answered, [], "", False), True)
-        policy = ListenerPolicy(Security(core.settings).policy, core.terms, None)
+        policy = ListenerPolicy(Security(core.settings).policy, core.terms, None, core.broker.outbound.counters)
         self.endpoint = Endpoint(scheduler, policy, OpenSockets(1000, 1000, Counters()), lambda: "made", self._defect)
 
     def _defect(self, _: object) -> None:
