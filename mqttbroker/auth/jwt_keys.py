@@ -148,6 +148,8 @@ def _key_of_jwk(item: Any, algorithms: Sequence[str], with_secrets: bool) -> Opt
     operations = item.get("key_ops", ["verify"])
     if item.get("use", "sig") != "sig" or not isinstance(operations, list) or "verify" not in operations:
         return None
+    if not isinstance(kind, str):
+        raise JwtKeyError("kty is not a string")
     if kind not in _MEMBERS or (kind == "oct" and not with_secrets):
         return None
     # Without the members of a private key, if an issuer publishes them.

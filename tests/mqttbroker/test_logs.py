@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mqttbroker import logs
 
@@ -64,6 +67,26 @@ def test_line_has_all_fields(given: tuple[str, ...], fields: dict[str, object], 
     found = json.loads(said)
     assert found.pop("time").endswith("Z") and found.pop("level") == "info"
     assert found == fields
+
+
+FIELD = re.compile(r'([a-z_]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s"=\\]+))(?: |$)')
+
+
+@given(st.lists(st.text(max_size=30) | st.text(st.sampled_from('a= "\\\n\r\u2028\x1b'), max_size=12), min_size=3, max_size=3))
+def test_no_value_adds_a_field_or_a_line(values: list[str]) -> None:
+    names = ["client", "user", "reason"]
+    given_to_log = record("event=refused client=%s user=%s reason=%s", *values)
+    _, _, rest = logs._Text().format(given_to_log).split(" ", 2)
+    found, position = {}, 0
+    while position < len(rest):
+        match = FIELD.match(rest, position)
+        assert match, rest
+        found[match[1]] = match[3] if match[2] is None else re.sub(r"\\(.)", r"\1", match[2])
+        position = match.end()
+    assert rest.isprintable() and list(found) == ["event", *names]
+    assert [found[name] for name in names] == [logs._printable(value) for value in values]
+    fields = json.loads(logs._Json().format(given_to_log))
+    assert list(fields) == ["time", "level", "event", *names] and [fields[name] for name in names] == values
 
 
 def test_client_id_with_line_breaks_stays_on_one_line(style: str) -> None:

@@ -17,8 +17,8 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
@@ -172,6 +172,12 @@ class BrokerProcess:
                 ended = self._process is None or self._reader is None or not self._reader.is_alive()
                 assert left > 0 and not ended, f"the log has no {pattern!r}:\n" + "\n".join(self.lines)
                 self._new_line.wait(min(left, 0.2))
+
+    @contextmanager
+    def log_unread(self) -> Iterator[None]:
+        """Leave the log in its pipe, which is soon full."""
+        with self._new_line:
+            yield
 
     def _port_of(self, listener: str, after: int) -> int:
         text = rf"event=listening .*\btype={listener}\b.*\bport=(\d+)"

@@ -68,7 +68,7 @@ class Http(Target):
         if status >= 400 and headers.get("Content-Type", "").startswith("application/json") and method != "HEAD":
             if not isinstance(json.loads(body)["error"], str):
                 raise Finding(f"no reason: {context}")
-        scheme, _, credentials = authorization.partition(" ")
+        scheme, _, credentials = authorization.strip(" \t").partition(" ")
         if status < 400 and not (scheme.lower() == "bearer" and credentials.strip() == TOKEN):
             if path.split("?")[0].split("#")[0] not in OPEN_PATHS and not _is_open(path):
                 raise Finding(f"without the token: {context}")

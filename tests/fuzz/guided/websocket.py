@@ -127,6 +127,10 @@ class _WebSockets(Target):
             if transport.closed:
                 break
             socket.data_received(piece)
+        for _ in range(50):
+            await asyncio.sleep(0)
+            if transport.closed or self.core.broker.journal.writer_idle and not self.core.broker.journal.has_pending:
+                break
         for _ in range(5):
             await asyncio.sleep(0)
         found = bytes(transport.written), transport.closed

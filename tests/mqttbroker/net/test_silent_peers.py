@@ -79,3 +79,15 @@ def test_a_stalled_subscriber_does_not_slow_others(start_broker: StartBroker) ->
     received = [int(packet.payload.split()[0]) for packet in slow.ping() if isinstance(packet, Publish)]
     assert received == sorted(received) and len(received) + dropped == 200
     assert dropped > 100
+
+
+def test_a_log_that_is_not_read_slows_no_client(start_broker: StartBroker) -> None:
+    broker = start_broker(config={"log": {"level": "debug"}})
+    with broker.log_unread(), RawClient(broker.port) as client:
+        client.connect("loud")
+        for number in range(50):  # some hundred KB of log, more than a pipe holds
+            for _ in range(50):
+                client.publish("a" * 100, b"", qos=0)
+            client.ping()
+    broker.wait_for_log("event=disconnected client=loud")
+    assert broker.terminate() == 0
