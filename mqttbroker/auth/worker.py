@@ -152,6 +152,7 @@ def _end_with_broker(descriptor: int) -> None:
 
 
 def main(descriptor: int) -> None:
-    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
+        os.nice(NICENESS)
     _end_with_broker(descriptor)
     asyncio.run(serve(socket.socket(fileno=descriptor)))

@@ -16,6 +16,7 @@ class CallbackServer:
     def __init__(self, context: Optional[ssl.SSLContext] = None) -> None:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
         self.release = threading.Event()
         self.answers: dict[Optional[str], tuple[int, bytes]] = {}
         owner = self
@@ -50,9 +51,10 @@ class CallbackServer:
         self.answers[username] = (status, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
-        request = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        request = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length", 0))) or b"{}")
         self.requests.append(request)
         self.headers.append(dict(handler.headers.items()))
+        self.paths.append(handler.path)
         username = request.get("username")
         if username == "hangs":
             self.release.wait(60)
