@@ -31,6 +31,7 @@ def restrict(core: Core) -> None:
     rules = Rules(parse_acl("topic readwrite ok/#\n", "rules"), {})
     broker = core.broker
     broker.rules = broker.publisher.rules = broker.subscriptions.rules = broker.router.rules = rules
+    broker.connect_handler.rules = rules
 
 
 # --- the route cache ----------------------------------------------------------------------------------------------
