@@ -43,7 +43,9 @@ OPTION_NAMES = (
     "request.timeoutMs",
 )
 _BY_LOWER_NAME = {name.lower(): name for name in OPTION_NAMES}
-_KAFKA_NAMES = {
+_OTHER_NAMES = {
+    "username": "user",
+    "clientid": "clientIdPrefix",
     "kafka.bootstrap.servers": "url",
     "kafka.delivery.timeout.ms": "delivery.timeoutMs",
     "kafka.request.timeout.ms": "request.timeoutMs",
@@ -163,8 +165,8 @@ def _known_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unknown(lower: str) -> str:
-    if lower in _KAFKA_NAMES:
-        return f"unknown: the closest option of this sink is '{_KAFKA_NAMES[lower]}'"
+    if lower in _OTHER_NAMES:
+        return f"unknown: the closest option of this sink is '{_OTHER_NAMES[lower]}'"
     similar = difflib.get_close_matches(lower, _BY_LOWER_NAME, 1, 0.75)
     if similar:
         return f"unknown, did you mean '{_BY_LOWER_NAME[similar[0]]}'?"

@@ -44,6 +44,7 @@ REFUSED: list[tuple[dict[str, str], str]] = [
      r"option 'clientIdPrefix': 'a\nb' is not a text of 1 to 100 bytes without control characters"),
     ({**URL, "stream": "s"}, "option 'stream': unknown; the options of the sink are url, host, "),
     ({**URL, "retian": "true"}, "option 'retian': unknown, did you mean 'retain'?"),
+    ({**URL, "username": "u"}, "option 'username': unknown: the closest option of this sink is 'user'"),
     ({"kafka.bootstrap.servers": "b:9092"},
      "option 'kafka.bootstrap.servers': unknown: the closest option of this sink is 'url'"),
 ]  # fmt: skip
