@@ -426,6 +426,14 @@ class Session(DeliveryOwner):
 
         All but the QoS 2 messages that were sent [MQTT-4.8.2-4] [MQTT-4.8.2-5].
         """
+        entries = self.shared_in_flight()
+        for entry in self.queue.entries:
+            if entry.group is not None and entry.disk != GONE:
+                entries.append(entry)
+        return entries
+
+    def shared_in_flight(self) -> List[Delivery]:
+        """The first of `shared_entries`: those that were sent."""
         entries: List[Delivery] = []
         window = self.window
         window.move_shared()
@@ -438,10 +446,13 @@ class Session(DeliveryOwner):
         last: int = window.last_packet_id
         # In the order of sending: packet ids count up and start again after 65535.
         entries.sort(key=lambda entry: (entry.packet_id - last - 1) % 65535)
-        for entry in self.queue.entries:
-            if entry.group is not None and entry.disk != GONE:
-                entries.append(entry)
         return entries
+
+    def give_up_queue(self) -> MessageQueue:
+        """The queue of a session that ends with its connection, for the caller to empty; the session has none left."""
+        queue = self.queue
+        self.queue = MessageQueue(self.context, self.id)
+        return queue
 
     def _delivery_of(self, shared: SharedInFlight, key: object) -> Delivery:
         message = shared.message()

@@ -12,6 +12,7 @@ from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.fan_out import TARGETS_PER_WORK, deliver
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.publisher import Publisher
+from mqttbroker.core.router import WORK_LIMIT
 from mqttbroker.core.turns import LongWork, Turns
 from sessions.context import SessionContext
 from sessions.journal import Gate
@@ -44,6 +45,8 @@ class BrokerMessages(LongWork):
         self._publisher = publisher
         self._turns = turns
         self._queue: Deque[BrokerMessage] = deque()
+        self._iteration = 0  # of `Turns`, in which messages were published at once
+        self._work = 0  # of these messages
 
     @property
     def waiting(self) -> int:
@@ -72,12 +75,20 @@ class BrokerMessages(LongWork):
         return waiting
 
     def _submit(self, waiting: BrokerMessage) -> None:
-        if not self._queue and self._publish(waiting):
-            return
+        turns = self._turns
+        if self._iteration != turns.iteration:
+            self._iteration = turns.iteration
+            self._work = 0
+        if not self._queue and self._work < WORK_LIMIT:
+            router = self._publisher.router
+            before: int = router.work
+            if self._publish(waiting):
+                self._work += MESSAGE_WORK + router.work - before
+                return
         if waiting.session is not None:
             self._context.will_bytes += waiting.message.size
         self._queue.append(waiting)
-        self._turns.add(self)
+        turns.add(self)
 
     def step(self, budget: int) -> int:
         router = self._publisher.router

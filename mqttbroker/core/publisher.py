@@ -11,24 +11,28 @@ from typing import Final, List, Optional, cast
 from zlib import crc32
 
 from mqttbroker.codec.properties import user_property
-from mqttbroker.codec.reason_codes import MQTTError
-from mqttbroker.core.connection import Connection
 from mqttbroker.core.deduplication import Deduplication
 from mqttbroker.core.fan_out import FanOut, deliver
-from mqttbroker.core.groups import Group
+from mqttbroker.core.groups import Group, Member
 from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.outbox import Outbound
-from mqttbroker.core.outgoing import NO_BYTES, Outgoing
+from mqttbroker.core.outgoing import Outgoing
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.route import Route, StreamSink
 from mqttbroker.core.router import Router
 from mqttbroker.core.terms import BrokerTerms
-from mqttbroker.core.turns import Turns
+from mqttbroker.core.turns import LongWork, Turns
 from sessions.context import REFUSE, SessionContext
+from sessions.delivery import Delivery
 from sessions.journal import Gate, Journal
 from sessions.message import Message
+from sessions.message_queue import MessageQueue
 from sessions.retained import Retained
 from sessions.session import Session
+
+REDISTRIBUTED_AT_ONCE: Final = 200  # queued messages of a session that leaves shared subscriptions
+PASS_ON_WORK: Final = 4  # of one of them
+MEMBERS_PER_WORK: Final = 16  # of a shared subscription, of which one is chosen
 
 
 class Publisher:
@@ -55,6 +59,7 @@ class Publisher:
         self.outbound = outbound
         self.rules = rules
         self.deduplication = deduplication
+        self.turns = turns
         self.fan_out = FanOut(self.journal, turns)
 
     def publish(self, outgoing: Outgoing, route: Route, publisher: Optional[Session], gate: Optional[Gate]) -> None:
@@ -133,7 +138,9 @@ class Publisher:
 
     def redistribute(self, session: Session) -> None:
         """Deliver to other members the messages that a leaving member of shared subscriptions has not acknowledged."""
-        now = self.outbound.clock.now
+        if session.id == 0 and len(session.queue.entries) > REDISTRIBUTED_AT_ONCE:
+            self.turns.add(_Redistribution(self, session.shared_in_flight(), session.give_up_queue()))
+            return
         for entry in session.shared_entries():
             group = cast(Group, entry.group)
             topic = entry.message.topic
@@ -146,11 +153,25 @@ class Publisher:
                 or member.session.queue.full(entry.message.size)
             ):
                 continue  # it would not be sent sooner, would not be on disk any more, or would be dropped
-            # A copy, because the store knows the message under the leaving session's entry.
-            message = entry.message.copy()
-            outgoing = Outgoing(message.topic.encode("utf-8"), message, now)
-            deliver(member, outgoing, entry.gate, None, group)
+            self._deliver_again(entry, member, group)
             session.withdraw(entry)
+
+    def pass_on(self, entry: Delivery) -> int:
+        """`redistribute` one entry of a session that has ended and was not stored; returns the cost."""
+        if entry.group is None:
+            return 1
+        group = cast(Group, entry.group)
+        topic = entry.message.topic
+        member = self.router.strategy.choose(self.router.permitted(group, topic), topic)
+        if member is not None:
+            self._deliver_again(entry, member, group)
+        return PASS_ON_WORK + len(group.members) // MEMBERS_PER_WORK
+
+    def _deliver_again(self, entry: Delivery, member: Member, group: Group) -> None:
+        # A copy, because the store knows the message under the leaving session's entry.
+        message = entry.message.copy()
+        outgoing = Outgoing(message.topic.encode("utf-8"), message, self.outbound.clock.now)
+        deliver(member, outgoing, entry.gate, None, group)
 
     def _append(self, sink: StreamSink, message: Message, gate: Optional[Gate]) -> None:
         rule = sink.rule
@@ -160,6 +181,26 @@ class Publisher:
         self.journal.append_to_stream(rule.name, partition, message)
         if gate is not None:
             self.journal.wait_for_commit(gate)
+
+
+class _Redistribution(LongWork):
+    """The messages of shared subscriptions that an ended session, which was not stored, has not acknowledged."""
+
+    def __init__(self, publisher: Publisher, in_flight: List[Delivery], queue: MessageQueue) -> None:
+        self._publisher = publisher
+        self._in_flight = in_flight
+        self._in_flight.reverse()
+        self._queue = queue
+
+    @property
+    def done(self) -> bool:
+        return not self._in_flight and not self._queue.entries
+
+    def step(self, budget: int) -> int:
+        cost: int = 0
+        while cost < budget and not self.done:
+            cost += self._publisher.pass_on(self._in_flight.pop() if self._in_flight else self._queue.pop())
+        return cost
 
 
 def partition_key(key: str, message: Message) -> bytes:

@@ -32,6 +32,7 @@ class Turns:
 
     def __init__(self, outbound: Outbound) -> None:
         self._outbound = outbound
+        self.iteration = 0  # number of calls of `step`
         self._works: Dict[LongWork, bool] = {}  # the next one first
 
     def add(self, work: LongWork) -> None:
@@ -47,6 +48,7 @@ class Turns:
 
     def step(self) -> bool:
         """Do the work of one iteration; true if there is more that can be done at once."""
+        self.iteration += 1
         if not self._works:
             return False
         left: int = TURN_WORK

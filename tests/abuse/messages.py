@@ -275,16 +275,16 @@ def broker_packets(target: Target) -> None:
 
 @kind("retained messages until the broker has no room for more", short=True)
 def retained_until_full(target: Target) -> None:
+    line = target.client("retainer", 5)
     number = 0
-
-    def chunk() -> bytes:
-        nonlocal number
+    while target.running():
+        topics = [f"retained/{number + index}" for index in range(100)]
+        chunk = b"".join(publish(topic, b"x" * 50_000, 1, index, True, 5) for index, topic in enumerate(topics, 1))
         number += 100
-        return b"".join(
-            publish(f"retained/{number + index}", b"x" * 1000, 1, index + 1, True, 5) for index in range(100)
-        )
-
-    target.flood(lambda: target.client("retainer", 5), chunk, 5)
+        if not target.push(line, chunk, 5):
+            break
+        while target.running() and sum(target.answered.counts.values()) < number:
+            target.answered.read(line, 5, 0.2)
 
 
 @kind("`#` over 30,000 retained messages, again and again")

@@ -249,6 +249,13 @@ class Target:
     def push(self, line: socket.socket, data: bytes, version: int = 4) -> bool:
         """Send all of ``data`` and count the answers meanwhile; false if the broker closed the connection or time is
         over."""
+        try:
+            return self._push(line, data, version)
+        finally:
+            if line.fileno() >= 0:
+                line.settimeout(5.0)
+
+    def _push(self, line: socket.socket, data: bytes, version: int) -> bool:
         view = memoryview(data)
         poll = select.poll()
         poll.register(line, select.POLLIN | select.POLLOUT)

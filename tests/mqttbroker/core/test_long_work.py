@@ -346,3 +346,39 @@ def test_a_client_that_is_gone_is_not_subscribed_further(core: Core) -> None:
     again.send(Subscribe(1, [Filter(f"a/{number}", 1) for number in range(5000)]))
     core.settle()
     assert len(session.subscriptions) == 5000 and not other.closed
+
+
+# --- shared subscriptions -----------------------------------------------------------------------------------------
+
+
+def test_the_queue_of_a_member_that_leaves_is_passed_on_in_parts_and_in_order(core: Core) -> None:
+    leaver, publisher = core.connect("leaver"), core.connect("pub")
+    leaver.subscribe("$share/g/t", options=1)
+    for low in range(1, 3001, 500):
+        publisher.send(*(Publish("t", b"%d" % number, 1, False, False, 1) for number in range(low, low + 500)))
+    left = leaver.connection.session
+    assert left is not None and left.queued_messages == 3000
+    member = core.connect("member")
+    member.subscribe("$share/g/t", options=0)
+    core.eager = False
+    leaver.close()
+    step(core)
+    begun = numbers_of(member.arrived())
+    assert 0 < len(begun) < 3000 and core.broker.context.memory_bytes > 0
+    core.settle()
+    assert begun + numbers_of(member.arrived()) == list(range(1, 3001))
+    assert core.broker.context.memory_bytes == 0 and core.broker.context.memory_entries == 0
+
+
+def test_wills_of_many_clients_that_disconnect_at_once_are_published_in_parts(core: Core) -> None:
+    sessions = crowd(core, 1000, persistent=False, qos=0)
+    subscriber = core.connect("sub")
+    subscriber.subscribe("t/#", options=0)
+    clients = [core.connect(f"w{n}", will=Will("t/will", b"%d" % n, 0, False, Properties())) for n in range(40)]
+    begin(core)
+    for client in clients:
+        client.close()
+    assert 20 < core.broker.messages.waiting < 40 and len(sessions) == 1000
+    core.settle()
+    assert numbers_of(subscriber.arrived()) == list(range(40))
+    assert core.broker.messages.waiting == 0 and core.broker.context.will_bytes == 0
