@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from contextlib import suppress
@@ -224,12 +225,18 @@ def run(kind: Kind, seed: str, quiet: float, seconds: float) -> Result:
     return result
 
 
+def wrapped(document: str) -> str:
+    """The paragraphs of a page with lines of at most 120 characters."""
+    return "\n\n".join(textwrap.fill(paragraph, 120, break_on_hyphens=False) for paragraph in document.split("\n\n"))
+
+
 def machine() -> str:
     model = platform.processor() or platform.machine()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
-    return f"{os.cpu_count()} × {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+    system = f"{platform.system()} {platform.release().partition('-')[0]}"
+    return f"{os.cpu_count()} × {model}, {system}, Python {platform.python_version()}"
 
 
 def main() -> int:
@@ -266,7 +273,7 @@ def main() -> int:
             seed=options.seed,
         )
         options.document.write_text(
-            f"{head}\n{HEAD}\n" + "\n".join(result.row for result in results) + "\n", encoding="utf-8"
+            f"{wrapped(head)}\n\n{HEAD}\n" + "\n".join(result.row for result in results) + "\n", encoding="utf-8"
         )
     print(f"abuse: {len(results)} kinds, failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
