@@ -79,6 +79,7 @@ class PublishHandler:
     def __init__(self, broker: Broker, connection: Connection) -> None:
         self.broker = broker
         self.connection = connection
+        self.restricted = connection.restricted
         self._aliases = _NO_ALIASES  # topics by alias, as set by the client
         # The last properties, encoded and decoded: the next ones are often the same.
         self._encoded_properties: bytes = NO_BYTES
@@ -140,7 +141,7 @@ class PublishHandler:
             body = topic_end - 2 - len(topic)
             start = 0
             end = payload + size
-        if self.connection.restricted or route.reserved or first & 1 == 1:
+        if self.restricted or route.reserved or first & 1 == 1:
             if self._rejects(route, first, packet_id, end - payload):
                 return True
         if first == 0x30 and route.direct:
@@ -442,7 +443,7 @@ class PublishHandler:
     def _refused_route(self, topic_bytes: bytes) -> Optional[Route]:
         """An empty route, which is not cached, if the client may not publish to the topic; else None."""
         topic = self.broker.router.topic_of(topic_bytes)
-        if is_reserved(topic) or (self.connection.restricted and not self._may_publish(topic)):
+        if is_reserved(topic) or (self.restricted and not self._may_publish(topic)):
             route = Route(topic, topic_bytes)
             route.reserved = True
             return route
@@ -508,7 +509,7 @@ class PublishHandler:
         """Answer a PUBLISH that is not permitted, or for which there is no room among the retained messages."""
         counters = self.connection.outbound.counters
         qos: i64 = (first >> 1) & 3
-        if route.reserved or (self.connection.restricted and not self._may_publish(route.topic)):
+        if route.reserved or (self.restricted and not self._may_publish(route.topic)):
             counters.publish_dropped_denied += 1
             connection = self.connection
             connection.outbound.denials.log(
