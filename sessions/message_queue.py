@@ -112,8 +112,9 @@ class MessageQueue:
         self.context.queued_bytes += size
 
     def end(self) -> None:
-        """The session has ended: take its stored entries off the totals."""
+        """The session has ended: take its entries off the totals."""
         self.oldest = None
+        self.clear_memory()
         if self.session_id != 0:
             self.context.queued_messages -= self.message_count
             self.context.queued_bytes -= self.byte_count

@@ -424,3 +424,11 @@ def test_changed_filters_are_recorded_within_a_bound(tmp_path: Path) -> None:
         assert 0 < sum(recorded) < 2 * (RECORDED_BYTES // 120_000 + 1)
         client.subscribe("t/#", options=1)
         assert client.publish("t/1", b"x", 1) == 0  # the cached route is not out of date
+
+
+def test_a_will_for_the_session_that_ends_is_not_counted_for_ever(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        client = core.connect("c", will=Will("will", b"x", 1))
+        client.subscribe("will", options=1)
+        client.close()
+        assert held(core, "queues") == held(core, "sessions") == 0
