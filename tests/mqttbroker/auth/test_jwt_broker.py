@@ -342,7 +342,8 @@ def test_a_mistake_prevents_the_start(tmp_path: Path) -> None:
 
 def test_the_documented_example(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "authentication.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(toml|json)\n(.*?)^```", page, re.M | re.S)
+    section = page.partition("\n## JSON Web Tokens\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```(toml|json)\n(.*?)^```", section, re.M | re.S)
     config = next(text for kind, text in blocks if kind == "toml" and "jwks_url" in text)
     claims, *permissions = (json.loads(text) for kind, text in blocks if kind == "json")
     assert len(permissions) == 2
