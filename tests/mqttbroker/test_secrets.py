@@ -27,10 +27,26 @@ from mqttbroker.config.settings import Settings
 
 MARK = "s3cr3t"
 # Every secret key of the configuration, with its value here: a new one needs a line.
-KEYS = {"http.token": f"{MARK}-http-token", "http.access.token": f"{MARK}-access-token", "jwt.secret": f"{MARK}-jwt-secret-of-32-bytes-or-more"}
+KEYS = {
+    "http.token": f"{MARK}-http-token",
+    "http.access.token": f"{MARK}-access-token",
+    "jwt.secret": f"{MARK}-jwt-secret-of-32-bytes-or-more",
+    "http_callback.authorization": f"Bearer {MARK}-callback",
+    "plugin.options": f"{MARK}-option",
+}
 PASSWORD, SCRAM_PASSWORD, GUESS = f"{MARK}-password", f"{MARK}-scram", f"{MARK}-guess"
 PAYLOAD, WILL = f"{MARK}-payload", f"{MARK}-will"
 BEARER_GUESS = f"{MARK}-bearer-guess"
+
+
+PLUGIN = """
+class Silent:
+    def __init__(self, key):
+        pass
+
+    async def authenticate(self, request):
+        return None
+"""
 
 
 def secret_keys(section: type[Any] = Settings, path: str = "") -> Iterator[str]:
@@ -69,6 +85,7 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
     (tmp_path / "users").write_text(f"alice:{hashed}\nbob:{scram}\n")
     (tmp_path / "rules").write_text("user alice\ntopic readwrite a/#\ntopic read $SYS/#\n")
     (tmp_path / "access-token").write_text(KEYS["http.access.token"] + "\n")
+    (tmp_path / "silent.py").write_text(PLUGIN)
     audit = tmp_path / "audit.log"
     config = {
         "allow_anonymous": False, "password_file": str(tmp_path / "users"), "acl_file": str(tmp_path / "rules"),
@@ -77,6 +94,8 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
         "http": {"token": KEYS["http.token"], "access": [
             {"name": "grafana", "role": "viewer", "token_file": str(tmp_path / "access-token")}]},
         "jwt": {"algorithms": ["HS256"], "secret": KEYS["jwt.secret"], "token_in": "password"},
+        "http_callback": {"url": "http://127.0.0.1:9/", "authorization": KEYS["http_callback.authorization"]},
+        "plugin": {"object": "silent:Silent", "path": str(tmp_path), "options": {"key": KEYS["plugin.options"]}},
         "streams": {"a": {"filters": ["a/#"], "partitions": 1}},
         **files.config(),
     }  # fmt: skip
@@ -85,7 +104,9 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
     secrets = [MARK, hashed, scram, files.keyfile.read_text().splitlines()[1]]
 
     with RawClient(broker.port) as client, RawClient(broker.port) as other:
-        client.connect("c", username="alice", password=PASSWORD.encode(), clean_start=False, will=Will("a/w", WILL.encode()))
+        client.connect(
+            "c", username="alice", password=PASSWORD.encode(), clean_start=False, will=Will("a/w", WILL.encode())
+        )
         client.subscribe("$SYS/#", "a/#", options=1)
         client.publish("a/b", PAYLOAD.encode(), qos=1, retain=True)
         client.publish("denied", PAYLOAD.encode(), qos=1)
@@ -95,6 +116,8 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
         for password, code in ((SCRAM_PASSWORD, 0), (GUESS, 0x86)):
             with RawClient(broker.port) as bob:
                 assert bob.connect("b", username="bob", password=password.encode()).reason_code == code
+        with RawClient(broker.port) as carol:  # whom only the callback could know, which nobody answers
+            assert carol.connect("d", username="carol", password=PASSWORD.encode()).reason_code == 0x88
         for key, code in ((KEYS["jwt.secret"], 0), (GUESS * 4, 0x86)):
             token = jwt.encode({"sub": "pump", "exp": 9_999_999_999, "jti": MARK}, key)
             secrets.append(token)
@@ -103,13 +126,26 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
     with RawClient(broker.port) as client:  # malformed
         client.socket.sendall(b"\x10\x20" + PASSWORD.encode() * 2)
     tls_port = int(broker.wait_for_log(r"event=listening type=tls .*port=(\d+)")[1])
-    with pytest.raises(OSError), ssl.create_default_context().wrap_socket(
-        socket.create_connection((broker.host, tls_port)), server_hostname="localhost"
+    with (
+        pytest.raises(OSError),
+        ssl.create_default_context().wrap_socket(
+            socket.create_connection((broker.host, tls_port)), server_hostname="localhost"
+        ),
     ):
         pass
 
-    for path in ("/metrics", "/livez", "/readyz", "/streams", "/streams/a", "/streams/a/consumers", f"/x?token={BEARER_GUESS}",
-                 "/api", "/api/v1/config", "/openapi.json"):
+    for path in (
+        "/metrics",
+        "/livez",
+        "/readyz",
+        "/streams",
+        "/streams/a",
+        "/streams/a/consumers",
+        f"/x?token={BEARER_GUESS}",
+        "/api",
+        "/api/v1/config",
+        "/openapi.json",
+    ):
         for token in (*KEYS.values(), BEARER_GUESS):
             outputs[f"{path} {token}"] = http(broker, path, token)
     for head in (
@@ -124,7 +160,9 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
     os.kill(broker.pid, signal.SIGHUP)
     broker.wait_for_log("reload_failed")
     outputs["/readyz after a mistake"] = http(broker, "/readyz")
-    outputs["arguments"] = Path(f"/proc/{broker.pid}/cmdline").read_text()
+    children = Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text().split()
+    for pid in (broker.pid, *children):
+        outputs[f"arguments of {pid}"] = Path(f"/proc/{pid}/cmdline").read_text()
     broker.terminate()
     outputs["log"], outputs["audit log"] = broker.log, audit.read_text()
     for name, text in outputs.items():
@@ -143,7 +181,8 @@ def test_no_error_of_a_command_has_a_secret(tmp_path: Path, capsys: pytest.Captu
     """Each mistake is beside a secret, or is the secret's own."""
     file = tmp_path / "broker.toml"
     for text in (
-        f'http.token = "{MARK} x"', f'http.token = ["{MARK}"]', f'http.tokne = "{MARK}"', f'http = "{MARK}"', f'http.token = "{MARK}',
+        f'http.token = "{MARK} x"', f'http.token = ["{MARK}"]', f'http.tokne = "{MARK}"',
+        f'http = "{MARK}"', f'http.token = "{MARK}',
         f'[[http.access]]\nname = "n"\nrole = "x"\ntoken = "{MARK}"', f'[[http.access]]\ntoken = {{ "{MARK}" = 1 }}',
         f'http.token = "{MARK}"\nhttp.access = [{{ name = "n", role = "viewer", token = "{MARK}" }}]',
     ):  # fmt: skip

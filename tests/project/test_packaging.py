@@ -34,7 +34,9 @@ def pinned(name: str) -> dict[str, str]:
     for entry in re.sub(r"\s*#.*", "", text).replace("\\\n", " ").split("\n"):
         if not entry.strip():
             continue
-        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)\s*(?:;[^-]*?)?((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*", entry)
+        match = re.fullmatch(
+            r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)\s*(?:;[^-]*?)?((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*", entry
+        )
         assert match, f"requirements/{name}: {entry}"
         found[canonicalize_name(match[1])] = match[2]
     return found
@@ -72,7 +74,9 @@ def test_pinned_packages_have_what_they_need(file: str) -> None:
 
 def test_requirements_name_no_host() -> None:
     for path in (ROOT / "requirements").iterdir():
-        assert not re.search(r"://|--(extra-)?index-url|--trusted-host|--find-links|@ ", path.read_text(encoding="utf-8")), path
+        assert not re.search(
+            r"://|--(extra-)?index-url|--trusted-host|--find-links|@ ", path.read_text(encoding="utf-8")
+        ), path
 
 
 def test_the_image_installs_only_packages_with_known_hashes() -> None:
@@ -113,6 +117,9 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert (verified.returncode, verified.stderr) == (0, "")
     # 2.0 of 10, where 0 is a service that can do nothing: the network and its own files are what is left.
     rated = subprocess.run(
-        ["systemd-analyze", "security", "--offline=yes", "--threshold=20", str(unit)], capture_output=True, text=True, check=False
+        ["systemd-analyze", "security", "--offline=yes", "--threshold=20", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert rated.returncode == 0, rated.stdout + rated.stderr

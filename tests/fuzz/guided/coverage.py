@@ -1,7 +1,7 @@
 """The lines and branches that inputs reach, by Python's own tracing; it needs no fuzzer.
 
-``python -m fuzz.guided.coverage TARGET DIRECTORY...`` prints the lines of the target's modules that the files reach. With
-``--into DIRECTORY`` it copies the files that reach something new, the smallest first.
+``python -m fuzz.guided.coverage TARGET DIRECTORY...`` prints the lines of the target's modules that the files
+reach. With ``--into DIRECTORY`` it copies the files that reach something new, the smallest first.
 """
 
 from __future__ import annotations

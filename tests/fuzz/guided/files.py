@@ -40,7 +40,18 @@ class Configuration(Target):
         for section in (Settings, Listener, Stream)
         for field in dataclasses.fields(section)
         for word in (field.name, *(inner.name for inner in dataclasses.fields(field.metadata.get("section", Listener))))
-    ) + (b"[[listeners]]\n", b"[streams.s]\n", b" = ", b'"global"', b"MQTTBROKER_", b"__", b'"64KiB"', b'"10s"', b"[", b"{")
+    ) + (
+        b"[[listeners]]\n",
+        b"[streams.s]\n",
+        b" = ",
+        b'"global"',
+        b"MQTTBROKER_",
+        b"__",
+        b'"64KiB"',
+        b'"10s"',
+        b"[",
+        b"{",
+    )
 
     def check(self, data: bytes) -> None:
         warnings: list[str] = []
@@ -97,8 +108,23 @@ class AccessRules(Target):
 
     modules = ("mqttbroker.auth.acl",)
     max_bytes = 300
-    words = (b"user ", b"topic ", b"pattern ", b"read ", b"write ", b"readwrite ", b"deny ", b"%c", b"%u", b"/#", b"+/", b"\n",
-             b"alice", b"bob", b"$SYS/")
+    words = (
+        b"user ",
+        b"topic ",
+        b"pattern ",
+        b"read ",
+        b"write ",
+        b"readwrite ",
+        b"deny ",
+        b"%c",
+        b"%u",
+        b"/#",
+        b"+/",
+        b"\n",
+        b"alice",
+        b"bob",
+        b"$SYS/",
+    )
 
     def check(self, data: bytes) -> None:
         text = data.decode("utf-8", "replace")
@@ -112,14 +138,18 @@ class AccessRules(Target):
         for rules in (*sections.values(), patterns):
             for _, topic_filter in rules:
                 for name in ("c", "alice"):
-                    replaced = topic_filter.replace("%c", name).replace("%u", name).replace("+", "b").replace("#", "b/c")
+                    replaced = (
+                        topic_filter.replace("%c", name).replace("%u", name).replace("+", "b").replace("#", "b/c")
+                    )
                     topics.add(replaced)
         for topic in sorted(topic for topic in topics if is_topic(topic))[:20]:
             for client_id, username in CLIENTS:
                 for access, decide in (("w", acl.may_publish), ("r", acl.may_read)):
                     expected = _allowed(sections, patterns, access, client_id, username, topic)
                     if decide(client_id, username, topic) is not expected:
-                        raise Finding(f"{access} {topic!r} by {client_id!r}, {username!r}: {expected} is right: {text!r}")
+                        raise Finding(
+                            f"{access} {topic!r} by {client_id!r}, {username!r}: {expected} is right: {text!r}"
+                        )
 
     def seeds(self) -> Iterator[bytes]:
         yield b"topic read public/#\n\nuser alice\ntopic readwrite plant/#\ntopic deny plant/safety/#\n"
@@ -174,7 +204,17 @@ class PasswordFile(Target):
 
     modules = ("mqttbroker.auth.passwords",)
     max_bytes = 400
-    words = (b"$7$", b"$6$", b"$argon2id$v=19$m=8,t=1,p=1$", b"$scram-sha-256$", b"1$", b"\n", b"alice:", b"hunter2hunter2", b"==")
+    words = (
+        b"$7$",
+        b"$6$",
+        b"$argon2id$v=19$m=8,t=1,p=1$",
+        b"$scram-sha-256$",
+        b"1$",
+        b"\n",
+        b"alice:",
+        b"hunter2hunter2",
+        b"==",
+    )
 
     def check(self, data: bytes) -> None:
         text = data.decode("utf-8", "replace")
@@ -207,5 +247,3 @@ def _is_cheap(encoded: str) -> bool:
     if encoded.startswith("$argon2id$"):
         return all(int(number) <= 64 for number in numbers[2:5])
     return encoded.startswith("$6$") or bool(re.match(r"\$(7|scram-sha-256)\$\d{1,3}\$", encoded))
-
-

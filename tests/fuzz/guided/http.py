@@ -30,11 +30,32 @@ OPEN_PATHS = ("/livez", "/readyz")
 class Http(Target):
     """The lines of an input are method, path, Range, Authorization; the rest is the body."""
 
-    modules = ("mqttbroker.admin.http", "mqttbroker.admin.http_consumers", "mqttbroker.admin.http_streams",
-               "mqttbroker.admin.http_gate", "mqttbroker.admin.access", "bridge_spark.source.consumers")
+    modules = (
+        "mqttbroker.admin.http",
+        "mqttbroker.admin.http_consumers",
+        "mqttbroker.admin.http_streams",
+        "mqttbroker.admin.http_gate",
+        "mqttbroker.admin.access",
+        "bridge_spark.source.consumers",
+    )
     max_bytes = 500
-    words = (b"GET\n", b"PUT\n", b"DELETE\n", b"HEAD\n", FILE.encode(), b"/streams/s/consumers/c", b"/streams/s/offsets?timestamp=",
-             b"bytes=", b"Bearer s3cret", b'{"offsets": {"0": 1}}', b"/livez", b"/metrics", b"..", b"%2e%2e%2f", b"%00")
+    words = (
+        b"GET\n",
+        b"PUT\n",
+        b"DELETE\n",
+        b"HEAD\n",
+        FILE.encode(),
+        b"/streams/s/consumers/c",
+        b"/streams/s/offsets?timestamp=",
+        b"bytes=",
+        b"Bearer s3cret",
+        b'{"offsets": {"0": 1}}',
+        b"/livez",
+        b"/metrics",
+        b"..",
+        b"%2e%2e%2f",
+        b"%00",
+    )
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -76,7 +97,10 @@ class Http(Target):
             self._range(wanted.strip(" \t"), status, headers, body, context)
         if method == "PUT" and status == 204:
             given = json.loads(parts[4])["offsets"]
-            if not all(key.isdigit() and int(key) < PARTITIONS and type(offset) is int and offset >= 0 for key, offset in given.items()):
+            if not all(
+                key.isdigit() and int(key) < PARTITIONS and type(offset) is int and offset >= 0
+                for key, offset in given.items()
+            ):
                 raise Finding(f"the report is wrong: {context}")
 
     def _range(self, wanted: str, status: int, headers: http.client.HTTPMessage, body: bytes, context: str) -> None:
@@ -131,8 +155,17 @@ class Http(Target):
         token = f"Bearer {TOKEN}".encode()
         for wanted in (b"", b"bytes=0-9", b"bytes=5-", b"bytes=-5", b"bytes=9999-", b"bytes=0-1,4-5", b"bytes=5-1"):
             yield b"\n".join((b"GET", FILE.encode(), wanted, token, b""))
-        for path in (b"/streams", b"/streams/s", b"/streams/s/offsets?timestamp=1005", b"/metrics", b"/readyz", b"/livez",
-                     b"/streams/s/consumers", b"/streams/../s", b"/streams/s/0/../../x"):
+        for path in (
+            b"/streams",
+            b"/streams/s",
+            b"/streams/s/offsets?timestamp=1005",
+            b"/metrics",
+            b"/readyz",
+            b"/livez",
+            b"/streams/s/consumers",
+            b"/streams/../s",
+            b"/streams/s/0/../../x",
+        ):
             yield b"\n".join((b"GET", path, b"", token, b""))
             yield b"\n".join((b"GET", path, b"", b"", b""))
         for body in (b'{"offsets": {"0": 5, "1": 0}}', b'{"offsets": {"2": 5}}', b'{"offsets": []}', b"[" * 300):

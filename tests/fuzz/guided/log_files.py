@@ -45,7 +45,10 @@ RIGHT = 1  # first byte of an input whose checksums are set to the right values
 
 
 def messages(count: int, topic: str = "a/b") -> list[Message]:
-    return [Message(topic, b"%d" % index, index % 3, index % 2 == 1, b"\x01\x01", "dev", 1000 + index, 0) for index in range(count)]
+    return [
+        Message(topic, b"%d" % index, index % 3, index % 2 == 1, b"\x01\x01", "dev", 1000 + index, 0)
+        for index in range(count)
+    ]
 
 
 def with_right_checksums(data: bytes) -> bytes:
@@ -107,7 +110,9 @@ class Segments(Target):
                 if bytes(data[batch.position : batch.end]) == encode_batch(decoded, batch.first_offset):
                     continue
                 again = encode_batch(decoded, batch.first_offset)
-                if [_told(each) for each in decode_messages(again, next(iter_batches(again)))] != [_told(each) for each in decoded]:
+                if [_told(each) for each in decode_messages(again, next(iter_batches(again)))] != [
+                    _told(each) for each in decoded
+                ]:
                     raise Finding(f"records change when they are written again: {data.hex()}")
         except SegmentError:
             return found, True
@@ -121,15 +126,35 @@ class Segments(Target):
 
 
 def _told(message: Message) -> tuple[object, ...]:
-    return (message.topic, message.payload, message.qos, message.retain, message.properties, message.publisher, message.timestamp)
+    return (
+        message.topic,
+        message.payload,
+        message.qos,
+        message.retain,
+        message.properties,
+        message.publisher,
+        message.timestamp,
+    )
 
 
 class Sealed(Target):
-    """Sealed segments: whole files, and with `RIGHT` the JSON of a footer, or with 2 a time index, with right checksums."""
+    """Sealed segments: whole files, with `RIGHT` the JSON of a footer with right checksums, with 2 a time index."""
 
     modules = ("bridge_spark.log.sealed.footer", "bridge_spark.log.sealed.reader")
     max_bytes = 6000
-    words = (b'"first_offset":', b'"end_offset":', b'"groups":[', b'"lost":[[', b"]]", b"null", b"-1", b"1e3", b"true", b"[[", b"{}")
+    words = (
+        b'"first_offset":',
+        b'"end_offset":',
+        b'"groups":[',
+        b'"lost":[[',
+        b"]]",
+        b"null",
+        b"-1",
+        b"1e3",
+        b"true",
+        b"[[",
+        b"{}",
+    )
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

@@ -57,8 +57,14 @@ def changed_packets(data: bytes, version: int, random: Random) -> bytes:
 class _Packets(Target):
     """Packets of one version, as `decode` reads them and as a connected client sends them."""
 
-    modules = ("mqttbroker.codec.packets", "mqttbroker.codec.data_types", "mqttbroker.codec.properties",
-               "mqttbroker.core.protocol", "mqttbroker.core.packet_reader", "mqttbroker.core.publish_handler")
+    modules = (
+        "mqttbroker.codec.packets",
+        "mqttbroker.codec.data_types",
+        "mqttbroker.codec.properties",
+        "mqttbroker.core.protocol",
+        "mqttbroker.core.packet_reader",
+        "mqttbroker.core.publish_handler",
+    )
     version = 5
 
     def __init__(self, directory: Path) -> None:
@@ -116,8 +122,13 @@ class Version5(_Packets):
 class Conversations(Target):
     """All bytes of a connection, from before CONNECT, of any version."""
 
-    modules = ("mqttbroker.core.protocol", "mqttbroker.core.packet_reader", "mqttbroker.core.connect_handler",
-               "mqttbroker.core.publish_handler", "mqttbroker.core.subscriptions")
+    modules = (
+        "mqttbroker.core.protocol",
+        "mqttbroker.core.packet_reader",
+        "mqttbroker.core.connect_handler",
+        "mqttbroker.core.publish_handler",
+        "mqttbroker.core.subscriptions",
+    )
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)

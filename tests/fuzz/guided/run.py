@@ -55,8 +55,11 @@ def fuzz(name: str, seconds: float) -> bool:
     if executions is None:
         print(f"{name}: FOUND\n{done.stdout[-6000:]}\n{done.stderr[-1500:]}", flush=True)
         return False
-    print(f"{name}: {executions[1]} executions in {seconds:.0f} s of CPU, {taken:.0f} s in all, "
-          f"{edges[-1][0] if edges else 0} edges, {edges[-1][1] if edges else 0} features", flush=True)
+    print(
+        f"{name}: {executions[1]} executions in {seconds:.0f} s of CPU, {taken:.0f} s in all, "
+        f"{edges[-1][0] if edges else 0} edges, {edges[-1][1] if edges else 0} features",
+        flush=True,
+    )
     return True
 
 
@@ -64,7 +67,9 @@ def report(name: str, keep: bool) -> None:
     """Print which lines the inputs reach, without a fuzzer."""
     into = ["--into", str(CORPUS / name)] if keep else []
     directories = [str(WORK / name), str(CORPUS / name)]
-    done = subprocess.run(python("fuzz.guided.coverage", name, *directories, *into), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        python("fuzz.guided.coverage", name, *directories, *into), capture_output=True, text=True, check=False
+    )
     print(f"{name}: {done.stdout.strip() or done.stderr[-3000:]}", flush=True)
 
 

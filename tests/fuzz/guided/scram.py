@@ -24,7 +24,19 @@ class Scram(Target):
     """The input is the client's messages, one per line; ``{nonce}`` and ``{proof}`` in it become the right values."""
 
     modules = ("mqttbroker.auth.scram",)
-    words = (b"n,,", b"y,,", b"p=x,,", b"n=alice", b",r=", b"c=biws,", b"{nonce}", b",p={proof}", b"=2C", b"=3D", b"a=alice")
+    words = (
+        b"n,,",
+        b"y,,",
+        b"p=x,,",
+        b"n=alice",
+        b",r=",
+        b"c=biws,",
+        b"{nonce}",
+        b",p={proof}",
+        b"=2C",
+        b"=3D",
+        b"a=alice",
+    )
     max_bytes = 300
 
     def check(self, data: bytes) -> None:

@@ -25,18 +25,43 @@ ALGORITHMS = ("HS256",)
 SIGNED, KEY_SET, PEM = b"\x01", b"\x02", b"\x03"  # first byte of an input
 KEY_ALGORITHMS = ("RS256", "PS256", "ES256", "ES384", "EdDSA", "HS256")
 RSA = {"kty": "RSA", "n": base64.urlsafe_b64encode(b"\xc1" * 255 + b"\x01").decode().rstrip("="), "e": "AQAB"}
-PUBLIC = b'-----BEGIN PUBLIC KEY-----\nMCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=\n-----END PUBLIC KEY-----\n'  # RFC 8032, test 1
+# RFC 8032, test 1.
+PUBLIC = b"""-----BEGIN PUBLIC KEY-----
+MCowBQYDK2VwAyEA11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo=
+-----END PUBLIC KEY-----
+"""
 OKP = {"kty": "OKP", "crv": "Ed25519", "x": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo", "kid": "e"}
 
 
 class Tokens(Target):
-    """A token as it is; with `SIGNED` a header and claims, one per line, signed; with `KEY_SET` or `PEM` a file of keys."""
+    """A token as it is; with `SIGNED` a line of header and one of claims; with `KEY_SET` or `PEM` a file of keys."""
 
     modules = ("mqttbroker.auth.jwt_tokens", "mqttbroker.auth.jwt_keys", "mqttbroker.auth.permissions")
     max_bytes = 800
-    words = (b'"alg":"HS256"', b'"alg":"none"', b'"typ":"JWT"', b'"kid":"k"', b'"crit":["b64"]', b'"exp":9999999999', b'"exp":1',
-             b'"nbf":', b'"iat":', b'"iss":"me"', b'"aud":["broker"]', b'"sub":"pump"', b'"acl":{"publish":["a/#"]}', b"\n{", b"null",
-             b"1e400", b"[[", b'"kty":"OKP"', b'"kty":"EC"', b'"crv":"P-256"', b'"keys":[', b"-----BEGIN PUBLIC KEY-----\n")
+    words = (
+        b'"alg":"HS256"',
+        b'"alg":"none"',
+        b'"typ":"JWT"',
+        b'"kid":"k"',
+        b'"crit":["b64"]',
+        b'"exp":9999999999',
+        b'"exp":1',
+        b'"nbf":',
+        b'"iat":',
+        b'"iss":"me"',
+        b'"aud":["broker"]',
+        b'"sub":"pump"',
+        b'"acl":{"publish":["a/#"]}',
+        b"\n{",
+        b"null",
+        b"1e400",
+        b"[[",
+        b'"kty":"OKP"',
+        b'"kty":"EC"',
+        b'"crv":"P-256"',
+        b'"keys":[',
+        b"-----BEGIN PUBLIC KEY-----\n",
+    )
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -84,12 +109,15 @@ class Tokens(Target):
 
     def seeds(self) -> Iterator[bytes]:
         claims: dict[str, Any] = {"sub": "pump", "exp": 9_999_999_999, "iss": "me", "aud": "broker", "tenant": "t"}
-        for more in ({}, {"nbf": 1, "iat": 1}, {"aud": ["x", "broker"]}, {"acl": {"pub": ["a/#"], "sub": ["b/+"]}}, {"acl": [{"permission": "allow", "action": "publish", "topic": "a"}]},
+        for more in ({}, {"nbf": 1, "iat": 1}, {"aud": ["x", "broker"]}, {"acl": {"pub": ["a/#"], "sub": ["b/+"]}},
+                     {"acl": [{"permission": "allow", "action": "publish", "topic": "a"}]},
                      {"exp": 1}, {"sub": 5}, {"exp": None}, {"tenant": ["u", 1]}):  # fmt: skip
             yield SIGNED + b'{"alg":"HS256","typ":"JWT"}\n' + json.dumps({**claims, **more}).encode()
         yield SIGNED + b'{"alg":"none"}\n' + json.dumps(claims).encode()
         yield _signed(b'{"alg":"HS256"}\n' + json.dumps(claims).encode()).encode()
-        yield KEY_SET + json.dumps({"keys": [RSA, OKP, {"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}, {"kty": "oct", "k": "AA"}]}).encode()
+        yield KEY_SET + json.dumps(
+            {"keys": [RSA, OKP, {"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}, {"kty": "oct", "k": "AA"}]}
+        ).encode()
         yield PEM + PUBLIC
 
     def changed(self, data: bytes, random: Random) -> bytes:
@@ -98,7 +126,9 @@ class Tokens(Target):
         if len(fields) < 3:
             return data
         at = random.randrange(1, len(fields), 2)
-        fields[at] = random.choice((*self.words, b"1", b"-1", b'""', b"{}", b"true", b"1.5", random.choice(fields[1::2])))
+        fields[at] = random.choice(
+            (*self.words, b"1", b"-1", b'""', b"{}", b"true", b"1.5", random.choice(fields[1::2]))
+        )
         return b"".join(fields)
 
 

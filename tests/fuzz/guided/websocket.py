@@ -90,7 +90,9 @@ class _WebSockets(Target):
         place.mkdir()
         core = self.core = Core(place, "off", **LIMITS)
         loop = self.runner.get_loop()
-        scheduler = FlushScheduler(core.broker, loop, lambda _: loop.call_soon(scheduler.store_answered, [], "", False), True)
+        scheduler = FlushScheduler(
+            core.broker, loop, lambda _: loop.call_soon(scheduler.store_answered, [], "", False), True
+        )
         policy = ListenerPolicy(Security(core.settings).policy, core.terms, None, core.broker.outbound.counters)
         self.endpoint = Endpoint(scheduler, policy, OpenSockets(1000, 1000, Counters()), lambda: "made", self._defect)
 
@@ -143,9 +145,20 @@ class Upgrade(_WebSockets):
     """The HTTP request: accepted only if RFC 6455, section 4.2.1, MQTT and ``origins`` allow it."""
 
     max_bytes = 700
-    words = (b"Upgrade: websocket\r\n", b"Connection: keep-alive, Upgrade\r\n", b"Sec-WebSocket-Protocol: ", b"mqtt", b"mqttv3.1",
-             b"Origin: ", ORIGIN.encode(), b"GET / HTTP/1.1\r\n", b"Sec-WebSocket-Extensions: permessage-deflate\r\n", b"\r\n\r\n",
-             b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n")
+    words = (
+        b"Upgrade: websocket\r\n",
+        b"Connection: keep-alive, Upgrade\r\n",
+        b"Sec-WebSocket-Protocol: ",
+        b"mqtt",
+        b"mqttv3.1",
+        b"Origin: ",
+        ORIGIN.encode(),
+        b"GET / HTTP/1.1\r\n",
+        b"Sec-WebSocket-Extensions: permessage-deflate\r\n",
+        b"\r\n\r\n",
+        b"Content-Length: 5\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+    )
 
     def check(self, data: bytes) -> None:
         answer, closed = self.sent(data, pieces_of(data))
@@ -239,7 +252,17 @@ def frames_in(data: bytes) -> tuple[bytes, str]:
 class Frames(_WebSockets):
     """The frames after an upgrade. A mask of zeros shows the packets to the fuzzer."""
 
-    words = (b"\x82\x80", b"\x02\x80", b"\x80\x80", b"\x89\x80", b"\x8a\x80", b"\x88\x82\0\0\0\0\x03\xe8", b"\x81\x80", b"\xfe", b"\xff")
+    words = (
+        b"\x82\x80",
+        b"\x02\x80",
+        b"\x80\x80",
+        b"\x89\x80",
+        b"\x8a\x80",
+        b"\x88\x82\0\0\0\0\x03\xe8",
+        b"\x81\x80",
+        b"\xfe",
+        b"\xff",
+    )
 
     def check(self, data: bytes) -> None:
         answer, closed = self.sent(data, [REQUEST, *pieces_of(data)])
@@ -293,12 +316,18 @@ class Frames(_WebSockets):
         """Another frame at the end."""
         generator = Generator(str(random.random()))
         packet = generator.client_packet(random.choice((4, 5)))
-        code = random.choice((Opcode.BINARY, Opcode.BINARY, Opcode.CONT, Opcode.PING, Opcode.PONG, Opcode.CLOSE, Opcode.TEXT))
+        code = random.choice(
+            (Opcode.BINARY, Opcode.BINARY, Opcode.CONT, Opcode.PING, Opcode.PONG, Opcode.CLOSE, Opcode.TEXT)
+        )
         return data + _frame(code, packet if code < 8 else packet[:125], random.random() < 0.7 or code > 7)
 
 
 def _frame(code: Opcode, payload: bytes, last: bool = True) -> bytes:
     """A frame with a mask of zeros."""
     size = len(payload)
-    head = bytes((code | (128 if last else 0), 128 + size)) if size < 126 else bytes((code | (128 if last else 0), 254)) + size.to_bytes(2, "big")
+    head = (
+        bytes((code | (128 if last else 0), 128 + size))
+        if size < 126
+        else bytes((code | (128 if last else 0), 254)) + size.to_bytes(2, "big")
+    )
     return head + b"\0\0\0\0" + payload
