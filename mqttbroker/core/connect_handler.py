@@ -162,9 +162,9 @@ class ConnectHandler:
 
     def login_succeeded(self, request: AuthenticationRequest, identity: Identity) -> None:
         self.count_login(request, _ACCEPTED)
-        claimed = request.username if request.username is not None else identity.username
-        if claimed is not None and identity.username is not None:
-            self.bans.succeeded(request.peer, claimed, self.lifecycle.clock.monotonic)
+        # Not the name that the client claims: a token or certificate goes with any, also that of another user.
+        if identity.username is not None:
+            self.bans.succeeded(request.peer, identity.username, self.lifecycle.clock.monotonic)
 
     def login_rejected(self, request: AuthenticationRequest, reason_code: int) -> None:
         self.count_login(request, _UNAVAILABLE if reason_code in (SERVER_UNAVAILABLE, SERVER_BUSY) else _REJECTED)

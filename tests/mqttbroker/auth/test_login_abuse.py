@@ -17,6 +17,7 @@ from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.metric_samples import samples
 from support.raw_client import RawClient
+from support.tokens import public_pem, token
 
 from mqttbroker.auth.passwords import hash_password, scram_password
 from mqttbroker.auth.proven_passwords import find_key_file
@@ -160,6 +161,23 @@ def test_an_address_that_tries_many_names_is_banned(start_broker: Start, users: 
     assert codes == [BAD_USER_NAME_OR_PASSWORD] * 5 + [BANNED] * 2
     broker.wait_for_log('event=banned address=127.0.0.7 user="" client="" cause=failed_logins seconds=10 offences=5')
     assert login(broker, "alice") == 0
+
+
+def test_a_token_raises_no_limit_of_the_user_name_that_is_claimed_with_it(
+    start_broker: Start, users: Path, tmp_path: Path
+) -> None:
+    key = tmp_path / "key.pem"
+    key.write_bytes(public_pem("RS256"))
+    jwt = {"algorithms": ["RS256"], "public_key_file": str(key)}
+    broker = configured(start_broker, users, jwt=jwt, bans={"failures": 2, "address_failures": 3})
+    own = token().encode()
+    codes = []
+    for number in range(4):
+        claimed = ["alice", "alice", f"nobody{number}"]
+        assert [login(broker, name, own) for name in claimed] == [0 if len(codes) < 2 or name != "alice" else BANNED
+                                                                   for name in claimed]  # fmt: skip
+        codes.append(login(broker, "alice", b"x"))
+    assert codes == [BAD_USER_NAME_OR_PASSWORD] * 2 + [BANNED] * 2
 
 
 def test_exempt_addresses_are_not_banned(start_broker: Start, users: Path) -> None:
