@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Dict
 
 
 class HttpConnections:
-    """At most ``maximum`` open connections; one without a request for ``idle_timeout`` seconds is closed."""
+    """At most ``maximum`` open connections; one without a request for ``idle_timeout`` seconds is closed.
+
+    A client that still receives an answer is idle only if it took no byte in that time.
+    """
 
     def __init__(self, maximum: int, idle_timeout: float) -> None:
         self.maximum = maximum
@@ -42,14 +46,25 @@ class HttpConnections:
     def close_idle(self) -> None:
         """Close the connections without a request."""
         for transport in [found for found, timer in self._open.items() if timer is not None]:
-            self._time_out(transport)
+            self._remove(transport)
+            transport.close()
 
-    def _idle(self, transport: asyncio.Transport) -> None:
-        self._open[transport] = asyncio.get_running_loop().call_later(self.idle_timeout, self._time_out, transport)
+    def _idle(self, transport: asyncio.Transport, unsent: int = sys.maxsize) -> None:
+        """Close the connection later; ``unsent`` bytes of answers wait for its client, as far as is known."""
+        self._open[transport] = asyncio.get_running_loop().call_later(
+            self.idle_timeout, self._time_out, transport, unsent
+        )
 
-    def _time_out(self, transport: asyncio.Transport) -> None:
+    def _time_out(self, transport: asyncio.Transport, before: int) -> None:
+        unsent = transport.get_write_buffer_size()
+        if 0 < unsent < before:
+            self._idle(transport, unsent)
+            return
         self._remove(transport)
-        transport.close()
+        if unsent:
+            transport.abort()  # `close` would wait for the client without end
+        else:
+            transport.close()
 
     def _remove(self, transport: asyncio.Transport) -> None:
         timer = self._open.pop(transport)

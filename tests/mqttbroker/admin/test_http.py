@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -335,6 +336,19 @@ def test_a_stalled_reader_is_disconnected(
         pass
     client.close()
     assert received < size
+
+
+def test_a_client_that_reads_no_answers_is_disconnected(service: Service) -> None:
+    service.server._connections.idle_timeout = 0.1
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", service.server.port))
+        client.settimeout(1.0)
+        with pytest.raises(OSError) as ended:
+            while True:
+                with suppress(TimeoutError):  # while the server waits for this client to read
+                    client.send(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
+        assert isinstance(ended.value, ConnectionError)
 
 
 def test_too_many_downloads_are_503(
