@@ -37,8 +37,13 @@ class Gate:
         self._clock = clock
 
     def admit(self, request: web.Request) -> Principal:
-        """The sender of a request. Raises RequestError: 401 without known credentials, 429 for a banned address."""
+        """The sender of a request.
+
+        Raises RequestError: 401 without known credentials, 403 for another site's web page, 429 for a banned address.
+        """
         access = self.access
+        if "Authorization" not in request.headers:
+            _check_origin(request)
         if access.anonymous is not None:
             _check_host(request)
             return access.anonymous
@@ -84,6 +89,13 @@ class Gate:
 
 def _needed(right: Right) -> str:
     return f"role {role_for(right)} is needed"
+
+
+def _check_origin(request: web.Request) -> None:
+    """Refuse a request without token from a web page of another site: a browser adds its user's client certificate."""
+    origin = request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2].lower() != request.host.lower():
+        raise RequestError(403, "a web page of another site needs a token")
 
 
 def _check_host(request: web.Request) -> None:

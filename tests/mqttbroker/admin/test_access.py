@@ -39,6 +39,7 @@ def ask(
     body: Optional[bytes] = None,
     context: Optional[ssl.SSLContext] = None,
     host: str = "",
+    origin: str = "",
 ) -> tuple[int, bytes]:
     """The status and body of a request."""
     if context is None:
@@ -48,6 +49,8 @@ def ask(
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     if host:
         headers["Host"] = host
+    if origin:
+        headers["Origin"] = origin
     try:
         connection.request(method, path, body=body, headers=headers)
         response = connection.getresponse()
@@ -145,6 +148,24 @@ def test_certificates_give_roles(start_broker: Start, tmp_path: Path) -> None:
     assert ask(broker, "GET", "/metrics", context=files.client())[0] == 401
     assert ask(broker, "GET", "/metrics", "token-token", context=files.client())[0] == 200
     assert ask(broker, "GET", "/metrics", "wrong", context=named)[0] == 401  # the token decides
+
+
+def test_web_page_of_another_site_cannot_use_the_certificate_of_a_browser(start_broker: Start, tmp_path: Path) -> None:
+    files = CertificateFiles(tmp_path)
+    access = [{"name": "boss", "role": "admin", "certificate": "prometheus"}, entry("token", "admin")]
+    settings = {"certfile": str(files.certfile), "keyfile": str(files.keyfile), "cafile": str(files.cafile)}
+    broker = start_broker(config={"http": {**settings, "client_certificate": "optional", "access": access}})
+    named = files.client("prometheus")
+    body = b'{"username": "alice"}'  # of a form or a script, without a preflight request
+
+    def ban(origin: str, token: str = "") -> int:
+        return ask(broker, "POST", "/api/v1/bans", token, body, named, origin=origin)[0]
+
+    for origin in ("https://attacker.example", "null", f"https://localhost.attacker.example:{broker.http_port}"):
+        assert ban(origin) == 403
+    assert json.loads(ask(broker, "GET", "/api/v1/bans", context=named)[1])["items"] == []
+    assert ban(f"https://localhost:{broker.http_port}") == ban("https://attacker.example", "token-token") == 200
+    broker.wait_for_log('event=denied action=POST target=/api/v1/bans .*reason="a web page of another site needs a token"')
 
 
 def test_required_certificate_is_checked_in_the_handshake(start_broker: Start, tmp_path: Path) -> None:
