@@ -107,20 +107,20 @@ class ConnectHandler:
         """Handle a CONNECT; the CONNACK may be sent in a later call."""
         redirect = self.terms.redirect
         if redirect is not None:
-            self.refuse(connection, redirect.reason_code, "clients go to another server")
+            self.refuse(connection, redirect.reason_code, "clients go to another server", packet.username)
             return
         if self.bans.refuses(connection.peer, packet.username, connection.last_received, packet.client_id):
-            self.refuse(connection, BANNED, BAN_IN_FORCE)
+            self.refuse(connection, BANNED, BAN_IN_FORCE, packet.username)
             return
         if self.memory.refuses_connections and not self._replaces_connection(connection):
             # Before any hash is computed.
             self.memory.refused_connections += 1
-            self.refuse(connection, QUOTA_EXCEEDED, "no memory for new connections")
+            self.refuse(connection, QUOTA_EXCEEDED, "no memory for new connections", packet.username)
             return
         connection.state = CONNECTING
         size = _connect_memory(packet)
         if not connection.hold_connect(size):
-            self.refuse(connection, QUOTA_EXCEEDED, "too many CONNECT packets wait for an answer")
+            self.refuse(connection, QUOTA_EXCEEDED, "too many CONNECT packets wait for an answer", packet.username)
             return
         pending = PendingConnect(connection, packet, self._old_session_deleted)
         pending.size = size

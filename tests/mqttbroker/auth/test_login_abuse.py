@@ -152,7 +152,7 @@ def test_guesses_lead_to_a_ban_that_ends(start_broker: Start, users: Path, versi
     assert found["mqttbroker_logins_failed_total"] == 3
     wait_until(lambda: login(broker, "alice", version=version) == 0)
     assert broker.log.count("event=banned") == 1
-    broker.wait_for_log("event=refused client=c-alice .*a ban is in force")
+    broker.wait_for_log("event=refused client=c-alice .*a ban is in force.* user=alice ")
 
 
 def test_an_address_that_tries_many_names_is_banned(start_broker: Start, users: Path) -> None:
