@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import os
 import re
+import stat
 import tempfile
 from base64 import b64decode, b64encode
 from pathlib import Path
@@ -258,7 +259,7 @@ def set_password(path: Path, username: str, encoded: Optional[str]) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace the text of a file atomically, and keep its owner."""
+    """Replace the text of a file atomically; keep its owner and whether its group may read it."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -268,6 +269,7 @@ def _replace(path: Path, text: str) -> None:
                 owner = path.stat()
                 if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
                     os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+                os.fchmod(file.fileno(), 0o600 | owner.st_mode & stat.S_IRGRP)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:

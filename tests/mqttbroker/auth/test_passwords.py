@@ -158,10 +158,12 @@ def test_the_file_is_created_and_other_lines_stay(tmp_path: Path) -> None:
     assert set_password(path, "bob", "$6$c") is True
     assert set_password(path, "carol", "$6$d") is False
     assert path.read_text() == "# mine\nbob:$6$c\n\n alice :$6$b\ncarol:$6$d\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    path.chmod(0o604)
     assert set_password(path, "alice", None) is True
     assert set_password(path, "alice", None) is False
     assert path.read_text() == "# mine\nbob:$6$c\n\ncarol:$6$d\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["users"]
 
 
