@@ -132,6 +132,8 @@ class ClientIdPattern(Kind[Optional[str]]):
             raise ValueError(
                 f'must be "username", "certificate" or a client id like "%u-*", with a * only at its end, got {shown(text)}'
             )
+        if text is not None and "%" in text.replace("%u", "").replace("%i", ""):
+            raise ValueError(f"must have no % other than %u and %i, got {shown(text)}")
         return {"username": "%u", "certificate": "%i"}.get(text or "", text)
 
 
@@ -273,7 +275,7 @@ class Url(Kind[Optional[str]]):
             return None
         parts = urlsplit(text)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must be a URL that begins with https://")
+            raise ValueError(f"must be a URL that begins with https://{' or http://' if self.plain else ''}")
         if parts.username is not None or parts.password is not None:
             raise ValueError("must not have a user name or password")
         if parts.scheme == "http" and not self.plain and parts.hostname not in ("localhost", "127.0.0.1", "::1"):

@@ -267,7 +267,7 @@ def test_parsed_answers() -> None:
 
 
 WRONG = [
-    ('url = "ftp://host/x"', "url: must be a URL that begins with https://"),
+    ('url = "ftp://host/x"', "url: must be a URL that begins with https:// or http://"),
     ('url = "https://user:word@host/"', "url: must not have a user name or password"),
     ('headers = { Authorization = "x" }', "headers: give authorization_file, or authorization"),
     ('headers = { "X Y" = "x" }', 'headers: "X Y" is not a header, or has no printable ASCII text'),

@@ -233,6 +233,8 @@ BAD = [
     ("[[listeners]]\nclient_id_from = 'a*b'",
      'listeners.0.client_id_from: must be "username", "certificate" or a client id like "%u-*", with a * only at its end,'
      ' got "a*b"'),
+    ("[[listeners]]\nclient_id_from = '%U-*'",
+     'listeners.0.client_id_from: must have no % other than %u and %i, got "%U-*"'),
     ("[streams.s]\nfilters = ['a/#/b']", 'streams.s.filters: "a/#/b" is not a topic filter that a stream can keep'),
     ("[streams.s]\nfilters = ['$share/g/a']",
      'streams.s.filters: "$share/g/a" is not a topic filter that a stream can keep'),
