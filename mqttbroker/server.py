@@ -96,8 +96,8 @@ class Server:
         self.broker = build_broker(self.settings, recovered, self.security)
         restore(self.broker, recovered, time.time())
         log.info(
-            "event=memory_limit max_memory=%d all_parts=%d before_clients=%d",
-            self.broker.terms.max_memory,
+            "event=memory_limit max_memory=%s all_parts=%d before_clients=%d",
+            self.broker.terms.max_memory or "unlimited",
             sum(part_limits(self.settings).values()),
             base,
         )

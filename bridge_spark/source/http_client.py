@@ -206,7 +206,7 @@ class HttpClient:
         """Why an attempt failed; raises `HttpError` if a retry would fail as well."""
         if isinstance(error, ssl.SSLCertVerificationError):
             raise HttpError(f"{self.url}: its certificate is not to be trusted: {error.verify_message} "
-                            f"(option 'caFile' names the authorities to trust)") from None
+                            f"(option 'caFile', or --ca-file, names the authorities to trust)") from None
         if isinstance(error, ssl.SSLError):
             if error.reason in _NO_TLS and not self._answered:
                 raise HttpError(f"{self.url} does not speak TLS there: begin the address with http://") from None

@@ -38,7 +38,7 @@ def add_parsers(commands: Any) -> None:
             parser.add_argument("directory", metavar="BACKUP", type=Path, help="what mqttbroker backup wrote")
         else:
             parser.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="the data directory")
-        parser.add_argument("--config", metavar="FILE", type=Path, help="the broker's TOML file, which names it")
+        parser.add_argument("--config", metavar="FILE", type=Path, help="the broker's TOML file, which names the data directory")
         parser.add_argument("--data-dir", dest="--data-dir", metavar="DIR", help="the data directory")
 
 
