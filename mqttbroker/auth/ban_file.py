@@ -11,13 +11,13 @@ import ipaddress
 import json
 import logging
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Optional
 
+from mqttbroker.auth.replace_file import replace_file
 from mqttbroker.core.ban_list import FOREVER, MAX_NAME, OPERATOR, Ban, Key
 from mqttbroker.core.bans import FAILED_LOGINS, MAX_REASON, PROTOCOL_ERRORS, RECONNECTS, Bans
 from mqttbroker.core.networks import network_text
@@ -136,20 +136,8 @@ class BanFile:
 
     def _write(self, bans: list[Ban], records: list[Record], offset: float) -> None:
         assert self._file is not None
-        failure = ""
-        try:
-            handle, temporary = tempfile.mkstemp(prefix=f".{FILE}.", dir=self._file.parent)  # mode 0600
-            try:
-                with open(handle, "w", encoding="ascii") as file:
-                    file.writelines(json.dumps(row) + "\n" for row in _rows(bans, records, offset))
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, self._file)
-            except BaseException:
-                os.unlink(temporary)
-                raise
-        except OSError as error:
-            failure = error.strerror or str(error)
+        lines = (json.dumps(row).encode("ascii") + b"\n" for row in _rows(bans, records, offset))
+        failure = replace_file(self._file, lines, durable=True)
         if failure and failure != self._failure:
             log.warning("event=bans_not_written file=%s reason=%s", self._file, failure)
         self._failure = failure

@@ -15,12 +15,13 @@ import hmac
 import logging
 import os
 import stat
-import tempfile
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Optional
+
+from mqttbroker.auth.replace_file import replace_file
 
 log = logging.getLogger("mqttbroker")
 
@@ -144,18 +145,8 @@ class ProvenPasswords:
         """Replace the file; called in the writer's thread. No fsync: after a power failure the key is gone, too."""
         assert self._file is not None
         body = b"".join(key + proof for key, proof in proofs.items())
-        failure = ""
-        try:
-            handle, temporary = tempfile.mkstemp(prefix=f".{FILE}.", dir=self._file.parent)  # mode 0600
-            try:
-                with open(handle, "wb") as file:
-                    file.write(MAGIC + hmac.digest(self._key, body, "sha256") + body)
-                os.replace(temporary, self._file)
-            except BaseException:
-                os.unlink(temporary)
-                raise
-        except OSError as error:
-            failure = error.strerror or str(error)
+        digest = hmac.digest(self._key, body, "sha256")
+        failure = replace_file(self._file, (MAGIC, digest, body), durable=False)
         if failure and failure != self._failure:
             log.warning("event=proven_passwords_not_written file=%s reason=%s", self._file, failure)
         self._failure = failure

@@ -14,14 +14,14 @@ from typing import Any, Optional
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.core import Core, CoreClient
+from support.core import AcceptAll, Core, CoreClient
 from support.raw_client import RawClient
 
 from mqttbroker.auth.acl import Acl, AclError, covers, overlap, parse_acl
 from mqttbroker.codec.packets import Puback, Publish, Pubrec, Will
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import NO_MATCHING_SUBSCRIBERS, NOT_AUTHORIZED, UNSPECIFIED_ERROR
-from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain, AuthenticationRequest, Authenticator, Identity
+from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain
 from topic_matcher.filters import matches
 
 RULES = """
@@ -212,19 +212,6 @@ def test_each_topic_of_a_filter_that_may_be_read_may_be_read(
 
 
 # --- in a broker --------------------------------------------------------------------------------------------------
-
-
-class AcceptAll(Authenticator):
-    """An authenticator that accepts every password."""
-
-    def __init__(self) -> None:
-        super().__init__("accept_all")
-
-    def authenticate(self, request: AuthenticationRequest) -> None:
-        if request.username is None:
-            request.ignore()
-        else:
-            request.accept(Identity(request.username))
 
 
 class AclCore(Core):

@@ -7,27 +7,14 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pytest
-from support.core import Core, CoreClient
+from support.core import AcceptAll, Core, CoreClient
 
 from mqttbroker.codec.packets import Connect, Disconnect
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import CLIENT_IDENTIFIER_NOT_VALID, SESSION_TAKEN_OVER
-from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain, AuthenticationRequest, Authenticator, Identity
+from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain
 
 RULES = "topic readwrite #\nuser alice\ntopic #\ntopic deny secret/#\nuser bob\ntopic #\n"
-
-
-class AcceptAll(Authenticator):
-    """Accepts every password."""
-
-    def __init__(self) -> None:
-        super().__init__("accept_all")
-
-    def authenticate(self, request: AuthenticationRequest) -> None:
-        if request.username is None:
-            request.ignore()
-        else:
-            request.accept(Identity(request.username))
 
 
 class UserCore(Core):
