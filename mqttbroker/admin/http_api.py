@@ -26,9 +26,11 @@ from mqttbroker.admin.control_runner import BrokerStopping, ControlRunner
 from mqttbroker.admin.http_consumers import CONSUMERS, describe
 from mqttbroker.admin.http_gate import log_action
 from mqttbroker.admin.http_parameters import (
+    MAX_NAME,
     MAX_TEXT,
     Field,
     Filter,
+    LongCursors,
     Network,
     Seconds,
     Topic,
@@ -195,6 +197,7 @@ class Api:
         self._stream_access = StreamAccess(filters)
         self.http_bans: Optional[Bans] = None
         self._backing_up = False
+        self._cursors = LongCursors()
 
     # --- the table ------------------------------------------------------------------------------------------------
 
@@ -204,11 +207,13 @@ class Api:
         operate, administer = Right.OPERATE, Right.ADMINISTER
         sort = Field("sort", Choice(*SORTS), "all orders but client_id, ascending, visit every session", "client_id")
         topic = Field("topic", Topic(), "a topic name")
+        address = Field("address", Network(), "an address or network; absent = any", "")
+        banned = [address, *(Field(name, Word(1, MAX_NAME), "absent = any", "") for name in ("username", "client_id"))]
         ban_key = [
-            Field("address", Network(), "an address or network; absent = any", ""),
-            Field("username", Word(1), "absent = any", ""),
-            Field("client_id", Word(1), "absent = any", ""),
-        ]
+            address,
+            *(Field(name, Word(1), "absent = any; of a long one its digest, as in the list", "")
+              for name in ("username", "client_id")),
+        ]  # fmt: skip
         of_protocol = Field("protocol", Choice("mqtt", "http"), "of MQTT clients or of HTTP senders", "mqtt")
         done = Answer("done")
         return [
@@ -280,7 +285,7 @@ class Api:
                         tag="bans", errors=(404,)),
             self._route("POST", "/bans", self._ban, operate,
                         "Ban clients of MQTT; those that are connected are disconnected", record(disconnected=INTEGER),
-                        body=[*ban_key, Field("seconds", Seconds(MAX_BAN), "absent = until it is lifted", None),
+                        body=[*banned, Field("seconds", Seconds(MAX_BAN), "absent = until it is lifted", None),
                               Field("reason", Word(), "for lists and the log", "")],
                         action="ban", tag="bans"),
             self._route("DELETE", "/bans", self._lift_ban, operate, "Lift the bans of exactly these clients or senders",
@@ -392,17 +397,18 @@ class Api:
         )
         descending = call["order"] == "desc"
         if call["sort"] == "client_id" and not descending:
-            cursor = decode_cursor(call["cursor"], str)
+            cursor = self._cursors.decode(call["cursor"], str)
             found = await self._call(self._operations.runner.scan(
                 self._control.sessions, where, "" if cursor is None else cursor[0], call["limit"]
             ))  # fmt: skip
-            return _page(map(client_json, found.sessions), encode_cursor(found.after) if found.after else None)
-        parts = decode_cursor(call["cursor"], (int, float), str)
+            return _page(map(client_json, found.sessions), self._cursors.encode(found.after) if found.after else None)
+        parts = self._cursors.decode(call["cursor"], (int, float), str)
         after = None if parts is None else (parts[0], parts[1])
         ordered = await self._call(self._operations.runner.scan(
             self._control.sorted_sessions, call["sort"], descending, where, after, call["limit"]
         ))  # fmt: skip
-        return _page(map(client_json, ordered.sessions), encode_cursor(*ordered.after) if ordered.after else None)
+        following = self._cursors.encode(*ordered.after) if ordered.after else None
+        return _page(map(client_json, ordered.sessions), following)
 
     async def _client(self, call: Call) -> Any:
         detail = await self._call(self._operations.runner.call(self._control.session, call["client_id"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import ipaddress
 import json
 import re
@@ -16,9 +17,11 @@ from mqttbroker.config.setting_kinds import Boolean, Choice, Integer, Kind, show
 from topic_matcher.filters import is_valid_filter, is_valid_topic
 
 MAX_TEXT = 16383  # characters of a string in MQTT, which has up to 65,535 bytes in UTF-8
+MAX_NAME = 65_535  # characters of a client id or user name
 MAX_URL_TEXT = 2000  # characters of a string in a path or query, which has up to 12 bytes for each
 MAX_LINE = 32 << 10  # bytes of a request line
 MAX_BODY = 16 << 20  # bytes of a request
+MAX_LONG_CURSORS = 32
 
 # No string of MQTT has U+0000 [MQTT-1.5.4-2]. The patterns for topics and filters are for readers of the schema;
 # `is_valid_topic` and `is_valid_filter` decide.
@@ -235,7 +238,7 @@ def read_json(data: bytes) -> Mapping[str, object]:
 
 def encode_cursor(*parts: object) -> str:
     """Values as an opaque word."""
-    return base64.urlsafe_b64encode(json.dumps(parts).encode()).decode().rstrip("=")
+    return base64.urlsafe_b64encode(json.dumps(parts, ensure_ascii=False).encode()).decode().rstrip("=")
 
 
 def decode_cursor(word: Optional[str], *kinds: Any) -> Optional[List[Any]]:
@@ -252,3 +255,26 @@ def decode_cursor(word: Optional[str], *kinds: Any) -> Optional[List[Any]]:
         if isinstance(part, bool) or not isinstance(part, kind):
             raise RequestError(404, "cursor: there is no such page", "cursor")
     return parts
+
+
+class LongCursors:
+    """Words for cursors: one that is too long for a query is kept here, the last `MAX_LONG_CURSORS` of them."""
+
+    def __init__(self) -> None:
+        self._kept: Dict[str, str] = {}
+
+    def encode(self, *parts: object) -> str:
+        """As `encode_cursor`, or a digest of that."""
+        word = encode_cursor(*parts)
+        if len(word) <= MAX_URL_TEXT:
+            return word
+        digest = hashlib.sha256(word.encode()).hexdigest()
+        self._kept.pop(digest, None)
+        if len(self._kept) >= MAX_LONG_CURSORS:
+            del self._kept[next(iter(self._kept))]
+        self._kept[digest] = word
+        return digest
+
+    def decode(self, word: Optional[str], *kinds: Any) -> Optional[List[Any]]:
+        """As `decode_cursor`."""
+        return decode_cursor(self._kept.get(word, word) if word is not None else None, *kinds)

@@ -115,6 +115,18 @@ def test_clients_are_listed_filtered_and_sorted(api: Api, connect: Callable[...,
     assert gone["disconnected_at"] > item["connected_at"] > 1_700_000_000
 
 
+def test_very_long_client_ids_are_listed_and_banned(api: Api, connect: Callable[..., RawClient]) -> None:
+    names = [f"long-{letter * length}" for letter, length in (("a", 1600), ("b", 60_000), ("é", 30_000))] + ["long-z"]
+    for name in names:
+        connect(name)
+    for order in ({"order": "asc"}, {"order": "desc"}, {"sort": "connected_at"}):
+        assert {item["client_id"] for item in api.pages("/clients", 1, prefix="long-", **order)} == set(names)
+    assert api.ask("POST", "/bans", {"client_id": names[1], "seconds": 60}) == (200, {"disconnected": 1})
+    digest = api.get("/bans")["items"][0]["client_id"]
+    assert api.ask("DELETE", "/bans", client_id=digest)[0] == 204
+    api.refused(404, "cursor", "GET", "/clients", cursor="0" * 64)
+
+
 def test_one_client_in_detail(api: Api, connect: Callable[..., RawClient]) -> None:
     client_id = "detail/1 ü"
     connect(client_id, keep_alive=30).subscribe("detail/+", options=1)
