@@ -246,7 +246,7 @@ class _Builder:
 
     def read_secret(self, secret: dataclasses.Field[Any], name: str, values: dict[str, Any], path: _Path) -> None:
         """Set a secret to the contents of the file that the key ``name`` gives."""
-        if values.get(secret.name) is not None:
+        if values.get(secret.name):
             self.problem(path + (name,), f"{secret.name} is set, too")
             return
         try:

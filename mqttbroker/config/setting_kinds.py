@@ -313,17 +313,24 @@ class HeaderText(Kind[Optional[str]]):
 
 
 class Headers(Kind[tuple[tuple[str, str], ...]]):
-    """A table of HTTP headers, possibly empty."""
+    """A table of HTTP headers, or a JSON object as text; possibly empty. Errors show no values: they may be secrets."""
 
     def read(self, value: object) -> tuple[tuple[str, str], ...]:
-        pairs = Patterns().read(value)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                value = None
+        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+            raise ValueError("must be a table of strings, or a JSON object")
+        pairs: tuple[tuple[str, str], ...] = tuple(sorted(value.items()))
         for name, text in pairs:
             if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[\t -~]+", text):
                 raise ValueError(f"{shown(name)} is not a header, or has no printable ASCII text")
         return pairs
 
     def from_text(self, text: str) -> object:
-        return Patterns().from_text(text)
+        return text if text.startswith("{") else Patterns().from_text(text)
 
 
 class PluginReference(Kind[Optional[str]]):

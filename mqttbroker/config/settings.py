@@ -523,7 +523,8 @@ class HttpCallback(ExternalAuthenticator):
     cafile: Optional[Path] = _key(OptionalPath(), "")
     authorization: Optional[str] = _secret(HeaderText(), "")
     authorization_file: Optional[Path] = _file_of("authorization")
-    headers: tuple[tuple[str, str], ...] = _key(Headers(), {})
+    headers: tuple[tuple[str, str], ...] = _secret(Headers(), {})
+    headers_file: Optional[Path] = _file_of("headers")
     body: tuple[tuple[str, str], ...] = _key(
         Templates(
             "username", "password", "password_base64", "clientid", "peerhost", "listener", "certificate_name", "version"

@@ -61,7 +61,9 @@ def login(broker: BrokerProcess, username: Optional[str], password: bytes = b"se
 def test_requests_and_answers(start_broker: Start, server: CallbackServer, tmp_path: Path) -> None:
     secret = tmp_path / "authorization"
     secret.write_text("Bearer of-the-broker\n")
-    broker = start_broker(config=config(server, authorization_file=str(secret), headers={"X-Site": "one"}))
+    headers = tmp_path / "headers"
+    headers.write_text('{"X-Site": "one"}\n')
+    broker = start_broker(config=config(server, authorization_file=str(secret), headers_file=str(headers)))
     server.say("alice", {"result": "allow", "acl": {"all": ["a/#"]}})
     server.say("bob", b"", 204)
     server.say("late", {"result": "allow", "expire_at": time.time() + 2})
@@ -271,6 +273,8 @@ WRONG = [
     ('url = "https://user:word@host/"', "url: must not have a user name or password"),
     ('headers = { Authorization = "x" }', "headers: give authorization_file, or authorization"),
     ('headers = { "X Y" = "x" }', 'headers: "X Y" is not a header, or has no printable ASCII text'),
+    ('headers = "X: y"', "headers: must be a table of strings, or a JSON object"),
+    ('headers = { X = 5 }', "headers: must be a table of strings, or a JSON object"),
     ('headers = { X = "a\\r\\nb" }', 'headers: "X" is not a header, or has no printable ASCII text'),
     ('url = "http://localhost/"\ncafile = "c"', "cafile: needs a url that begins with https://"),
     ("body = {}", "body: must not be empty"),
