@@ -12,7 +12,7 @@ A node stands for a position between two levels of a filter. The rest of the fil
 from __future__ import annotations
 
 import sys
-from typing import Final, Optional, Union, cast
+from typing import Final, Optional, Union
 
 from topic_matcher.filters import matches_from
 
@@ -177,15 +177,10 @@ class SubscriptionTrie:
         search.step(_UNLIMITED)
         return search.found
 
-    def count_matches(self, topic: str) -> list[tuple[object, int]]:
-        """One value of each matching filter, and the number of its values; the time does not depend on that number."""
-        search = TrieSearch(self, topic, True)
-        search.step(_UNLIMITED)
-        return cast("list[tuple[object, int]]", search.found)
-
-    def search(self, topic: str) -> TrieSearch:
-        """`match` in parts."""
-        return TrieSearch(self, topic, False)
+    def search(self, topic: str, counted: bool = False) -> TrieSearch:
+        """`match` in parts; if ``counted``, one value of each matching filter with the number of its values, in a time
+        that does not depend on that number."""
+        return TrieSearch(self, topic, counted)
 
 
 class TrieSearch:

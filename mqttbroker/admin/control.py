@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Generator, Generic, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Generator, Generic, List, Mapping, Optional, Set, Tuple, TypeVar
 
 from mqttbroker.admin.views import (
     BanPage,
@@ -38,16 +38,18 @@ from mqttbroker.core.groups import Group, Member
 from mqttbroker.core.memory_stage import STAGE_NAMES
 from mqttbroker.core.networks import address_of, network_text
 from mqttbroker.core.route import is_reserved
+from mqttbroker.core.router import Router
 from sessions.journal import Gate
 from sessions.message import Message
 from sessions.registry import Registry
 from sessions.retained import RetainedScan
 from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED, Session, Subscription
 from topic_matcher.filters import is_valid_filter, is_valid_topic, parse_shared
+from topic_matcher.trie import TrieSearch
 
 SLICE = 256  # sessions, subscriptions or topics visited in one slice: less than a millisecond without compilation
 MAX_PAGE = 1000  # sessions, subscriptions or messages in one page
-MATCHES = 2048  # subscriptions that are matched in one slice; if there are more, all sessions are visited
+MATCHES = 2048  # subscriptions that a listing holds; if there are more, all sessions are visited
 MAX_CURSORS = 32  # open cursors of each kind; opening one more closes the one used longest ago
 MAX_BAN = 100 * 365 * 86_400  # seconds
 MAX_WAITING = 1000  # messages of operators and wills that wait to be published
@@ -320,13 +322,8 @@ class BrokerControl:
         self, topic: str, topic_filter: str, may_read: Optional[Callable[[Session], bool]] = None
     ) -> _SubscriptionListing:
         """The subscriptions that match a topic; only those to ``topic_filter`` unless that is empty."""
-        router = self._broker.router
-        counts = router.matching_filters(topic)
-        if sum(count for _, count in counts) <= MATCHES:
-            return _SubscriptionListing(router.matching(topic), topic_filter, may_read)
-        filters = [found for found, _ in counts if topic_filter in ("", found)]
-        groups = [] if topic_filter else [group for found in filters for group in router.groups_of(found)]
-        return _SubscriptionListing(groups, topic_filter, may_read, _SessionWalk(self._broker.registry, filters))
+        search = _MatchingSearch(self._broker.router, self._broker.registry, topic, topic_filter)
+        return _SubscriptionListing([], topic_filter, may_read, search)
 
     def subscriptions(self, cursor: int, limit: int = 100) -> Slices[SubscriptionPage]:
         """The next ``limit`` subscriptions of a cursor; those that have ended since it was opened are left out."""
@@ -548,27 +545,94 @@ class _Cursors(Generic[T]):
 
 
 class _SessionWalk:
-    """The subscriptions of all sessions to any of a few filters, a slice at a time."""
+    """The subscriptions of all sessions to any of these filters, a slice at a time."""
 
-    def __init__(self, registry: Registry, filters: List[str]) -> None:
+    def __init__(self, registry: Registry, filters: Set[str]) -> None:
         self._registry = registry
         self._filters = filters
         self._start = ""
+        self._client_ids: List[str] = []  # of the next sessions, the first one last
+        self._subscriptions: Mapping[str, Subscription] = {}  # of the session that is visited
+        self._candidates: List[str] = []  # filters that it may have
         self.done = not filters
 
     def step(self) -> List[Subscription]:
-        client_ids = self._registry.client_ids.at_least(self._start, max(1, SLICE // len(self._filters)))
-        if not client_ids:
-            self.done = True
+        found: List[Subscription] = []
+        visits = SLICE
+        while visits > 0 and not self.done:
+            if not self._candidates:
+                self._next_session()
+                visits -= not self._candidates
+            while self._candidates and visits > 0:
+                visits -= 1
+                topic_filter = self._candidates.pop()
+                subscription = self._subscriptions.get(topic_filter)
+                if subscription is not None and topic_filter in self._filters:
+                    found.append(subscription)
+        return found
+
+    def _next_session(self) -> None:
+        if not self._client_ids:
+            self._client_ids = self._registry.client_ids.at_least(self._start, SLICE)
+            if not self._client_ids:
+                self.done = True
+                return
+            self._start = self._client_ids[-1] + "\0"
+            self._client_ids.reverse()
+        session = self._registry.get(self._client_ids.pop())
+        own = self._subscriptions = {} if session is None else session.subscriptions
+        self._candidates = list(own if len(own) < len(self._filters) else self._filters)
+
+
+class _MatchingSearch:
+    """The subscriptions and shared subscriptions that match a topic, a slice at a time; if they are many, only those to
+    ``topic_filter`` unless it is empty."""
+
+    def __init__(self, router: Router, registry: Registry, topic: str, topic_filter: str) -> None:
+        self._router = router
+        self._registry = registry
+        self._topic = topic
+        self._topic_filter = topic_filter
+        self._filters: Set[str] = set()
+        self._matches = 0
+        self._counting = router.search(topic, True)
+        self._matching: Optional[TrieSearch] = None
+        self._walk: Optional[_SessionWalk] = None
+
+    @property
+    def done(self) -> bool:
+        if self._walk is not None:
+            return self._walk.done
+        return self._matching is not None and self._matching.done and not self._matching.found
+
+    def step(self) -> List[Any]:
+        if self._walk is not None:
+            return list(self._walk.step())
+        if self._matching is not None:
+            self._matching.step(SLICE)
+            return _take(self._matching)
+        self._counting.step(SLICE)
+        for value, count in _take(self._counting):
+            self._matches += count
+            if self._topic_filter in ("", value.topic_filter):
+                self._filters.add(value.topic_filter)
+        if not self._counting.done:
             return []
-        self._start = client_ids[-1] + "\0"
-        sessions = [self._registry.sessions[client_id] for client_id in client_ids]
-        found = (session.subscriptions.get(topic_filter) for session in sessions for topic_filter in self._filters)
-        return [subscription for subscription in found if subscription is not None]
+        if self._matches <= MATCHES:
+            self._matching = self._router.search(self._topic)
+            return []
+        self._walk = _SessionWalk(self._registry, self._filters)
+        return [] if self._topic_filter else [group for each in self._filters for group in self._router.groups_of(each)]
+
+
+def _take(search: TrieSearch) -> List[Any]:
+    found = list(search.found)
+    search.found.clear()
+    return found
 
 
 class _SubscriptionListing:
-    """Subscriptions, a slice at a time: ``matching``, and then those of a ``walk``.
+    """Subscriptions, a slice at a time: ``matching``, and then those of a ``search``.
 
     Listed are those to ``topic_filter``, if it is not empty, of the sessions for which ``may_read`` holds.
     """
@@ -578,23 +642,23 @@ class _SubscriptionListing:
         matching: List[Any],
         topic_filter: str = "",
         may_read: Optional[Callable[[Session], bool]] = None,
-        walk: Optional[_SessionWalk] = None,
+        search: Optional[_MatchingSearch] = None,
     ) -> None:
         self._left = matching  # Subscription, Group, or Member of the last Group visited
-        self._walk = walk
+        self._search = search
         self._topic_filter = topic_filter
         self._may_read = may_read
         self._group_filter = ""
 
     @property
     def done(self) -> bool:
-        return not self._left and (self._walk is None or self._walk.done)
+        return not self._left and (self._search is None or self._search.done)
 
     def step(self, limit: int) -> List[SubscriptionView]:
         """Visit a slice; returns up to ``limit`` subscriptions."""
         found: List[SubscriptionView] = []
-        if not self._left and self._walk is not None and not self._walk.done:
-            self._left = self._walk.step()
+        if not self._left and self._search is not None and not self._search.done:
+            self._left = self._search.step()
         visits = SLICE
         while self._left and visits and len(found) < limit:
             visits -= 1

@@ -9,7 +9,7 @@ its oldest routes.
 from __future__ import annotations
 
 from itertools import islice
-from typing import Dict, Final, List, Optional, Tuple, cast
+from typing import Dict, Final, List, Optional, cast
 from zlib import crc32
 
 from mypy_extensions import i64
@@ -21,7 +21,7 @@ from mqttbroker.core.policy import Rules
 from mqttbroker.core.route import BUILD_WORK, Route, RouteBuild, StreamRule, StreamSink, permitted_members
 from sessions.session import Session, Subscription
 from topic_matcher.filters import has_wildcard, is_valid_topic, matches, parse_shared, text_bytes
-from topic_matcher.trie import SubscriptionTrie
+from topic_matcher.trie import SubscriptionTrie, TrieSearch
 
 RECORDED_FILTERS: Final = 2048  # changed filters that are recorded at least, unless they are long
 RECORDED_BYTES: Final = 4_194_304  # memory of a trie of changed filters, at which it counts as full
@@ -134,17 +134,10 @@ class Router:
         """The number of subscriptions; a shared one counts once per group."""
         return len(self._trie)
 
-    def matching(self, topic: str) -> List[object]:
-        """The subscriptions and the groups whose filters match a topic."""
-        return self._trie.match(topic)
-
-    def matching_filters(self, topic: str) -> List[Tuple[str, int]]:
-        """The filters that match a topic, each with its number of subscriptions and groups."""
-        found: List[Tuple[str, int]] = []
-        for value, count in self._trie.count_matches(topic):
-            topic_filter = value.topic_filter if isinstance(value, Group) else cast(Subscription, value).topic_filter
-            found.append((topic_filter, count))
-        return found
+    def search(self, topic: str, counted: bool = False) -> TrieSearch:
+        """A search for the subscriptions and groups whose filters match a topic; if ``counted``, for one of each filter
+        and their number."""
+        return self._trie.search(topic, counted)
 
     def groups_of(self, topic_filter: str) -> List[Group]:
         """The shared subscriptions with this filter."""

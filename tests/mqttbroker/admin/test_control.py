@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Iterator
 from pathlib import Path
@@ -353,9 +354,20 @@ def test_many_subscriptions_are_visited_in_slices(
     assert len(page.subscriptions) == MAX_PAGE and slices in (4, 5)
     assert len(subscriptions(core, core.control.open_receivers("all/x"))) == 10 * SLICE
     slices, page = count_slices(core.control.subscriptions(core.control.open_subscribers("all/+")))
-    assert page == ((), 0) and slices == (6 if matches else 1)  # those of all/# are visited, too
+    assert page == ((), 0) and slices == (7 if matches else 1)  # those of all/# are visited, too
     slices, page = count_slices(core.control.subscriptions(core.control.open_subscribers("all/#"), MAX_PAGE))
     assert len(page.subscriptions) == MAX_PAGE and slices in (4, 5)
+
+
+@pytest.mark.parametrize("topic, found", [("a/" * 12 + "x", 4096), ("a/" * 12 + "y", 0)])
+def test_one_topic_with_many_filters_is_searched_in_slices(core: Core, topic: str, found: int) -> None:
+    core.connect("many")
+    session = core.broker.registry.sessions["many"]
+    for levels in itertools.product("+a", repeat=12):
+        core.broker.subscriptions.load(Subscription(session, "/".join(levels) + "/x", 1, 0))
+    slices, page = count_slices(core.control.subscriptions(core.control.open_receivers(topic), MAX_PAGE))
+    assert len(page.subscriptions) == min(found, MAX_PAGE) and slices > 4096 // SLICE
+    assert len(subscriptions(core, core.control.open_receivers(topic))) == found
 
 
 def test_subscriptions_that_end_between_pages_are_left_out(core: Core) -> None:
