@@ -594,6 +594,7 @@ class _MatchingSearch:
         self._topic = topic
         self._topic_filter = topic_filter
         self._filters: Set[str] = set()
+        self._groups: List[Any] = []  # shared subscriptions with these filters
         self._matches = 0
         self._counting = router.search(topic, True)
         self._matching: Optional[TrieSearch] = None
@@ -616,13 +617,15 @@ class _MatchingSearch:
             self._matches += count
             if self._topic_filter in ("", value.topic_filter):
                 self._filters.add(value.topic_filter)
+                if not self._topic_filter:
+                    self._groups += self._router.groups_of(value.topic_filter)
         if not self._counting.done:
             return []
         if self._matches <= MATCHES:
             self._matching = self._router.search(self._topic)
             return []
         self._walk = _SessionWalk(self._registry, self._filters)
-        return [] if self._topic_filter else [group for each in self._filters for group in self._router.groups_of(each)]
+        return self._groups
 
 
 def _take(search: TrieSearch) -> List[Any]:
