@@ -216,7 +216,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
             request.ignore()
             return
         fields = login_fields(request)
-        cached = self._cache.get(self._cache.digest(fields), self._loop.time()) if self.terms.cache_ttl else None
+        cached = self._remembered(fields) if self.terms.cache_ttl else None
         if cached is not None:
             self._decide(request, cached)
             return
@@ -231,6 +231,14 @@ class ExternalAuthenticator(BackgroundAuthenticator):
             if newest.request.waiting:
                 newest.request.reject(SERVER_BUSY, "too many clients are being authenticated")
         self._start_calls()
+
+    def _remembered(self, fields: bytes) -> Optional[dict[str, Any]]:
+        """The remembered answer to a login; None if there is none, or if its permission has ended."""
+        answer = self._cache.get(self._cache.digest(fields), self._loop.time())
+        expires_at = None if answer is None else answer.get("expires_at")
+        if isinstance(expires_at, (int, float)) and expires_at <= time.time():
+            return None
+        return answer
 
     def _start_calls(self) -> None:
         """Give waiting logins to the plug-in."""
@@ -277,8 +285,9 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         if "error" in answer:
             self._refuse(login, str(answer["error"]))
         else:
-            # Also if the client has left: it asks again soon.
-            self._cache.put(self._cache.digest(login.fields), answer, self._loop.time())
+            if worker is self._worker:  # not what the plug-in of before a reload says
+                # Also if the client has left: it asks again soon.
+                self._cache.put(self._cache.digest(login.fields), answer, self._loop.time())
             self._update_clock()
             try:
                 self._decide(login.request, answer)

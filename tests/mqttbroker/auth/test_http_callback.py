@@ -9,6 +9,7 @@ import signal
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Optional
@@ -19,6 +20,7 @@ from support.broker_process import BrokerProcess
 from support.callback_server import CallbackServer
 from support.certificates import CertificateFiles
 from support.config_files import problems, write
+from support.core import wait_until
 from support.raw_client import RawClient
 from support.stream_client import StreamClient, tcp_socket
 
@@ -177,6 +179,30 @@ def test_remembered_answers(start_broker: Start, server: CallbackServer) -> None
     os.kill(broker.pid, signal.SIGHUP)
     broker.wait_for_log("event=authenticator_reloaded")
     assert login(broker, "alice") == BAD_USER_NAME_OR_PASSWORD  # SIGHUP forgets the answers
+
+
+def test_answer_that_has_expired_is_not_remembered(start_broker: Start, server: CallbackServer) -> None:
+    broker = start_broker(config=config(server, cache_ttl="1h"))
+    server.say("late", {"result": "allow", "expire_at": time.time() + 2})
+    with RawClient(broker.port) as client:
+        assert client.connect("c", username="late", password=b"secret").reason_code == SUCCESS
+        assert client.expect(Disconnect).reason_code == NOT_AUTHORIZED
+    server.say("late", {"result": "allow", "expire_at": time.time() + 60})
+    assert login(broker, "late") == SUCCESS
+
+
+def test_answer_of_before_a_reload_is_not_remembered(start_broker: Start, server: CallbackServer) -> None:
+    broker = start_broker(config=config(server, cache_ttl="1h", timeout="30s"))
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(login, broker, "hangs")
+        wait_until(lambda: len(server.requests) == 1)
+        os.kill(broker.pid, signal.SIGHUP)
+        broker.wait_for_log("event=authenticator_reloaded")
+        server.say("hangs", {"result": "allow"})
+        server.release.set()
+        assert begun.result() == SUCCESS
+    server.say("hangs", {"result": "deny"})
+    assert login(broker, "hangs") == BAD_USER_NAME_OR_PASSWORD
 
 
 def test_https_with_its_own_authorities_and_sighup(start_broker: Start, tmp_path: Path) -> None:
