@@ -6,7 +6,6 @@ Secrets are read on the driver and sent to the executors with the writer.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
@@ -42,7 +41,6 @@ OPTION_NAMES = (
     "delivery.timeoutMs",
     "request.timeoutMs",
 )
-_BY_LOWER_NAME = {name.lower(): name for name in OPTION_NAMES}
 _OTHER_NAMES = {
     "username": "user",
     "clientid": "clientIdPrefix",
@@ -58,6 +56,9 @@ _OTHER_NAMES = {
     "path": "url",
 }
 _CHECKPOINT = "checkpointlocation"
+_NAMES = values.OptionNames(
+    OPTION_NAMES, (_CHECKPOINT,), _OTHER_NAMES, "the closest option of this sink", "the options of the sink"
+)
 
 MAX_IN_FLIGHT = 10_000
 """So many acknowledgements fit into a socket's buffer, so a broker never waits for them to be read."""
@@ -111,7 +112,7 @@ def are_for_writing(options: Mapping[str, str]) -> bool:
 def parse_options(options: Mapping[str, str]) -> SinkOptions:
     """Check Spark's option map; raises `SinkError`."""
     try:
-        return _parse(_known_options(options))
+        return _parse(_NAMES.given(options))
     except OptionError as error:
         raise SinkError(line_of(error)) from None
 
@@ -149,28 +150,6 @@ def _parse(given: dict[str, str]) -> SinkOptions:
         delivery_timeout=values.duration_ms(given, "delivery.timeoutMs", 120_000) / 1000,
         request_timeout=max(1, values.duration_ms(given, "request.timeoutMs", 30_000)) / 1000,
     )
-
-
-def _known_options(options: Mapping[str, str]) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for key, value in options.items():
-        lower = key.lower()
-        if lower == _CHECKPOINT or lower.startswith("spark."):
-            continue
-        name = _BY_LOWER_NAME.get(lower)
-        if name is None:
-            raise OptionError(key, _unknown(lower))
-        given[name] = value
-    return given
-
-
-def _unknown(lower: str) -> str:
-    if lower in _OTHER_NAMES:
-        return f"unknown: the closest option of this sink is '{_OTHER_NAMES[lower]}'"
-    similar = difflib.get_close_matches(lower, _BY_LOWER_NAME, 1, 0.75)
-    if similar:
-        return f"unknown, did you mean '{_BY_LOWER_NAME[similar[0]]}'?"
-    return f"unknown; the options of the sink are {', '.join(OPTION_NAMES)}"
 
 
 def _address(given: dict[str, str]) -> tuple[str, int, bool]:

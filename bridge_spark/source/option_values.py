@@ -5,9 +5,10 @@ A value has one meaning or is refused with the reason.  No value is guessed or r
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, Optional, Union
 from urllib.parse import urlsplit
@@ -37,6 +38,44 @@ class OptionError(SourceError, ValueError):
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"mqtt source: option '{name}': {reason}")
+
+
+class OptionNames:
+    """The names of the options of a source or a sink; users may write them in any case.
+
+    ``internal``: names that Spark adds, in lower case. ``foreign``: names of other programs' options, in lower case, by
+    each the closest option here. ``closest`` and ``all_names`` are the words of the errors for these and for all.
+    """
+
+    def __init__(
+        self, names: Sequence[str], internal: Collection[str], foreign: Mapping[str, str], closest: str, all_names: str
+    ) -> None:
+        self._by_lower_name = {name.lower(): name for name in names}
+        self._internal = internal
+        self._foreign = foreign
+        self._closest = closest
+        self._all_names = all_names
+
+    def given(self, options: Mapping[str, str]) -> dict[str, str]:
+        """The options without those of Spark, by their names as documented; OptionError for an unknown one."""
+        given: dict[str, str] = {}
+        for key, value in options.items():
+            lower = key.lower()
+            if lower in self._internal or lower.startswith("spark."):
+                continue
+            name = self._by_lower_name.get(lower)
+            if name is None:
+                raise OptionError(key, self._unknown(lower))
+            given[name] = value
+        return given
+
+    def _unknown(self, lower: str) -> str:
+        if lower in self._foreign:
+            return f"unknown: {self._closest} is '{self._foreign[lower]}'"
+        similar = difflib.get_close_matches(lower, self._by_lower_name, 1, 0.75)
+        if similar:
+            return f"unknown, did you mean '{self._by_lower_name[similar[0]]}'?"
+        return f"unknown; {self._all_names} are {', '.join(self._by_lower_name.values())}"
 
 
 def offsets(given: Mapping[str, str], name: str, starting: bool) -> Optional[OffsetSpec]:

@@ -6,7 +6,6 @@ case-insensitive, as in all Spark sources; options of Spark's Kafka source have 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,7 +56,6 @@ OPTION_NAMES = (
 )
 _URL_ONLY = ("token", "tokenFile", "caFile", "fetch.numRetries", "fetch.retryIntervalMs", "fetch.timeoutMs")
 _BATCH_ONLY = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
-_BY_LOWER_NAME = {name.lower(): name for name in OPTION_NAMES}
 _KAFKA_NAMES = {
     "kafka.bootstrap.servers": "url",
     "kafka.ssl.truststore.location": "caFile",
@@ -71,6 +69,9 @@ _KAFKA_NAMES = {
     "kafkaconsumer.polltimeoutms": "fetch.timeoutMs",
 }
 _SPARK_INTERNAL = frozenset({"paths", "__paths__", "serialization.format", "provider"})
+_NAMES = values.OptionNames(
+    OPTION_NAMES, _SPARK_INTERNAL, _KAFKA_NAMES, "the closest to this option of the Kafka source", "the options"
+)
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class SourceOptions:
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
     """Check Spark's option map; raises `OptionError`."""
-    given = _known_options(options)
+    given = _NAMES.given(options)
     path, url = given.get("path"), values.url(given, "url")
     if path is not None and url is not None:
         raise OptionError("url", "cannot be given together with 'path'")
@@ -187,28 +188,6 @@ def check_for_stream(options: SourceOptions) -> None:
     for name, end in zip(_BATCH_ONLY, ends):
         if end is not None:
             raise OptionError(name, "is for batch reads: a stream has no end")
-
-
-def _known_options(options: Mapping[str, str]) -> dict[str, str]:
-    given: dict[str, str] = {}
-    for key, value in options.items():
-        lower = key.lower()
-        if lower in _SPARK_INTERNAL or lower.startswith("spark."):
-            continue
-        name = _BY_LOWER_NAME.get(lower)
-        if name is None:
-            raise OptionError(key, _unknown(lower))
-        given[name] = value
-    return given
-
-
-def _unknown(lower: str) -> str:
-    if lower in _KAFKA_NAMES:
-        return f"unknown: the closest to this option of the Kafka source is '{_KAFKA_NAMES[lower]}'"
-    similar = difflib.get_close_matches(lower, _BY_LOWER_NAME, 1, 0.75)
-    if similar:
-        return f"unknown, did you mean '{_BY_LOWER_NAME[similar[0]]}'?"
-    return f"unknown; the options are {', '.join(OPTION_NAMES)}"
 
 
 def _stream(given: dict[str, str]) -> str:
