@@ -258,7 +258,7 @@ class HttpServer:
                 principal = self.gate.admit(request)
             response = await self._handle(route, request, principal)
         except RequestError as refusal:
-            if refusal.status in (401, 403, 421, 429):
+            if refusal.status in (401, 403, 408, 421, 429):
                 self._log_denied(request, principal, str(refusal))
             headers = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else None
             response = error(request, refusal.status, str(refusal), headers, refusal.field)

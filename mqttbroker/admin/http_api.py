@@ -26,6 +26,7 @@ from mqttbroker.admin.control_runner import BrokerStopping, ControlRunner
 from mqttbroker.admin.http_consumers import CONSUMERS, describe
 from mqttbroker.admin.http_gate import log_action
 from mqttbroker.admin.http_parameters import (
+    MAX_BODY,
     MAX_NAME,
     MAX_TEXT,
     Field,
@@ -41,7 +42,7 @@ from mqttbroker.admin.http_parameters import (
     read_texts,
     read_values,
 )
-from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, RequestError, Route
+from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, RequestError, Route, read_body
 from mqttbroker.admin.http_schemas import (
     BOOLEAN,
     INTEGER,
@@ -314,7 +315,7 @@ class Api:
         errors: Sequence[int] = (),
     ) -> Route:
         problem = Answer("refused", PROBLEM_SCHEMA, PROBLEM)
-        statuses = {400, 401, 403, 421, 429, 503, *errors, *(() if body is None else (413,))}
+        statuses = {400, 401, 403, 421, 429, 503, *errors, *(() if body is None else (408, 413))}
         answers = {status: problem for status in sorted(statuses)}
         answers = {204: done, **answers} if done is not None else {200: Answer("the result", schema), **answers}
         placed = [
@@ -338,7 +339,7 @@ class Api:
         texts = {**request.query, **request.match_info}
         values = read_texts(parameters, texts, [*request.query, *request.match_info])
         if body is not None:
-            values = {**values, **read_values(body, read_json(await request.read()))}
+            values = {**values, **read_values(body, read_json(await read_body(request, MAX_BODY)))}
         try:
             result = await operation(Call(principal, values))
         except BrokerStopping:

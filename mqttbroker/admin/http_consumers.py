@@ -18,7 +18,7 @@ from aiohttp import web
 from bridge_spark.source.consumers import MAX_REPORT_BYTES, ReportError
 from mqttbroker.admin.access import Principal, Right
 from mqttbroker.admin.consumer_lag import Consumer, ConsumerLag, TooManyConsumers
-from mqttbroker.admin.http_routes import Answer, Parameter, RequestError, Route
+from mqttbroker.admin.http_routes import Answer, Parameter, RequestError, Route, read_body
 from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, NUMBER, TEXT, Schema, array, described, nullable, record
 from mqttbroker.admin.http_streams import StreamAccess
 
@@ -66,7 +66,7 @@ class ConsumerRoutes:
                   {200: Answer("consumers", record(stream=TEXT, consumers=array(CONSUMERS))), **errors}, (name,),
                   tag="streams"),
             Route("PUT", path + "/{consumer}", self._report, none, "Report the next offset of each partition",
-                  {204: Answer("stored"), 400: refused, 413: refused, **errors}, (name, consumer), report,
+                  {204: Answer("stored"), 400: refused, 408: refused, 413: refused, **errors}, (name, consumer), report,
                   tag="streams"),
             Route("DELETE", path + "/{consumer}", self._forget, none, "Delete the report of a consumer",
                   {204: Answer("deleted"), **errors}, (name, consumer), action="forget_consumer", tag="streams"),
@@ -94,7 +94,7 @@ class ConsumerRoutes:
         self._access.check(request, principal, self._access.reads)
         if (request.content_length or 0) > MAX_REPORT_BYTES:
             raise RequestError(413, f"a report has {MAX_REPORT_BYTES} bytes at most")
-        body = await request.read()
+        body = await read_body(request, MAX_REPORT_BYTES)
         try:
             await self._call(ConsumerLag.report, request, request.match_info["consumer"], body)
         except ReportError as error:

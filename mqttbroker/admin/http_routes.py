@@ -5,6 +5,7 @@ Errors below /api are problem details (RFC 9457), elsewhere {"error": "..."}.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -19,6 +20,7 @@ Handler = Callable[[web.Request, Principal], Awaitable[web.StreamResponse]]
 Schema = Mapping[str, Any]  # JSON Schema, as in OpenAPI 3.1
 
 API = "/api/v1"
+BODY_TIMEOUT = 30.0  # seconds for receiving the body of a request
 PROBLEM = "application/problem+json"
 PROBLEM_SCHEMA = {
     "type": "object",
@@ -99,3 +101,13 @@ class RequestError(Exception):
         super().__init__(reason)
         self.status = status
         self.field = field
+
+
+async def read_body(request: web.Request, maximum: int) -> bytes:
+    """The body of a request. Raises RequestError, 408, if it takes too long, and `web.HTTPException`, 413, if it has more
+    than ``maximum`` bytes."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            return await request.clone(client_max_size=maximum).read()
+    except TimeoutError:
+        raise RequestError(408, f"the body was not received in {BODY_TIMEOUT:g} s") from None

@@ -19,9 +19,10 @@ from support.broker_process import BrokerProcess
 
 from bridge_spark.log.record_batch import iter_batches
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from bridge_spark.source.consumers import MAX_REPORT_BYTES
 from mqttbroker import __version__
 from mqttbroker.admin import http as server_module
-from mqttbroker.admin import http_streams
+from mqttbroker.admin import http_routes, http_streams
 from mqttbroker.admin.access import access_list
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.config.settings import Http, Settings
@@ -349,6 +350,20 @@ def test_a_client_that_reads_no_answers_is_disconnected(service: Service) -> Non
                 with suppress(TimeoutError):  # while the server waits for this client to read
                     client.send(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000)
         assert isinstance(ended.value, ConnectionError)
+
+
+def test_a_body_that_does_not_arrive_is_408(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_routes, "BODY_TIMEOUT", 0.05)
+    with socket.create_connection(("127.0.0.1", service.server.port), 20) as client:
+        client.sendall(b"PUT /streams/s/consumers/c HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
+        assert client.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_a_body_of_chunks_that_is_too_large_is_413(service: Service) -> None:
+    with socket.create_connection(("127.0.0.1", service.server.port), 20) as client:
+        client.sendall(b"PUT /streams/s/consumers/c HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.sendall(b"%x\r\n%b\r\n" % (MAX_REPORT_BYTES + 1, b" " * (MAX_REPORT_BYTES + 1)))  # and no end
+        assert client.recv(4096).startswith(b"HTTP/1.1 413")
 
 
 def test_too_many_downloads_are_503(
