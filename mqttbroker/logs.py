@@ -298,6 +298,7 @@ def configure(level: str, style: str, audit_file: Optional[Path] = None) -> None
     formatter: logging.Formatter = _Json() if style == "json" else _Text()
     _logs.append(_Log(formatter, _Stderr()))
     logging.getLogger().handlers = [_logs[0].handler]
+    logging.getLogger("asyncio").setLevel(logging.INFO)  # its debug lines are no events
     set_level(level)
     audit = logging.getLogger(AUDIT)
     if audit_file is not None:

@@ -126,6 +126,7 @@ def test_lines_of_packets(start_broker: Start, tmp_path: Path, kind: str) -> Non
         broker.wait_for_log(line)
     assert "hunter2" not in broker.log and payload[:20].decode() not in broker.log
     assert broker.log.count("type=PUBLISH") == 2
+    assert all(" event=" in line for line in broker.lines)
 
 
 def test_lines_of_connections(start_broker: Start, tmp_path: Path) -> None:
