@@ -2,12 +2,14 @@
 
 | option | default | |
 |---|---|---|
-| payloadFormat | | `json`, `csv`, `number` or `sparkplug`: fills the columns `value` and `reason` |
+| payloadFormat | | `json`, `csv`, `number`, `sparkplug` or `avro`: fills the columns `value` and `reason` |
 | payloadTimestamps | iso | JSON timestamps: `iso` strings, or numbers since the epoch in `s`, `ms` or `us` |
 | payloadExplode | false | one row per object of a JSON array, or per line of CSV |
 | payloadDelimiter | , | CSV, one character |
 | payloadQuote | " | CSV, one character |
 | payloadHeader | | comma-separated names of the CSV fields by position; default: the schema's |
+| payloadSchemaFile | | Avro: the file of the schema, `*.avsc` |
+| payloadSchemaDirectory | | Avro with the schema registry's header: files `<id>.avsc` |
 | topicPattern | | instead of `filter`: `sensors/{plant}/{machine}/#` fills the columns `plant` and `machine` |
 """
 
@@ -17,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
 
+from bridge_spark.source.avro_schemas import AvroSchemaError, AvroSchemas, read_directory, read_file
 from bridge_spark.source.option_values import OptionError
 
 PAYLOAD_OPTION_NAMES = (
@@ -26,9 +29,11 @@ PAYLOAD_OPTION_NAMES = (
     "payloadDelimiter",
     "payloadQuote",
     "payloadHeader",
+    "payloadSchemaFile",
+    "payloadSchemaDirectory",
     "topicPattern",
 )
-PAYLOAD_FORMATS = ("json", "csv", "number", "sparkplug")
+PAYLOAD_FORMATS = ("json", "csv", "number", "sparkplug", "avro")
 TIMESTAMPS = ("iso", "s", "ms", "us")
 _OF_FORMAT = {
     "payloadTimestamps": ("json",),
@@ -36,6 +41,8 @@ _OF_FORMAT = {
     "payloadDelimiter": ("csv",),
     "payloadQuote": ("csv",),
     "payloadHeader": ("csv",),
+    "payloadSchemaFile": ("avro",),
+    "payloadSchemaDirectory": ("avro",),
 }
 
 
@@ -50,7 +57,10 @@ class PayloadOptionError(OptionError):
 
 @dataclass(frozen=True)
 class PayloadOptions:
-    """Checked options; ``timestamps`` is None for ISO strings, ``header`` is None for the schema's names."""
+    """Checked options; ``timestamps`` is None for ISO strings, ``header`` is None for the schema's names.
+
+    ``schemas`` are those of Avro payloads.
+    """
 
     format: str
     timestamps: Optional[str] = None
@@ -58,6 +68,7 @@ class PayloadOptions:
     delimiter: str = ","
     quote: str = '"'
     header: Optional[tuple[str, ...]] = None
+    schemas: Optional[AvroSchemas] = None
 
 
 def payload_options(given: Mapping[str, str]) -> Optional[PayloadOptions]:
@@ -84,7 +95,23 @@ def payload_options(given: Mapping[str, str]) -> Optional[PayloadOptions]:
         _character(given, "payloadDelimiter", ","),
         _character(given, "payloadQuote", '"'),
         None if header is None else tuple(name.strip() for name in header.split(",")),
+        _schemas(given) if kind.lower() == "avro" else None,
     )
+
+
+def _schemas(given: Mapping[str, str]) -> AvroSchemas:
+    file, directory = given.get("payloadSchemaFile"), given.get("payloadSchemaDirectory")
+    if (file is None) == (directory is None):
+        raise PayloadOptionError(
+            "payloadSchemaFile", "'payloadFormat' avro needs either this or 'payloadSchemaDirectory'")
+    name = "payloadSchemaDirectory" if file is None else "payloadSchemaFile"
+    try:
+        return read_file(file) if file is not None else read_directory(given[name])
+    except AvroSchemaError as error:
+        raise PayloadOptionError(name, str(error)) from None
+    except ImportError:
+        raise PayloadOptionError(
+            "payloadFormat", "'avro' needs the package fastavro: pip install 'mqttbroker[avro]'") from None
 
 
 def _character(given: Mapping[str, str], name: str, default: str) -> str:

@@ -25,6 +25,8 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from bridge_spark.source import json_payloads, sparkplug, typed_text
+from bridge_spark.source.avro_payloads import AvroParser
+from bridge_spark.source.avro_schemas import AvroSchemaError, AvroSchemas
 from bridge_spark.source.json_payloads import JsonParser
 from bridge_spark.source.payload_options import PayloadOptions
 from bridge_spark.source.row_parser import Parsed, RowParser
@@ -113,6 +115,8 @@ def _parser(schema: pa.Schema, options: PayloadOptions) -> RowParser:
         raise PayloadSchemaError(f"column 'value' must be a struct for {options.format.upper()}, not {kind}")
     if options.format == "sparkplug":
         return _sparkplug_parser(kind)
+    if options.schemas is not None:
+        return _avro_parser(kind, options.schemas)
     is_supported = json_payloads.is_supported if options.format == "json" else typed_text.is_supported
     fields = [kind.field(number) for number in range(kind.num_fields)]
     for field in fields:
@@ -143,6 +147,14 @@ def _sparkplug_parser(kind: pa.StructType) -> SparkplugParser:
             known = ", ".join(f"{name} {type}" for name, type in sparkplug.FIELDS.items())
             raise PayloadSchemaError(f"field {field.name!r} of 'value' is none of Sparkplug's {known}")
     return SparkplugParser(kind)
+
+
+def _avro_parser(kind: pa.StructType, schemas: AvroSchemas) -> AvroParser:
+    try:
+        return AvroParser(kind, schemas)
+    except AvroSchemaError as error:
+        name = "payloadSchemaFile" if schemas.by_id is None else "payloadSchemaDirectory"
+        raise PayloadSchemaError(f"option '{name}': {schemas.place!r}: {error}") from None
 
 
 def _level_columns(pattern: TopicPattern, topics: pa.Array) -> dict[str, pa.Array]:

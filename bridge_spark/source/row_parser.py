@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-_PORTION = 1024
+PORTION = 1024
+"""Payloads that are parsed at once where a larger group was refused."""
 _FEW = 64
 _MAX_REFUSALS = 16
 
@@ -82,7 +83,7 @@ class _Rows:
                 values = self._parser.fast(self._payloads.slice(start, end - start))
             except Refused as refused:
                 row, count = refused.row, end - start
-                if count <= _PORTION and row is not None and row < count and refusals < _MAX_REFUSALS:
+                if count <= PORTION and row is not None and row < count and refusals < _MAX_REFUSALS:
                     self.add(start, start + row, refusals + 1)
                     self._one_by_one(start + row, start + row + 1)
                     start, refusals = start + row + 1, refusals + 1
@@ -90,7 +91,7 @@ class _Rows:
                     self._one_by_one(start, end)
                     return
                 else:
-                    step = _PORTION if count > _PORTION else _FEW
+                    step = PORTION if count > PORTION else _FEW
                     for first in range(start, end, step):
                         self.add(first, min(first + step, end), refusals if step == _FEW else 0)
                     return

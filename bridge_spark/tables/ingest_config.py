@@ -18,7 +18,7 @@ from bridge_spark.source.payload_options import PayloadOptionError, payload_opti
 from bridge_spark.source.topic_levels import PatternError, parse_pattern
 from bridge_spark.tables.config_section import ConfigError, Section
 
-FORMATS = ("json", "csv", "number", "sparkplug", "raw")
+FORMATS = ("json", "csv", "number", "sparkplug", "avro", "raw")
 EXTRA_FIELDS = ("ignore", "map", "add")
 TABLE_FORMATS = ("parquet", "delta")
 MESSAGE_COLUMNS = (
@@ -49,6 +49,8 @@ _PAYLOAD_KEYS = {
     "delimiter": "payloadDelimiter",
     "quote": "payloadQuote",
     "header": "payloadHeader",
+    "schema_file": "payloadSchemaFile",
+    "schema_directory": "payloadSchemaDirectory",
 }
 
 
@@ -293,6 +295,8 @@ def _payload_options(section: Section, kind: str, by_spark: bool) -> dict[str, s
         "delimiter": section.text("delimiter") if "delimiter" in section.values else None,
         "quote": section.text("quote") if "quote" in section.values else None,
         "header": ",".join(section.list_of_texts("header", [])) or None,
+        "schema_file": _place(section, "schema_file"),
+        "schema_directory": _place(section, "schema_directory"),
     }
     options = {_PAYLOAD_KEYS[key]: value for key, value in given.items() if value is not None}
     if by_spark or kind == "raw":
@@ -304,9 +308,14 @@ def _payload_options(section: Section, kind: str, by_spark: bool) -> dict[str, s
     try:
         payload_options(options)
     except PayloadOptionError as error:
-        key = next(key for key, name in _PAYLOAD_KEYS.items() if name == error.name)
-        raise section.error(key, error.reason.replace("'payloadFormat'", "format")) from None
+        keys = {name: key for key, name in {"format": "payloadFormat", **_PAYLOAD_KEYS}.items()}
+        reason = error.reason.replace("'payloadFormat'", "format")
+        raise section.error(keys[error.name], reason.replace("payloadSchemaDirectory", "schema_directory")) from None
     return options
+
+
+def _place(section: Section, key: str) -> Optional[str]:
+    return str(Path(section.text(key)).absolute()) if key in section.values else None
 
 
 def _columns(section: Section, kind: str) -> tuple[tuple[str, str], ...]:
