@@ -302,7 +302,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         if result == "ignore":
             request.ignore()
         elif result == "deny":
-            if request.username is None:
+            if request.username is None and request.password is None:
                 request.reject(NOT_AUTHORIZED, "the authenticator refused the client")
             else:
                 request.fail(BAD_USER_NAME_OR_PASSWORD, WRONG_CREDENTIALS)

@@ -29,13 +29,14 @@ from mqttbroker.auth.plugin import Accepted, Ignored, Login, Rejected, Unavailab
 from mqttbroker.codec.packets import Connack, Connect, Disconnect
 from mqttbroker.codec.reason_codes import (
     BAD_USER_NAME_OR_PASSWORD,
+    BANNED,
     NOT_AUTHORIZED,
     SERVER_BUSY,
     SERVER_UNAVAILABLE,
     SUCCESS,
 )
-from mqttbroker.config_check import check
 from mqttbroker.config.load import load_settings
+from mqttbroker.config_check import check
 
 Start = Callable[..., BrokerProcess]
 
@@ -179,6 +180,19 @@ def test_remembered_answers(start_broker: Start, server: CallbackServer) -> None
     os.kill(broker.pid, signal.SIGHUP)
     broker.wait_for_log("event=authenticator_reloaded")
     assert login(broker, "alice") == BAD_USER_NAME_OR_PASSWORD  # SIGHUP forgets the answers
+
+
+def test_guesses_without_a_user_name_ban_their_address(start_broker: Start, server: CallbackServer) -> None:
+    broker = start_broker(config={**config(server), "bans": {"address_failures": 3}})
+    server.say(None, {"result": "deny"})
+
+    def guess(password: Optional[bytes]) -> int:
+        with RawClient(broker.port) as client:
+            return client.connect("pump", password=password).reason_code
+
+    assert [guess(None) for _ in range(5)] == [NOT_AUTHORIZED] * 5  # no credentials, so nothing is guessed
+    wrong = [guess(b"%d" % number) for number in range(4)]
+    assert wrong == [BAD_USER_NAME_OR_PASSWORD] * 3 + [BANNED]
 
 
 def test_answer_that_has_expired_is_not_remembered(start_broker: Start, server: CallbackServer) -> None:
