@@ -8,6 +8,7 @@ returns the result. A command is in effect when it returns, and on disk with the
 from __future__ import annotations
 
 import ipaddress
+import secrets
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Generator, Generic, List, Mapping, Optional, Set, Tuple, TypeVar
@@ -50,6 +51,7 @@ from topic_matcher.trie import TrieSearch
 SLICE = 256  # sessions, subscriptions or topics visited in one slice: less than a millisecond without compilation
 MAX_PAGE = 1000  # sessions, subscriptions or messages in one page
 MATCHES = 2048  # subscriptions that a listing holds; if there are more, all sessions are visited
+PAGE_BYTES = 1 << 20  # payloads and properties of one page; the message that exceeds them is the last of its page
 MAX_CURSORS = 32  # open cursors of each kind; opening one more closes the one used longest ago
 MAX_BAN = 100 * 365 * 86_400  # seconds
 MAX_WAITING = 1000  # messages of operators and wills that wait to be published
@@ -237,7 +239,7 @@ class BrokerControl:
     def bans(self, cursor: int, limit: int = 100) -> BanPage:
         """The next ``limit`` bans of a cursor; those that have ended since it was opened are left out."""
         _check_limit(limit)
-        listing = self._ban_cursors.get(cursor)
+        listing = self._ban_cursors.take(cursor)
         now = self._monotonic()
         found: List[BanView] = []
         while listing and len(found) < limit:
@@ -245,9 +247,7 @@ class BrokerControl:
             if self._broker.bans.in_force(ban, now):
                 left = None if ban.until == FOREVER else ban.until - now
                 found.append(BanView(*ban.key, ban.cause, ban.reason, ban.number, left))
-        if not listing:
-            self._ban_cursors.close(cursor)
-        return BanPage(tuple(found), cursor if listing else 0)
+        return BanPage(tuple(found), self._ban_cursors.open(listing) if listing else 0)
 
     def ban(
         self, address: str = "", username: str = "", client_id: str = "", seconds: Optional[float] = None,
@@ -328,15 +328,14 @@ class BrokerControl:
     def subscriptions(self, cursor: int, limit: int = 100) -> Slices[SubscriptionPage]:
         """The next ``limit`` subscriptions of a cursor; those that have ended since it was opened are left out."""
         _check_limit(limit)
-        listing = self._subscription_cursors.get(cursor)
+        listing = self._subscription_cursors.take(cursor)
         found: List[SubscriptionView] = []
         while True:
             found += listing.step(limit - len(found))
             if listing.done:
-                self._subscription_cursors.close(cursor)
                 return SubscriptionPage(tuple(found), 0)
             if len(found) == limit:
-                return SubscriptionPage(tuple(found), cursor)
+                return SubscriptionPage(tuple(found), self._subscription_cursors.open(listing))
             yield 0.0
 
     # --- retained messages --------------------------------------------------------------------------------------------
@@ -354,20 +353,22 @@ class BrokerControl:
         return self._retained_cursors.open(_RetainedListing(self._broker, topic_filter))
 
     def retained(self, cursor: int, limit: int = 100) -> Slices[RetainedPage]:
-        """The next ``limit`` messages of a cursor.
+        """The next ``limit`` messages of a cursor, fewer if they have more than `PAGE_BYTES`.
 
         A topic that has a retained message from the first page to the last is in exactly one of them.
         """
         _check_limit(limit)
-        listing = self._retained_cursors.get(cursor)
+        listing = self._retained_cursors.take(cursor)
         found: List[RetainedMessage] = []
+        room = PAGE_BYTES
         while True:
-            found += map(_retained_message, listing.step(limit - len(found)))
+            messages = listing.step(limit - len(found), room)
+            found += map(_retained_message, messages)
+            room -= sum(map(_content_bytes, messages))
             if listing.done:
-                self._retained_cursors.close(cursor)
                 return RetainedPage(tuple(found), 0)
-            if len(found) == limit:
-                return RetainedPage(tuple(found), cursor)
+            if len(found) == limit or room <= 0:
+                return RetainedPage(tuple(found), self._retained_cursors.open(listing))
             yield 0.0
 
     def set_retained(self, topic: str, payload: bytes, qos: int = 1, properties: bytes = b"") -> None:
@@ -520,11 +521,14 @@ class BrokerControl:
 
 
 class _Cursors(Generic[T]):
-    """Unfinished listings by cursor: the last `MAX_CURSORS` used."""
+    """Unfinished listings by cursor: the last `MAX_CURSORS` opened.
+
+    A cursor is good for one page, and not after a restart: a page whose answer was lost cannot be taken for the next.
+    """
 
     def __init__(self) -> None:
         self._listings: Dict[int, T] = {}
-        self._last = 0
+        self._last = secrets.randbits(48)
 
     def open(self, listing: T) -> int:
         if len(self._listings) >= MAX_CURSORS:
@@ -533,15 +537,12 @@ class _Cursors(Generic[T]):
         self._listings[self._last] = listing
         return self._last
 
-    def get(self, cursor: int) -> T:
+    def take(self, cursor: int) -> T:
+        """The listing of a cursor, which ends with it."""
         listing = self._listings.pop(cursor, None)
         if listing is None:
-            raise ControlError(f"no cursor {cursor}: it was at its end, or {MAX_CURSORS} others have been used since")
-        self._listings[cursor] = listing
+            raise ControlError(f"no cursor {cursor}: it was used, or {MAX_CURSORS} others have been opened since")
         return listing
-
-    def close(self, cursor: int) -> None:
-        self._listings.pop(cursor, None)
 
 
 class _SessionWalk:
@@ -693,14 +694,25 @@ class _RetainedListing:
     def done(self) -> bool:
         return self._scan.done and not self._scanned
 
-    def step(self, limit: int) -> List[Message]:
-        """Visit a slice; returns up to ``limit`` messages."""
-        if not self._scanned:
-            self._scanned = self._scan.read(SLICE, self._clock.now)
-        found, self._scanned = self._scanned[:limit], self._scanned[limit:]
-        current = (self._retained.get(message.topic) for message in found)
+    def step(self, limit: int, room: int = PAGE_BYTES) -> List[Message]:
+        """Visit a slice; returns up to ``limit`` messages, the last of which fills ``room`` bytes."""
         now = self._clock.now
-        return [message for message in current if message is not None and not 0 < message.expires_at <= now]
+        if not self._scanned:
+            self._scanned = self._scan.read(SLICE, now)
+        found: List[Message] = []
+        visited = 0
+        while visited < min(limit, len(self._scanned)) and room > 0:
+            message = self._retained.get(self._scanned[visited].topic)
+            visited += 1
+            if message is not None and not 0 < message.expires_at <= now:
+                found.append(message)
+                room -= _content_bytes(message)
+        del self._scanned[:visited]
+        return found
+
+
+def _content_bytes(message: Message) -> int:
+    return len(message.payload) + len(message.properties)
 
 
 def _ban_key(address: str, username: str, client_id: str) -> Key:

@@ -13,7 +13,7 @@ from support.core import Core, CoreClient
 from support.core_sessions import durable
 
 from mqttbroker.admin import control as control_module
-from mqttbroker.admin.control import MAX_CURSORS, MAX_PAGE, SLICE, SORTS, BrokerControl, ControlError, Slices
+from mqttbroker.admin.control import MAX_CURSORS, MAX_PAGE, PAGE_BYTES, SLICE, SORTS, BrokerControl, ControlError, Slices
 from mqttbroker.admin.views import (
     RetainedMessage,
     SessionDetail,
@@ -380,7 +380,7 @@ def test_subscriptions_that_end_between_pages_are_left_out(core: Core) -> None:
     del left[page.subscriptions[0].client_id]
     left.popitem()[1].close()
     core.connect("d").subscribe("t")
-    assert [client_id for client_id, _ in subscriptions(core, cursor)] == list(left)
+    assert [client_id for client_id, _ in subscriptions(core, page.cursor)] == list(left)
 
 
 # --- retained messages --------------------------------------------------------------------------------------------
@@ -417,6 +417,17 @@ def test_retained_messages_by_filter(core: Core) -> None:
     assert page == ((), 0) and slices >= 600 // SLICE
 
 
+def test_a_page_of_retained_messages_is_bounded_in_bytes(core: Core) -> None:
+    retain(core, [f"large/{number}" for number in range(7)], b"x" * (PAGE_BYTES // 3 + 1))
+    sizes, cursor, topics = [], core.control.open_retained("#"), set()
+    while cursor:
+        page = finish(core.control.retained(cursor))
+        sizes.append(len(page.messages))
+        topics.update(message.topic for message in page.messages)
+        cursor = page.cursor
+    assert sizes == [3, 3, 1] and len(topics) == 7
+
+
 def test_one_retained_message(core: Core) -> None:
     properties = Properties()
     properties.message_expiry_interval = 60
@@ -436,11 +447,12 @@ def test_one_retained_message(core: Core) -> None:
 def test_changes_between_pages_of_retained_messages(core: Core) -> None:
     retain(core, ["a", "b", "c", "d"])
     cursor = core.control.open_retained("#")
-    first = finish(core.control.retained(cursor, 1)).messages[0].topic
+    page = finish(core.control.retained(cursor, 1))
+    first = page.messages[0].topic
     rest = [topic for topic in "abcd" if topic != first]
     retain(core, [rest[0]], b"")
     retain(core, [rest[1]], b"new")
-    page = finish(core.control.retained(cursor, 10))
+    page = finish(core.control.retained(page.cursor, 10))
     assert {message.topic: message.payload for message in page.messages} == {rest[1]: b"new", rest[2]: b"x"}
 
 
@@ -533,11 +545,13 @@ def test_cursors_are_bounded_and_end_with_their_last_page(core: Core) -> None:
     retain(core, ["a", "b", "c"])
     control = core.control
     cursors = [control.open_retained("#") for _ in range(MAX_CURSORS)]
-    assert finish(control.retained(cursors[0], 1)).cursor == cursors[0]
+    second = finish(control.retained(cursors[0], 1)).cursor
     newest = control.open_retained("#")
     with pytest.raises(ControlError, match=f"no cursor {cursors[1]}"):
         finish(control.retained(cursors[1]))
-    assert len(finish(control.retained(cursors[0])).messages) == 2
+    with pytest.raises(ControlError, match=f"no cursor {cursors[0]}: it was used"):
+        finish(control.retained(cursors[0]))
+    assert len(finish(control.retained(second)).messages) == 2
     assert finish(control.retained(newest)).cursor == 0
     with pytest.raises(ControlError, match=f"no cursor {newest}"):
         finish(control.retained(newest))

@@ -427,8 +427,7 @@ def test_page_past_the_end_is_named(api: Api, connect: Callable[..., RawClient])
     connect("pages").publish("pages/1", b"x", 1, True)
     connect("pages-2").publish("pages/2", b"x", 1, True)
     cursor = api.get("/retained", filter="pages/#", limit=1)["next_cursor"]
-    while api.get("/retained", filter="pages/#", limit=1, cursor=cursor)["next_cursor"] is not None:
-        pass
+    api.get("/retained", filter="pages/#", limit=1, cursor=cursor)
     assert "no cursor" in api.refused(404, "cursor", "GET", "/retained", filter="pages/#", limit=1, cursor=cursor)
     for wrong in ("x", "W10", "WyJhIl0", "é"):
         api.refused(404, "cursor", "GET", "/retained", cursor=wrong)
