@@ -155,10 +155,7 @@ class BrokerControl:
         return SessionDetail(
             summary=self._summary(session),
             keep_alive=0.0 if connection is None else connection.keep_alive,
-            expiry_interval=session.expiry_interval,
-            in_flight=session.packet_ids_in_use,
             max_in_flight=session.window.send_maximum,
-            queued_bytes=session.queue.byte_count,
             queued_memory_bytes=session.queue.memory_bytes,
             incoming_qos2=len(session.received),
             retained_pending=len(session.pending_retained),
@@ -183,6 +180,9 @@ class BrokerControl:
             disconnected_at=session.disconnected_at,
             subscriptions=len(session.subscriptions),
             queued_messages=session.queued_messages,
+            queued_bytes=session.queue.byte_count,
+            in_flight=session.packet_ids_in_use,
+            expiry_interval=session.expiry_interval,
         )
 
     @property

@@ -79,15 +79,15 @@ _SESSION: Dict[str, Schema] = {
     "disconnected_at": described(nullable(NUMBER), "Unix seconds; null while connected"),
     "subscriptions": INTEGER,
     "queued_messages": described(INTEGER, "QoS 1 and 2 messages that are not acknowledged"),
+    "queued_bytes": INTEGER,
+    "in_flight": INTEGER,
+    "expiry_interval": described(nullable(INTEGER), "seconds; null = never"),
 }
 CLIENT = record(**_SESSION)
 CLIENT_DETAIL = record(
     **_SESSION,
     keep_alive=described(nullable(NUMBER), "seconds; null = off"),
-    expiry_interval=described(nullable(INTEGER), "seconds; null = never"),
-    in_flight=INTEGER,
     max_in_flight=INTEGER,
-    queued_bytes=INTEGER,
     queued_memory_bytes=INTEGER,
     incoming_qos2=described(INTEGER, "QoS 2 publications received and not yet released"),
     retained_pending=described(INTEGER, "subscriptions whose retained messages are still to be sent"),
@@ -633,6 +633,9 @@ def client_json(session: SessionSummary) -> Dict[str, Any]:
         "disconnected_at": None if session.connected else session.disconnected_at,
         "subscriptions": session.subscriptions,
         "queued_messages": session.queued_messages,
+        "queued_bytes": session.queued_bytes,
+        "in_flight": session.in_flight,
+        "expiry_interval": None if session.expiry_interval == NEVER else session.expiry_interval,
     }
 
 
@@ -641,7 +644,6 @@ def client_detail_json(detail: SessionDetail) -> Dict[str, Any]:
     values = detail._asdict()
     del values["summary"]
     values["keep_alive"] = detail.keep_alive or None
-    values["expiry_interval"] = None if detail.expiry_interval == NEVER else detail.expiry_interval
     return {**client_json(detail.summary), **values}
 
 

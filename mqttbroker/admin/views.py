@@ -33,6 +33,9 @@ class SessionSummary(NamedTuple):
     disconnected_at: float  # 0.0 while connected
     subscriptions: int
     queued_messages: int  # QoS 1 and 2 messages that the client has not acknowledged, in flight or not
+    queued_bytes: int
+    in_flight: int
+    expiry_interval: int  # seconds; 0xFFFFFFFF = never
 
 
 class SessionDetail(NamedTuple):
@@ -40,10 +43,7 @@ class SessionDetail(NamedTuple):
 
     summary: SessionSummary
     keep_alive: float  # seconds; 0.0 = off
-    expiry_interval: int  # seconds; 0xFFFFFFFF = never
-    in_flight: int
     max_in_flight: int
-    queued_bytes: int
     queued_memory_bytes: int
     incoming_qos2: int  # QoS 2 PUBLISHes received and not yet released
     retained_pending: int  # subscriptions whose retained messages are still to be sent

@@ -207,12 +207,10 @@ def test_one_session(core: Core) -> None:
     now = core.seconds
     detail = core.control.session("sub")
     assert detail == SessionDetail(
-        SessionSummary("sub", None, 5, True, True, "memory", "127.0.0.1:1883", now - 10, 0.0, 2, 5),
+        SessionSummary("sub", None, 5, True, True, "memory", "127.0.0.1:1883", now - 10, 0.0, 2, 5,
+                       5 * 9, 2, 0xFFFFFFFF),
         keep_alive=0.0,
-        expiry_interval=0xFFFFFFFF,
-        in_flight=2,
         max_in_flight=2,
-        queued_bytes=5 * 9,
         queued_memory_bytes=3 * 9,
         incoming_qos2=0,
         retained_pending=0,
@@ -222,7 +220,7 @@ def test_one_session(core: Core) -> None:
     client.disconnect()
     detail = core.control.session("sub")
     assert detail is not None
-    assert detail.summary == SessionSummary("sub", None, 5, True, False, "", "", 0.0, now, 2, 5)
+    assert detail.summary == SessionSummary("sub", None, 5, True, False, "", "", 0.0, now, 2, 5, 5 * 9, 0, 0xFFFFFFFF)
     detail = core.control.session("pub")
     assert detail is not None and detail.summary.protocol_version == 4 and detail.keep_alive == 30.0
     assert core.control.session("none") is None
