@@ -190,10 +190,10 @@ def copy_files(names: list[str], source: Path, target: Path) -> None:
 
 packages = find_packages(include=["topic_matcher*", "sessions*", "bridge_spark*", "mqttbroker*"])
 package_dir = {}
-# Spark registers the data sources of all importable modules named pyspark_*, so this one is a top-level package.
-if (ROOT / "bridge_spark" / "autoload" / "pyspark_mqtt").is_dir():
-    packages.append("pyspark_mqtt")
-    package_dir["pyspark_mqtt"] = "bridge_spark/autoload/pyspark_mqtt"
+# Spark registers the data source of each importable module named pyspark_*, so these are top-level packages.
+for directory in sorted((ROOT / "bridge_spark" / "autoload").glob("pyspark_*")):
+    packages.append(directory.name)
+    package_dir[directory.name] = f"bridge_spark/autoload/{directory.name}"
 
 options: dict[str, Any] = {}
 if wants_compiled():

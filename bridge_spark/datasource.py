@@ -14,7 +14,7 @@ import gc
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn, Optional, Union
+from typing import Any, Optional, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.datasource import (
@@ -68,6 +68,7 @@ from bridge_spark.source.payload_reader import PAYLOAD_COLUMNS, PayloadReader, P
 from bridge_spark.source.plan import MIN_TASK_BYTES, PARSED_TASK_BYTES, Planner, Slice
 from bridge_spark.source.rate_limit import RateLimit
 from bridge_spark.source.slice_reader import read_slices
+from bridge_spark.source.spark_workarounds import FailedStreamReader, is_writing
 from bridge_spark.source.storage import Manifest, Storage, StreamError
 from bridge_spark.source.table_options import is_table, options_of, table_options, with_options
 
@@ -118,7 +119,7 @@ class MqttDataSource(DataSource):
         self._table: Optional[dict[str, str]] = table_options(options) if is_table(options) else None
         self._parsed: Optional[SourceOptions] = None
         self._given = options if self._table is None else self._table
-        if _is_writing() or sink_options.are_for_writing(options):
+        if is_writing() or sink_options.are_for_writing(options):
             return
         # To read a catalog table, Spark passes at most those of the query: the others are in the table's schema.
         if any(name in {key.lower() for key in self._given} for name in ("path", "url", "stream")):
@@ -143,7 +144,7 @@ class MqttDataSource(DataSource):
         try:
             return MqttStreamReader(self._options_for(schema), schema)
         except SourceError as error:
-            return _FailedStreamReader(error)
+            return FailedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         if self._table is not None or not self.options:
@@ -274,28 +275,6 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._manifest
 
 
-class _FailedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Raises an error at its first call: an error of `streamReader` is hidden by an UnboundLocalError of Spark's."""
-
-    def __init__(self, error: SourceError) -> None:
-        self._error = error
-
-    def initialOffset(self) -> NoReturn:
-        raise self._error
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> NoReturn:
-        raise self._error
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        raise self._error
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> NoReturn:
-        raise self._error
-
-    def read(self, partition: InputPartition) -> NoReturn:
-        raise self._error
-
-
 def _check(options: Mapping[str, str]) -> SourceOptions:
     """Parse options and check them against the stream."""
     parsed = parse_options(options)
@@ -332,12 +311,6 @@ def _range(options: SourceOptions, storage: Storage) -> tuple[Manifest, Offsets,
     end = read_range.ending(options, storage, manifest, start)
     start, end = offsets.check_kept(start, end, manifest, options.fail_on_data_loss)
     return (manifest, *read_range.narrowed(storage, manifest, options.predicate, start, end))
-
-
-def _is_writing() -> bool:
-    """Whether Spark has created this process for `writer` or `streamWriter`."""
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    return any("write_into_data_source" in name for name in (*sys.argv, getattr(main, "name", "")))
 
 
 def _payload_reader(options: SourceOptions, schema: StructType) -> PayloadReader:

@@ -187,11 +187,12 @@ class HttpClient:
         if status >= 500 or status in (408, 429):
             after = response.headers.get("Retry-After", "")
             raise _TryAgain(answer, float(after) if after.isdecimal() else 0.0)
-        if status in (401, 403):
-            if self._headers:
-                raise HttpError(f"option 'token': {self.url} refused it ({status})")
-            raise HttpError(f"{self.url} wants a 'token' ({status})")
         said = _error_in(response.read(MAX_ERROR_BYTES))
+        if status in (401, 403):
+            detail = f": {said}" if status == 403 and _is_problem(response) and said is not None else ""
+            if self._headers:
+                raise HttpError(f"option 'token': {self.url} refused it ({status}){detail}")
+            raise HttpError(f"{self.url} wants a 'token' ({status}){detail}")
         if status == 404 and said is not None:
             raise NotFound(f"{self.url}{path} answered {answer}: {said}")
         if status == 200 and wanted is not None:
@@ -249,10 +250,15 @@ def _check_range(response: http.client.HTTPResponse, wanted: _Range) -> None:
         raise _TryAgain(f"asked for bytes {wanted.first}-{wanted.last} it answered with {said or 'some bytes'!r}")
 
 
+def _is_problem(response: http.client.HTTPResponse) -> bool:
+    return response.headers.get_content_type() == "application/problem+json"
+
+
 def _error_in(body: bytes) -> Optional[str]:
-    """The broker's error message; None if the body is not from a broker."""
+    """The broker's error message, or the detail of its problem (RFC 9457); None if the body is not from a broker."""
     try:
-        said = json.loads(body)["error"]
+        document = json.loads(body)
+        said = document["detail"] if "detail" in document else document["error"]
     except (ValueError, KeyError, TypeError):
         return None
     return " ".join(said.split()) if isinstance(said, str) else None

@@ -19,8 +19,8 @@ from bridge_spark.source.topic_levels import PatternError, TopicPattern, parse_p
 from bridge_spark.source.where import parse_where
 from topic_matcher.filters import is_valid_filter
 
-__all__ = ["EARLIEST", "LATEST", "OPTION_NAMES", "OffsetSpec", "OptionError", "SourceOptions",
-           "check_for_batch", "check_for_stream", "parse_options", "row_selection"]
+__all__ = ["EARLIEST", "LATEST", "OPTION_NAMES", "SPARK_INTERNAL", "OffsetSpec", "OptionError", "SourceOptions", "ca_file_of",
+           "check_for_batch", "check_for_stream", "parse_options", "row_selection", "token_of", "topic_filter_of"]
 
 OPTION_NAMES = (
     "path",
@@ -68,9 +68,9 @@ _KAFKA_NAMES = {
     "fetchoffset.retryintervalms": "fetch.retryIntervalMs",
     "kafkaconsumer.polltimeoutms": "fetch.timeoutMs",
 }
-_SPARK_INTERNAL = frozenset({"paths", "__paths__", "serialization.format", "provider"})
+SPARK_INTERNAL = frozenset({"paths", "__paths__", "serialization.format", "provider"})
 _NAMES = values.OptionNames(
-    OPTION_NAMES, _SPARK_INTERNAL, _KAFKA_NAMES, "the closest to this option of the Kafka source", "the options"
+    OPTION_NAMES, SPARK_INTERNAL, _KAFKA_NAMES, "the closest to this option of the Kafka source", "the options"
 )
 
 
@@ -133,7 +133,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         raise OptionError("minOffsetsPerTrigger", f"{least} is more than 'maxOffsetsPerTrigger', {most}")
     default = SourceOptions(path, url, _stream(given))
     pattern = _topic_pattern(given)
-    topic_filter, where = _topic_filter(given) if pattern is None else pattern.filter, given.get("where")
+    topic_filter, where = topic_filter_of(given) if pattern is None else pattern.filter, given.get("where")
     return SourceOptions(
         path=path,
         url=url,
@@ -142,8 +142,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         predicate=_predicate(topic_filter, where),
         where=where,
         schema=given.get("schema"),
-        token=_token(given),
-        ca_file=_ca_file(given, url),
+        token=token_of(given),
+        ca_file=ca_file_of(given, url),
         starting_offsets=values.offsets(given, "startingOffsets", starting=True),
         starting_timestamps=values.timestamps(given, "startingOffsetsByTimestamp"),
         starting_timestamp=values.timestamp(given, "startingTimestamp"),
@@ -210,7 +210,8 @@ def _topic_pattern(given: dict[str, str]) -> Optional[TopicPattern]:
         raise OptionError("topicPattern", str(error)) from None
 
 
-def _topic_filter(given: dict[str, str]) -> Optional[str]:
+def topic_filter_of(given: dict[str, str]) -> Optional[str]:
+    """The option `filter`; raises `OptionError`."""
     topic_filter = given.get("filter")
     if topic_filter is not None and not is_valid_filter(topic_filter):
         raise OptionError("filter", f"{topic_filter!r} is not an MQTT topic filter")
@@ -219,7 +220,8 @@ def _topic_filter(given: dict[str, str]) -> Optional[str]:
     return topic_filter
 
 
-def _token(given: dict[str, str]) -> Optional[str]:
+def token_of(given: dict[str, str]) -> Optional[str]:
+    """The option `token`, or the content of `tokenFile`; raises `OptionError`."""
     path = given.get("tokenFile")
     if path is None:
         return values.token(given, "token")
@@ -243,7 +245,8 @@ def _predicate(topic_filter: Optional[str], where: Optional[str]) -> Predicate:
     return bounded
 
 
-def _ca_file(given: dict[str, str], url: Optional[str]) -> Optional[str]:
+def ca_file_of(given: dict[str, str], url: Optional[str]) -> Optional[str]:
+    """The option `caFile`; raises `OptionError`."""
     ca_file = given.get("caFile")
     if ca_file is not None and url is not None and not url.lower().startswith("https:"):
         raise OptionError("caFile", f"is for an https 'url', not {url!r}")

@@ -17,6 +17,8 @@ from typing import Optional
 
 import pyspark
 import pyspark_mqtt
+import pyspark_mqtt_retained
+import pyspark_mqtt_sessions
 from support.broker_process import BrokerProcess
 from support.class_archive import QUICK_JVM
 from support.raw_client import RawClient
@@ -28,7 +30,7 @@ import topic_matcher
 from bridge_spark.java import use_java
 from mqttbroker.codec.packets import Puback, Publish
 
-PACKAGES = (bridge_spark, pyspark_mqtt, sessions, topic_matcher)
+PACKAGES = (bridge_spark, pyspark_mqtt, pyspark_mqtt_retained, pyspark_mqtt_sessions, sessions, topic_matcher)
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 TOKEN = "s3cret"
