@@ -71,7 +71,7 @@ def fill(directory: Path, sessions: int, subscriptions: int, messages: int, size
     for start in range(0, sessions, AT_ONCE):
         part = range(start, min(start + AT_ONCE, sessions))
         connection.execute("BEGIN IMMEDIATE")
-        sql.SESSIONS.run(connection, [(n + 1, client_id(n), 5, NEVER, now, *[None] * 4) for n in part])
+        sql.SESSIONS.run(connection, [(n + 1, client_id(n), 5, NEVER, now, *[None] * 5) for n in part])
         sql.SUBSCRIPTIONS.run(
             connection, [(n + 1, text.format(n, n % 100), 1, 1, 0) for n in part for text in FILTERS[:each]]
         )
