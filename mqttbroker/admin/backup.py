@@ -21,6 +21,7 @@ from bridge_spark.log.high_watermark import published_end
 from bridge_spark.log.record_batch import SegmentError
 from mqttbroker import __version__
 from mqttbroker.admin.repair import DATABASE, STREAMS
+from mqttbroker.core.ban_list import BAN_FILE
 from sessions.store.check import TABLES, check_database
 from sessions.store.damage import is_corrupt
 from sessions.store.database import lock_directory
@@ -89,6 +90,8 @@ def _copy(data_dir: Path, target: Path) -> str:
         description = streams / stream / "stream.json"
         if description.exists():
             shutil.copyfile(description, target / STREAMS / stream / "stream.json")
+    if (data_dir / BAN_FILE).exists():
+        shutil.copyfile(data_dir / BAN_FILE, target / BAN_FILE)
     manifest = {
         "format": FORMAT,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -152,6 +155,9 @@ def restore(backup: Path, data_dir: Path) -> str:
         if streams.is_dir():
             os.rename(streams, data_dir / STREAMS)
         os.rename(database, data_dir / DATABASE)
+        if (backup / BAN_FILE).exists():
+            shutil.copyfile(backup / BAN_FILE, data_dir / BAN_FILE)
+            sync_file(data_dir / BAN_FILE)
         sync_directory(data_dir)
     finally:
         os.close(lock)

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mqttbroker.auth.replace_file import replace_file
-from mqttbroker.core.ban_list import FOREVER, MAX_NAME, OPERATOR, Ban, Key
+from mqttbroker.core.ban_list import BAN_FILE, FOREVER, MAX_NAME, OPERATOR, Ban, Key
 from mqttbroker.core.bans import FAILED_LOGINS, MAX_REASON, PROTOCOL_ERRORS, RECONNECTS, Bans
 from mqttbroker.core.networks import network_text
 from mqttbroker.core.offences import MAX_CREDIT, Record
 
 log = logging.getLogger("mqttbroker")
 
-FILE = "bans.jsonl"  # in the data directory
 MAX_RECORDS = 10_000  # lines of records; one is 1.2 KB at most
 MAX_LINE = 4096  # bytes
 BAN_DELAY = 1.0  # seconds until a changed ban is written
@@ -46,7 +45,7 @@ class BanFile:
 
     def load(self, data_dir: Path, loop: asyncio.AbstractEventLoop) -> None:
         """Restore the bans of an earlier process, and write changes from now on."""
-        self._file = data_dir / FILE
+        self._file = data_dir / BAN_FILE
         self._loop = loop
         self._writer = ThreadPoolExecutor(1, "bans")
         restored = self._read(self._file)
@@ -84,7 +83,7 @@ class BanFile:
                 damaged = True
                 log.warning("event=ban_left_out file=%s line=%d reason=%s", file, number, _reason(error))
         if damaged:
-            kept = file.with_name(f"{FILE}.damaged-{time.strftime('%Y%m%dT%H%M%S')}")
+            kept = file.with_name(f"{BAN_FILE}.damaged-{time.strftime('%Y%m%dT%H%M%S')}")
             os.replace(file, kept)
             log.warning("event=damaged_file_kept file=%s", kept)
         return bans

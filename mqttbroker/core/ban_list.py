@@ -14,6 +14,7 @@ Key = Tuple[str, str, str]
 
 MAX_NAME: Final = 64  # characters of a user name or client id in a key; of a longer one the digest is stored
 FOREVER: Final = float("inf")
+BAN_FILE: Final = "bans.jsonl"  # in the data directory; keeps the bans over a restart
 OPERATOR: Final = "operator"  # the cause of a ban that an operator made
 
 

@@ -16,13 +16,13 @@ from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.raw_client import RawClient
 
-from mqttbroker.auth.ban_file import FILE, MAX_RECORDS, BanFile
+from mqttbroker.auth.ban_file import MAX_RECORDS, BanFile
 from mqttbroker.auth.passwords import hash_password
 from mqttbroker.auth.security import ban_terms
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, BANNED
 from mqttbroker.config.settings import Bans as BanSettings
 from mqttbroker.config.settings import Settings
-from mqttbroker.core.ban_list import FOREVER
+from mqttbroker.core.ban_list import BAN_FILE, FOREVER
 from mqttbroker.core.bans import Bans
 
 PEER = "10.0.0.1:1234"
@@ -73,7 +73,7 @@ def test_each_kind_of_ban_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         assert bans.refuses(PEER, "alice", now + 29.0) and not bans.refuses(PEER, "alice", now + 31.0)
 
     restarted(tmp_path, act, check)
-    assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / BAN_FILE).stat().st_mode) == 0o600
 
 
 def test_right_logins_still_raise_the_limits(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_file_is_bounded(tmp_path: Path) -> None:
             bans.succeeded(f"10.0.{number // 250}.{number % 250}:1", "x", now)
 
     restarted(tmp_path, act, lambda bans, now: None)
-    rows = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / BAN_FILE).read_text().splitlines()]
     assert len(rows) == MAX_RECORDS and rows[-1]["address"] == f"10.0.{(MAX_RECORDS + 499) // 250}.249"
 
 
@@ -124,15 +124,15 @@ def test_a_damaged_line_is_named_and_kept(
     tmp_path: Path, line: str, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = f"{json.dumps(GOOD)}\n{line}\n{json.dumps(GOOD | {'client_id': 'last'})}\n"
-    (tmp_path / FILE).write_text(text, encoding="latin-1")
+    (tmp_path / BAN_FILE).write_text(text, encoding="latin-1")
 
     def check(bans: Bans, now: float) -> None:
         assert [ban.key[2] for ban in bans.banned(now)] == ["good", "last"]
 
     restarted(tmp_path, check, check)
     warnings = [record.getMessage() for record in caplog.records if "event=ban_left_out" in record.getMessage()]
-    assert len(warnings) == 1 and f"file={tmp_path / FILE} line=2 " in warnings[0] and reason in warnings[0]
-    assert [path.read_text(encoding="latin-1") for path in tmp_path.glob(f"{FILE}.damaged-*")] == [text]
+    assert len(warnings) == 1 and f"file={tmp_path / BAN_FILE} line=2 " in warnings[0] and reason in warnings[0]
+    assert [path.read_text(encoding="latin-1") for path in tmp_path.glob(f"{BAN_FILE}.damaged-*")] == [text]
 
 
 @pytest.mark.parametrize("kill", [False, True])
@@ -148,7 +148,7 @@ def test_a_ban_outlives_a_restart_of_the_broker(
             return client.connect("c", username="alice", password=password).reason_code
 
     assert [login(b"x"), login(b"x"), login(b"secret")] == [BAD_USER_NAME_OR_PASSWORD] * 2 + [BANNED]
-    file = broker.data_dir / FILE
+    file = broker.data_dir / BAN_FILE
     wait_until(lambda: not kill or (file.exists() and '"banned": true' in file.read_text()))
     broker.restart(kill)
     assert login(b"secret") == BANNED
