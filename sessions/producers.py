@@ -71,43 +71,101 @@ class Producer:
         return ProducerRow(self.stream, user, producer_id, self.last, missing, self.used)
 
 
-class Producers:
-    """The producers of each stream, at most its limit; further ones replace those that were not used for longest.
+class _StreamProducers:
+    """The producers of one stream: by user, each user's in the order of their last use."""
 
+    def __init__(self) -> None:
+        self.count = 0
+        self._users: Dict[str, OrderedDict[str, Producer]] = {}
+        # The users with so many producers, in the order of their last use.
+        self._users_by_count: Dict[int, OrderedDict[str, None]] = {}
+        self._most = 0
+
+    def find(self, key: ProducerKey) -> Optional[Producer]:
+        producers = self._users.get(key[0])
+        return None if producers is None else producers.get(key[1])
+
+    def add(self, producer: Producer) -> None:
+        user, producer_id = producer.key
+        producers = self._users.get(user)
+        if producers is None:
+            producers = OrderedDict()
+            self._users[user] = producers
+        producers[producer_id] = producer
+        self.count += 1
+        self._set_count(user, len(producers) - 1, len(producers))
+
+    def use(self, producer: Producer) -> None:
+        user, producer_id = producer.key
+        producers = self._users[user]
+        producers.move_to_end(producer_id)
+        self._users_by_count[len(producers)].move_to_end(user)
+
+    def remove_one(self) -> Producer:
+        """Remove the producer that was not used for longest of the user with the most producers."""
+        user = next(iter(self._users_by_count[self._most]))
+        producers = self._users[user]
+        producer = producers.popitem(last=False)[1]
+        self.count -= 1
+        self._set_count(user, len(producers) + 1, len(producers))
+        if not producers:
+            del self._users[user]
+        return producer
+
+    def _set_count(self, user: str, before: int, after: int) -> None:
+        if before > 0:
+            users = self._users_by_count[before]
+            del users[user]
+            if not users:
+                del self._users_by_count[before]
+        if after > 0:
+            users_after = self._users_by_count.get(after)
+            if users_after is None:
+                users_after = OrderedDict()
+                self._users_by_count[after] = users_after
+            users_after[user] = None
+        if after > self._most or self._most not in self._users_by_count:
+            self._most = after
+
+
+class Producers:
+    """The producers of each stream, at most its limit.
+
+    A further one replaces one of the user with the most producers, so that no user can have those of others forgotten.
     ``window`` is in numbers.
     """
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self._streams: Dict[str, OrderedDict[ProducerKey, Producer]] = {}
+        self._streams: Dict[str, _StreamProducers] = {}
 
     def __len__(self) -> int:
-        return sum([len(producers) for producers in self._streams.values()])
+        return sum([stream.count for stream in self._streams.values()])
 
     def find(self, stream: str, key: ProducerKey) -> Optional[Producer]:
         producers = self._streams.get(stream)
-        return None if producers is None else producers.get(key)
+        return None if producers is None else producers.find(key)
 
     def create(self, stream: str, key: ProducerKey) -> Producer:
         producers = self._streams.get(stream)
         if producers is None:
-            producers = OrderedDict()
+            producers = _StreamProducers()
             self._streams[stream] = producers
         producer = Producer(self, stream, key)
-        producers[key] = producer
+        producers.add(producer)
         return producer
 
     def use(self, producer: Producer, now: int) -> None:
         """Record that a producer is in use; ``now`` is in µs since the Unix epoch."""
         producer.used = now
-        self._streams[producer.stream].move_to_end(producer.key)
+        self._streams[producer.stream].use(producer)
 
-    def remove_oldest(self, stream: str, limit: int) -> List[Producer]:
+    def remove_excess(self, stream: str, limit: int) -> List[Producer]:
         """Remove the producers beyond the limit of a stream."""
         removed: List[Producer] = []
         producers = self._streams[stream]
-        while len(producers) > limit:
-            removed.append(producers.popitem(last=False)[1])
+        while producers.count > limit:
+            removed.append(producers.remove_one())
         return removed
 
     def load(self, row: ProducerRow) -> Producer:

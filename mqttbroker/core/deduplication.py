@@ -39,7 +39,7 @@ class Deduplication:
         """
         if row.stream in self._limits:
             self.producers.load(row)
-            self._remove_oldest(row.stream)
+            self._remove_excess(row.stream)
         else:
             self.journal.delete_producer((row.stream, row.user_name, row.producer_id), None)
 
@@ -77,11 +77,11 @@ class Deduplication:
             producer.add(number)
             if self.journal.add_number(producer, number):
                 self.producers.use(producer, message.timestamp)
-                self._remove_oldest(sink.rule.name)
+                self._remove_excess(sink.rule.name)
             storing.append(sink)
         return storing + without if storing else storing
 
-    def _remove_oldest(self, stream: str) -> None:
-        for producer in self.producers.remove_oldest(stream, self._limits[stream]):
+    def _remove_excess(self, stream: str) -> None:
+        for producer in self.producers.remove_excess(stream, self._limits[stream]):
             user, producer_id = producer.key
             self.journal.delete_producer((stream, user, producer_id), producer)
