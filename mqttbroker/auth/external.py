@@ -333,7 +333,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         except PermissionsError as error:
             raise ValueError(f"acl: {error}") from None
         return Identity(
-            request.username if username is None else username,
+            (request.username or None) if username is None else username,
             _text(answer, "client_id"),
             permissions,
             0.0 if expires_at is None else float(expires_at),

@@ -278,6 +278,15 @@ def test_the_name_in_the_certificate_is_sent(start_broker: Start, server: Callba
     assert server.requests[0]["certificate_name"] == "pump"
 
 
+def test_an_empty_user_name_is_anonymous(start_broker: Start, server: CallbackServer) -> None:
+    server.say("", {"result": "allow"})
+    server.say("alice", {"result": "allow"})
+    broker = start_broker(config=config(server))
+    with RawClient(broker.port) as first:
+        assert first.connect("c", username="", password=b"").reason_code == SUCCESS
+        assert login(broker, "alice") == SUCCESS  # a user may take over the session of an anonymous client only
+
+
 # --- bodies and answers -------------------------------------------------------------------------------------------
 
 LOGIN = Login("c-1", "alice", b"pass", "10.0.0.1", "*:1883", None, 5)
