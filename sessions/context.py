@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from mypy_extensions import i64
+
 from sessions.backpressure import BackpressureMonitor
 from sessions.delivery import ENTRY_BYTES
 from sessions.journal import Journal
@@ -71,7 +73,7 @@ class SessionContext:
         self.in_flight.maximum = limits.max_total_in_flight_bytes
         self.will_bytes = 0
         self.session_bytes = 0  # sessions with their texts
-        self.received_ids = 0  # QoS 2 packet ids of all clients
+        self.received_ids: i64 = 0  # QoS 2 packet ids of all clients
         self.subscription_bytes = 0  # an upper estimate of the memory of all subscriptions
         self.next_expiry = 0  # earliest expiry of a stored entry, µs since the Unix epoch; 0 = none
 
@@ -95,7 +97,8 @@ class SessionContext:
     @property
     def session_memory(self) -> int:
         """Bytes of all sessions and of the QoS 2 packet ids of their clients."""
-        return self.session_bytes + self.received_ids * RECEIVED_ID_BYTES
+        received: i64 = self.received_ids * RECEIVED_ID_BYTES
+        return self.session_bytes + received
 
     @property
     def sessions_full(self) -> bool:

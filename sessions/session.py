@@ -142,11 +142,9 @@ class Session(DeliveryOwner):
     # -- QoS 2 packet ids of the client ---------------------------------------
 
     def add_received(self, packet_id: object, stored: bool) -> None:
-        """Remember a packet id until PUBREL."""
-        received = self.received
-        if packet_id not in received:
-            self.context.received_ids += 1
-        received[packet_id] = stored
+        """Remember a packet id, which is not in use, until PUBREL."""
+        self.context.received_ids += 1
+        self.received[packet_id] = stored
 
     def forget_received(self, packet_id: object) -> Optional[bool]:
         """Free a packet id; returns whether it is stored on disk, None if it was not in use."""
@@ -651,6 +649,7 @@ class Session(DeliveryOwner):
         assert paging is not None
         paging.reading = False
         for packet_id in received:
+            self.forget_received(packet_id)
             self.add_received(packet_id, True)
         self.received_on_disk = False
         queue = self.queue
