@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
     """`mqttbroker ingest CONFIG [--once | --backfill FROM TO] [--trigger 1s] [--metrics-port N]`.
 
     Exit code 0 if everything was read or the job was asked to stop, 1 if it failed, 2 for invalid arguments or
-    settings.  A signal ends a backfill at once; repeating the backfill replaces what it wrote.
+    settings.  A signal ends a backfill at once; repeating the backfill replaces its rows.
     """
     arguments = _arguments(argv)
     stop = threading.Event()

@@ -40,7 +40,7 @@ exec {java} "$@"
 
 
 class JavaError(Exception):
-    """No usable Java; the message is one line that says what to install."""
+    """No usable Java; the message is one line that names a package to install."""
 
 
 def use_java() -> Path:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     """`mqttbroker java-home`: print the value for ``JAVA_HOME``; exit code 1 if there is no Java."""
     argparse.ArgumentParser(
         prog="mqttbroker java-home",
-        description="Print what JAVA_HOME should be for Spark: the Java that is installed, "
+        description="Print a JAVA_HOME for Spark: the Java that is installed, "
         "else the one of mqttbroker[jdk].",
     ).parse_args(arguments)
     try:

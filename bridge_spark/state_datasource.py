@@ -53,7 +53,7 @@ class _StateDataSource(DataSource):
         self._table: Optional[dict[str, str]] = table_options(options) if is_table(options) else None
         self._given: Mapping[str, str] = options if self._table is None else self._table
         self._parsed: Optional[StateOptions] = None
-        # To read a catalog table, Spark passes at most the options of the query: the others are in the table's schema.
+        # To read a catalog table, Spark passes at most the options of the query; the others are in the table's schema.
         if not is_writing() and "url" in {key.lower() for key in self._given}:
             self._parsed = self._check(self._given)
 

@@ -256,7 +256,7 @@ class Server:
         log.info("event=listening type=%s host=%s port=%d", kind, settings.host, self.http.port)
 
     def _operations(self) -> Operations:
-        """What the HTTP API may call."""
+        """The operations of the HTTP API."""
         backup_dir = self.settings.http.backup_dir
 
         async def reload() -> list[str]:

@@ -30,7 +30,7 @@ class Repaired(NamedTuple):
 def repair_partition(directory: Path, end: Optional[int], least: int, stamp: str) -> Repaired:
     """Repair the files of a partition up to the offset `end`, which is the one in the database.
 
-    If `end` is None or below what readers have seen, the end is the largest of: the end of all undamaged batches, the
+    If `end` is None or below the high watermark, the end is the largest of: the end of all undamaged batches, the
     high watermark, and `least`.  No broker may have the files open.  Raises `OSError`.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def _write_lost(directory: Path, first: int, end: int, lines: List[str]) -> int:
 def _check_sealed(directory: Path, first: int, limit: Optional[int], stamp: str, lines: List[str]) -> Optional[int]:
     """The end offset of the sealed segment, or None if there is none or it is damaged.
 
-    A damaged one is put aside, and what can be read of it becomes an unsealed segment, which may need repair itself.
+    A damaged one is put aside, and its readable rows become an unsealed segment, which may need repair itself.
     """
     path, unsealed = directory / sealed_file_name(first), directory / segment_file_name(first)
     try:

@@ -217,7 +217,7 @@ class Publisher:
         raise SinkError(f"{self._options.address} disconnected: {refusal.text}{where}")
 
     def _send_refused(self) -> None:
-        """Send again what the broker had no room for; nothing new is sent before it is accepted."""
+        """Send refused packets again; nothing new is sent before the broker accepts them."""
         self._wait(self._why_refused)
         self._refused.sort(key=lambda packet: packet.row)
         data, sent = self._add(self._refused, 0, self._most_in_flight())

@@ -1,4 +1,4 @@
-"""What Spark does to Python sources that none of them expects."""
+"""Workarounds for Spark's behaviour with Python data sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Access to the HTTP server: which token or client certificate has which role, and what a role may do.
+"""Access to the HTTP server: tokens and client certificates, their roles, and the rights of each role.
 
 Only SHA-256 digests of tokens are kept, and compared in constant time.
 """
@@ -20,7 +20,7 @@ NO_CLIENT_ID = "/"
 
 
 class Right(Flag):
-    """What a request may need."""
+    """The rights that a request may need."""
 
     STATUS = auto()  # metrics and status
     LIST = auto()  # streams, clients, subscriptions, bans, listeners, configuration
@@ -86,7 +86,7 @@ class _Entry(NamedTuple):
 
 
 class AccessList:
-    """Who may use the HTTP server. ``anonymous`` is the sender of requests without credentials; None = refused."""
+    """The senders that the HTTP server serves. ``anonymous`` sends requests without credentials; None = refused."""
 
     def __init__(self, entries: Sequence[_Entry], anonymous: Optional[Principal]) -> None:
         self.anonymous = anonymous
@@ -145,7 +145,7 @@ def _digest(token: str) -> bytes:
 
 
 def streams_open(settings: Settings) -> bool:
-    """Whether a request without credentials may read what an anonymous MQTT client on loopback may read."""
+    """Whether requests without credentials may read streams and messages, as anonymous MQTT clients on loopback may."""
     return settings.allow_anonymous is not False and settings.acl_file is None
 
 

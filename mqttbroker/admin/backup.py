@@ -140,7 +140,7 @@ def restore(backup: Path, data_dir: Path) -> str:
     lock = lock_directory(data_dir)
     try:
         if any(path.name != "lock" for path in data_dir.iterdir()):
-            raise BackupError(f"{data_dir}: is not empty; move what is there away first")
+            raise BackupError(f"{data_dir}: is not empty; move its contents away first")
         streams = data_dir / f"{STREAMS}.restoring"
         database = data_dir / f"{DATABASE}.restoring"
         try:

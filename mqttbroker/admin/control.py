@@ -281,7 +281,7 @@ class BrokerControl:
         return found
 
     def lift_ban(self, address: str = "", username: str = "", client_id: str = "") -> bool:
-        """End the bans of exactly these clients, whatever the cause, and forget their offences. False if there is none.
+        """End the bans of exactly these clients, for any cause, and forget their offences. False if there is none.
 
         The values are those of `BanView`, or of `ban`.
         """
@@ -762,7 +762,7 @@ def _connected_at(session: Session) -> float:
     return 0.0 if connection is None else connection.accepted
 
 
-# By what sessions can be sorted.
+# The sort keys of sessions.
 SORTS: Dict[str, Callable[[Session], float]] = {
     "client_id": lambda session: 0,
     "connected_at": _connected_at,

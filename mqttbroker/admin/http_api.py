@@ -145,7 +145,7 @@ STREAM_NAME = Field("name", Word(1), "the name of a stream")
 
 
 class Operations(NamedTuple):
-    """What the API calls. ``listeners`` and ``configuration`` return what `LISTENER` and `SETTING` describe.
+    """The operations of the API. ``listeners`` and ``configuration`` return the objects of `LISTENER` and `SETTING`.
 
     ``set_level`` and ``level`` are of the log. ``reload`` returns the problems of a reload. ``back_up`` copies the data
     directory to a new directory of that name, in a thread, and returns one line; None = there is no place for backups.
@@ -589,7 +589,7 @@ def _payload(call: Call) -> bytes:
 
 
 def _target(values: Mapping[str, Any]) -> str:
-    """What an act was done to, for the audit log: no content of messages."""
+    """The target of a change, for the audit log: no content of messages."""
     return " ".join(f"{name}={values[name]}" for name in _TARGETS if values.get(name) not in (None, ""))
 
 

@@ -22,7 +22,7 @@ audit = logging.getLogger("mqttbroker.audit")
 
 
 class Gate:
-    """Finds the sender of each request, and whether it may do what it asks for.
+    """Finds the sender of each request, and whether it has the right for it.
 
     ``access`` and ``context``, the present certificates and authorities, may be replaced by any thread. ``clock``
     returns monotonic time in seconds.

@@ -1,4 +1,4 @@
-"""Routes of the HTTP server: what each needs, takes and answers. The server and its OpenAPI document use one table.
+"""Routes of the HTTP server: right, parameters and answers of each. The OpenAPI document is made of the same table.
 
 Errors below /api are problem details (RFC 9457), elsewhere {"error": "..."}.
 """

@@ -64,7 +64,7 @@ class Metrics:
         yield from self._stream_metrics()
         yield GaugeMetricFamily(
             "mqttbroker_reload_problems",
-            "Problems of the last reload, which kept what was in force.",
+            "Problems of the last reload; the settings and files in force before it stay.",
             value=self.reload_problems,
         )
         expiries = GaugeMetricFamily(
@@ -203,7 +203,7 @@ class Metrics:
         )
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"mqttbroker_memory_{name}", text, value=value)
-        held = GaugeMetricFamily("mqttbroker_memory_part_bytes", "Memory by what it holds.", labels=["part"])
+        held = GaugeMetricFamily("mqttbroker_memory_part_bytes", "Memory of each part, as counted.", labels=["part"])
         limit = GaugeMetricFamily("mqttbroker_memory_part_limit_bytes", "Limits of these parts.", labels=["part"])
         for part in memory.parts:
             held.add_metric([part.name], part.held)

@@ -63,7 +63,7 @@ def _access(route: Route) -> str:
     if route.right is None:
         return "Needs no credentials."
     if route.right == Right.NONE:
-        return "Answers each sender with what it may see."
+        return "The answer has only items that its sender may see."
     return f"Needs role {role_for(route.right)} or higher."
 
 

@@ -108,7 +108,7 @@ def set_aside(data_dir: Path) -> list[Path]:
 def repair(data_dir: Path, reason: str = "") -> list[str]:
     """Repair a data directory that no broker uses; returns one line per change.
 
-    ``reason`` says what is damaged in the database; without it the database is checked first. Raises `StoreError` if
+    ``reason`` names the damage of the database; without it the database is checked first. Raises `StoreError` if
     the directory is in use, `OSError` or `sqlite3.Error` if something cannot be written.
     """
     lock = lock_directory(data_dir)

@@ -147,7 +147,7 @@ class Totals(NamedTuple):
 
 
 class MemoryPart(NamedTuple):
-    """What one kind of state holds, in bytes, and its own limit; 0 if that is a number of things."""
+    """The memory of one kind of state, and its limit, in bytes; ``limit`` 0 if the limit is a number of things."""
 
     name: str
     held: int
@@ -164,7 +164,7 @@ class MemoryStatus(NamedTuple):
     stage: int
     stage_name: str
     parts: Tuple[MemoryPart, ...]
-    refused: Mapping[str, int]  # by what was refused
+    refused: Mapping[str, int]  # "connections", "subscriptions", "retained", "wills"
 
 
 class JwksStatus(NamedTuple):

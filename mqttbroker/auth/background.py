@@ -1,4 +1,4 @@
-"""Authenticators that answer later: what they need from the event loop."""
+"""The interface of authenticators that answer later."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ class BackgroundAuthenticator(Authenticator):
         """End the work; no request is answered after this."""
 
     async def reload(self) -> list[str]:
-        """Read again what the settings name; returns the problems, with which what was in force stays."""
+        """Read the files that the settings name again. Returns the problems; after one, nothing has changed."""
         return []

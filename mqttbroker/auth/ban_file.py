@@ -1,4 +1,4 @@
-"""The file in which bans outlive a restart, with what logins of addresses and user names have gained and lost.
+"""The file in which bans outlive a restart, with the counts of right and wrong logins by address and user name.
 
 It has one JSON object per line. Times are Unix times in seconds. A line that cannot be read is logged with its number
 and left out; the file is then kept under another name.
@@ -54,7 +54,7 @@ class BanFile:
         self._bans.on_change = self._changed
 
     def stop(self) -> None:
-        """Write what is not written yet."""
+        """Write the changes since the last write."""
         self._bans.on_change = None
         if self._writer is not None:
             self._write_later()

@@ -285,7 +285,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         if "error" in answer:
             self._refuse(login, str(answer["error"]))
         else:
-            if worker is self._worker:  # not what the plug-in of before a reload says
+            if worker is self._worker:  # no answer of a plug-in that a reload has replaced
                 # Also if the client has left: it asks again soon.
                 self._cache.put(self._cache.digest(login.fields), answer, self._loop.time())
             self._update_clock()

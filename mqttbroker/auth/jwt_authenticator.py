@@ -111,7 +111,7 @@ class JwtAuthenticator(BackgroundAuthenticator):
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong now, for /readyz."""
+        """Present problems of the keys, for /readyz."""
         if self.jwks is None or not self.jwks.error:
             return []
         state = "no keys yet" if self.jwks.keys is None else "the last keys stay in use"

@@ -97,7 +97,7 @@ def keys_of_pem(data: bytes, algorithms: Sequence[str]) -> KeySet:
 
 
 def _uses(key: Any) -> tuple[str, tuple[str, ...]]:
-    """What a public key is, and the algorithms that use it. Raises JwtKeyError for one that is not supported."""
+    """The type of a public key, and the algorithms that use it. Raises JwtKeyError for a type that is not supported."""
     if isinstance(key, rsa.RSAPublicKey):
         if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
             raise JwtKeyError(f"an RSA key of {key.key_size} bits; must be {MIN_RSA_BITS}–{MAX_RSA_BITS}")

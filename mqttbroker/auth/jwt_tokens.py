@@ -45,7 +45,7 @@ class UnknownKeyError(TokenError):
 
 
 class Token:
-    """What a verified token says. ``required`` are the claims that must have a value, with the values they have."""
+    """The claims of a verified token. ``required`` are those that must have a certain value, with their values."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class TokenVerifier:
         }
 
     def verify(self, text: str, keys: KeySet) -> Token:
-        """What the token says. Raises TokenError."""
+        """The claims of the token. Raises TokenError."""
         algorithm, kid = self._header(text)
         candidates = keys.candidates(kid, algorithm)
         if not candidates:

@@ -1,7 +1,7 @@
 """Permissions that a login brings with it, in the formats of EMQX's ``acl`` claim.
 
 A list of permissions is searched in its order, and the first that matches decides; without a match the rules of the
-listener decide, if it has any. The lists ``pub``, ``sub`` and ``all`` allow what they name and deny the rest.
+listener decide, if it has any. The lists ``pub``, ``sub`` and ``all`` allow the topics they name and deny the rest.
 """
 
 from __future__ import annotations

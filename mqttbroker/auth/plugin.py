@@ -1,4 +1,4 @@
-"""What a plug-in that authenticates clients is written with.
+"""The types for plug-ins that authenticate clients.
 
     from mqttbroker.auth.plugin import Accepted, Answer, Ignored, Login, Rejected
 
@@ -6,7 +6,7 @@
         async def authenticate(self, login: Login) -> Answer:
             ...
 
-The broker runs it in a process of its own: what it does, and how long it takes, concerns the logins that wait for it only.
+The broker runs it in a process of its own: a slow or crashing plug-in delays only the logins that wait for it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It talks with the broker over a socket, in frames of a length of 4 bytes and JSON. The first frame names the plug-in, and
 the answer is ``{"ready": true}`` or ``{"error": "..."}``. Each further one is a login with an ``id``, and so is its
-answer. It ends when the broker does, whatever the plug-in is doing.
+answer. It ends with the broker, even while the plug-in is busy.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class WorkerConnection(asyncio.Protocol):
 
 
 def _log_output(process: subprocess.Popen[bytes], kind: str) -> None:
-    """Log what the process writes to stdout and stderr; more than `MAX_LINES` per second is dropped."""
+    """Log the lines that the process writes to stdout and stderr; more than `MAX_LINES` per second are dropped."""
     assert process.stdout is not None
     second, lines = 0.0, 0
     with process.stdout as output:

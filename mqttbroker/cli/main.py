@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         else:
             serve.add_argument(flag, dest=flag, metavar=metavar, help=text)
 
-    check = commands.add_parser("check-config", help="say what is wrong with a configuration file")
+    check = commands.add_parser("check-config", help="name the problems of a configuration")
     check.add_argument("file", metavar="FILE", type=Path)
 
     passwd = commands.add_parser("passwd", help="set or delete a user's password", allow_abbrev=False)
@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     consumers_command.add_parser(commands)
     commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
     commands.add_parser("compact", help="merge the small files of those tables", add_help=False)
-    commands.add_parser("java-home", help="say what JAVA_HOME should be for Spark", add_help=False)
+    commands.add_parser("java-home", help="print a JAVA_HOME for Spark", add_help=False)
     return parser
 
 

@@ -20,8 +20,8 @@ from mqttbroker.config.settings import Settings
 from mqttbroker.logs import append_audit
 
 _HELP = {
-    "check-store": "say what is wrong with a data directory; the broker may be running",
-    "repair-store": "put what is damaged aside and keep what can be read",
+    "check-store": "name the damage of a data directory; the broker may be running",
+    "repair-store": "put damaged files aside and keep all rows and records that can be read",
     "backup": "copy the data directory to a new directory; the broker may be running",
     "restore": "put a backup into an empty data directory",
 }
@@ -35,7 +35,7 @@ def add_parsers(commands: Any) -> None:
         if command == "backup":
             parser.add_argument("directory", metavar="DIR", type=Path, help="where the backup goes; new or empty")
         elif command == "restore":
-            parser.add_argument("directory", metavar="BACKUP", type=Path, help="what mqttbroker backup wrote")
+            parser.add_argument("directory", metavar="BACKUP", type=Path, help="a directory that mqttbroker backup wrote")
         else:
             parser.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="the data directory")
         parser.add_argument("--config", metavar="FILE", type=Path, help="the broker's TOML file, which names the data directory")

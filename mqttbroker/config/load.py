@@ -188,7 +188,7 @@ class _Builder:
         values["listeners"] = self.listeners(tree["listeners"])
         values["streams"] = self.streams(tree.get("streams", {}))
         for section, default in (("http", Http()), ("bans", Bans()), ("jwt", Jwt()), ("http_callback", HttpCallback())):
-            # An invalid value has its default now: what is said of it with others would mislead.
+            # An invalid value has its default now, about which a message would mislead.
             if section not in self.invalid:
                 for name, reason in values.get(section, default).problems():
                     self.problem((section, *name.split(".")), reason)

@@ -254,7 +254,7 @@ class Listener:
         if self.proxy_sources and not self.proxy_protocol:
             yield "proxy_sources", "needs proxy_protocol"
         if self.type in ("tcp", "ws") and self._uses_certificates:
-            # Anybody who can connect could claim any name.
+            # Otherwise every client could claim any name.
             if not self.proxy_sources:
                 yield self._uses_certificates, 'needs type "tls" or "wss", or proxies named in proxy_sources'
             if "cn" not in self.certificate_identity:

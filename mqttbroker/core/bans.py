@@ -99,7 +99,7 @@ class Bans:
         return False
 
     def refuses(self, peer: str, username: Optional[str], now: float, client_id: str = "") -> bool:
-        """Whether the client is banned; counts the refused login. Of what is not given, no ban is found."""
+        """Whether the client is banned; counts the refused login."""
         if len(self._list) == 0:
             return False
         self._expire(now)
@@ -287,7 +287,7 @@ class Bans:
         self._list.add(ban)
 
     def restore_record(self, key: Key, credit: int, users: int, bans: int, until: float) -> None:
-        """Restore what a stored record of failed logins had gained and lost."""
+        """Restore the counts of right and wrong logins of an address or user name."""
         record = Record(key)
         record.credit, record.users, record.bans, record.until = credit, users, bans, until
         (self._user_failures if key[1] else self._address_failures).put(record)

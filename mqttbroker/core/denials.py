@@ -1,4 +1,4 @@
-"""Logs what the access rules refused: publishing, subscribing, wills."""
+"""Logs the publications, subscriptions and wills that the access rules refused."""
 
 from __future__ import annotations
 

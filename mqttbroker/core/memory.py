@@ -1,7 +1,7 @@
 """The memory that clients fill, part by part, and the stage that follows from it.
 
-Each part has an upper estimate of what it holds, kept as a running total, and a limit of its own. `Memory` adds the
-estimates up, and compares the sum, or what the process really takes if that is more, with ``max_memory``.
+Each part has an upper estimate of its memory, kept as a running total, and a limit of its own. `Memory` adds the
+estimates up, and compares the sum, or the memory of the process if that is more, with ``max_memory``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HYSTERESIS: Final = 5
 
 
 class Part:
-    """What one kind of state holds; ``maximum`` is its own limit, 0 if it has only a limit by number."""
+    """The memory of one kind of state, in bytes; ``maximum`` is its limit, 0 if it has only a limit by number."""
 
     def __init__(self, name: str, held: int, maximum: int) -> None:
         self.name = name
@@ -125,11 +125,11 @@ class Memory:
 
     @property
     def used(self) -> i64:
-        """What counts towards ``max_memory``."""
+        """The memory that counts towards ``max_memory``, in bytes."""
         return max(self.counted, self.resident)
 
     def check(self) -> None:
-        """Set the stage by what is held now."""
+        """Set the stage by the memory that is used now."""
         self.counted = self.base + self.held
         maximum: i64 = self.terms.max_memory
         stage: i64 = self.state.stage

@@ -1,4 +1,4 @@
-"""Policies: which clients may connect, and what they may publish and read."""
+"""Policies: which clients may connect, and which topics they may publish to and read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BAN_IN_FORCE: Final = "a ban is in force"
 
 
 class Identity:
-    """What an authenticator says of a client that it accepts.
+    """A client that an authenticator accepts.
 
     ``username`` None = anonymous. With a ``client_id`` the client must have that one. ``permissions`` are rules of its
     own. The connection ends at ``expires_at``, in Unix seconds; 0 = never.
@@ -237,7 +237,7 @@ def is_loopback(peer: str) -> bool:
 
 
 class Authorizer:
-    """Decides what clients may publish and read.
+    """Decides which topics clients may publish to and read.
 
     ``username`` is the authenticated one, None for an anonymous client. ``restrictive`` is False if every answer is
     yes; it never changes. The answers may change, and then `Broker.rules_changed` is called.
@@ -307,7 +307,7 @@ UNDECIDED: Final = 2
 
 
 class Permissions:
-    """What a login permits its client: it decides before the rules of the listener.
+    """The permissions that a login brings: they decide before the rules of the listener.
 
     ``text`` is the form in the store, and the same for equal permissions. The answers are ALLOWED, DENIED, and
     UNDECIDED = the rules of the listener decide; without such rules it is denied.

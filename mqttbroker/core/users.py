@@ -1,4 +1,4 @@
-"""Users: what all connections and sessions of one user name share, and its limits. Anonymous clients are no user."""
+"""Users: the limits of all connections and sessions of one user name together. Anonymous clients are no user."""
 
 from __future__ import annotations
 

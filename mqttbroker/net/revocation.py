@@ -1,6 +1,6 @@
 """Certificate revocation lists: the contents of a ``crlfile`` (RFC 5280, section 5).
 
-OpenSSL checks them in each handshake. The broker reads them as well, to tell what is wrong with the file and when its
+OpenSSL checks them in each handshake. The broker reads them as well, to report problems of the file and when its
 lists expire, and to find the connected clients whose certificates a new list revokes.
 """
 

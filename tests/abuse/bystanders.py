@@ -1,4 +1,4 @@
-"""Well-behaved clients in a process of their own: what they see while others abuse the broker.
+"""Well-behaved clients in a process of their own, and their latencies while others abuse the broker.
 
     python -m abuse.bystanders PORT
 

@@ -14,8 +14,8 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Kind:
-    """``what`` is sent; ``limits`` are settings of the broker, ``growth`` bytes that its memory may grow by,
-    ``program`` what Python runs in the place of the package. ``short``: also part of the tests that run often."""
+    """``what`` describes the packets; ``limits`` are settings of the broker, ``growth`` bytes that its memory may grow by,
+    ``program`` a script in the place of the package. ``short``: also part of the tests that run often."""
 
     name: str
     what: str

@@ -115,7 +115,7 @@ def split(data: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
 
 
 def websocket_answers(data: bytes) -> tuple[list[str], bytes]:
-    """What the broker's WebSocket frames say, and the bytes behind the last complete one."""
+    """The contents of the broker's WebSocket frames, and the bytes behind the last complete one."""
     found = []
     while len(data) >= 2:
         size, start = data[1] & 127, 2
@@ -133,7 +133,7 @@ def websocket_answers(data: bytes) -> tuple[list[str], bytes]:
 
 
 def mqtt_answers(packets: list[tuple[int, bytes]], version: int) -> Iterator[str]:
-    """What the packets from the broker say, without PUBLISH and PINGRESP: their types, and what is not success."""
+    """The types of the packets from the broker, without PUBLISH and PINGRESP, with the reason code if it is an error."""
     for first, body in packets:
         kind = first >> 4
         if kind not in NAMES:
@@ -154,7 +154,7 @@ def mqtt_answers(packets: list[tuple[int, bytes]], version: int) -> Iterator[str
 
 
 class Answered:
-    """Counts what the broker answered to one kind of abuse."""
+    """Counts the broker's answers to one kind of abuse."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

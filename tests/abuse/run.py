@@ -40,7 +40,7 @@ SETTLING = 1.0  # seconds after the abuse until memory is read
 
 INTRODUCTION = """# Abuse
 
-What a broker does under each kind of abuse, and what well-behaved clients beside it notice. `make abuse` runs all
+The answers of a broker to each kind of abuse, and the latencies of well-behaved clients meanwhile. `make abuse` runs all
 kinds, each for {seconds:g} s against a broker of its own, and writes this page. It fails if a broker ends, an
 acknowledged message is lost, memory grows by more than the limits allow, or the well-behaved clients are not served.
 
@@ -83,7 +83,7 @@ class Result:
 
 
 HEAD = (
-    "| kind | what is sent | what the broker did | p50 before / during | p99 before / during | ratio of p99 "
+    "| kind | the client sends | the broker's answers | p50 before / during | p99 before / during | ratio of p99 "
     "| MiB before / highest / after |\n| --- | --- | --- | ---: | ---: | ---: | ---: |"
 )
 
@@ -114,7 +114,7 @@ class Bystanders:
         self._tell(f"period {name}")
 
     def end(self) -> dict[str, Any]:
-        """What they found; see `abuse.bystanders`."""
+        """Their figures; see `abuse.bystanders`."""
         self._tell("end")
         assert self.process.stdout is not None
         found: dict[str, Any] = json.loads(self.process.stdout.readline())
@@ -188,7 +188,7 @@ def measure(kind: Kind, target: Target, bystanders: Bystanders, quiet: float, se
 
 
 def judge(results: list[Result], found: dict[str, Any]) -> None:
-    """Add what the well-behaved clients noticed."""
+    """Add the figures of the well-behaved clients."""
     for result in results:
         result.quiet = found["periods"].get(f"{result.kind.name} quiet", [])
         result.during = found["periods"].get(f"{result.kind.name} during", [])

@@ -1,4 +1,4 @@
-"""The broker that is abused, and what all kinds of abuse need: connections, packets in bulk, and its answers."""
+"""The broker under abuse, with connections, packets in bulk, and its answers, for all kinds of abuse."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def start(directory: Path, seed: str, limits: Mapping[str, Any] = {}, program: s
 
 
 class Target:
-    """The broker, as those see it who abuse it; sizes are in bytes, times in seconds."""
+    """The broker under abuse, for the senders of it; sizes are in bytes, times in seconds."""
 
     def __init__(
         self, seed: str, ports: Ports, certificates: Optional[CertificateFiles] = None, broker: Optional[Log] = None

@@ -1,4 +1,4 @@
-"""The audit log: who did what and who was refused, in the log and in a file of its own."""
+"""The audit log: acts of operators and refusals, with their names, in the log and in a file of its own."""
 
 from __future__ import annotations
 
