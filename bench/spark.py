@@ -80,8 +80,8 @@ def message(number: int) -> Message:
     return Message(topic, payload, 1, False, b"", f"device-{device}", START_US + number * 10, 0)
 
 
-def fill(data: Path, rows: int) -> None:
-    """Write a stream of ``rows`` rows as the broker's writer thread does, but without syncing.
+def fill(data: Path, rows: int, make: Callable[[int], Message] = message) -> None:
+    """Write a stream of ``rows`` rows that ``make`` gives, as the broker's writer thread does, but without syncing.
 
     Their timestamps are old, so segments have no maximum age: it would close one after every commit.
     """
@@ -94,7 +94,7 @@ def fill(data: Path, rows: int) -> None:
     for start in range(0, rows, AT_ONCE):
         found: dict[tuple[str, int], list[Message]] = {}
         for number in range(start, min(start + AT_ONCE, rows)):
-            one = message(number)
+            one = make(number)
             place = places.setdefault(one.topic, partition_of(one.topic.encode(), PARTITIONS))
             found.setdefault((STREAM, place), []).append(one)
         logs.append(found)

@@ -30,16 +30,16 @@ from typing import Any, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from bridge_spark.source.avro_schemas import MAX_DEPTH, AvroSchemaError, AvroSchemas
+from bridge_spark.source.avro_schemas import MAX_DEPTH, AvroSchemas
+from bridge_spark.source.registry_header import HEADER, id_in_header
 from bridge_spark.source.row_parser import PORTION, BadPayload, Refused, RowParser
+from bridge_spark.source.schema_files import UnusableSchema
 
 MAX_TYPES = 10_000
 """Most types of a schema, with each use of a named type counted."""
 
 _PRIMITIVE = frozenset(("null", "boolean", "int", "long", "float", "double", "string", "bytes"))
 _TYPES = _PRIMITIVE | {"fixed", "enum", "array", "map", "record", "error"}
-_HEADER = 5
-"""Bytes of the schema registry before a record: 0 and the schema's id, of four bytes."""
 _UNITS = {"millis": (1000, 1), "micros": (1, 1), "nanos": (1, 1000)}
 """Factor and divisor from a unit to microseconds."""
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31
@@ -51,7 +51,7 @@ _Convert = Optional[Callable[[Any], Any]]
 
 
 class AvroParser(RowParser):
-    """Parses to ``type``, a struct.  Raises `AvroSchemaError` if the schemas cannot fill it.
+    """Parses to ``type``, a struct.  Raises `UnusableSchema` if the schemas cannot fill it.
 
     With the schemas of a registry, payloads of a schema that cannot fill ``type`` are dead letters, if another one can;
     a field that a schema does not have is NULL.
@@ -66,7 +66,7 @@ class AvroParser(RowParser):
         if schemas.by_id is None:
             plan = _Plan(schemas.alone, type)
             if plan.absent:
-                raise AvroSchemaError(f"there is no field {sorted(plan.absent)[0]!r}")
+                raise UnusableSchema(f"there is no field {sorted(plan.absent)[0]!r}")
             self._alone = plan.reader()
             return
         present: set[str] = set()
@@ -74,7 +74,7 @@ class AvroParser(RowParser):
         for number, schema in schemas.by_id.items():
             try:
                 plan = _Plan(schema, type)
-            except AvroSchemaError as error:
+            except UnusableSchema as error:
                 self._unusable[number] = f"cannot be used: {error}"
                 continue
             self._by_id[number] = plan.reader()
@@ -82,9 +82,9 @@ class AvroParser(RowParser):
             absent |= plan.absent
         if not self._by_id:
             number, reason = next(iter(self._unusable.items()))
-            raise AvroSchemaError(f"schema {number} {reason}")
+            raise UnusableSchema(f"schema {number} {reason}")
         for name in sorted(absent - present):
-            raise AvroSchemaError(f"no usable schema has a field {name!r}")
+            raise UnusableSchema(f"no usable schema has a field {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AvroParser, (self.type, self._schemas)
@@ -107,14 +107,12 @@ class AvroParser(RowParser):
             raise BadPayload("empty payload")
         if self._alone is not None:
             return self._alone.row(io.BytesIO(payload), len(payload))
-        if payload[0] or len(payload) < _HEADER:
-            raise BadPayload("no schema id")
-        number = int.from_bytes(payload[1:_HEADER], "big")
+        number = id_in_header(payload)
         reader = self._by_id.get(number)
         if reader is None:
             raise BadPayload(f"schema {number} {self._unusable.get(number, 'is unknown')}")
         file = io.BytesIO(payload)
-        file.seek(_HEADER)
+        file.seek(HEADER)
         return reader.row(file, len(payload))
 
 
@@ -162,7 +160,7 @@ class _Plan:
         self._count = 0
         self._depth = 0
         if not isinstance(schema, dict) or schema["type"] not in ("record", "error"):
-            raise AvroSchemaError("the schema is not that of a record")
+            raise UnusableSchema("the schema is not that of a record")
         self._schema, self._convert = self._field(schema, pa.field("", type, False), "")
 
     def reader(self) -> _Reader:
@@ -173,12 +171,12 @@ class _Plan:
         self._depth += 1
         self._count += 1
         if self._depth > MAX_DEPTH or self._count > MAX_TYPES:
-            raise AvroSchemaError(f"a schema has at most {MAX_DEPTH} levels and {MAX_TYPES:,} types")
+            raise UnusableSchema(f"a schema has at most {MAX_DEPTH} levels and {MAX_TYPES:,} types")
         name = schema if isinstance(schema, str) else schema.get("name", "") if isinstance(schema, dict) else ""
         schema = self._named.get(name, schema) if isinstance(schema, str) else schema
         if isinstance(schema, dict) and "name" in schema:
             if name in self._open:
-                raise AvroSchemaError(f"type {name!r} contains itself, for which Spark has no type")
+                raise UnusableSchema(f"type {name!r} contains itself, for which Spark has no type")
             self._named[name] = schema
             self._open.append(name)
             found = self._type(schema, field, where)
@@ -196,7 +194,7 @@ class _Plan:
             schema = {"type": schema}
         name = schema["type"]
         if not isinstance(name, str) or name not in _TYPES:
-            raise AvroSchemaError(f"field {where!r} has the unknown type {name!r}")
+            raise UnusableSchema(f"field {where!r} has the unknown type {name!r}")
         if name in ("record", "error"):
             return self._record(schema, kind, where)
         if name == "array":
@@ -205,7 +203,7 @@ class _Plan:
             item = None if kind is None else kind.value_field
             inner, convert = self._field(schema["items"], item, where + "[]")
             if not _least_size(inner):
-                raise AvroSchemaError(f"field {where!r} is an array of items without bytes, whose number has no bound")
+                raise UnusableSchema(f"field {where!r} is an array of items without bytes, whose number has no bound")
             return {"type": "array", "items": inner}, _of_items(_required(convert, item, inner, where + "[]"))
         if name == "map":
             if kind is not None and not (pa.types.is_map(kind) and pa.types.is_string(kind.key_type)):
@@ -217,7 +215,7 @@ class _Plan:
         plain: Any = name
         if name == "fixed":
             if not _is_count(schema.get("size")):
-                raise AvroSchemaError(f"field {where!r} has the size {schema.get('size')!r}")
+                raise UnusableSchema(f"field {where!r} has the size {schema.get('size')!r}")
             plain = {"type": "fixed", "name": self._name(), "size": schema["size"]}
         elif name == "enum":
             plain = "int"
@@ -267,7 +265,7 @@ class _Plan:
             names = [f"member{number}" for number in range(len(branches))]
             given = [kind.field(number).name for number in range(kind.num_fields)] if pa.types.is_struct(kind) else []
             if given != names:
-                raise AvroSchemaError(f"field {where!r} is a union, which fills struct<{', '.join(names)}>, not {kind}")
+                raise UnusableSchema(f"field {where!r} is a union, which fills struct<{', '.join(names)}>, not {kind}")
         union, steps = [], {}
         number = 0
         for branch in schema:
@@ -300,10 +298,10 @@ def _is_not_null(branch: Any) -> bool:
     return _primitive(branch) != "null"
 
 
-def _unfit(schema: Any, kind: Any, where: str) -> AvroSchemaError:
+def _unfit(schema: Any, kind: Any, where: str) -> UnusableSchema:
     logical = schema.get("logicalType")
     name = f"{schema['type']} ({logical})" if isinstance(logical, str) else schema["type"]
-    return AvroSchemaError(f"field {where!r} is Avro's {name}, which cannot fill {kind}")
+    return UnusableSchema(f"field {where!r} is Avro's {name}, which cannot fill {kind}")
 
 
 def _least_size(schema: Any) -> int:
@@ -335,7 +333,7 @@ def _scalar(schema: Any, kind: Any, where: str) -> _Convert:
     if logical == "decimal" and name in ("bytes", "fixed") and types.is_decimal(kind):
         precision, scale = schema.get("precision"), schema.get("scale", 0)
         if not _is_count(precision) or not _is_count(scale) or not scale <= precision:
-            raise AvroSchemaError(f"field {where!r} is a decimal with precision {precision!r} and scale {scale!r}")
+            raise UnusableSchema(f"field {where!r} is a decimal with precision {precision!r} and scale {scale!r}")
         if kind.scale >= scale and kind.precision - kind.scale >= precision - scale:
             return _of_unscaled(precision, scale, where)
     fits = (

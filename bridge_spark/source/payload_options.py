@@ -2,14 +2,15 @@
 
 | option | default | |
 |---|---|---|
-| payloadFormat | | `json`, `csv`, `number`, `sparkplug` or `avro`: fills the columns `value` and `reason` |
-| payloadTimestamps | iso | JSON timestamps: `iso` strings, or numbers since the epoch in `s`, `ms` or `us` |
+| payloadFormat | | `json`, `csv`, `number`, `sparkplug`, `avro` or `protobuf`: fills the columns `value` and `reason` |
+| payloadTimestamps | iso | JSON timestamps: `iso` strings, or numbers since the epoch in `s`, `ms` or `us`; Protobuf: numbers |
 | payloadExplode | false | one row per object of a JSON array, or per line of CSV |
 | payloadDelimiter | , | CSV, one character |
 | payloadQuote | " | CSV, one character |
 | payloadHeader | | comma-separated names of the CSV fields by position; default: the schema's |
-| payloadSchemaFile | | Avro: the file of the schema, `*.avsc` |
-| payloadSchemaDirectory | | Avro with the schema registry's header: files `<id>.avsc` |
+| payloadSchemaFile | | Avro: the file of the schema, `*.avsc`; Protobuf: a descriptor file |
+| payloadSchemaDirectory | | payloads with the schema registry's header: files `<id>.avsc`, or `<id>.desc` for Protobuf |
+| payloadMessage | | Protobuf: the name of the message type |
 | topicPattern | | instead of `filter`: `sensors/{plant}/{machine}/#` fills the columns `plant` and `machine` |
 """
 
@@ -17,10 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Optional
+from typing import Optional, Union
 
-from bridge_spark.source.avro_schemas import AvroSchemaError, AvroSchemas, read_directory, read_file
+from bridge_spark.source import avro_schemas, protobuf_schemas
+from bridge_spark.source.avro_schemas import AvroSchemas
 from bridge_spark.source.option_values import OptionError
+from bridge_spark.source.protobuf_schemas import ProtobufSchemas
+from bridge_spark.source.schema_files import UnusableSchema
 
 PAYLOAD_OPTION_NAMES = (
     "payloadFormat",
@@ -31,18 +35,22 @@ PAYLOAD_OPTION_NAMES = (
     "payloadHeader",
     "payloadSchemaFile",
     "payloadSchemaDirectory",
+    "payloadMessage",
     "topicPattern",
 )
-PAYLOAD_FORMATS = ("json", "csv", "number", "sparkplug", "avro")
+PAYLOAD_FORMATS = ("json", "csv", "number", "sparkplug", "avro", "protobuf")
+_PACKAGES = {"avro": "fastavro", "protobuf": "protobuf"}
+"""That formats with schemas need."""
 TIMESTAMPS = ("iso", "s", "ms", "us")
 _OF_FORMAT = {
-    "payloadTimestamps": ("json",),
+    "payloadTimestamps": ("json", "protobuf"),
     "payloadExplode": ("json", "csv"),
     "payloadDelimiter": ("csv",),
     "payloadQuote": ("csv",),
     "payloadHeader": ("csv",),
-    "payloadSchemaFile": ("avro",),
-    "payloadSchemaDirectory": ("avro",),
+    "payloadSchemaFile": ("avro", "protobuf"),
+    "payloadSchemaDirectory": ("avro", "protobuf"),
+    "payloadMessage": ("protobuf",),
 }
 
 
@@ -59,7 +67,7 @@ class PayloadOptionError(OptionError):
 class PayloadOptions:
     """Checked options; ``timestamps`` is None for ISO strings, ``header`` is None for the schema's names.
 
-    ``schemas`` are those of Avro payloads.
+    ``schemas`` are those of Avro and Protobuf payloads.
     """
 
     format: str
@@ -68,7 +76,7 @@ class PayloadOptions:
     delimiter: str = ","
     quote: str = '"'
     header: Optional[tuple[str, ...]] = None
-    schemas: Optional[AvroSchemas] = None
+    schemas: Union[AvroSchemas, ProtobufSchemas, None] = None
 
 
 def payload_options(given: Mapping[str, str]) -> Optional[PayloadOptions]:
@@ -95,23 +103,29 @@ def payload_options(given: Mapping[str, str]) -> Optional[PayloadOptions]:
         _character(given, "payloadDelimiter", ","),
         _character(given, "payloadQuote", '"'),
         None if header is None else tuple(name.strip() for name in header.split(",")),
-        _schemas(given) if kind.lower() == "avro" else None,
+        _schemas(given, kind.lower()) if kind.lower() in _PACKAGES else None,
     )
 
 
-def _schemas(given: Mapping[str, str]) -> AvroSchemas:
+def _schemas(given: Mapping[str, str], kind: str) -> Union[AvroSchemas, ProtobufSchemas]:
     file, directory = given.get("payloadSchemaFile"), given.get("payloadSchemaDirectory")
     if (file is None) == (directory is None):
         raise PayloadOptionError(
-            "payloadSchemaFile", "'payloadFormat' avro needs either this or 'payloadSchemaDirectory'")
+            "payloadSchemaFile", f"'payloadFormat' {kind} needs either this or 'payloadSchemaDirectory'")
+    message = given.get("payloadMessage")
+    if kind == "protobuf" and message is None:
+        raise PayloadOptionError("payloadMessage", "'payloadFormat' protobuf needs the name of a message type")
     name = "payloadSchemaDirectory" if file is None else "payloadSchemaFile"
     try:
-        return read_file(file) if file is not None else read_directory(given[name])
-    except AvroSchemaError as error:
+        if message is not None:
+            read = protobuf_schemas.read_directory if file is None else protobuf_schemas.read_file
+            return read(given[name], message)
+        return avro_schemas.read_directory(given[name]) if file is None else avro_schemas.read_file(file)
+    except UnusableSchema as error:
         raise PayloadOptionError(name, str(error)) from None
     except ImportError:
         raise PayloadOptionError(
-            "payloadFormat", "'avro' needs the package fastavro: pip install 'mqttbroker[avro]'") from None
+            "payloadFormat", f"{kind!r} needs the package {_PACKAGES[kind]}: pip install 'mqttbroker[{kind}]'") from None
 
 
 def _character(given: Mapping[str, str], name: str, default: str) -> str:

@@ -26,10 +26,12 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from bridge_spark.source import json_payloads, sparkplug, typed_text
 from bridge_spark.source.avro_payloads import AvroParser
-from bridge_spark.source.avro_schemas import AvroSchemaError, AvroSchemas
+from bridge_spark.source.avro_schemas import AvroSchemas
 from bridge_spark.source.json_payloads import JsonParser
 from bridge_spark.source.payload_options import PayloadOptions
+from bridge_spark.source.protobuf_payloads import ProtobufParser
 from bridge_spark.source.row_parser import Parsed, RowParser
+from bridge_spark.source.schema_files import UnusableSchema
 from bridge_spark.source.sparkplug import SparkplugParser
 from bridge_spark.source.text_payloads import CsvParser, NumberParser
 from bridge_spark.source.topic_levels import TopicPattern
@@ -116,7 +118,7 @@ def _parser(schema: pa.Schema, options: PayloadOptions) -> RowParser:
     if options.format == "sparkplug":
         return _sparkplug_parser(kind)
     if options.schemas is not None:
-        return _avro_parser(kind, options.schemas)
+        return _schema_parser(kind, options)
     is_supported = json_payloads.is_supported if options.format == "json" else typed_text.is_supported
     fields = [kind.field(number) for number in range(kind.num_fields)]
     for field in fields:
@@ -149,10 +151,14 @@ def _sparkplug_parser(kind: pa.StructType) -> SparkplugParser:
     return SparkplugParser(kind)
 
 
-def _avro_parser(kind: pa.StructType, schemas: AvroSchemas) -> AvroParser:
+def _schema_parser(kind: pa.StructType, options: PayloadOptions) -> RowParser:
+    schemas = options.schemas
+    assert schemas is not None
     try:
-        return AvroParser(kind, schemas)
-    except AvroSchemaError as error:
+        if isinstance(schemas, AvroSchemas):
+            return AvroParser(kind, schemas)
+        return ProtobufParser(kind, schemas, options.timestamps)
+    except UnusableSchema as error:
         name = "payloadSchemaFile" if schemas.by_id is None else "payloadSchemaDirectory"
         raise PayloadSchemaError(f"option '{name}': {schemas.place!r}: {error}") from None
 

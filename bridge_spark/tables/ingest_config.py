@@ -18,7 +18,7 @@ from bridge_spark.source.payload_options import PayloadOptionError, payload_opti
 from bridge_spark.source.topic_levels import PatternError, parse_pattern
 from bridge_spark.tables.config_section import ConfigError, Section
 
-FORMATS = ("json", "csv", "number", "sparkplug", "avro", "raw")
+FORMATS = ("json", "csv", "number", "sparkplug", "avro", "protobuf", "raw")
 EXTRA_FIELDS = ("ignore", "map", "add")
 TABLE_FORMATS = ("parquet", "delta")
 MESSAGE_COLUMNS = (
@@ -51,6 +51,7 @@ _PAYLOAD_KEYS = {
     "header": "payloadHeader",
     "schema_file": "payloadSchemaFile",
     "schema_directory": "payloadSchemaDirectory",
+    "message": "payloadMessage",
 }
 
 
@@ -297,6 +298,7 @@ def _payload_options(section: Section, kind: str, by_spark: bool) -> dict[str, s
         "header": ",".join(section.list_of_texts("header", [])) or None,
         "schema_file": _place(section, "schema_file"),
         "schema_directory": _place(section, "schema_directory"),
+        "message": section.text("message") if "message" in section.values else None,
     }
     options = {_PAYLOAD_KEYS[key]: value for key, value in given.items() if value is not None}
     if by_spark or kind == "raw":

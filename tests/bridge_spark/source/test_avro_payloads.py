@@ -21,7 +21,7 @@ from support.spark_session import StreamWriter, message, spark
 
 from bridge_spark.ingest import run
 from bridge_spark.source.avro_payloads import AvroParser
-from bridge_spark.source.avro_schemas import AvroSchemaError, AvroSchemas, read_directory, read_file
+from bridge_spark.source.avro_schemas import AvroSchemas, UnusableSchema, read_directory, read_file
 from bridge_spark.source.payload_options import PayloadOptionError, payload_options
 from bridge_spark.source.payload_reader import PayloadReader, PayloadSchemaError
 from bridge_spark.source.row_parser import BadPayload
@@ -214,7 +214,7 @@ def test_types_of_spark_that_hold_each_value_are_filled() -> None:
     (["null", "Reading"], pa.int32(), "type 'Reading' contains itself, for which Spark has no type"),
 ])
 def test_a_schema_that_cannot_fill_the_columns_is_refused(schema: Any, kind: pa.DataType, reason: str) -> None:
-    with pytest.raises(AvroSchemaError) as caught:
+    with pytest.raises(UnusableSchema) as caught:
         AvroParser(pa.struct([("a", kind)]), alone(record(("a", schema))))
     assert reason in str(caught.value) and "\n" not in str(caught.value)
 
@@ -226,7 +226,7 @@ def test_unused_fields_cannot_be_a_bomb_either() -> None:
         {"type": "array", "items": {"type": "fixed", "name": "None", "size": 0}},
         {"type": "array", "items": "Reading"},
     ):
-        with pytest.raises(AvroSchemaError, match="without bytes|contains itself"):
+        with pytest.raises(UnusableSchema, match="without bytes|contains itself"):
             AvroParser(kind, alone(record(("a", "int"), ("b", schema))))
     deep: Any = "int"
     for _ in range(70):
@@ -235,7 +235,7 @@ def test_unused_fields_cannot_be_a_bomb_either() -> None:
     for level in range(20):  # two uses of each named type: 2^20 types
         wide = record(("x", wide), ("y", f"L{level - 1}" if level else "int"), name=f"L{level}")
     for schema in (deep, wide):
-        with pytest.raises(AvroSchemaError, match="at most 64 levels and 10,000 types"):
+        with pytest.raises(UnusableSchema, match="at most 64 levels and 10,000 types"):
             AvroParser(kind, alone(record(("a", "int"), ("b", schema))))
 
 
@@ -255,9 +255,9 @@ def test_the_registry_header_selects_the_schema() -> None:
     ]
     required = AvroParser(pa.struct([pa.field("unit", pa.string(), False)]), registry(_1=old, _2=new))
     assert results(required, [b"\0\0\0\0\1\2", b"\0\0\0\0\2\2C\2"]) == [(None, "field 'unit' is missing"), ({"unit": "C"}, None)]
-    with pytest.raises(AvroSchemaError, match="no usable schema has a field 'x'"):
+    with pytest.raises(UnusableSchema, match="no usable schema has a field 'x'"):
         AvroParser(pa.struct([("n", pa.int64()), ("x", pa.string())]), registry(_1=old, _2=new))
-    with pytest.raises(AvroSchemaError, match="schema 1 cannot be used: field 'n' is Avro's int"):
+    with pytest.raises(UnusableSchema, match="schema 1 cannot be used: field 'n' is Avro's int"):
         AvroParser(pa.struct([("n", pa.string())]), registry(_1=old))
 
 
@@ -271,7 +271,7 @@ def test_files_of_schemas(tmp_path: Path) -> None:
     path = write("reading.avsc", record(("inner", "plant.Inner"), ("again", ["null", "plant.Inner"])))
     parser = AvroParser(pa.struct([("inner", STRUCT), ("again", STRUCT)]), read_file(path))
     assert results(parser, [b"\2\2\0"]) == [({"inner": {"n": 1, "unit": "F"}, "again": None}, None)]
-    with pytest.raises(AvroSchemaError, match="there is no file like '12.avsc'"):
+    with pytest.raises(UnusableSchema, match="there is no file like '12.avsc'"):
         read_directory(str(tmp_path))
     write("7.avsc", record(("inner", "plant.Inner")))
     assert list(read_directory(str(tmp_path)).by_id or ()) == [7]
@@ -283,10 +283,10 @@ def test_files_of_schemas(tmp_path: Path) -> None:
         ("g.avsc", "\ud800", "not JSON"),
     ):
         (tmp_path / name).write_bytes(text.encode("utf-8", "surrogatepass"))
-        with pytest.raises(AvroSchemaError, match=reason) as caught:
+        with pytest.raises(UnusableSchema, match=reason) as caught:
             read_file(str(tmp_path / name))
         assert name in str(caught.value) and "\n" not in str(caught.value)
-    with pytest.raises(AvroSchemaError, match="No such file"):
+    with pytest.raises(UnusableSchema, match="No such file"):
         read_file(str(tmp_path / "h.avsc"))
 
 
@@ -298,7 +298,7 @@ def test_unusable_options_are_one_line(tmp_path: Path) -> None:
         ({"payloadSchemaFile": str(path), "payloadSchemaDirectory": str(tmp_path)}, "needs either this or"),
         ({"payloadSchemaFile": str(tmp_path / "x.avsc")}, f"'payloadSchemaFile': '{tmp_path}/x.avsc': No such file"),
         ({"payloadSchemaDirectory": str(tmp_path)}, f"'payloadSchemaDirectory': '{tmp_path}': there is no file like"),
-        ({"payloadFormat": "json", "payloadSchemaFile": str(path)}, "is for 'payloadFormat' avro only"),
+        ({"payloadFormat": "json", "payloadSchemaFile": str(path)}, "is for 'payloadFormat' avro and protobuf only"),
     ):
         with pytest.raises(PayloadOptionError) as caught:
             payload_options({"payloadFormat": "avro", **options})
@@ -311,7 +311,7 @@ def test_unusable_options_are_one_line(tmp_path: Path) -> None:
     for keys, reason in (
         ({}, "tables.t.schema_file: format avro needs either this or 'schema_directory'"),
         ({"schema_file": str(tmp_path / "x.avsc")}, f"tables.t.schema_file: '{tmp_path}/x.avsc': No such file"),
-        ({"format": "csv", "schema_directory": "d"}, "tables.t.schema_directory: is for format avro only"),
+        ({"format": "csv", "schema_directory": "d"}, "tables.t.schema_directory: is for format avro and protobuf only"),
     ):
         with pytest.raises(ConfigError, match=reason):
             parse_config({"source": {"path": "d"}, "tables": {"t": {**table, **keys}}})
