@@ -70,7 +70,7 @@ from bridge_spark.source.rate_limit import RateLimit
 from bridge_spark.source.slice_reader import read_slices
 from bridge_spark.source.spark_workarounds import FailedStreamReader, is_writing
 from bridge_spark.source.storage import Manifest, Storage, StreamError
-from bridge_spark.source.table_options import is_table, options_of, table_options, with_options
+from bridge_spark.source.table_options import GivenOptions
 
 _COLUMNS = (
     ("topic", StringType()),
@@ -116,14 +116,12 @@ class MqttDataSource(DataSource):
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self._table: Optional[dict[str, str]] = table_options(options) if is_table(options) else None
+        self._given = GivenOptions(options)
         self._parsed: Optional[SourceOptions] = None
-        self._given = options if self._table is None else self._table
         if is_writing() or sink_options.are_for_writing(options):
             return
-        # To read a catalog table, Spark passes at most those of the query: the others are in the table's schema.
-        if any(name in {key.lower() for key in self._given} for name in ("path", "url", "stream")):
-            self._parsed = _check(self._given)
+        if self._given.has("path", "url", "stream"):
+            self._parsed = _check(self._given.of_query())
 
     @classmethod
     def name(cls) -> str:
@@ -132,8 +130,8 @@ class MqttDataSource(DataSource):
     def schema(self) -> Union[StructType, str]:
         options = self._options_for(None)
         columns = [*_COLUMNS, _USER_PROPERTY_LIST] if options.include_user_properties else _COLUMNS
-        schema = options.schema or StructType([StructField(name, kind) for name, kind in columns])
-        return schema if self._table is None else with_options(schema, self._table)
+        return self._given.keep_in(
+            options.schema or StructType([StructField(name, kind) for name, kind in columns]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._options_for(schema)
@@ -147,7 +145,7 @@ class MqttDataSource(DataSource):
             return FailedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        if self._table is not None or not self.options:
+        if self._given.table is not None or not self.options:
             raise SinkError("a table of the catalog is for reading: write with df.write.format('mqtt')")
         if overwrite:
             raise SinkError("mode 'overwrite': published messages cannot be replaced: use mode('append')")
@@ -158,14 +156,9 @@ class MqttDataSource(DataSource):
 
     def _options_for(self, schema: Optional[StructType]) -> SourceOptions:
         if self._parsed is None:
-            table = options_of(schema) if schema is not None else {}
-            if table is None:
-                raise OptionError(
-                    "path",
-                    "missing: give 'path' or 'url'; for a table, CREATE TABLE must have no list of "
-                    "columns, as Spark drops its options then: use the option 'schema'",
-                )
-            self._parsed = _check(table | {key.lower(): value for key, value in self._given.items()})
+            self._parsed = _check(self._given.for_schema(
+                schema, "path", "give 'path' or 'url'; for a table, CREATE TABLE must have no list of columns, as Spark "
+                "drops its options then: use the option 'schema'"))
         return self._parsed
 
 

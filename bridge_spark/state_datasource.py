@@ -6,8 +6,9 @@ They read the broker's HTTP API when a task runs, so each action sees the state 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NoReturn, Optional, Union
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Optional, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -27,7 +28,6 @@ from pyspark.sql.types import (
 )
 
 from bridge_spark.sink.errors import SinkError
-from bridge_spark.source.option_values import OptionError
 from bridge_spark.source.spark_workarounds import FailedStreamReader, is_writing
 from bridge_spark.source.state_options import (
     RETAINED_SELECTION,
@@ -37,60 +37,70 @@ from bridge_spark.source.state_options import (
 )
 from bridge_spark.source.state_pages import API, StatePages, check_access
 from bridge_spark.source.storage import StreamError
-from bridge_spark.source.table_options import is_table, options_of, table_options, with_options
+from bridge_spark.source.table_options import GivenOptions
 
 _PAIRS = ArrayType(StructType([StructField("key", StringType()), StructField("value", StringType())]))
 
 
-class _StateDataSource(DataSource):
-    """What both sources share: options, catalog tables and refusals."""
+@dataclass(frozen=True)
+class StateFormat:
+    """One of the two formats: its options beside the common ones, the path of its list, its columns and rows."""
 
-    format: ClassVar[str]
-    options_of_format: ClassVar[tuple[str, ...]]
+    name: str
+    options: tuple[str, ...]
+    path: str
+    columns: Callable[[StateOptions], Sequence[tuple[str, DataType]]]
+    row: Callable[[dict[str, Any]], dict[str, Any]]
 
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self._table: Optional[dict[str, str]] = table_options(options) if is_table(options) else None
-        self._given: Mapping[str, str] = options if self._table is None else self._table
+
+class StateSource:
+    """A format with the options of one read, for Spark's data source of that format."""
+
+    def __init__(self, state: StateFormat, options: Mapping[str, str]) -> None:
+        self._format = state
+        self._given = GivenOptions(options)
         self._parsed: Optional[StateOptions] = None
-        # To read a catalog table, Spark passes at most the options of the query; the others are in the table's schema.
-        if not is_writing() and "url" in {key.lower() for key in self._given}:
-            self._parsed = self._check(self._given)
-
-    @classmethod
-    def name(cls) -> str:
-        return cls.format
+        if not is_writing() and self._given.has("url"):
+            self._parsed = self._check(self._given.of_query())
 
     def schema(self) -> Union[StructType, str]:
+        """The schema that the user gave, or all columns."""
         options = self._options_for(None)
-        schema = options.schema or StructType([StructField(*column) for column in self.columns(options)])
-        return schema if self._table is None else with_options(schema, self._table)
+        columns = self._format.columns(options)
+        return self._given.keep_in(options.schema or StructType([StructField(*column) for column in columns]))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the columns of ``schema``; raises `StreamError` for others."""
+        options = self._options_for(schema)
+        name, known = self._format.name, dict(self._format.columns(options))
+        for field in schema.fields:
+            kind = known.get(field.name)
+            if kind is None:
+                raise StreamError(f"mqtt source: there is no column {field.name!r}; the columns of {name} are "
+                                  f"{', '.join(known)}")
+            if field.dataType != kind:
+                raise StreamError(f"mqtt source: column {field.name!r} is {kind.simpleString()}, "
+                                  f"not {field.dataType.simpleString()}: convert it after reading")
+        return StateReader(options, self._format.path, self._format.row, to_arrow_schema(schema, timezone="UTC"))
+
+    def stream_reader(self) -> DataSourceStreamReader:
+        """A reader that says at its first call that a stream cannot be read."""
         return FailedStreamReader(StreamError(
-            f"mqtt source: {self.format} is for batch reads: read a stream of the broker with format('mqtt')"))
+            f"mqtt source: {self._format.name} is for batch reads: read a stream of the broker with format('mqtt')"))
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        raise SinkError(f"{self.format} is for reading: write with format('mqtt')")
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        raise SinkError(f"{self.format} is for reading: write with format('mqtt')")
-
-    @classmethod
-    def columns(cls, options: StateOptions) -> list[tuple[str, DataType]]:
-        raise NotImplementedError
+    def refuse_writing(self) -> NoReturn:
+        """Raise `SinkError`."""
+        raise SinkError(f"{self._format.name} is for reading: write with format('mqtt')")
 
     def _options_for(self, schema: Optional[StructType]) -> StateOptions:
         if self._parsed is None:
-            table = options_of(schema) if schema is not None else {}
-            if table is None:
-                raise OptionError("url", "missing: give the broker's HTTP address; for a table, CREATE TABLE must have "
-                                         "no list of columns, as Spark drops its options then")
-            self._parsed = self._check(table | {key.lower(): value for key, value in self._given.items()})
+            self._parsed = self._check(self._given.for_schema(
+                schema, "url", "give the broker's HTTP address; for a table, CREATE TABLE must have no list of columns, as "
+                "Spark drops its options then"))
         return self._parsed
 
     def _check(self, given: Mapping[str, str]) -> StateOptions:
-        parsed = parse_state_options(given, self.format, self.options_of_format)
+        parsed = parse_state_options(given, self._format.name, self._format.options)
         client = parsed.client(patient=False)
         try:
             check_access(client)
@@ -98,113 +108,54 @@ class _StateDataSource(DataSource):
             client.close()
         return parsed
 
-    def _arrow_schema(self, options: StateOptions, schema: StructType) -> pa.Schema:
-        """The Arrow schema of the selected columns; raises `StreamError` for others."""
-        known = dict(self.columns(options))
-        for field in schema.fields:
-            kind = known.get(field.name)
-            if kind is None:
-                raise StreamError(f"mqtt source: there is no column {field.name!r}; the columns of {self.format} are "
-                                  f"{', '.join(known)}")
-            if field.dataType != kind:
-                raise StreamError(f"mqtt source: column {field.name!r} is {kind.simpleString()}, "
-                                  f"not {field.dataType.simpleString()}: convert it after reading")
-        return to_arrow_schema(schema, timezone="UTC")
 
+class StateReader(DataSourceReader):
+    """Reads a list of the HTTP API, page by page: retained messages by topic, sessions by client id."""
 
-class RetainedDataSource(_StateDataSource):
-    """`spark.read.format("mqtt.retained")`: the retained message of each topic."""
-
-    format = "mqtt.retained"
-    options_of_format = (*RETAINED_SELECTION, "includeUserProperties")
-
-    @classmethod
-    def columns(cls, options: StateOptions) -> list[tuple[str, DataType]]:
-        found: list[tuple[str, DataType]] = [
-            ("topic", StringType()),
-            ("payload", BinaryType()),
-            ("qos", ByteType()),
-            ("timestamp", TimestampType()),
-            ("expires_at", TimestampType()),
-            ("client_id", StringType()),
-            ("payload_format_indicator", ByteType()),
-            ("content_type", StringType()),
-            ("response_topic", StringType()),
-            ("correlation_data", BinaryType()),
-            ("user_properties", MapType(StringType(), StringType())),
-        ]
-        return [*found, ("user_property_list", _PAIRS)] if options.include_user_properties else found
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        options = self._options_for(schema)
-        return RetainedReader(options, self._arrow_schema(options, schema))
-
-
-class SessionsDataSource(_StateDataSource):
-    """`spark.read.format("mqtt.sessions")`: the sessions of clients, connected or not."""
-
-    format = "mqtt.sessions"
-    options_of_format = SESSIONS_SELECTION
-
-    @classmethod
-    def columns(cls, options: StateOptions) -> list[tuple[str, DataType]]:
-        return [
-            ("client_id", StringType()),
-            ("username", StringType()),
-            ("protocol", StringType()),
-            ("persistent", BooleanType()),
-            ("connected", BooleanType()),
-            ("address", StringType()),
-            ("listener", StringType()),
-            ("connected_at", TimestampType()),
-            ("disconnected_at", TimestampType()),
-            ("expiry_interval", LongType()),
-            ("subscriptions", LongType()),
-            ("queued_messages", LongType()),
-            ("queued_bytes", LongType()),
-            ("in_flight", LongType()),
-        ]
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        options = self._options_for(schema)
-        return SessionsReader(options, self._arrow_schema(options, schema))
-
-
-class _StateReader(DataSourceReader):
-    def __init__(self, options: StateOptions, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        options: StateOptions,
+        path: str,
+        row: Callable[[dict[str, Any]], dict[str, Any]],
+        schema: pa.Schema,
+    ) -> None:
         self._options = options
+        self._path = path
+        self._row = row
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
         return [InputPartition(0)]
 
-    def _batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        client = self._options.client(patient=True)
+        try:
+            pages = StatePages(client, self._path, self._options.selection)
+            yield from pages.batches(self._batch, self._schema)
+        finally:
+            client.close()
+
+    def _batch(self, items: list[dict[str, Any]]) -> pa.RecordBatch:
+        rows = [*map(self._row, items)]
         columns = [pa.array([row[field.name] for row in rows], field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-class RetainedReader(_StateReader):
-    """Reads the retained messages; each topic is in one row at most."""
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        client = self._options.client(patient=True)
-        try:
-            pages = StatePages(client, f"{API}/retained", self._options.selection)
-            yield from pages.batches(lambda items: self._batch([*map(_retained_row, items)]), self._schema)
-        finally:
-            client.close()
-
-
-class SessionsReader(_StateReader):
-    """Reads the sessions in the order of their client ids."""
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        client = self._options.client(patient=True)
-        try:
-            pages = StatePages(client, f"{API}/clients", self._options.selection)
-            yield from pages.batches(lambda items: self._batch([*map(_session_row, items)]), self._schema)
-        finally:
-            client.close()
+def _retained_columns(options: StateOptions) -> list[tuple[str, DataType]]:
+    found: list[tuple[str, DataType]] = [
+        ("topic", StringType()),
+        ("payload", BinaryType()),
+        ("qos", ByteType()),
+        ("timestamp", TimestampType()),
+        ("expires_at", TimestampType()),
+        ("client_id", StringType()),
+        ("payload_format_indicator", ByteType()),
+        ("content_type", StringType()),
+        ("response_topic", StringType()),
+        ("correlation_data", BinaryType()),
+        ("user_properties", MapType(StringType(), StringType())),
+    ]
+    return [*found, ("user_property_list", _PAIRS)] if options.include_user_properties else found
 
 
 def _retained_row(message: dict[str, Any]) -> dict[str, Any]:
@@ -220,6 +171,25 @@ def _retained_row(message: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _session_columns(_: StateOptions) -> list[tuple[str, DataType]]:
+    return [
+        ("client_id", StringType()),
+        ("username", StringType()),
+        ("protocol", StringType()),
+        ("persistent", BooleanType()),
+        ("connected", BooleanType()),
+        ("address", StringType()),
+        ("listener", StringType()),
+        ("connected_at", TimestampType()),
+        ("disconnected_at", TimestampType()),
+        ("expiry_interval", LongType()),
+        ("subscriptions", LongType()),
+        ("queued_messages", LongType()),
+        ("queued_bytes", LongType()),
+        ("in_flight", LongType()),
+    ]
+
+
 def _session_row(session: dict[str, Any]) -> dict[str, Any]:
     return {
         **session,
@@ -230,3 +200,62 @@ def _session_row(session: dict[str, Any]) -> dict[str, Any]:
 
 def _microseconds(seconds: Optional[float]) -> Optional[int]:
     return None if seconds is None else round(seconds * 1_000_000)
+
+
+_RETAINED = StateFormat("mqtt.retained", (*RETAINED_SELECTION, "includeUserProperties"), f"{API}/retained",
+                        _retained_columns, _retained_row)
+_SESSIONS = StateFormat("mqtt.sessions", SESSIONS_SELECTION, f"{API}/clients", _session_columns, _session_row)
+
+
+class RetainedDataSource(DataSource):
+    """`spark.read.format("mqtt.retained")`: the retained message of each topic, in one row at most."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._source = StateSource(_RETAINED, options)
+
+    @classmethod
+    def name(cls) -> str:
+        return _RETAINED.name
+
+    def schema(self) -> Union[StructType, str]:
+        return self._source.schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return self._source.reader(schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return self._source.stream_reader()
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        self._source.refuse_writing()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        self._source.refuse_writing()
+
+
+class SessionsDataSource(DataSource):
+    """`spark.read.format("mqtt.sessions")`: the sessions of clients, connected or not."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._source = StateSource(_SESSIONS, options)
+
+    @classmethod
+    def name(cls) -> str:
+        return _SESSIONS.name
+
+    def schema(self) -> Union[StructType, str]:
+        return self._source.schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return self._source.reader(schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return self._source.stream_reader()
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        self._source.refuse_writing()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        self._source.refuse_writing()

@@ -22,12 +22,40 @@ _KEY = "mqtt.options"
 _COMMENT = "mqtt.options: "
 
 
-def is_table(options: Mapping[str, str]) -> bool:
+class GivenOptions:
+    """The options of a read: those of the query, and for a catalog table also those in the table's schema."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.table = _table_options(options) if _is_table(options) else None
+        self._query: Mapping[str, str] = options if self.table is None else self.table
+
+    def has(self, *names: str) -> bool:
+        """Whether the query gives one of these options."""
+        return not {key.lower() for key in self._query}.isdisjoint(names)
+
+    def of_query(self) -> Mapping[str, str]:
+        """The options of the query; those in a table's schema are not known before `for_schema`."""
+        return self._query
+
+    def for_schema(self, schema: Optional[StructType], required: str, missing: str) -> dict[str, str]:
+        """All options, once Spark has given the schema. Raises `OptionError` with ``missing`` for the option
+        ``required`` if the table keeps none."""
+        kept = _options_of(schema) if schema is not None else {}
+        if kept is None:
+            raise OptionError(required, f"missing: {missing}")
+        return kept | {key.lower(): value for key, value in self._query.items()}
+
+    def keep_in(self, schema: Union[StructType, str]) -> Union[StructType, str]:
+        """The schema, for a new table with its options."""
+        return schema if self.table is None else _with_options(schema, self.table)
+
+
+def _is_table(options: Mapping[str, str]) -> bool:
     """Whether these are the properties of a catalog table."""
     return any(key.lower().startswith(_PREFIX) for key in options) or "provider" in {key.lower() for key in options}
 
 
-def table_options(properties: Mapping[str, str]) -> dict[str, str]:
+def _table_options(properties: Mapping[str, str]) -> dict[str, str]:
     """The options among a table's properties; raises `OptionError`."""
     lower = {key.lower(): value for key, value in properties.items()}
     options = {key.removeprefix(_PREFIX): value for key, value in lower.items() if key.startswith(_PREFIX)}
@@ -40,7 +68,7 @@ def table_options(properties: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def with_options(schema: Union[StructType, str], options: Mapping[str, str]) -> Union[StructType, str]:
+def _with_options(schema: Union[StructType, str], options: Mapping[str, str]) -> Union[StructType, str]:
     """The schema of a new table, with its options."""
     if isinstance(schema, str):
         comment = (_COMMENT + json.dumps(options)).replace("\\", "\\\\").replace("'", "\\'")
@@ -50,8 +78,8 @@ def with_options(schema: Union[StructType, str], options: Mapping[str, str]) -> 
     return StructType.fromJson({"type": "struct", "fields": fields})
 
 
-def options_of(schema: StructType) -> Optional[dict[str, str]]:
-    """The options that `with_options` has put into a table's schema; None if there are none."""
+def _options_of(schema: StructType) -> Optional[dict[str, str]]:
+    """The options that `_with_options` has put into a table's schema; None if there are none."""
     for field in schema.fields:
         metadata: Mapping[str, Any] = field.metadata or {}
         if _KEY in metadata:
