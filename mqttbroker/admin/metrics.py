@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional, Tuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -81,24 +81,24 @@ class Metrics:
             "Log lines dropped because stderr was not read.",
             value=self.log_lines_dropped,
         )
-        requests = CounterMetricFamily(
-            "mqttbroker_http_requests", "HTTP requests by the role of the sender and the status.", labels=["role", "status"]
+        yield _counter(
+            "http_requests",
+            "HTTP requests by the role of the sender and the status.",
+            ("role", "status"),
+            {(role, str(status_code)): count for (role, status_code), count in sorted(self.http_requests.items())},
         )
-        for (role, status_code), count in sorted(self.http_requests.items()):
-            requests.add_metric([role, str(status_code)], count)
-        yield requests
         yield from self._process.collect()
 
     def _jwks_metrics(self) -> Iterator[Metric]:
         status = self.jwks
         if status is None:
             return
-        fetches = CounterMetricFamily(
-            "mqttbroker_jwks_fetches", "Fetches of the key set for tokens, by outcome.", labels=["outcome"]
+        yield _counter(
+            "jwks_fetches",
+            "Fetches of the key set for tokens, by outcome.",
+            ("outcome",),
+            {("succeeded",): status.successes, ("failed",): status.failures},
         )
-        fetches.add_metric(["succeeded"], status.successes)
-        fetches.add_metric(["failed"], status.failures)
-        yield fetches
         yield GaugeMetricFamily("mqttbroker_jwks_keys", "Keys for tokens in use.", value=status.keys)
         yield GaugeMetricFamily(
             "mqttbroker_jwks_fetched_timestamp_seconds",
@@ -139,38 +139,26 @@ class Metrics:
         )
         for name, text, value in counters:
             yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
-        logins = CounterMetricFamily(
-            "mqttbroker_logins", "Authentications, by authenticator and outcome.", labels=["authenticator", "outcome"]
+        yield _counter(
+            "logins",
+            "Authentications, by authenticator and outcome.",
+            ("authenticator", "outcome"),
+            {(authenticator or "none", outcome): count for (authenticator, outcome), count in status.logins.items()},
         )
-        for (authenticator, outcome), count in status.logins.items():
-            logins.add_metric([authenticator or "none", outcome], count)
-        yield logins
-        failed = CounterMetricFamily(
-            "mqttbroker_handshakes_failed", "Connections that failed before MQTT or HTTP began.", labels=["layer"]
-        )
-        failed.add_metric(["tls"], totals.tls_failures)
-        failed.add_metric(["websocket"], totals.websocket_failures)
-        failed.add_metric(["proxy"], totals.proxy_failures)
-        failed.add_metric(["https"], self.http_counters.tls_failures)
-        yield failed
-        reached = CounterMetricFamily(
-            "mqttbroker_limits_reached",
-            "Times that a limit refused, delayed or closed something, by the name of the setting.",
-            labels=["limit"],
-        )
-        for limit, count in status.limits_reached.items():
-            reached.add_metric([limit], count)
-        yield reached
-        bans = CounterMetricFamily("mqttbroker_bans_started", "Bans that began, by cause.", labels=["cause"])
-        for cause, count in status.bans_started.items():
-            bans.add_metric([cause], count)
-        yield bans
-        dropped = CounterMetricFamily(
-            "mqttbroker_messages_dropped", "Messages not delivered, by cause.", labels=["cause"]
-        )
-        for cause, count in status.drops.items():
-            dropped.add_metric([cause], count)
-        yield dropped
+        failures = {
+            "tls": totals.tls_failures,
+            "websocket": totals.websocket_failures,
+            "proxy": totals.proxy_failures,
+            "https": self.http_counters.tls_failures,
+        }
+        for name, text, label, counts in (
+            ("handshakes_failed", "Connections that failed before MQTT or HTTP began.", "layer", failures),
+            ("limits_reached", "Times that a limit refused, delayed or closed something, by the name of the setting.",
+             "limit", status.limits_reached),
+            ("bans_started", "Bans that began, by cause.", "cause", status.bans_started),
+            ("messages_dropped", "Messages not delivered, by cause.", "cause", status.drops),
+        ):
+            yield _counter(name, text, (label,), {(key,): count for key, count in counts.items()})
         gauges = (
             ("clients_connected", "Clients connected now.", status.clients_connected),
             ("bans", "Bans in force now.", status.bans),
@@ -209,12 +197,13 @@ class Metrics:
             held.add_metric([part.name], part.held)
             if part.limit:
                 limit.add_metric([part.name], part.limit)
-        refused = CounterMetricFamily(
-            "mqttbroker_memory_refused", "Requests refused because of max_memory.", labels=["what"]
+        yield from (held, limit)
+        yield _counter(
+            "memory_refused",
+            "Requests refused because of max_memory.",
+            ("what",),
+            {(what,): count for what, count in memory.refused.items()},
         )
-        for what, count in memory.refused.items():
-            refused.add_metric([what], count)
-        yield from (held, limit, refused)
 
     def _stream_metrics(self) -> Iterator[Metric]:
         if self.streams is None:
@@ -277,6 +266,14 @@ class Metrics:
                 lost.add_metric(key, partition.lost)
                 risk.add_metric(key, partition.at_risk)
         yield from (offset, lag, seconds, lost, risk, report)
+
+
+def _counter(name: str, text: str, labels: Sequence[str], counts: Mapping[Tuple[str, ...], float]) -> CounterMetricFamily:
+    """A counter with labels; ``counts`` has the value for each combination of them."""
+    family = CounterMetricFamily(f"mqttbroker_{name}", text, labels=labels)
+    for values, count in counts.items():
+        family.add_metric(values, count)
+    return family
 
 
 class _Scrape(Collector):
