@@ -11,6 +11,7 @@ from typing import List
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.records import stored_fields
 
 from bridge_spark.log import record_batch
 from bridge_spark.log.high_watermark import WATERMARK_BYTES, Watermark, decode_watermark, encode_watermark
@@ -37,18 +38,6 @@ def record(index: int, payload: bytes = b"21.5") -> Message:
     return Message(f"sensors/{index}", payload, 1, False, b"", f"dev{index}", 1_000_000 + index, 0)
 
 
-def as_tuple(message: Message) -> tuple[object, ...]:
-    return (
-        message.topic,
-        message.payload,
-        message.qos,
-        message.retain,
-        message.properties,
-        message.publisher,
-        message.timestamp,
-    )
-
-
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 records = st.lists(
     st.builds(
@@ -73,7 +62,7 @@ def test_encoded_records_decode_to_themselves(messages: List[Message], first_off
     (batch,) = iter_batches(data, shift)
     assert (batch.first_offset, batch.end_offset) == (first_offset, first_offset + len(messages))
     assert batch.end == len(data)
-    assert list(map(as_tuple, decode_messages(data, batch))) == list(map(as_tuple, messages))
+    assert list(map(stored_fields, decode_messages(data, batch))) == list(map(stored_fields, messages))
     assert timestamps(data, batch).tolist() == [message.timestamp for message in messages]
 
 
@@ -220,8 +209,8 @@ def test_records_too_large_for_one_batch_become_several(monkeypatch: pytest.Monk
     batches = encode_batches(messages, 7)
     data = b"".join(batches)
     found = list(iter_batches(data))
-    assert [as_tuple(m) for b in found for m in decode_messages(data, b)] == [
-        as_tuple(m) for m in messages
+    assert [stored_fields(m) for b in found for m in decode_messages(data, b)] == [
+        stored_fields(m) for m in messages
     ]
     assert found[0].first_offset == 7 and len(found) == len(batches) > 3
     assert all(batch.body_length < 2000 or batch.count == 1 for batch in found)

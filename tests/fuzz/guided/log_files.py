@@ -10,6 +10,7 @@ from random import Random
 from typing import Union
 
 import google_crc32c
+from support.records import stored_fields
 from support.sealed_log import seal_segment
 
 from bridge_spark.log.high_watermark import decode_watermark
@@ -110,8 +111,8 @@ class Segments(Target):
                 if bytes(data[batch.position : batch.end]) == encode_batch(decoded, batch.first_offset):
                     continue
                 again = encode_batch(decoded, batch.first_offset)
-                if [_told(each) for each in decode_messages(again, next(iter_batches(again)))] != [
-                    _told(each) for each in decoded
+                if [stored_fields(each) for each in decode_messages(again, next(iter_batches(again)))] != [
+                    stored_fields(each) for each in decoded
                 ]:
                     raise Finding(f"records change when they are written again: {data.hex()}")
         except SegmentError:
@@ -123,18 +124,6 @@ class Segments(Target):
         for seed in (one, one + three, one + encode_lost(1, 5) + encode_batch(messages(1), 5)):
             yield seed
             yield bytes((RIGHT,)) + seed
-
-
-def _told(message: Message) -> tuple[object, ...]:
-    return (
-        message.topic,
-        message.payload,
-        message.qos,
-        message.retain,
-        message.properties,
-        message.publisher,
-        message.timestamp,
-    )
 
 
 class Sealed(Target):
