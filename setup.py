@@ -24,6 +24,7 @@ COMPILED = [
     "topic_matcher/filters.py",
     "topic_matcher/trie.py",
     "topic_matcher/topic_tree.py",
+    "sessions/reason_names.py",
     "sessions/message.py",
     "sessions/rows.py",
     "sessions/write_set.py",

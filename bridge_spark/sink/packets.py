@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
+from sessions.reason_names import REASON_NAMES
+
 CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP, PINGRESP, DISCONNECT = 2, 3, 4, 5, 6, 7, 13, 14
 
 PINGREQ = b"\xc0\x00"
@@ -12,36 +14,6 @@ GOODBYE = b"\xe0\x00"
 NO_MATCHING_SUBSCRIBERS = 0x10
 QUOTA_EXCEEDED = 0x97
 
-REASONS = {
-    0x80: "Unspecified error",
-    0x81: "Malformed Packet",
-    0x82: "Protocol Error",
-    0x83: "Implementation specific error",
-    0x84: "Unsupported Protocol Version",
-    0x85: "Client Identifier not valid",
-    0x86: "Bad User Name or Password",
-    0x87: "Not authorized",
-    0x88: "Server unavailable",
-    0x89: "Server busy",
-    0x8A: "Banned",
-    0x8B: "Server shutting down",
-    0x8C: "Bad authentication method",
-    0x8D: "Keep Alive timeout",
-    0x8E: "Session taken over",
-    0x90: "Topic Name invalid",
-    0x91: "Packet Identifier in use",
-    0x93: "Receive Maximum exceeded",
-    0x95: "Packet too large",
-    0x96: "Message rate too high",
-    0x97: "Quota exceeded",
-    0x98: "Administrative action",
-    0x99: "Payload format invalid",
-    0x9A: "Retain not supported",
-    0x9B: "QoS not supported",
-    0x9C: "Use another server",
-    0x9D: "Server moved",
-    0x9F: "Connection rate exceeded",
-}
 _REASONS_311 = {
     1: "unacceptable protocol version",
     2: "identifier rejected",
@@ -168,7 +140,7 @@ def refusal(version: int, code: int, properties: dict[int, bytes]) -> Refusal:
     """The refusal for a reason code (3.1.1: a return code of CONNACK)."""
     if version != 5:
         return Refusal(code, f"{code} {_REASONS_311.get(code, 'unknown')}", code in _TRANSIENT_311)
-    text = f"0x{code:02X} {REASONS.get(code, 'unknown')}"
+    text = f"0x{code:02X} {REASON_NAMES.get(code, 'unknown')}"
     said = properties.get(_REASON_STRING, b"").decode("utf-8", "replace")
     return Refusal(code, f"{text} ({' '.join(said.split())[:200]})" if said else text, code in TRANSIENT)
 

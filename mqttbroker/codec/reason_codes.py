@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from sessions.reason_names import REASON_NAMES
+
 # Control packet types (MQTT 5.0 section 2.1.2): the high half of the first byte.
 CONNECT: Final = 1
 CONNACK: Final = 2
@@ -71,53 +73,6 @@ MAXIMUM_CONNECT_TIME: Final = 0xA0
 SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED: Final = 0xA1
 WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: Final = 0xA2
 
-# The standard's names of the codes, for logs.
-NAMES: Final[dict[int, str]] = {
-    0x00: "Success",
-    0x01: "Granted QoS 1",
-    0x02: "Granted QoS 2",
-    0x04: "Disconnect with Will Message",
-    0x10: "No matching subscribers",
-    0x11: "No subscription existed",
-    0x18: "Continue authentication",
-    0x19: "Re-authenticate",
-    0x80: "Unspecified error",
-    0x81: "Malformed Packet",
-    0x82: "Protocol Error",
-    0x83: "Implementation specific error",
-    0x84: "Unsupported Protocol Version",
-    0x85: "Client Identifier not valid",
-    0x86: "Bad User Name or Password",
-    0x87: "Not authorized",
-    0x88: "Server unavailable",
-    0x89: "Server busy",
-    0x8A: "Banned",
-    0x8B: "Server shutting down",
-    0x8C: "Bad authentication method",
-    0x8D: "Keep Alive timeout",
-    0x8E: "Session taken over",
-    0x8F: "Topic Filter invalid",
-    0x90: "Topic Name invalid",
-    0x91: "Packet Identifier in use",
-    0x92: "Packet Identifier not found",
-    0x93: "Receive Maximum exceeded",
-    0x94: "Topic Alias invalid",
-    0x95: "Packet too large",
-    0x96: "Message rate too high",
-    0x97: "Quota exceeded",
-    0x98: "Administrative action",
-    0x99: "Payload format invalid",
-    0x9A: "Retain not supported",
-    0x9B: "QoS not supported",
-    0x9C: "Use another server",
-    0x9D: "Server moved",
-    0x9E: "Shared Subscriptions not supported",
-    0x9F: "Connection rate exceeded",
-    0xA0: "Maximum connect time",
-    0xA1: "Subscription Identifiers not supported",
-    0xA2: "Wildcard Subscriptions not supported",
-}
-
 _ACCEPTANCE: Final = frozenset((0x00, 0x10, 0x80, 0x83, 0x87, 0x90, 0x91, 0x97, 0x99))
 _RELEASE: Final = frozenset((0x00, 0x92))
 
@@ -167,7 +122,7 @@ class MQTTError(Exception):
 
 def name(code: int) -> str:
     """The standard's name of a code and its number, for logs; only the number of an unknown code."""
-    known = NAMES.get(code)
+    known = REASON_NAMES.get(code)
     return f"0x{code:02X}" if known is None else f"{known} (0x{code:02X})"
 
 

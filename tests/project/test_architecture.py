@@ -61,7 +61,7 @@ def imports_at_run_time(tree: ast.Module) -> Iterator[str]:
 ALLOWED = {
     "topic_matcher": r"topic_matcher\b",
     "sessions": r"(topic_matcher|sessions)\b",
-    "bridge_spark": r"(topic_matcher\.filters|sessions\.message|bridge_spark)\b",
+    "bridge_spark": r"(topic_matcher\.filters|sessions\.(message|reason_names)|bridge_spark)\b",
     "mqttbroker": r"(topic_matcher|sessions|bridge_spark|mqttbroker)\b",
 }
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from mqttbroker.codec import reason_codes as rc
+from sessions.reason_names import REASON_NAMES
 
 
 def test_every_code_has_a_name_and_a_packet() -> None:
     used = frozenset().union(*rc.CODES.values())
-    assert used == set(rc.NAMES)
-    assert len(set(rc.NAMES.values())) == len(rc.NAMES)
+    assert used == set(REASON_NAMES)
+    assert len(set(REASON_NAMES.values())) == len(REASON_NAMES)
 
 
 def test_constants_have_the_names_of_the_standard() -> None:
-    for code, name in rc.NAMES.items():
+    for code, name in REASON_NAMES.items():
         constant = name.upper().replace(" ", "_").replace("-", "_")
         assert vars(rc)[constant] == code, constant
 
