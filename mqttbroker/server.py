@@ -32,7 +32,7 @@ from mqttbroker.admin.http_api import Api, Operations
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.sys_topics import SysTopics
-from mqttbroker.admin.views import JwksStatus
+from mqttbroker.admin.views import AuthenticatorStatus, JwksStatus
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import build_broker, listener_terms, restore, stream_configs
 from mqttbroker.auth.security import Security, http_ban_terms
@@ -108,7 +108,7 @@ class Server:
         self.sockets = OpenSockets(
             client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters
         )
-        self.metrics = Metrics(self.streams, len(aside), self.consumers)
+        self.metrics = Metrics(self.streams, len(aside), self.consumers, self._authenticators)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -190,6 +190,12 @@ class Server:
                 if problem is not None:
                     warnings.append(f"listener {listener.listener.address}: {problem}")
         return warnings
+
+    def _authenticators(self) -> list[AuthenticatorStatus]:
+        return [
+            AuthenticatorStatus(kind, one.up, one.waiting, one.in_progress, one.failures, one.restarts)
+            for kind, one in self.security.external.items()
+        ]
 
     async def _render_metrics(self) -> bytes:
         """The text of /metrics; called on the HTTP server's thread."""

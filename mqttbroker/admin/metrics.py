@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Optional, Tuple
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -17,15 +17,16 @@ from prometheus_client.registry import Collector
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.views import BrokerStatus, JwksStatus, MemoryStatus
+from mqttbroker.admin.views import AuthenticatorStatus, BrokerStatus, JwksStatus, MemoryStatus
 from sessions.counters import Counters
 
 
 class Metrics:
     """Metrics of one broker, for Prometheus; safe to use from any thread.
 
-    ``set_aside`` is the number of damaged files that were in the data directory at the start. ``http_counters`` are
-    those of the HTTP server, ``http_requests`` its requests.
+    ``set_aside`` is the number of damaged files that were in the data directory at the start. ``authenticators``
+    returns the state of those in other processes. ``http_counters`` are those of the HTTP server, ``http_requests`` its
+    requests.
     """
 
     def __init__(
@@ -33,7 +34,9 @@ class Metrics:
         streams: Optional[StreamLogs],
         set_aside: int = 0,
         consumers: Optional[ConsumerLag] = None,
+        authenticators: Callable[[], Sequence[AuthenticatorStatus]] = tuple,
     ) -> None:
+        self.authenticators = authenticators
         self.set_aside = set_aside
         self.http_counters = Counters()
         self.streams = streams
@@ -76,6 +79,7 @@ class Metrics:
             expiries.add_metric([listener], expiry)
         yield expiries
         yield from self._jwks_metrics()
+        yield from self._authenticator_metrics()
         yield CounterMetricFamily(
             "mqttbroker_log_lines_dropped",
             "Log lines dropped because stderr was not read.",
@@ -105,6 +109,24 @@ class Metrics:
             "When the key set for tokens was last fetched; 0 = never.",
             value=status.fetched_at,
         )
+
+    def _authenticator_metrics(self) -> Iterator[Metric]:
+        found = self.authenticators()
+        if not found:
+            return
+        prefix, labels = "mqttbroker_authenticator_", ["authenticator"]
+        up = GaugeMetricFamily(prefix + "up", "1 if the process of an authenticator takes logins.", labels=labels)
+        waiting = GaugeMetricFamily(prefix + "waiting", "Logins that wait for an authenticator.", labels=labels)
+        progress = GaugeMetricFamily(prefix + "in_progress", "Logins that an authenticator decides now.", labels=labels)
+        for each in found:
+            up.add_metric([each.kind], each.up)
+            waiting.add_metric([each.kind], each.waiting)
+            progress.add_metric([each.kind], each.in_progress)
+        yield from (up, waiting, progress)
+        yield _counter("authenticator_failures", "Logins that an authenticator could not decide.", labels,
+                       {(each.kind,): each.failures for each in found})  # fmt: skip
+        yield _counter("authenticator_restarts", "Starts of an authenticator's process after another one ended.", labels,
+                       {(each.kind,): each.restarts for each in found})  # fmt: skip
 
     def _broker_metrics(self, status: BrokerStatus) -> Iterator[Metric]:
         totals = status.totals

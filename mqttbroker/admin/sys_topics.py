@@ -111,6 +111,13 @@ class SysTopics:
             values["streams/sealed/failures"] = self.metrics.streams.sealing_failures
         for cause, count in status.drops.items():
             values[f"publish/messages/dropped/{cause}"] = count
+        for each in self.metrics.authenticators():
+            prefix = f"authenticators/{each.kind}"
+            values[f"{prefix}/up"] = int(each.up)
+            values[f"{prefix}/waiting"] = each.waiting
+            values[f"{prefix}/in_progress"] = each.in_progress
+            values[f"{prefix}/failures"] = each.failures
+            values[f"{prefix}/restarts"] = each.restarts
         values.update(self._streams())
         loads = {
             "messages/received": totals.messages_received,

@@ -176,6 +176,17 @@ class JwksStatus(NamedTuple):
     fetched_at: float
 
 
+class AuthenticatorStatus(NamedTuple):
+    """An authenticator in another process. ``failures`` are logins that it could not decide."""
+
+    kind: str  # "http_callback" or "plugin"
+    up: bool
+    waiting: int
+    in_progress: int
+    failures: int
+    restarts: int
+
+
 class BrokerStatus(NamedTuple):
     """Counters and gauges of a broker at one moment."""
 

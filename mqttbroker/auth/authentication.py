@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Optional
 
 from mqttbroker.auth.background import BackgroundAuthenticator
-from mqttbroker.auth.login_queue import Login, LoginQueue
+from mqttbroker.auth.login_queue import TOO_MANY_BYTES, TOO_MANY_LOGINS, Login, LoginQueue
 from mqttbroker.auth.passwords import Passwords
 from mqttbroker.auth.proven_passwords import ProvenPasswords
 from mqttbroker.auth.scram import METHOD, Exchange, ScramError
@@ -26,6 +26,7 @@ from mqttbroker.codec.reason_codes import (
     BAD_USER_NAME_OR_PASSWORD,
     BANNED,
     NOT_AUTHORIZED,
+    QUOTA_EXCEEDED,
     SERVER_BUSY,
 )
 from mqttbroker.core.bans import Bans, BanTerms
@@ -135,7 +136,8 @@ class PasswordAuthenticator(BackgroundAuthenticator):
             self._refuse_as_busy(login)
             return
         if login.size and self._queue.size + login.size > self.max_bytes:
-            self._refuse_as_busy(login)
+            self._update_clock()
+            request.reject(QUOTA_EXCEEDED, TOO_MANY_BYTES)
             return
         if len(self._queue) >= self.capacity:
             self._refuse_as_busy(self._queue.pop_newest())
@@ -259,4 +261,4 @@ class PasswordAuthenticator(BackgroundAuthenticator):
 
     def _refuse_as_busy(self, login: Login) -> None:
         self._update_clock()
-        login.request.reject(SERVER_BUSY, "too many clients are being authenticated")
+        login.request.reject(SERVER_BUSY, TOO_MANY_LOGINS)

@@ -17,11 +17,18 @@ from typing import Any, Callable, Optional
 
 from mqttbroker.auth.answer_cache import AnswerCache
 from mqttbroker.auth.background import BackgroundAuthenticator
-from mqttbroker.auth.login_queue import LoginQueue, WaitingLogin
+from mqttbroker.auth.login_queue import SHORT, TOO_MANY_BYTES, TOO_MANY_LOGINS, LoginQueue, WaitingLogin
 from mqttbroker.auth.permissions import PermissionsError, PermissionsReader
 from mqttbroker.auth.worker_process import WorkerConnection, WorkerFailed, WorkerProcess, WorkerSpec
 from mqttbroker.codec.data_types import text_of
-from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, BANNED, NOT_AUTHORIZED, SERVER_BUSY, MQTTError
+from mqttbroker.codec.reason_codes import (
+    BAD_USER_NAME_OR_PASSWORD,
+    BANNED,
+    NOT_AUTHORIZED,
+    QUOTA_EXCEEDED,
+    SERVER_BUSY,
+    MQTTError,
+)
 from mqttbroker.core.bans import Bans
 from mqttbroker.core.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
 
@@ -49,7 +56,7 @@ class ExternalLogin(WaitingLogin):
     """A login that waits for the plug-in, or is with it."""
 
     def __init__(self, request: AuthenticationRequest, fields: bytes, address: str) -> None:
-        super().__init__(address, request.size + len(fields))
+        super().__init__(address, request.size + len(fields) if request.size >= SHORT else 0)
         self.request = request
         self.fields = fields  # JSON
         self.timer: Optional[asyncio.TimerHandle] = None  # until it is refused because it waits for too long
@@ -96,7 +103,9 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         self._next_number = 0
         self._pause = FIRST_PAUSE
         self._start_scheduled = False
-        self._failures = 0  # since the last one was logged
+        self.failures = 0  # logins without a decision
+        self.restarts = 0  # starts of a process after another one has ended
+        self._unlogged = 0  # failures since the last one was logged
         self._logged = ("", 0.0)  # the last reason, and when
         self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -192,6 +201,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             return
         if self._worker is None:  # no reload was faster
+            self.restarts += 1
             await self._connect(process)
         else:
             process.close()
@@ -211,6 +221,16 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         """Logins that are not with the plug-in yet."""
         return len(self._queue)
 
+    @property
+    def in_progress(self) -> int:
+        """Logins that are with the plug-in."""
+        return self._calls
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a process that takes logins."""
+        return self._worker is not None
+
     def authenticate(self, request: AuthenticationRequest) -> None:
         if request.method is not None:
             request.ignore()
@@ -220,16 +240,17 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         if cached is not None:
             self._decide(request, cached)
             return
-        full = len(self._queue) >= self.terms.max_waiting
         login = ExternalLogin(request, fields, self._bans.network(request.peer))
+        if login.size and self._queue.size + login.size > self.terms.max_bytes:
+            request.reject(QUOTA_EXCEEDED, TOO_MANY_BYTES)
+            return
         self._queue.add(login, self._suspects(request))
         login.timer = self._loop.call_later(self.terms.max_wait, self._time_out, login)
-        while full or self._queue.size > self.terms.max_bytes:
-            full = False
+        if len(self._queue) > self.terms.max_waiting:
             newest = self._queue.pop_newest()
             self._stop_timer(newest)
             if newest.request.waiting:
-                newest.request.reject(SERVER_BUSY, "too many clients are being authenticated")
+                newest.request.reject(SERVER_BUSY, TOO_MANY_LOGINS)
         self._start_calls()
 
     def _remembered(self, fields: bytes) -> Optional[dict[str, Any]]:
@@ -350,15 +371,16 @@ class ExternalAuthenticator(BackgroundAuthenticator):
 
     def _log_failure(self, request: AuthenticationRequest, reason: str) -> None:
         """Log the reason of a failure once, and again after `REPEATED` seconds, with the count of those meanwhile."""
-        self._failures += 1
+        self.failures += 1
+        self._unlogged += 1
         now = self._loop.time()
         last_reason, last_time = self._logged
         if reason == last_reason and now - last_time < REPEATED:
             return
         self._logged = (reason, now)
         log.warning("event=authenticator_failed authenticator=%s client=%s address=%s reason=%s failures=%d",
-                    self.kind, request.client_id, request.peer, reason, self._failures)  # fmt: skip
-        self._failures = 0
+                    self.kind, request.client_id, request.peer, reason, self._unlogged)  # fmt: skip
+        self._unlogged = 0
 
     def _time_out(self, login: ExternalLogin) -> None:
         """A login has waited for too long, in the queue or for its answer."""

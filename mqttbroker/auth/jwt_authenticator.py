@@ -16,7 +16,7 @@ from mqttbroker.auth.background import BackgroundAuthenticator
 from mqttbroker.auth.jwks_url import JwksUrl
 from mqttbroker.auth.jwt_keys import JwtKeyError, KeySet, keys_of_jwks, keys_of_pem, keys_of_secret
 from mqttbroker.auth.jwt_tokens import Token, TokenError, TokenVerifier, UnknownKeyError, looks_like_token
-from mqttbroker.auth.login_queue import SHORT
+from mqttbroker.auth.login_queue import SHORT, TOO_MANY_BYTES, TOO_MANY_LOGINS
 from mqttbroker.auth.permissions import PermissionsReader
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, QUOTA_EXCEEDED, SERVER_BUSY
 from mqttbroker.config.load import ConfigError
@@ -152,10 +152,10 @@ class JwtAuthenticator(BackgroundAuthenticator):
     def _may_wait(self, login: _Login) -> bool:
         """Whether there is room for one more waiting request; refuses it if not."""
         if len(self._queue) + len(self._waiting_for_keys) >= self.capacity:
-            login.request.reject(SERVER_BUSY, "too many clients are being authenticated")
+            login.request.reject(SERVER_BUSY, TOO_MANY_LOGINS)
             return False
         if login.size and self._waiting_bytes + login.size > self.max_bytes:
-            login.request.reject(QUOTA_EXCEEDED, "too many bytes of clients that are being authenticated")
+            login.request.reject(QUOTA_EXCEEDED, TOO_MANY_BYTES)
             return False
         self._waiting_bytes += login.size
         return True

@@ -16,6 +16,8 @@ from mqttbroker.core.policy import AuthenticationRequest
 
 SUSPECT_TURN = 8
 SHORT = 4096  # bytes of a CONNECT packet; shorter ones are limited by their number only
+TOO_MANY_LOGINS = "too many clients are being authenticated"  # with Server busy (0x89)
+TOO_MANY_BYTES = "too many bytes of clients that are being authenticated"  # with Quota exceeded (0x97)
 
 
 class WaitingLogin:

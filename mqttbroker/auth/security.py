@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import ipaddress
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional
 
@@ -195,6 +196,11 @@ class Security:
             spec = spec_of(kind, settings)
             if spec is not None:
                 external.configure(spec, terms_of(kind, settings))
+
+    @property
+    def external(self) -> Mapping[str, ExternalAuthenticator]:
+        """The authenticators in other processes, by kind."""
+        return self._external
 
     def runs(self, kind: str) -> bool:
         """Whether there is an external authenticator of this kind; a new one needs a restart."""

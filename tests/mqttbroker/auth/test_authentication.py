@@ -27,6 +27,7 @@ from mqttbroker.codec.reason_codes import (
     BANNED,
     CLIENT_IDENTIFIER_NOT_VALID,
     NOT_AUTHORIZED,
+    QUOTA_EXCEEDED,
     SERVER_BUSY,
 )
 from mqttbroker.core.bans import Bans, BanTerms
@@ -222,7 +223,7 @@ async def test_long_connects_in_the_queue_are_bounded(start: Callable[..., Passw
     for request in [*asked, short]:
         authenticator.submit(request)
     assert [request.answer.done() for request in asked] == [False, False, False, True]
-    assert asked[3].answer.result() == SERVER_BUSY
+    assert asked[3].answer.result() == QUOTA_EXCEEDED
     assert authenticator.waiting == 3 and authenticator._queue.size == 16_000
     slow.permits.release(4)
     assert await short.answer is True

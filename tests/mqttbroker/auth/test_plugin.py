@@ -15,6 +15,8 @@ from typing import Any, Optional
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.core import wait_until
+from support.metric_samples import samples
 from support.paths import ROOT
 from support.raw_client import RawClient
 
@@ -25,6 +27,7 @@ from mqttbroker.codec.reason_codes import (
     BAD_USER_NAME_OR_PASSWORD,
     CLIENT_IDENTIFIER_NOT_VALID,
     NOT_AUTHORIZED,
+    QUOTA_EXCEEDED,
     SERVER_BUSY,
     SERVER_UNAVAILABLE,
     SUCCESS,
@@ -185,6 +188,16 @@ def worker_processes(broker: BrokerProcess) -> list[int]:
     return found
 
 
+def wait_for_logins(broker: BrokerProcess, waiting: int, in_progress: int) -> None:
+    """Wait until the metrics have these numbers of logins."""
+    expected = [waiting, in_progress]
+    wait_until(lambda: [plugin_metric(broker, name) for name in ("waiting", "in_progress")] == expected)
+
+
+def plugin_metric(broker: BrokerProcess, name: str) -> float:
+    return samples(broker.get("/metrics"))[f"mqttbroker_authenticator_{name}/plugin"]
+
+
 @pytest.mark.one_build
 @pytest.mark.parametrize("name", ["dies", "blocks", "huge", "stubborn"])
 def test_a_plugin_that_blocks_or_dies_is_started_again(start_broker: Start, directory: Path, name: str) -> None:
@@ -196,6 +209,11 @@ def test_a_plugin_that_blocks_or_dies_is_started_again(start_broker: Start, dire
         bystander.ping()
         assert login(broker, "ok", "next").reason_code == SUCCESS  # it waited for the new process
         assert len(worker_processes(broker)) == 1 and worker_processes(broker) != before
+        names = ["up", "failures_total", "restarts_total", "waiting", "in_progress"]
+        assert [plugin_metric(broker, name) for name in names] == [1, 1, 1, 0, 0]
+        bystander.subscribe("$SYS/broker/authenticators/plugin/+")
+        topics = {message.topic.rpartition("/")[2] for message in (bystander.take() for _ in range(5))}
+        assert topics == {"up", "failures", "restarts", "waiting", "in_progress"}
 
 
 @pytest.mark.one_build
@@ -206,6 +224,22 @@ def test_a_hang_ends_after_the_timeout_and_delays_nobody(start_broker: Start, di
         assert login(broker, "ok").reason_code == SUCCESS  # before the other one is answered
         assert hanging.expect(Connack).reason_code == SERVER_UNAVAILABLE
     broker.wait_for_log("event=authenticator_failed .*client=hanging .*reason=timeout")
+
+
+@pytest.mark.one_build
+def test_long_logins_that_wait_are_bounded_in_bytes(start_broker: Start, directory: Path) -> None:
+    """One is with the plug-in and one waits. A third long one exceeds the limit; a short one does not count."""
+    limits = {"max_total_connect_bytes": "50KiB", "max_connect_size": "64KiB"}
+    broker = start_broker(config={**config(directory, max_concurrent=1, timeout="30s"), "limits": limits})
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(broker.port)) for _ in range(4)]
+        for number, client in enumerate(clients[:2]):
+            client.send(Connect(f"long-{number}", username="held", password=b"x" * 12_000).encode(5))
+            wait_for_logins(broker, waiting=number, in_progress=1)
+        clients[2].send(Connect("long-2", username="held", password=b"x" * 12_000).encode(5))
+        assert clients[2].expect(Connack).reason_code == QUOTA_EXCEEDED
+        clients[3].send(Connect("short", username="held", password=b"x").encode(5))
+        wait_for_logins(broker, waiting=2, in_progress=1)
 
 
 @pytest.mark.one_build
