@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -246,6 +247,22 @@ def test_request_without_token_must_name_an_address_or_localhost(start_broker: S
     for host in ("127.0.0.1:18083", "localhost", "[::1]:1", "probe"):
         assert ask(broker, "GET", "/metrics", host=host)[0] == 200
     assert ask(broker, "GET", "/metrics", host="attacker.example:18083")[0] == 421
+
+
+def test_request_without_token_can_change_consumers_only(start_broker: Start) -> None:
+    broker = start_broker(config={"streams": STREAMS})
+    publish(broker, "plant/1")
+    document = json.loads(broker.get("/api/v1/openapi.json"))
+    changes = [(method.upper(), path) for path, item in document["paths"].items() for method in item if method != "get"]
+    consumers = "/streams/{name}/consumers/{consumer}"
+    assert len(changes) > 10 and {("PUT", consumers), ("DELETE", consumers)} <= set(changes)
+    for method, path in changes:
+        target = re.sub(r"{\w+}", "plant", path)
+        status = ask(broker, method, target, body=b'{"offsets": {"0": 1}}' if method == "PUT" else b"{}")[0]
+        assert status == (204 if path == consumers else 403), (method, path)
+    protected = start_broker(config={"streams": STREAMS, "allow_anonymous": False})
+    target = "/streams/plant/consumers/c"
+    assert [ask(protected, method, target, body=b'{"offsets": {"0": 1}}')[0] for method in ("PUT", "DELETE")] == [403] * 2
 
 
 # --- the parts ----------------------------------------------------------------------------------------------------
