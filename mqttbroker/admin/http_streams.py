@@ -30,6 +30,7 @@ PIECE_BYTES = 256 * 1024  # of a slice, encrypted in one call
 SLICE_TIMEOUT = 120.0  # seconds for sending one slice, after which the connection is closed
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
+_TIMESTAMP = re.compile(r"-?[0-9]{1,18}")
 
 logger = logging.getLogger(__name__)
 
@@ -182,10 +183,9 @@ class StreamRoutes:
     async def _offsets(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         logs, name = self._readable(request, principal, self._access.reads)
         text = request.query.get("timestamp", "")
-        try:
-            timestamp = int(text)
-        except ValueError:
-            return error(request, 400, f"timestamp must be microseconds since 1970, not {text!r}")
+        if not _TIMESTAMP.fullmatch(text):
+            return error(request, 400, f"timestamp must be microseconds since 1970, not {text[:100]!r}")
+        timestamp = int(text)
         count = len(logs.manifest(name)["partitions"])
         loop = asyncio.get_running_loop()
         offsets = [

@@ -201,7 +201,8 @@ def test_offsets_by_time(service: Service) -> None:
             "timestamp_us": timestamp,
             "partitions": [{"partition": 0, "offset": expected}, {"partition": 1, "offset": 0}],
         }
-    for query in ("", "?timestamp=", "?timestamp=noon", "?timestamp=1.5"):
+    refused = ("noon", "1.5", "1_0", "%201", "1%20", "+1", "%2B1", "%D9%A1", "--1", "1" * 19)
+    for query in ("", "?timestamp=", *(f"?timestamp={text}" for text in refused)):
         assert "microseconds" in service.json(f"/streams/s/offsets{query}", 400)["error"]
 
 
