@@ -41,6 +41,7 @@ from mqttbroker.core.bans import Bans, BanTerms
 from mqttbroker.net.acceptor import Acceptor
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import ListenerContext
+from mqttbroker.net.wire import peer_text
 from sessions.counters import Counters
 
 BACKLOG = 512
@@ -67,7 +68,7 @@ def _log_as_event(record: logging.LogRecord) -> bool:
     reason = re.split(r":\s|['\"]", getattr(error, "message", "") or type(error).__name__, maxsplit=1)[0].strip()
     record.msg, record.args = (
         "event=refused client=%s address=%s reason=%s user=%s listener=%s",
-        ("", "http:", f"not a valid HTTP request: {reason}", "", "http"),
+        ("", getattr(record, "address", ""), f"not a valid HTTP request: {reason}", "", "http"),
     )
     record.exc_info = record.exc_text = None
     record.levelno, record.levelname = logging.INFO, "INFO"
@@ -214,7 +215,7 @@ class HttpServer:
                 lambda _: server(),
                 self._counters,
                 OpenSockets(self._max_connections, self._max_connections, self._counters),
-                self._connections.opened,
+                self._opened,
                 name="http",
             )
             started.set()
@@ -224,6 +225,12 @@ class HttpServer:
             if self._acceptor is not None:
                 self._acceptor.close()
             await runner.cleanup()
+
+    def _opened(self, transport: asyncio.Transport) -> None:
+        # aiohttp does not log the port of a client whose request it cannot read.
+        address = {"address": peer_text(transport.get_extra_info("peername"))}
+        setattr(transport.get_protocol(), "logger", logging.LoggerAdapter(_requests, address))
+        self._connections.opened(transport)
 
     def _application(self) -> web.Application:
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY)

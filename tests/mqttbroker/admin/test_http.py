@@ -405,6 +405,8 @@ def test_malformed_http_is_refused_without_a_stack_in_the_log(start_broker: Call
     with socket.create_connection((broker.host, broker.http_port), timeout=10) as sock:
         sock.sendall(request_bytes)
         assert b" 400 " in sock.recv(4096)
+        address = ":".join(map(str, sock.getsockname()))
+    broker.wait_for_log(f'event=refused client="" address={address} reason="not a valid HTTP request: .*listener=http')
     assert b"ok" in broker.get("/livez")
     broker.terminate()
     assert "Traceback" not in broker.log
