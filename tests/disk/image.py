@@ -1,8 +1,9 @@
 """The states in which a power loss may leave a directory, from a record of the calls that changed it.
 
 Synced data is there. A write without a later successful sync of its file may be on the disk completely, in part (by
-sectors), or not at all; a name without a later sync of its directory may be there or not. After a failed sync the
-writes before it stay uncertain (Linux marks the pages clean) until the same bytes are written again and synced.
+sectors), or not at all; a name without a later sync of its directory may be there or not. Changes of one name reach
+the disk in their order, and a renaming is a change of two names. After a failed sync the writes before it stay uncertain
+(Linux marks the pages clean) until the same bytes are written again and synced.
 """
 
 from __future__ import annotations
@@ -84,10 +85,14 @@ class Folder:
         names = dict(self.disk)
         style = rng.choice(("nothing", "everything", "beginning", "anything"))
         reached = rng.randrange(len(self.changes) + 1)
+        lost: set[str] = set()  # names with a change that is not on the disk, so that no later one of them is
         for number, (name, entry) in enumerate(self.changes):
             chosen = rng.random() < 0.5 if style == "anything" else number < reached
-            if style == "everything" or (style != "nothing" and chosen):
+            concerned = name.split("\0")
+            if style == "everything" or (style != "nothing" and chosen and lost.isdisjoint(concerned)):
                 _rename(names, name, entry)
+            else:
+                lost.update(concerned)
         return names
 
 

@@ -89,7 +89,7 @@ class Layer:
             self.env["DISK_LOG"] = str(self.log)
 
     def fail(self, kind: str, code: int, pattern: str = "*", every: int = 1) -> None:
-        """Make each ``every``-th write, sync, open, truncate or unlink of a matching path fail with ``code``."""
+        """Make each ``every``-th write, sync, open, truncate, unlink or rename of a path fail with ``code``."""
         assert code in errno.errorcode
         self._write_rules([*self._rules(), f"fail {kind} {code} {every} {pattern}"])
 

@@ -4,8 +4,9 @@
  *   DISK_ROOT     the directory, absolute; calls outside it are not affected
  *   DISK_LOG      the file of records: struct record, its two paths and its data
  *   DISK_CONTROL  a file that is read before every call that may fail, with lines
- *                   fail write|sync|open|truncate|unlink ERRNO EVERY GLOB   each EVERY-th such call of a matching path fails
- *                   clock SECONDS                                    the wall clock is ahead by this
+ *                   fail KIND ERRNO EVERY GLOB   each EVERY-th call of a matching path fails; KIND is write, sync, open,
+ *                                                truncate, unlink or rename (by its new path)
+ *                   clock SECONDS                the wall clock is ahead by this
  *
  * A write that fails because the disk is full writes half of its bytes first.  A failed sync changes nothing; its
  * meaning is left to the reader of the record.  Calls below DISK_ROOT are serialised, so the record has them in their
@@ -270,20 +271,35 @@ int ftruncate(int fd, off_t length) {
     return ftruncate64(fd, length);
 }
 
-/* Space allocated beyond the end makes the file longer; within the file a reader sees no change. */
+static int real_fallocate(int fd, int mode, off_t offset, off_t length) {
+    REAL(fallocate64);
+    return real(fd, mode, offset, length) == 0 ? 0 : errno;
+}
+
+/* A reader sees a longer file, zeros in place of the range, or no change. */
 static int allocate(int fd, int mode, off_t offset, off_t length) {
     int half;
     struct stat found;
     pthread_mutex_lock(&lock);
     uint64_t began = now();
     int error = fault("write", paths[fd], &half);
-    if (error == 0 && mode != 0)
+    if (error == 0 && fstat(fd, &found) != 0)
+        error = errno;
+    off_t end = offset + length;
+    int zeroed = mode & (FALLOC_FL_ZERO_RANGE | FALLOC_FL_PUNCH_HOLE);
+    if (error == 0 && mode & ~(FALLOC_FL_KEEP_SIZE | FALLOC_FL_ZERO_RANGE | FALLOC_FL_PUNCH_HOLE))
         error = EOPNOTSUPP;
-    if (error == 0 && fstat(fd, &found) == 0 && found.st_size < offset + length) {
-        REAL(posix_fallocate64);
-        error = real(fd, offset, length);
-        if (error == 0)
-            record(TRUNCATE, 0, began, inode_of(fd), offset + length, paths[fd], NULL, NULL, 0);
+    if (error == 0)
+        error = real_fallocate(fd, mode, offset, length);
+    if (error == 0 && found.st_size < end && !(mode & FALLOC_FL_KEEP_SIZE))
+        record(TRUNCATE, 0, began, inode_of(fd), end, paths[fd], NULL, NULL, 0);
+    if (error == 0 && zeroed && offset < found.st_size) {
+        size_t inside = (size_t)((end < found.st_size ? end : found.st_size) - offset);
+        void *zeros = calloc(1, inside);
+        if (zeros == NULL)
+            abort();
+        record(WRITE, 0, began, inode_of(fd), offset, paths[fd], NULL, zeros, inside);
+        free(zeros);
     }
     pthread_mutex_unlock(&lock);
     return error;
@@ -398,9 +414,14 @@ int rename(const char *from, const char *to) {
     REAL(rename);
     if (!below(to))
         return real(from, to);
+    int half, done = -1;
     pthread_mutex_lock(&lock);
     uint64_t began = now();
-    int done = real(from, to), error = errno;
+    int error = fault("rename", to, &half);
+    if (error == 0) {
+        done = real(from, to);
+        error = errno;
+    }
     if (done == 0)
         record(RENAME, 0, began, inode_at(to), 0, from, to, NULL, 0);
     pthread_mutex_unlock(&lock);
