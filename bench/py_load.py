@@ -162,7 +162,9 @@ class Load:
             self.delivered < self.sent * self.fan or (options.qos and self.acked < self.sent)
         ):
             await asyncio.sleep(0.02)
-        return self.result(cpu_us(options.broker_pid) - cpu, time.monotonic() - start)
+        elapsed = time.monotonic() - start
+        await asyncio.sleep(options.rest)
+        return self.result(cpu_us(options.broker_pid) - cpu, elapsed)
 
     async def paced(self, start: float) -> None:
         rounds = 0
@@ -200,7 +202,7 @@ def main() -> int:
     for name, number in {"port": 1883, "mqtt-version": 4, "publishers": 1, "subscribers": 1, "topics": 0, "qos": 0,
                          "size": 64, "window": 100, "clean": 1}.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=number)
-    for name, amount in {"duration": 5.0, "rate": 0.0, "drain-limit": 20.0}.items():
+    for name, amount in {"duration": 5.0, "rate": 0.0, "drain-limit": 20.0, "rest": 0.0}.items():
         parser.add_argument(f"--{name}", type=float, default=amount)
     parser.add_argument("--scenario", choices=("p2p", "fanin", "fanout"), default="p2p")
     options = parser.parse_args()

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """How soon a broker with many stored sessions serves clients after a start, and the memory that it takes.
 
-    restart.py [--sessions N] [--subscriptions N] [--messages N] [--data-dir DIR] [COMMAND ...]
+    restart.py [--sessions N] [--subscriptions N] [--messages N] [--data-dir DIR] [--load SECONDS] [COMMAND ...]
 
-The data directory is written with the store's own statements; each figure is of a process started on it. Prints one
-line of JSON per start:
+The data directory is written with the store's own statements; each figure is of a process started on a copy of it.
+With ``--load`` a broker on that copy first queues QoS 1 messages at full speed for so long and is killed (SIGKILL), so
+that the measured start finds the logs of a crash. Prints one line of JSON per start:
 
     connack_s        from the start of the process to the first CONNACK
     rss_mib          of the broker after that
@@ -13,6 +14,7 @@ line of JSON per start:
     resume_s         from a returning client's CONNECT to its CONNACK
     queue_s          from there until it has received and acknowledged its whole queue
     cpu_s            processor time of the broker until the first CONNACK
+    killed_mib       with --load: the logs that the kill left, MiB (the write-ahead log of SQLite and the commit log)
 
 COMMAND starts the broker (this Python's `mqttbroker`); arguments of `serve` are added to it.
 """
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -35,6 +38,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from sessions.message import Message  # noqa: E402
 from sessions.store import statements as sql  # noqa: E402
 from sessions.store.writer import SqliteStore  # noqa: E402
+
+from runner import build_generator, free_port  # noqa: E402
 
 DATABASE = "mqttbroker.db"
 AT_ONCE = 100_000  # rows of one transaction
@@ -166,14 +171,38 @@ def client_with_queue(directory: Path) -> tuple[str, int]:
     return found
 
 
+def start(command: list[str], directory: Path, port: int) -> subprocess.Popen[bytes]:
+    arguments = ["serve", "--port", str(port), "--http-port", "off", "--data-dir", str(directory), "--log-level", "error"]
+    return subprocess.Popen(command + arguments)
+
+
+def load_and_kill(command: list[str], directory: Path, seconds: float) -> float:
+    """Queue messages for ten offline sessions at full speed, then kill the broker; MiB of the logs that it leaves."""
+    port = free_port()
+    process = start(command, directory, port)
+    try:
+        connect(port, "first", time.monotonic() + 120).close()
+        load = [*build_generator().command, "--port", str(port), "--scenario", "offline", "--qos", "1", "--window", "1000",
+                "--publishers", "10", "--subscribers", "10", "--count", "100000000"]  # fmt: skip
+        with subprocess.Popen(load, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as generator:
+            time.sleep(seconds)
+            if generator.poll() is not None:
+                raise SystemExit("restart: the load ended early")
+            process.kill()
+            process.wait()
+            generator.kill()
+    finally:
+        process.kill()
+        process.wait()
+    logs = [*directory.glob("*-wal"), *directory.glob("log/*.log")]
+    return round(sum(path.stat().st_size for path in logs) / 2**20, 1)
+
+
 def measure(command: list[str], directory: Path, returning: tuple[str, int] | None = None) -> dict[str, float]:
     """Start a broker on a data directory and measure it; ``returning`` is a client id and the length of its queue."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = ["serve", "--port", str(port), "--http-port", "off", "--data-dir", str(directory), "--log-level", "error"]
+    port = free_port()
     began = time.monotonic()
-    process = subprocess.Popen(command + arguments)
+    process = start(command, directory, port)
     try:
         connect(port, "first", began + 120).close()
         found = {"connack_s": round(time.monotonic() - began, 3), "cpu_s": round(cpu(process.pid), 2)}
@@ -199,6 +228,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--repeat", type=int, default=3, help="starts (%(default)s)")
     parser.add_argument("--data-dir", type=Path, help="kept, and used if it exists; default: a temporary one")
+    parser.add_argument("--load", type=float, default=0.0, metavar="SECONDS", help="load before a kill and each start")
     parser.add_argument("command", nargs="*", default=[sys.executable, "-m", "mqttbroker"])
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -208,9 +238,16 @@ def main() -> None:
         for number in range(options.repeat):
             # The second start, as the first creates the tables.
             idle = [measure(options.command, Path(temporary) / f"empty-{number}")["rss_mib"] for _ in range(2)][1]
-            found = measure(options.command, directory, client_with_queue(directory))
+            copy = Path(temporary) / f"copy-{number}"
+            shutil.copytree(directory, copy)
+            killed = load_and_kill(options.command, copy, options.load) if options.load else 0.0
+            found = measure(options.command, copy, client_with_queue(directory))
+            shutil.rmtree(copy)
+            if options.load:
+                found["killed_mib"] = killed
             found["idle_rss_mib"] = idle
-            found["bytes_per_session"] = round((found["rss_mib"] - idle) * 2**20 / options.sessions)
+            if not options.load:
+                found["bytes_per_session"] = round((found["rss_mib"] - idle) * 2**20 / options.sessions)
             print(json.dumps(found), flush=True)
 
 

@@ -37,6 +37,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("-s", "--scenarios", default=os.environ.get("SCENARIOS") or "all", help="names or groups (all)")
     parser.add_argument("-r", "--rounds", type=int, default=3, help="at most so many (%(default)s)")
     parser.add_argument("-d", "--duration", type=float, default=1.0, help="seconds of load in each run (%(default)s)")
+    parser.add_argument(
+        "--rest", type=float, default=2.0, help="seconds after a durable load whose CPU time and writes count (%(default)s)"
+    )
     parser.add_argument("-m", "--minutes", type=float, default=15.0, help="the whole takes no longer (%(default)s)")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies numbers of clients and messages")
     parser.add_argument(
@@ -159,7 +162,7 @@ def main(arguments: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory(prefix="mqttbroker-bench-") as name:
         around = surroundings(Path(name))
-        bench = Bench(peers(not options.no_mosquitto), build_generator(), Path(name), options.duration)
+        bench = Bench(peers(not options.no_mosquitto), build_generator(), Path(name), options.duration, options.rest)
         began = time.monotonic()
         try:
             if names := [scenario.name for scenario in options.chosen if scenario.spark]:

@@ -54,10 +54,15 @@ class Peer:
 
 @dataclass
 class Generator:
-    """The load generator."""
+    """The load generator, and in C the library that counts a broker's syncs."""
 
     command: list[str]
     in_c: bool
+    sync_count: Optional[Path] = None
+
+
+def is_older(built: Path, sources: list[Path]) -> bool:
+    return not built.exists() or built.stat().st_mtime < max(path.stat().st_mtime for path in sources)
 
 
 def build_generator() -> Generator:
@@ -71,15 +76,27 @@ def build_generator() -> Generator:
         return Generator([sys.executable, str(HERE / "py_load.py")], False)
     program = HERE / "mqtt_load"
     sources = [HERE / name for name in ("mqtt_load.c", "channel.c")]
-    newest = max(path.stat().st_mtime for path in [*sources, HERE / "channel.h"])
-    if not program.exists() or program.stat().st_mtime < newest:
+    if is_older(program, [*sources, HERE / "channel.h"]):
         made = program.with_name(f"mqtt_load-{os.getpid()}.o")
         command = [compiler, "-O2", "-std=c11", "-o", str(made), *map(str, sources)]
         if subprocess.run([*command, "-lssl", "-lcrypto"], capture_output=True).returncode:
             print("bench: no OpenSSL headers (libssl-dev): TLS is not measured", file=sys.stderr)
             subprocess.run([*command, "-DNO_TLS"], check=True)
         made.replace(program)
-    return Generator([str(program)], True)
+    return Generator([str(program)], True, build_sync_count(compiler))
+
+
+def build_sync_count(compiler: str) -> Optional[Path]:
+    """sync_count.so, compiled if its source changed; None where it cannot be compiled."""
+    source, library = HERE / "sync_count.c", HERE / "sync_count.so"
+    if is_older(library, [source]):
+        made = library.with_name(f"sync_count-{os.getpid()}.so")
+        command = [compiler, "-O2", "-std=c11", "-shared", "-fPIC", "-o", str(made), str(source), "-ldl"]
+        if subprocess.run(command, capture_output=True).returncode:
+            print("bench: syncs are not counted: sync_count.c needs Linux and glibc", file=sys.stderr)
+            return None
+        made.replace(library)
+    return library
 
 
 # --- the brokers' environment -----------------------------------------------------------------------------------------
@@ -216,8 +233,9 @@ class Scraper:
 class Bench:
     """Runs scenarios against peers and collects mqtt_load's results."""
 
-    def __init__(self, peers: list[Peer], generator: Generator, directory: Path, duration: float) -> None:
+    def __init__(self, peers: list[Peer], generator: Generator, directory: Path, duration: float, rest: float) -> None:
         self.peers = peers
+        self.rest = rest
         self.generator = generator
         self.directory = directory
         self.duration = duration
@@ -254,6 +272,9 @@ class Bench:
         environment = self.environment(scenario, peer, http_port)
         pinned = self.pin and not scenario.durable
         with tempfile.TemporaryDirectory(dir=self.directory) as name:
+            syncs = Path(name) / "syncs"
+            if scenario.durable and self.generator.sync_count is not None:
+                environment |= {"LD_PRELOAD": str(self.generator.sync_count), "SYNC_COUNT": str(syncs)}
             broker = RunningBroker(peer, environment, Path(name), "0" if pinned else None)
             try:
                 error = broker.wait_until_it_listens()
@@ -261,9 +282,9 @@ class Bench:
                     return {"error": error, "ok": False}
                 if http_port and peer.name == OURS:
                     with Scraper(http_port):
-                        run = self.load(scenario, broker, pinned)
+                        run = self.load(scenario, broker, syncs)
                 else:
-                    run = self.load(scenario, broker, pinned)
+                    run = self.load(scenario, broker, syncs)
                 if broker.process.poll() is not None:
                     run.update(error=f"the broker ended with {broker.process.returncode}", ok=False)
                 return run
@@ -285,12 +306,17 @@ class Bench:
             **peer.settings,
         }
 
-    def load(self, scenario: Scenario, broker: RunningBroker, pinned: bool) -> Run:
+    def load(self, scenario: Scenario, broker: RunningBroker, syncs: Path) -> Run:
         arguments = shlex.split(scenario.arguments.format(rate=self.rate(scenario)))
         if scenario.timed:
             arguments += ["--duration", str(self.duration * scenario.stretch)]
         if scenario.guarded:
             arguments += ["--username", USER, "--password", USER]
+        if scenario.durable:
+            arguments += ["--rest", str(self.rest)]
+        if syncs.exists():
+            arguments += ["--sync-count", str(syncs)]
+        pinned = self.pin and not scenario.durable
         command = [*(["taskset", "-c", "1"] if pinned else []), *self.generator.command, "--port", str(broker.port)]
         command += ["--broker-pid", ",".join(map(str, descendants(broker.process.pid)))]
         command += ["--mqtt-version", str(scenario.mqtt), *arguments]

@@ -23,6 +23,9 @@ P99 = Figure("p99 latency µs", "latency_us/p99")
 ACKS = Figure("acknowledged/s", "published_per_s", True)
 ACK_P50 = Figure("p50 acknowledgement µs", "ack_us/p50")
 ACK_P99 = Figure("p99 acknowledgement µs", "ack_us/p99")
+QUEUED_CPU = Figure("CPU µs/message queued", "cpu_us_per_published")
+DISK = Figure("bytes to disk/message", "disk_bytes_per_published")
+SYNCS = Figure("syncs/message", "syncs_per_published")
 SPARK = (
     Figure("rows/s", "rows_per_s", True), Figure("CPU s/million rows", "cpu_s_per_m"),
     Figure("of the JVM", "jvm_s_per_m"), Figure("of Python", "python_s_per_m"), Figure("of the broker", "broker_s_per_m"),
@@ -43,7 +46,8 @@ class Scenario:
     stream: str = ""
     """Filter of this broker's stream; other brokers have none and take part only if ``guarded``."""
     durable: bool = False
-    """The disk decides: this broker also runs with durability off, and no process is pinned to a core."""
+    """The disk decides: this broker also runs with durability off, no process is pinned to a core, and CPU time, bytes and
+    syncs include a rest after the load."""
     half_of: str = ""
     stretch: int = 1
     """Factor of the duration, for queues that have to grow to their limit."""
@@ -60,6 +64,7 @@ class Scenario:
 
 PAIRS = "--scenario p2p --publishers 10 --subscribers 10"
 ELSEWHERE = "elsewhere/#"
+EVERYTHING = "load/#"
 
 
 def simple() -> list[Scenario]:
@@ -117,22 +122,35 @@ def kept(scale: float) -> list[Scenario]:
     def count(full: int) -> int:
         return max(int(full * scale), 10)
 
-    away = "--scenario offline --publishers 10 --subscribers 10 --stall 20"
+    away = "--scenario offline --stall 20"
+    ten = f"{away} --publishers 10 --subscribers 10"
     drained = Figure("CPU µs/message drained", "cpu_us_per_delivered")
-    offline = (ACKS, ACK_P99, Figure("CPU µs/message queued", "cpu_us_per_published"),
-               Figure("drained/s", "delivered_per_s", True), drained)  # fmt: skip
-    return [
-        Scenario("durable-q1", f"{PAIRS} --qos 1 --clean 0", (ACKS, CPU, ACK_P99), durable=True, needs_c=False),
-        Scenario("durable-q2", f"{PAIRS} --qos 2 --clean 0", (ACKS, CPU, ACK_P99), durable=True),
+    offline = (ACKS, ACK_P99, QUEUED_CPU, DISK, Figure("drained/s", "delivered_per_s", True), drained)
+    paced = (ACK_P50, ACK_P99, QUEUED_CPU, DISK)
+    found = [
+        Scenario("durable-q1", f"{PAIRS} --qos 1 --clean 0", (ACKS, CPU, ACK_P99, DISK), durable=True, needs_c=False),
+        Scenario("durable-q2", f"{PAIRS} --qos 2 --clean 0", (ACKS, CPU, ACK_P99, DISK), durable=True),
         Scenario("durable-q1-window1", f"{PAIRS} --qos 1 --clean 0 --window 1 --max-undelivered 1", (ACK_P50, ACK_P99),
                  durable=True),
-        Scenario("offline-q1", f"{away} --qos 1 --window 1000 --count {count(10_000)}", offline, durable=True),
-        Scenario("offline-q2", f"{away} --qos 2 --window 1000 --count {count(5_000)}", offline, durable=True),
-        Scenario("offline-q1-window1", f"{away} --qos 1 --window 1 --count {count(100)}", (ACK_P50, ACK_P99),
+        Scenario("offline-q1", f"{ten} --qos 1 --window 1000 --count {count(50_000)}", offline, durable=True),
+        Scenario("offline-q2", f"{ten} --qos 2 --window 1000 --count {count(10_000)}", offline, durable=True),
+        Scenario("offline-q1-window1", f"{ten} --qos 1 --window 1 --count {count(100)}", (ACK_P50, ACK_P99),
                  durable=True),
-        Scenario("streamed-q0", f"{PAIRS} --qos 0", (CPU, RATE), stream="load/#", durable=True, needs_c=False),
-        Scenario("streamed-q1", f"{PAIRS} --qos 1", (CPU, ACKS, ACK_P99), stream="load/#", durable=True, needs_c=False),
+        Scenario("paced-offline-q1", f"{ten} --qos 1 --rate 100 --count {count(300)}", paced, durable=True),
+        Scenario("paced-q2", f"{PAIRS} --qos 2 --clean 0 --rate 100", paced, durable=True, stretch=3),
+        Scenario("streamed-q0", f"{PAIRS} --qos 0", (CPU, RATE, DISK), stream=EVERYTHING, durable=True, needs_c=False),
+        Scenario("streamed-q1", f"{PAIRS} --qos 1", (CPU, ACKS, ACK_P99, DISK), stream=EVERYTHING, durable=True,
+                 needs_c=False),
+        Scenario("streamed-offline-q1", f"{ten} --qos 1 --window 1000 --count {count(50_000)}", offline,
+                 stream=EVERYTHING, durable=True),
     ]  # fmt: skip
+    one_by_one = f"{away} --publishers 1 --subscribers 1 --window 1 --count {count(1000)}"
+    found += [
+        Scenario(f"one-by-one{streamed}-q{qos}", f"{one_by_one} --clean 0 --qos {qos}", (SYNCS, ACK_P50, ACK_P99, DISK),
+                 stream=EVERYTHING if streamed else "", durable=True)
+        for streamed in ("", "-streamed") for qos in (1, 2)
+    ]  # fmt: skip
+    return found
 
 
 def featured() -> list[Scenario]:
@@ -167,10 +185,12 @@ def spark_scenarios() -> list[Scenario]:
     return [*found, Scenario(SPARK_LATENCY, "", seen, spark=True)]
 
 
-GROUPS = {
+GROUPS: dict[str, list[str]] = {
     "quick": ["p2p-q0-64", "p2p-q1-64", "fanout100-q0", "fanin100-q0", "pairs1000-q0", "durable-q1", "features-q1"],
     "wires": [scenario.name for scenario in other_wires()],
     "kept": [scenario.name for scenario in kept(1)],
+    "commit": ["durable-q1", "durable-q2", "offline-q1", "streamed-offline-q1", "paced-offline-q1", "paced-q2",
+               "one-by-one-q1", "one-by-one-q2", "one-by-one-streamed-q1", "one-by-one-streamed-q2"],
     "features": [scenario.name for scenario in featured()],
     "spark": [scenario.name for scenario in spark_scenarios()],
 }
