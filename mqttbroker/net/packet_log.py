@@ -167,6 +167,10 @@ class PacketLog:
             self._log_sent(part)
         self._transport.writelines(parts)
 
+    def get_write_buffer_size(self) -> int:
+        size: int = self._transport.get_write_buffer_size()
+        return size
+
     def get_extra_info(self, name: str) -> Any:
         return self._transport.get_extra_info(name)
 

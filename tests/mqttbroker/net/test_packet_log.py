@@ -129,6 +129,20 @@ def test_lines_of_packets(start_broker: Start, tmp_path: Path, kind: str) -> Non
     assert all(" event=" in line for line in broker.lines)
 
 
+def test_a_client_that_does_not_read(start_broker: Start) -> None:
+    broker = start_broker(config={"log": {"level": "debug"}})
+    payload, count = bytes(1_000_000), 20
+    with RawClient(broker.port) as slow, RawClient(broker.port) as publisher:
+        slow.connect("slow")
+        slow.subscribe("a")
+        publisher.connect("publisher")
+        for _ in range(count):
+            publisher.publish("a", payload, 1)
+        for _ in range(count):
+            assert slow.take().payload == payload
+        slow.ping()
+
+
 def test_lines_of_connections(start_broker: Start, tmp_path: Path) -> None:
     users = tmp_path / "users.txt"
     users.write_text(f"alice:{hash_password(b'secret')}\n", encoding="utf-8")
