@@ -22,6 +22,11 @@ class AvroSchemas:
     alone: Any = None
     by_id: Optional[Mapping[int, Any]] = None
 
+    def field_names(self) -> frozenset[str]:
+        """The names of all fields of the records."""
+        schemas = [self.alone] if self.by_id is None else self.by_id.values()
+        return frozenset(field["name"] for schema in schemas for field in schema.get("fields", ()))
+
 
 def read_file(path: str) -> AvroSchemas:
     """The schema in a file.  Named types that it does not define are read from ``<full name>.avsc`` beside it.

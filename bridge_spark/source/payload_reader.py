@@ -19,7 +19,9 @@ A user's schema may have, beside the columns of the message:
 
 from __future__ import annotations
 
-from typing import Optional
+import os
+from collections.abc import Collection
+from typing import Optional, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -28,13 +30,14 @@ from bridge_spark.source import json_payloads, sparkplug, typed_text
 from bridge_spark.source.avro_payloads import AvroParser
 from bridge_spark.source.avro_schemas import AvroSchemas
 from bridge_spark.source.json_payloads import JsonParser
-from bridge_spark.source.payload_options import PayloadOptions
+from bridge_spark.source.payload_options import TOPICS, TOPICS_FILE, PayloadOptions
 from bridge_spark.source.protobuf_payloads import ProtobufParser
 from bridge_spark.source.row_parser import Parsed, RowParser
 from bridge_spark.source.schema_files import UnusableSchema
 from bridge_spark.source.sparkplug import SparkplugParser
 from bridge_spark.source.text_payloads import CsvParser, NumberParser
 from bridge_spark.source.topic_levels import TopicPattern
+from bridge_spark.source.topic_parsers import TopicParsers
 
 _TYPES = {
     "reason": pa.string(),
@@ -58,11 +61,11 @@ class PayloadReader:
         levels = pattern.names if pattern is not None else ()
         asked = [field for field in schema if field.name in (*PAYLOAD_COLUMNS, *levels)]
         self._made = {field.name for field in asked}
-        self._parser = None
+        self._parser: Union[RowParser, TopicParsers, None] = None
         if self._made & set(PAYLOAD_COLUMNS):
             if options is None:
                 raise PayloadSchemaError(f"column {asked[0].name!r} needs the option 'payloadFormat'")
-            self._parser = _parser(schema, options)
+            self._parser = _checked_parser(schema, options)
         elif options is not None:
             raise PayloadSchemaError("the option 'payloadFormat' needs a schema with the columns 'value' and 'reason'")
         for field in asked:
@@ -70,7 +73,8 @@ class PayloadReader:
             if field.type != wanted:
                 raise PayloadSchemaError(f"column {field.name!r} is {wanted}, not {field.type}")
         fields = [field for field in schema if field.name not in self._made]
-        needed = ("payload",) * bool(self._parser) + ("topic",) * bool(self._made.intersection(levels))
+        by_topic = isinstance(self._parser, TopicParsers) or bool(self._made.intersection(levels))
+        needed = ("payload",) * (self._parser is not None) + ("topic",) * by_topic
         kinds = {"payload": pa.binary(), "topic": pa.string()}
         self.message_schema = pa.schema(
             fields + [pa.field(name, kinds[name]) for name in needed if name not in schema.names])
@@ -82,7 +86,9 @@ class PayloadReader:
             return messages
         made: dict[str, pa.Array] = {}
         if self._parser is not None:
-            parsed = self._parser.parse(messages.column("payload"))
+            payloads = messages.column("payload")
+            parsed = (self._parser.parse(messages.column("topic"), payloads) if isinstance(self._parser, TopicParsers)
+                      else self._parser.parse(payloads))
             if parsed.payloads is not None:
                 messages = messages.take(parsed.payloads)
             made = self._payload_columns(messages, parsed)
@@ -104,17 +110,57 @@ class PayloadReader:
         return made
 
 
-def _parser(schema: pa.Schema, options: PayloadOptions) -> RowParser:
+def _checked_parser(schema: pa.Schema, options: PayloadOptions) -> Union[RowParser, TopicParsers]:
     if "value" not in schema.names or "reason" not in schema.names:
         raise PayloadSchemaError("the columns 'value' and 'reason' must be asked for together")
     kind = schema.field("value").type
     extra = "extra" in schema.names
     if extra and options.format != "json":
         raise PayloadSchemaError("the column 'extra' is for JSON only")
+    if options.format != "number" and (not pa.types.is_struct(kind) or not kind.num_fields):
+        raise PayloadSchemaError(f"column 'value' must be a struct for {options.format.upper()}, not {kind}")
+    return _topic_parsers(kind, options) if options.format == TOPICS else _parser(kind, options, extra)
+
+
+def _topic_parsers(kind: pa.StructType, options: PayloadOptions) -> TopicParsers:
+    place = f"option 'payloadSchemaDirectory': {os.path.join(options.directory, TOPICS_FILE)!r}"
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    absent = {field.name for field in fields}
+    parsers = []
+    for topic_filter, own in options.topics:
+        where = f'{place}: ["{topic_filter}"]'
+        filled = _filled_fields(own)
+        present = [field for field in fields if filled is None or field.name in filled]
+        if not present:
+            raise PayloadSchemaError(f"{where}: fills no field of 'value', which has {', '.join(sorted(absent))}")
+        for field in fields:
+            if field not in present and not field.nullable:
+                raise PayloadSchemaError(f"{where}: has no field {field.name!r}, which is NOT NULL")
+        absent -= {field.name for field in present}
+        try:
+            parsers.append((topic_filter, _parser(pa.struct(present), own, False)))
+        except PayloadSchemaError as error:
+            raise PayloadSchemaError(f"{where}: {error}") from None
+    for name in sorted(absent):
+        raise PayloadSchemaError(f"{place}: no topic filter has a field {name!r}")
+    return TopicParsers(kind, parsers)
+
+
+def _filled_fields(options: PayloadOptions) -> Optional[Collection[str]]:
+    """The names of the fields that a format can fill; None for any."""
+    if options.format == "number":
+        return (options.field or "value",)
+    if options.format == "sparkplug":
+        return sparkplug.FIELDS
+    if options.format == "csv":
+        return options.header
+    return None if options.schemas is None else options.schemas.field_names()
+
+
+def _parser(kind: pa.DataType, options: PayloadOptions, extra: bool) -> RowParser:
+    """Parses payloads of one format to ``kind``, and to the column `extra`."""
     if options.format == "number":
         return _number_parser(kind)
-    if not pa.types.is_struct(kind) or not kind.num_fields:
-        raise PayloadSchemaError(f"column 'value' must be a struct for {options.format.upper()}, not {kind}")
     if options.format == "sparkplug":
         return _sparkplug_parser(kind)
     if options.schemas is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -22,6 +23,14 @@ class ProtobufSchemas:
     message: str
     alone: Optional[bytes] = None
     by_id: Optional[Mapping[int, bytes]] = None
+
+    def field_names(self) -> frozenset[str]:
+        """The names of all fields of the message type, in all schemas that have it."""
+        found: set[str] = set()
+        for data in [self.alone] if self.by_id is None else self.by_id.values():
+            with suppress(UnusableSchema):
+                found.update(message_type(data or b"", self.message).new.DESCRIPTOR.fields_by_name)
+        return frozenset(found)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Optional
 
 from bridge_spark.source.options import OptionError, parse_options
-from bridge_spark.source.payload_options import PayloadOptionError, payload_options
+from bridge_spark.source.payload_options import PAYLOAD_KEYS, PayloadOptionError, in_keys, payload_options
 from bridge_spark.source.topic_levels import PatternError, parse_pattern
 from bridge_spark.tables.config_section import ConfigError, Section
 
-FORMATS = ("json", "csv", "number", "sparkplug", "avro", "protobuf", "raw")
+FORMATS = ("json", "csv", "number", "sparkplug", "avro", "protobuf", "topics", "raw")
 EXTRA_FIELDS = ("ignore", "map", "add")
 TABLE_FORMATS = ("parquet", "delta")
 MESSAGE_COLUMNS = (
@@ -43,16 +43,6 @@ _SPARK_PARSES = ("json", "csv")
 _COLUMN = re.compile(r"([a-z_]+)(?:\s+as\s+(\w+))?", re.IGNORECASE)
 _FIELD = re.compile(r"(.+?)(?:\s+as\s+(\w+))?", re.IGNORECASE)
 _SOURCE_KEYS = {"path": "path", "url": "url", "token": "token", "token_file": "tokenFile", "ca_file": "caFile"}
-_PAYLOAD_KEYS = {
-    "timestamps": "payloadTimestamps",
-    "explode": "payloadExplode",
-    "delimiter": "payloadDelimiter",
-    "quote": "payloadQuote",
-    "header": "payloadHeader",
-    "schema_file": "payloadSchemaFile",
-    "schema_directory": "payloadSchemaDirectory",
-    "message": "payloadMessage",
-}
 
 
 @dataclass(frozen=True)
@@ -62,7 +52,7 @@ class PayloadConfig:
     ``columns`` are message columns, as (column, name in the table); ``levels`` are topic levels; ``fields`` are paths
     into the payload with their names, None for all fields of the schema.  ``schema`` is DDL; a NOT NULL field is
     required.  The Spark source parses payloads, with the options ``source_options``.  If ``options`` are given, Spark's
-    own parser does, with those.
+    own parser does, with those.  ``several``: a message may have several rows, which the column `item` numbers.
     """
 
     format: str
@@ -73,15 +63,11 @@ class PayloadConfig:
     fields: Optional[tuple[tuple[tuple[str, ...], str], ...]]
     extra_fields: str
     source_options: dict[str, str]
+    several: bool
 
     @property
     def parsed_by_source(self) -> bool:
         return self.format != "raw" and not self.options
-
-    @property
-    def several(self) -> bool:
-        """Whether a message may have several rows; the column `item` then numbers them."""
-        return self.format == "sparkplug" or self.source_options.get("payloadExplode") == "true"
 
 
 @dataclass(frozen=True)
@@ -264,6 +250,7 @@ def _payload(section: Section) -> PayloadConfig:
     if extra != "ignore" and (kind != "json" or options):
         raise section.error("extra_fields", "is for format \"json\" without [options]")
     levels, topic = _topic(section)
+    source_options, several = _payload_options(section, kind, bool(options))
     return PayloadConfig(
         format=kind,
         schema=schema,
@@ -272,7 +259,8 @@ def _payload(section: Section) -> PayloadConfig:
         levels=levels,
         fields=_fields(section),
         extra_fields=extra,
-        source_options={**topic, **_payload_options(section, kind, bool(options))},
+        source_options={**topic, **source_options},
+        several=several,
     )
 
 
@@ -289,7 +277,8 @@ def _topic(section: Section) -> tuple[tuple[str, ...], dict[str, str]]:
     return levels, {"topicPattern": text}
 
 
-def _payload_options(section: Section, kind: str, by_spark: bool) -> dict[str, str]:
+def _payload_options(section: Section, kind: str, by_spark: bool) -> tuple[dict[str, str], bool]:
+    """The options of the source, and whether a message may have several rows."""
     given = {
         "timestamps": section.text("timestamps") if "timestamps" in section.values else None,
         "explode": "true" if section.flag("explode", False) else None,
@@ -300,20 +289,19 @@ def _payload_options(section: Section, kind: str, by_spark: bool) -> dict[str, s
         "schema_directory": _place(section, "schema_directory"),
         "message": section.text("message") if "message" in section.values else None,
     }
-    options = {_PAYLOAD_KEYS[key]: value for key, value in given.items() if value is not None}
+    options = {PAYLOAD_KEYS[key]: value for key, value in given.items() if value is not None}
     if by_spark or kind == "raw":
         for key, value in given.items():
             if value is not None:
                 raise section.error(key, "has no meaning with format \"raw\" or with [options] of Spark's parser")
-        return {}
+        return {}, False
     options["payloadFormat"] = kind
     try:
-        payload_options(options)
+        parsed = payload_options(options)
     except PayloadOptionError as error:
-        keys = {name: key for key, name in {"format": "payloadFormat", **_PAYLOAD_KEYS}.items()}
-        reason = error.reason.replace("'payloadFormat'", "format")
-        raise section.error(keys[error.name], reason.replace("payloadSchemaDirectory", "schema_directory")) from None
-    return options
+        key, _, reason = in_keys(error).partition(": ")
+        raise section.error(key, reason) from None
+    return options, parsed is not None and parsed.several
 
 
 def _place(section: Section, key: str) -> Optional[str]:

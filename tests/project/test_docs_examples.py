@@ -1,7 +1,8 @@
 """The examples of the documentation run.
 
 A Python block runs as printed, except for the broker's address and for `awaitTermination`, which would wait for ever.
-TOML blocks pass the check of the program that reads them. Each option of a command exists.
+TOML blocks pass the check of the program that reads them. A block whose first line is a comment with a path is that file
+for the blocks that run. Each option of a command exists.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ PAGES = ("README.md", "docs/spark.md")
 ADDRESS = "http://127.0.0.1:18083"
 MQTT_ADDRESS = "mqtt://127.0.0.1:1883"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"# ([\w/.-]+/[\w.-]+)\n")
 FAST = (
     f'--driver-java-options "{QUICK_JVM} -Dspark.ui.enabled=false" --conf spark.sql.shuffle.partitions=2 pyspark-shell'
 )
@@ -91,6 +93,10 @@ def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerPro
     for page in PAGES:
         examples = blocks(page, "python")
         assert examples
+        for file in blocks(page, "toml"):
+            if named := FILE.match(file.code):
+                (tmp_path / named[1]).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / named[1]).write_text(file.code, encoding="utf-8")
         for block in examples:
             code = block.code.replace(ADDRESS, broker.url).replace(MQTT_ADDRESS, f"mqtt://127.0.0.1:{broker.port}")
             code = code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()")
@@ -117,6 +123,8 @@ def test_toml_blocks_are_valid(page: str, tmp_path: Path) -> None:
     assert examples
     for block in examples:
         document = tomllib.loads(block.code)
+        if FILE.match(block.code):
+            continue  # a file of the Python blocks
         if "tables" in document:
             parse_config({"source": {"path": "data"}, **document}, f"{page}:{block.line}")
         else:

@@ -371,7 +371,7 @@ def test_invalid_schemas_are_refused(columns: dict[str, Any], given: Optional[st
     [
         ({"payloadFormat": "xml"}, "'xml' is none of json"),
         ({"payloadExplode": "true"}, "is for 'payloadFormat' json and csv only"),
-        ({"payloadFormat": "csv", "payloadTimestamps": "ms"}, "is for 'payloadFormat' json only"),
+        ({"payloadFormat": "csv", "payloadTimestamps": "ms"}, "is for 'payloadFormat' json and protobuf only"),
         ({"payloadFormat": "json", "payloadTimestamps": "h"}, "'h' is none of"),
         ({"payloadFormat": "json", "payloadExplode": "1"}, "neither"),
         ({"payloadFormat": "csv", "payloadDelimiter": "||"}, "is not one ASCII character"),

@@ -48,7 +48,7 @@ REFUSED = [
     ({"tables": {"t": {"stream": "s", "output": "o", "schem": "a int"}}},
      "tables.t.schema: is missing, and 'schem' is unknown: did you mean schema?"),
     ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "format": "xml"}}},
-     "tables.t.format: 'xml' is none of json, csv, number, sparkplug, avro, protobuf, raw"),
+     "tables.t.format: 'xml' is none of json, csv, number, sparkplug, avro, protobuf, topics, raw"),
     ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "filter": "a#"}}},
      "tables.t: option 'filter': 'a#' is not"),
     ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "columns": ["colour"]}}},
