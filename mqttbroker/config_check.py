@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,6 +24,14 @@ def warnings(settings: Settings) -> list[str]:
     """One line for each setting that works, but not as one might expect."""
     warning = memory_warning(settings)
     return [warning] if warning else []
+
+
+def source_of(line: str, settings: Settings, file: Path) -> str:
+    """The variable that set a key named by a line of `check` or `warnings`, or the configuration file."""
+    key, _, text = line.partition(": ")
+    words = re.findall(r"[\w.]+", text)
+    keys = [key, *(f"{key}.{word}" for word in words), *words]
+    return next((settings.sources[name] for name in keys if name in settings.sources), str(file))
 
 
 def _files(settings: Settings) -> Iterator[str]:

@@ -101,14 +101,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _check_config(file: Path) -> int:
-    from mqttbroker.config_check import check, warnings
+    from mqttbroker.config_check import check, source_of, warnings
 
-    settings = load_settings(file, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
+    settings = load_settings(file, os.environ, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
     if problems := check(settings):
-        raise ConfigError([f"{file}: {problem}" for problem in problems])
+        raise ConfigError([f"{source_of(problem, settings, file)}: {problem}" for problem in problems])
     for warning in warnings(settings):
-        print(f"warning: {file}: {warning}", file=sys.stderr)
-    print(f"{file}: fine")
+        print(f"warning: {source_of(warning, settings, file)}: {warning}", file=sys.stderr)
+    variables = sorted({source for source in settings.sources.values() if source in os.environ})
+    print(f"{file}{' with ' if variables else ''}{', '.join(variables)}: fine")
     return 0
 
 

@@ -37,6 +37,38 @@ def test_problem_is_one_line_with_file_and_key(tmp_path: Path, config: str, prob
     assert re.search(problem, one_line(done.stderr)) and "broker.toml" in done.stderr
 
 
+VARIABLES = [
+    ("LIMITS__MAX_INFLIGHT", "0", r"limits\.max_inflight: must be 1–65535, got 0"),
+    ("LIMITS__MAX_INFLIGTH", "5", r"limits\.max_infligth: unknown key, did you mean max_inflight\?"),
+    ("DATA_DIR", "{directory}/file/data", r"data_dir: .*/file is not a directory"),
+    ("PASSWORD_FILE", "{directory}/none", r"password_file: .*/none: cannot be read: No such file or directory"),
+    ("ALLOW_ANONYMOUS", "false", r"listeners\.0: no client can connect: allow_anonymous is false.*"),
+    ("HTTP__TOKEN_FILE", "{directory}/none", r"http\.token_file: .*/none: No such file or directory"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value", "problem"), VARIABLES)
+def test_variables_count_as_for_serve(tmp_path: Path, variable: str, value: str, problem: str) -> None:
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "broker.toml").write_text("")
+    environment = {f"MQTTBROKER_{variable}": value.format(directory=tmp_path)}
+    done = run("check-config", "broker.toml", cwd=tmp_path, env=environment)
+    assert done.returncode == 2
+    assert re.fullmatch(rf"MQTTBROKER_{variable}: {problem}", one_line(done.stderr))
+
+
+def test_problem_of_the_file_names_the_file_beside_variables(tmp_path: Path) -> None:
+    (tmp_path / "broker.toml").write_text(f'password_file = "{tmp_path}/none"\n')
+    done = run("check-config", "broker.toml", cwd=tmp_path, env={"MQTTBROKER_LOG__LEVEL": "debug"})
+    assert done.returncode == 2 and one_line(done.stderr).startswith("broker.toml: password_file: ")
+
+
+def test_variable_mends_the_file(tmp_path: Path) -> None:
+    (tmp_path / "broker.toml").write_text("allow_anonymous = false\n")
+    done = run("check-config", "broker.toml", cwd=tmp_path, env={"MQTTBROKER_ALLOW_ANONYMOUS": "true"})
+    assert done.returncode == 0 and one_line(done.stdout) == "broker.toml with MQTTBROKER_ALLOW_ANONYMOUS: fine"
+
+
 def test_complete_configuration_is_fine(tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path)
     (tmp_path / "token").write_text("secret\n")
