@@ -16,6 +16,7 @@ from typing import Callable, Final, Optional
 import aiohttp
 
 from mqttbroker.auth.jwt_keys import JwtKeyError, KeySet, keys_of_jwks
+from mqttbroker.config.setting_kinds import shown_url
 from mqttbroker.config.settings import Jwt
 
 log = logging.getLogger("mqttbroker")
@@ -50,7 +51,7 @@ def fetch(url: str, timeout: float, max_size: int, cafile: Optional[Path]) -> by
     except TimeoutError:
         raise FetchError(f"no answer in {timeout:g} s") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise FetchError(str(error) or type(error).__name__) from None
+        raise FetchError(str(error).replace(url, shown_url(url)) or type(error).__name__) from None
 
 
 class JwksUrl:
@@ -63,6 +64,7 @@ class JwksUrl:
     def __init__(self, settings: Jwt, on_answer: Callable[[bool], None]) -> None:
         self.settings = settings
         self._on_answer = on_answer
+        self.shown = shown_url(str(settings.jwks_url))  # for logs and reports
         self.keys: Optional[KeySet] = None
         self.error = ""  # of the last fetch
         self.fetched_at = 0.0  # Unix seconds of the last successful fetch
@@ -147,14 +149,14 @@ class JwksUrl:
         if keys is None:
             self.failures += 1
             self.error = error
-            log.error("event=jwks_failed url=%s reason=%s", settings.jwks_url, error)
+            log.error("event=jwks_failed url=%s reason=%s", self.shown, error)
         else:
             self.successes += 1
             self.fetched_at = time.time()
             changed = self.keys is None or self.keys.text != keys.text
             self.keys = keys
             if self.error or changed:
-                log.info("event=jwks_fetched url=%s keys=%d kids=%s", settings.jwks_url, self.key_count, kids(keys))
+                log.info("event=jwks_fetched url=%s keys=%d kids=%s", self.shown, self.key_count, kids(keys))
             self.error = ""
         delay = settings.jwks_min_interval if keys is None else settings.jwks_refresh
         self._timer = self._loop.call_later(min(delay, settings.jwks_refresh), self.refresh)

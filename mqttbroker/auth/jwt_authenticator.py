@@ -115,7 +115,7 @@ class JwtAuthenticator(BackgroundAuthenticator):
         if self.jwks is None or not self.jwks.error:
             return []
         state = "no keys yet" if self.jwks.keys is None else "the last keys stay in use"
-        return [f"jwt: {self.jwks.settings.jwks_url}: {self.jwks.error}; {state}"]
+        return [f"jwt: {self.jwks.shown}: {self.jwks.error}; {state}"]
 
     # --- logins ---------------------------------------------------------------------------------------------------
 

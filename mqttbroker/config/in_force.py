@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import Field
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
 
+from mqttbroker.config.setting_kinds import Url, shown_url
 from mqttbroker.config.settings import Settings
 
 MASK = "***"
@@ -29,23 +31,27 @@ def flatten(settings: Settings) -> Dict[str, Any]:
     return found
 
 
-def _secrets(section: Any) -> Iterator[str]:
+def _all_fields(section: Any) -> Iterator[Field[Any]]:
     for field in dataclasses.fields(section):
-        if not field.repr:
-            yield field.name
+        yield field
         for inner in (field.metadata.get("section"), field.metadata.get("tables")):
             if inner is not None:
-                yield from _secrets(inner)
+                yield from _all_fields(inner)
 
 
-SECRETS = frozenset(_secrets(Settings))
+SECRETS = frozenset(field.name for field in _all_fields(Settings) if not field.repr)
 """Names of keys whose values are never shown."""
+URLS = frozenset(field.name for field in _all_fields(Settings) if isinstance(field.metadata.get("kind"), Url))
+"""Names of keys that are URLs."""
 
 
 def shown_value(key: str, value: object) -> Any:
-    """The value of a key of `flatten` as JSON, without secrets."""
-    if key.rpartition(".")[2] in SECRETS:
+    """The value of a key of `flatten` as JSON, without secrets, which the query of a URL may be, too."""
+    name = key.rpartition(".")[2]
+    if name in SECRETS:
         return None if value is None else MASK
+    if name in URLS and isinstance(value, str):
+        return shown_url(value)
     if isinstance(value, Path):
         return str(value)
     if dataclasses.is_dataclass(value):

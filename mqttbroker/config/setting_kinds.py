@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Optional, TypeVar, Union
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from topic_matcher.filters import is_valid_filter, is_valid_topic
 
@@ -281,6 +281,13 @@ class Url(Kind[Optional[str]]):
         if parts.scheme == "http" and not self.plain and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
             raise ValueError("must begin with https://, because the host is not localhost")
         return text
+
+
+def shown_url(url: str) -> str:
+    """A URL for logs and listings: without user, password and fragment, and with ``***`` for the query."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path, "***" if parts.query else "", ""))
 
 
 class Templates(Kind[tuple[tuple[str, str], ...]]):

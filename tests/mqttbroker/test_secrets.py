@@ -95,7 +95,7 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
         "http": {"token": KEYS["http.token"], "access": [
             {"name": "grafana", "role": "viewer", "token_file": str(tmp_path / "access-token")}]},
         "jwt": {"algorithms": ["HS256"], "secret": KEYS["jwt.secret"], "token_in": "password"},
-        "http_callback": {"url": "http://127.0.0.1:9/", "authorization": KEYS["http_callback.authorization"],
+        "http_callback": {"url": f"http://127.0.0.1:9/?key={MARK}-query", "authorization": KEYS["http_callback.authorization"],
                           "headers": {"X-Api-Key": KEYS["http_callback.headers"]}},
         "plugin": {"object": "silent:Silent", "path": str(tmp_path), "options": {"key": KEYS["plugin.options"]}},
         "streams": {"a": {"filters": ["a/#"], "partitions": 1}},

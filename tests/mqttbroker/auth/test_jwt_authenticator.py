@@ -342,9 +342,9 @@ async def test_the_last_good_keys_stay_in_use(start: Start, server: KeyServer, m
 
 async def test_without_any_keys_logins_are_refused_as_unavailable(start: Start, server: KeyServer) -> None:
     server.mode = "error"
-    authenticator = start(jwks_url=server.url)
+    authenticator = start(jwks_url=f"{server.url}?key=secret")
     assert (await ask(authenticator, token(name="a", kid="a")))[:2] == (SERVER_UNAVAILABLE, False)
-    assert authenticator.problems == [f"jwt: {server.url}: HTTP status 500; no keys yet"]
+    assert authenticator.problems == [f"jwt: {server.url}?***: HTTP status 500; no keys yet"]
 
 
 async def test_too_many_logins_that_wait_for_keys(start: Start, server: KeyServer) -> None:
