@@ -7,12 +7,16 @@ import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError
-from mqttbroker.config.settings import Settings
+from mqttbroker.config.settings import Settings, is_loopback
 from mqttbroker.memory_limit import memory_warning
 from mqttbroker.net.tls import http_context, server_context
+
+# Authenticators of clients that send a password or token.
+_WITH_SECRETS = frozenset(("password_file", "jwt", "http_callback", "plugin"))
 
 
 def check(settings: Settings) -> list[str]:
@@ -23,7 +27,22 @@ def check(settings: Settings) -> list[str]:
 def warnings(settings: Settings) -> list[str]:
     """One line for each setting that works, but not as one might expect."""
     warning = memory_warning(settings)
-    return [warning] if warning else []
+    return [*([warning] if warning else []), *_unencrypted(settings)]
+
+
+def _unencrypted(settings: Settings) -> Iterator[str]:
+    """Connections to other machines that send secrets without TLS."""
+    http = settings.http
+    if http.port is not None and http.certfile is None and not is_loopback(http.host):
+        yield "http.certfile: is not set, so tokens can be read on the network"
+    url = urlsplit(settings.http_callback.url or "")
+    if url.scheme == "http" and not is_loopback(url.hostname or ""):
+        yield "http_callback.url: begins with http://, so passwords can be read on the network"
+    for index, listener in enumerate(settings.listeners):
+        reads_secrets = not _WITH_SECRETS.isdisjoint(settings.authenticators_of(listener))
+        plain = listener.type in ("tcp", "ws") and not listener.proxy_protocol and not is_loopback(listener.host)
+        if reads_secrets and plain:
+            yield f'listeners.{index}: type "{listener.type}" does not encrypt, so passwords can be read on the network'
 
 
 def source_of(line: str, settings: Settings, file: Path) -> str:

@@ -20,7 +20,7 @@ import uvloop
 
 from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamLogError, StreamLogs
-from mqttbroker import __version__, build_kind
+from mqttbroker import __version__, build_kind, config_check
 from mqttbroker.admin.access import access_list, streams_open
 from mqttbroker.admin.backup import back_up
 from mqttbroker.admin.consumer_lag import ConsumerLag
@@ -38,7 +38,7 @@ from mqttbroker.assembly import build_broker, listener_terms, restore, stream_co
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError, log_warning
-from mqttbroker.config.settings import Listener, Settings, is_loopback
+from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.logs import close, configure, dropped_lines, level, set_level
 from mqttbroker.memory_limit import MemoryWatch, ProcessMemory, part_limits
@@ -221,8 +221,6 @@ class Server:
         if settings.streams and not settings.http.has_access and not streams_open(settings):
             reason = "MQTT clients need a user or rules, so streams are not served over HTTP without a token"
             log.warning("event=streams_need_token reason=%s", reason)
-        if settings.http.certfile is None and not is_loopback(settings.http.host):
-            log.warning("event=http_not_encrypted reason=%s", "tokens can be read on the network: set http.certfile")
 
     # --- listeners ------------------------------------------------------------
 
@@ -398,6 +396,8 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
         return 2
     for text in warnings:
         log_warning(text)
+    for text in config_check.warnings(settings):
+        log.warning("event=configuration_warning reason=%s", text)
     set_umask(settings.data_mode)
     keep_freed_memory()
 

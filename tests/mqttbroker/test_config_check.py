@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.broker_process import BrokerProcess, to_toml
 from support.certificates import CertificateFiles
 from support.command_line import one_line, run
 
@@ -69,11 +72,57 @@ def test_variable_mends_the_file(tmp_path: Path) -> None:
     assert done.returncode == 0 and one_line(done.stdout) == "broker.toml with MQTTBROKER_ALLOW_ANONYMOUS: fine"
 
 
+WARNINGS = [
+    ({"http": {"host": "", "token": "t"}}, r"http\.certfile: .*tokens can be read on the network"),
+    ({"http_callback": {"url": "http://192.0.2.1/mqtt"}}, r"http_callback\.url: .*passwords can be read on the network"),
+    ({"listeners": [{"host": "0.0.0.0", "port": 0}], "password_file": "users"},
+     r'listeners\.0: type "tcp" .*passwords can be read on the network'),
+    ({"listeners": [{"host": "127.0.0.1", "port": 0}, {"type": "ws", "host": "", "port": 0, "password_file": "users"}]},
+     r'listeners\.1: type "ws" .*passwords can be read on the network'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "warning"), WARNINGS)
+def test_secrets_without_tls_are_a_warning(
+    start_broker: Callable[..., BrokerProcess], tmp_path: Path, config: dict[str, Any], warning: str
+) -> None:
+    (tmp_path / "users").write_text("")
+    config = {key: str(tmp_path / value) if value == "users" else value for key, value in config.items()}
+    for listener in config.get("listeners", []):
+        if "password_file" in listener:
+            listener["password_file"] = str(tmp_path / "users")
+    file = tmp_path / "broker.toml"
+    file.write_text(to_toml(config))
+    done = run("check-config", str(file), cwd=tmp_path)
+    assert done.returncode == 0 and re.fullmatch(rf"warning: {file}: {warning}", one_line(done.stderr))
+    broker = start_broker(config=config)
+    broker.wait_for_log("event=started")
+    lines = [line for line in broker.log.splitlines() if "event=configuration_warning" in line]
+    assert len(lines) == 1 and re.search(warning.replace('"', r'\\"'), lines[0])
+
+
+@pytest.mark.parametrize("config", [
+    {"listeners": [{"host": "0.0.0.0", "port": 0}]},  # no client sends a password
+    {"listeners": [{"host": "localhost", "port": 0}], "password_file": "/dev/null"},
+    {"listeners": [{"host": "::1", "port": 0}], "password_file": "/dev/null"},
+    {"listeners": [{"host": "", "port": 0, "proxy_protocol": True}], "password_file": "/dev/null"},
+    {"listeners": [{"type": "unix", "path": "s"}], "password_file": "/dev/null"},
+    {"http_callback": {"url": "http://[::1]:8080/"}},
+    {"http_callback": {"url": "http://localhost/"}},
+    {"http_callback": {"url": "https://192.0.2.1/"}},
+])  # fmt: skip
+def test_no_warning_where_nothing_secret_is_sent_in_clear(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "broker.toml").write_text(to_toml(config))
+    done = run("check-config", "broker.toml", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_complete_configuration_is_fine(tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path)
     (tmp_path / "token").write_text("secret\n")
     (tmp_path / "broker.toml").write_text(
-        f'[http]\nhost = ""\ntoken_file = "{tmp_path}/token"\n[[listeners]]\ntype = "tls"\nport = 0\n'
+        f'[http]\nhost = ""\ntoken_file = "{tmp_path}/token"\ncertfile = "{files.certfile}"\n'
+        f'keyfile = "{files.keyfile}"\n[[listeners]]\ntype = "tls"\nport = 0\n'
         f'certfile = "{files.certfile}"\nkeyfile = "{files.keyfile}"\n'
     )
     done = run("check-config", "broker.toml", cwd=tmp_path)
