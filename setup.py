@@ -174,6 +174,9 @@ class BuildCompiled(build_ext):
             target_dir=str(ROOT / "build" / "mypyc"),
         )
         for extension in self.distribution.ext_modules:
+            for source in map(Path, extension.sources):
+                code = source.read_text(encoding="utf-8")
+                source.write_text(without_trashcan(code), encoding="utf-8")
             # Without it a compiler does not inline the functions of position-independent code, as they could be
             # replaced.
             extension.extra_compile_args.append("-fno-semantic-interposition")
@@ -181,6 +184,25 @@ class BuildCompiled(build_ext):
         self.finalize_options()
         super().run()
         return self.files()
+
+
+def without_trashcan(code: str) -> str:
+    """mypyc's C code without CPython's trashcan in deallocators of objects that have no garbage collector header.
+
+    The trashcan keeps deallocations from nesting too deep: it links objects through that header and continues later.
+    mypyc uses it for classes with ``acyclic=True``, too, where it overwrites the eight bytes in front of the object.
+    """
+    lines = []
+    tracked = False
+    for line in code.splitlines(keepends=True):
+        statement = line.strip()
+        if statement == "static void":
+            tracked = False
+        elif statement == "PyObject_GC_UnTrack(self);":
+            tracked = True
+        if tracked or not statement.startswith(("CPy_TRASHCAN_BEGIN(self, ", "CPy_TRASHCAN_END(self)")):
+            lines.append(line)
+    return "".join(lines)
 
 
 def copy_files(names: list[str], source: Path, target: Path) -> None:
