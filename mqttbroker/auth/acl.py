@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Dict, Final, List, Optional
 
+from mypy_extensions import mypyc_attr
+
 from mqttbroker.core.policy import Authorizer
 from topic_matcher.filters import is_valid_filter, matches
 
@@ -19,6 +21,8 @@ WRITE: Final = 2
 _ACCESS: Final = {"read": READ, "write": WRITE, "readwrite": READ | WRITE, "deny": DENY}
 
 
+# mypyc frees the weak references to an exception of a native class once too often.
+@mypyc_attr(native_class=False)
 class AclError(Exception):
     """One line: the file, its line and the reason."""
 

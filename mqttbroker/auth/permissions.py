@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Final, List, Optional
 
+from mypy_extensions import mypyc_attr
+
 from mqttbroker.auth.acl import covers
 from mqttbroker.core.policy import ALLOWED, DENIED, UNDECIDED, Permissions
 from topic_matcher.filters import is_valid_filter, matches
@@ -27,6 +29,8 @@ PERMISSION_BYTES: Final = 200  # memory of one, with its filter
 MAX_SHARED: Final = 1000  # parsed permissions that clients with the same ones share
 
 
+# mypyc frees the weak references to an exception of a native class once too often.
+@mypyc_attr(native_class=False)
 class PermissionsError(Exception):
     """One line with the reason."""
 

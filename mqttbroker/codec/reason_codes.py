@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from mypy_extensions import mypyc_attr
+
 from sessions.reason_names import REASON_NAMES
 
 # Control packet types (MQTT 5.0 section 2.1.2): the high half of the first byte.
@@ -103,6 +105,8 @@ CODES: Final[dict[int, frozenset[int]]] = {
 _V3_UNAVAILABLE: Final = frozenset((0x80, 0x83, 0x88, 0x89, 0x97, 0x9C, 0x9D, 0x9F))
 
 
+# mypyc frees the weak references to an exception of a native class once too often.
+@mypyc_attr(native_class=False)
 class MQTTError(Exception):
     """A packet that cannot be accepted; the connection ends with ``reason_code``.
 

@@ -52,7 +52,23 @@ for number in range(1000):
 del scan
 """
 
-@pytest.mark.parametrize("program", [NESTED, SCANNED], ids=["nested", "removed-under-a-scan"])
+WEAK = """
+import weakref
+
+from mqttbroker.auth.acl import AclError
+from mqttbroker.auth.permissions import PermissionsError
+from mqttbroker.codec.reason_codes import MQTTError
+
+for make in (lambda: MQTTError(0x80, "refused"), lambda: AclError("line 1"), lambda: PermissionsError("no list")):
+    for _ in range(100):
+        error = make()
+        seen = weakref.ref(error)
+        del error
+        assert seen() is None
+"""
+
+
+@pytest.mark.parametrize("program", [NESTED, SCANNED, WEAK], ids=["nested", "removed-under-a-scan", "weak-references"])
 def test_objects_are_freed_without_damage(program: str) -> None:
     environment = {**os.environ, "PYTHONMALLOC": "debug"}
     done = subprocess.run([sys.executable, "-P", "-c", program], env=environment, capture_output=True, timeout=50)
