@@ -160,6 +160,9 @@ def part_limits(settings: Settings) -> dict[str, int]:
         "decisions of access rules": MAX_DECISION_BYTES,
         "bans.max_entries": settings.bans.max_entries * BAN_BYTES,
         "logins.max_remembered": settings.logins.max_remembered * REMEMBERED_BYTES,
+        "jwt.max_remembered_bytes": settings.jwt.max_remembered_bytes if settings.jwt.configured else 0,
+        "http_callback.cache_bytes": settings.http_callback.cache_bytes if settings.http_callback.cache_ttl else 0,
+        "plugin.cache_bytes": settings.plugin.cache_bytes if settings.plugin.cache_ttl else 0,
         "streams.dedup_producers": sum(
             stream.dedup_producers * PRODUCER_BYTES for stream in settings.streams if stream.dedup
         ),

@@ -7,9 +7,8 @@ gain nothing, because the library holds the interpreter's lock. Tokens that were
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Callable, Final, Optional
 
 from mqttbroker.auth.background import BackgroundAuthenticator
@@ -18,6 +17,7 @@ from mqttbroker.auth.jwt_keys import JwtKeyError, KeySet, keys_of_jwks, keys_of_
 from mqttbroker.auth.jwt_tokens import Token, TokenError, TokenVerifier, UnknownKeyError, looks_like_token
 from mqttbroker.auth.login_queue import SHORT, TOO_MANY_BYTES, TOO_MANY_LOGINS
 from mqttbroker.auth.permissions import PermissionsReader
+from mqttbroker.auth.remembered_tokens import RememberedTokens
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, QUOTA_EXCEEDED, SERVER_BUSY
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Jwt
@@ -54,7 +54,7 @@ class JwtAuthenticator(BackgroundAuthenticator):
         self._verifier = TokenVerifier(settings, self._permissions)
         self._in_force = settings
         self._keys = read_keys(settings)
-        self._remembered: OrderedDict[bytes, Token] = OrderedDict()
+        self._remembered = RememberedTokens(settings.max_remembered_bytes)
         self._queue: deque[_Login] = deque()
         self._waiting_for_keys: list[_Login] = []
         self._waiting_bytes = 0  # of both
@@ -89,7 +89,7 @@ class JwtAuthenticator(BackgroundAuthenticator):
         self._in_force = settings
         self._verifier = TokenVerifier(settings, self._permissions)
         self._keys = keys
-        self._remembered.clear()
+        self._forget_tokens()
         self._replace_jwks()
         return []
 
@@ -126,7 +126,7 @@ class JwtAuthenticator(BackgroundAuthenticator):
         elif len(text) > self._in_force.max_token_size:
             self._refuse(request, TokenError("the token is too large"))
         else:
-            token = self._remembered.get(_digest(text))
+            token = self._remembered.get(text)
             if token is not None:
                 self._accept(request, token)
             elif not self._queue and self._used <= TURN:
@@ -190,7 +190,7 @@ class JwtAuthenticator(BackgroundAuthenticator):
         except TokenError as error:
             self._refuse(login.request, error)
         else:
-            self._remember(login.text, token)
+            self._remembered.add(login.text, token)
             self._accept(login.request, token)
         finally:
             self._used += time.perf_counter() - began
@@ -210,7 +210,7 @@ class JwtAuthenticator(BackgroundAuthenticator):
     def _jwks_answered(self, changed: bool) -> None:
         """Keys were fetched, or not."""
         if changed:
-            self._remembered.clear()
+            self._forget_tokens()
         for login in self._waiting_for_keys:
             login.retried = True
             self._queue.append(login)
@@ -232,20 +232,12 @@ class JwtAuthenticator(BackgroundAuthenticator):
         else:
             request.fail(BAD_USER_NAME_OR_PASSWORD, str(error))
 
-    def _remember(self, text: str, token: Token) -> None:
-        if self._in_force.max_remembered == 0:
-            return
-        if len(self._remembered) >= self._in_force.max_remembered:
-            self._remembered.popitem(last=False)
-        self._remembered[_digest(text)] = token
+    def _forget_tokens(self) -> None:
+        self._remembered = RememberedTokens(self._in_force.max_remembered_bytes)
 
 
 def _text(keys: Optional[KeySet]) -> Optional[bytes]:
     return None if keys is None else keys.text
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()
 
 
 def read_keys(settings: Jwt) -> Optional[KeySet]:

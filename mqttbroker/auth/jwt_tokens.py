@@ -6,6 +6,7 @@ import base64
 import binascii
 import json
 import re
+import sys
 from typing import Any, Final, Optional
 
 import jwt
@@ -20,6 +21,9 @@ _COMPACT: Final = re.compile(r"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*
 MAX_NAME_BYTES: Final = 65_535  # of a user name or client id
 MAX_TIME: Final = 1 << 53  # Unix seconds; a later expiry is no other
 MAX_TRIES: Final = 4  # keys that a token without a key id is checked with
+TOKEN_BYTES: Final = 300  # of a `Token` beside its texts and claims
+CLAIM_BYTES: Final = 200  # of a required claim beside its values
+VALUE_BYTES: Final = 16  # of a value beside its text
 
 _REASONS: Final[dict[type[Exception], str]] = {
     exceptions.ExpiredSignatureError: "the token has expired",
@@ -60,6 +64,14 @@ class Token:
         self.permissions = permissions
         self.expires_at = expires_at  # Unix seconds, with the leeway; 0 = never
         self._required = required
+
+    @property
+    def size(self) -> int:
+        """The memory that it takes, in bytes, at most."""
+        size = TOKEN_BYTES + sys.getsizeof(self.username) + sys.getsizeof(self.client_id)
+        for _, _, values in self._required:  # name and pattern are shared by all tokens
+            size += CLAIM_BYTES + sum(VALUE_BYTES + sys.getsizeof(value) for value in values)
+        return size if self.permissions is None else size + self.permissions.size
 
     def identity(self, client_id: str, username: Optional[str], now: float) -> Identity:
         """The identity of a client with this token, at ``now`` in Unix seconds. Raises TokenError."""

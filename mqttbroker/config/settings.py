@@ -471,7 +471,7 @@ class Jwt:
     acl_claim: Optional[str] = _key(OptionalText(), "acl")
     claims: tuple[tuple[str, str], ...] = _key(Patterns(), {})
     max_token_size: int = _key(Size("256B", "64KiB"), "8KiB")
-    max_remembered: int = _key(Integer(0, 10_000_000), 10_000)
+    max_remembered_bytes: int = _key(Size("0B", "1TiB"), "16MiB")
 
     @property
     def configured(self) -> bool:

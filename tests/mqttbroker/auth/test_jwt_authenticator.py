@@ -61,6 +61,7 @@ class Asked:
 
 
 Start = Callable[..., JwtAuthenticator]
+REMEMBERED = 1000  # bytes of one remembered token, at most, and more than half of it
 
 
 @pytest.fixture
@@ -141,13 +142,13 @@ def count_verifications(monkeypatch: pytest.MonkeyPatch, authenticator: JwtAuthe
 
 
 async def test_a_proven_token_is_verified_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    authenticator = start(max_remembered=2, claims=(("client", "%c"),))
+    authenticator = start(max_remembered_bytes=2 * REMEMBERED, claims=(("client", "%c"),))
     verified = count_verifications(monkeypatch, authenticator)
     texts = [token("HS256", client="c", number=number) for number in range(3)]
     for text in (texts[0], texts[0], texts[1], texts[2], texts[2]):
         assert (await ask(authenticator, text)).username == "pump"
     assert verified == texts
-    assert len(authenticator._remembered) == 2
+    assert len(authenticator._remembered) == 2 and REMEMBERED < authenticator._remembered.size <= 2 * REMEMBERED
     code, failed, detail = await ask(authenticator, texts[2], client_id="other")  # checked for each client
     assert (code, failed, detail) == (NOT_AUTHORIZED, False, "the token has another client")
     assert verified == texts
@@ -156,6 +157,15 @@ async def test_a_proven_token_is_verified_once(start: Start, monkeypatch: pytest
     for _ in range(2):
         await ask(authenticator, wrong)
     assert verified[4:] == [wrong, wrong]
+
+
+async def test_no_token_is_remembered_in_0_bytes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    authenticator = start(max_remembered_bytes=0)
+    verified = count_verifications(monkeypatch, authenticator)
+    text = token("HS256")
+    for _ in range(2):
+        assert (await ask(authenticator, text)).username == "pump"
+    assert verified == [text] * 2 and len(authenticator._remembered) == authenticator._remembered.size == 0
 
 
 async def test_a_remembered_token_expires(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
