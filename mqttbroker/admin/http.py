@@ -33,7 +33,7 @@ from mqttbroker.admin.http_connections import HttpConnections
 from mqttbroker.admin.http_consumers import ConsumerRoutes
 from mqttbroker.admin.http_gate import Gate, address_of, log_action
 from mqttbroker.admin.http_parameters import MAX_BODY, MAX_LINE
-from mqttbroker.admin.http_routes import PROBLEM, PROBLEM_SCHEMA, Answer, RequestError, Route, error
+from mqttbroker.admin.http_routes import CONNECTIONS, PROBLEM, PROBLEM_SCHEMA, Answer, RequestError, Route, error
 from mqttbroker.admin.http_schemas import TEXT, array, record
 from mqttbroker.admin.http_streams import Filters, StreamAccess, StreamRoutes
 from mqttbroker.admin.openapi import PATH, document
@@ -234,6 +234,7 @@ class HttpServer:
 
     def _application(self) -> web.Application:
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY)
+        application[CONNECTIONS] = self._connections
         for route in self.routes:
             handler = functools.partial(self._dispatch, route)
             if route.method == "GET":
@@ -294,9 +295,9 @@ class HttpServer:
         except SegmentError as damage:
             logger.error("event=damaged_segment path=%s reason=%s", request.path, damage)
             return error(request, 500, f"damaged segment: {damage}")
+        except ConnectionError:
+            return error(request, 400, "the connection was lost")  # nobody receives it; aiohttp would log a defect
         except (OSError, RuntimeError) as failure:
-            if isinstance(failure, ConnectionError):
-                raise
             logger.exception("event=defect in=http path=%s", request.path)
             return error(request, 500, f"{type(failure).__name__}: {failure}")
 

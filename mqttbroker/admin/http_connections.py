@@ -1,4 +1,4 @@
-"""The connections of the HTTP server: a bounded number, of which idle ones are closed for new ones."""
+"""The connections of the HTTP server: a bounded number, of which those that wait for their client give way to new ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Dict
 class HttpConnections:
     """At most ``maximum`` open connections; one without a request for ``idle_timeout`` seconds is closed.
 
-    A client that still receives an answer is idle only if it took no byte in that time.
+    A client that still receives an answer is idle only if it took no byte in that time. If there are too many, the one
+    that has waited longest for a request, or for the body of one, is closed.
     """
 
     def __init__(self, maximum: int, idle_timeout: float) -> None:
         self.maximum = maximum
         self.idle_timeout = idle_timeout
-        # The timer of each idle connection, the longest idle first; None while it has a request.
+        # The timer of each connection that waits for its client, the longest first; None while it has a request.
         self._open: Dict[asyncio.Transport, asyncio.TimerHandle | None] = {}
 
     def opened(self, transport: asyncio.Transport) -> None:
@@ -36,6 +37,15 @@ class HttpConnections:
         if timer is not None:
             timer.cancel()
             self._open[transport] = None
+
+    def body_awaited(self, transport: asyncio.Transport) -> None:
+        """The body of a request is to come: until `body_received` the connection may be closed for a new one."""
+        if transport in self._open:
+            self._remove(transport)
+            self._idle(transport)
+
+    def body_received(self, transport: asyncio.Transport) -> None:
+        self.request_started(transport)
 
     def request_ended(self, transport: asyncio.Transport) -> None:
         if transport in self._open:

@@ -14,12 +14,14 @@ from typing import Any, Dict, NamedTuple, Optional, Tuple
 from aiohttp import web
 
 from mqttbroker.admin.access import Principal, Right
+from mqttbroker.admin.http_connections import HttpConnections
 from mqttbroker.admin.http_schemas import INTEGER, TEXT, described
 
 Handler = Callable[[web.Request, Principal], Awaitable[web.StreamResponse]]
 Schema = Mapping[str, Any]  # JSON Schema, as in OpenAPI 3.1
 
 API = "/api/v1"
+CONNECTIONS = web.AppKey("connections", HttpConnections)
 BODY_TIMEOUT = 30.0  # seconds for receiving the body of a request
 PROBLEM = "application/problem+json"
 PROBLEM_SCHEMA = {
@@ -106,8 +108,14 @@ class RequestError(Exception):
 async def read_body(request: web.Request, maximum: int) -> bytes:
     """The body of a request. Raises RequestError, 408, if it takes too long, and `web.HTTPException`, 413, if it has more
     than ``maximum`` bytes."""
+    connections, transport = request.app[CONNECTIONS], request.transport
+    if transport is not None:
+        connections.body_awaited(transport)
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             return await request.clone(client_max_size=maximum).read()
     except TimeoutError:
         raise RequestError(408, f"the body was not received in {BODY_TIMEOUT:g} s") from None
+    finally:
+        if transport is not None:
+            connections.body_received(transport)

@@ -10,7 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -358,6 +358,27 @@ def test_a_body_that_does_not_arrive_is_408(service: Service, monkeypatch: pytes
     with socket.create_connection(("127.0.0.1", service.server.port), 20) as client:
         client.sendall(b"PUT /streams/s/consumers/c HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{")
         assert client.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_clients_that_send_no_bodies_do_not_keep_others_out(start_broker: Callable[..., BrokerProcess]) -> None:
+    access = [{"name": "grafana", "role": "viewer", "streams": ["s"], "token": "t"}]
+    broker = start_broker(
+        config={"http": {"max_connections": 5, "access": access}, "streams": {"s": {"filters": ["#"]}}}
+    )
+    address = ("127.0.0.1", broker.http_port)
+    head = "PUT /streams/s/consumers/c HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer t\r\nContent-Length: 23\r\n\r\n{"
+    with ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(address, 20)) for _ in range(5)]
+        for client in clients:
+            client.sendall(head.encode())
+            client.sendall(b'"offsets"')
+        for _ in range(3):
+            assert b"mqttbroker_uptime" in broker.get("/metrics", {"Authorization": "Bearer t"})
+        with suppress(ConnectionError):
+            assert clients[0].recv(1) == b""
+        clients[4].sendall(b': {"0": 123}}')
+        assert clients[4].recv(4096).startswith(b"HTTP/1.1 204")
+    assert "Traceback" not in broker.log and "event=defect" not in broker.log
 
 
 def test_a_body_of_chunks_that_is_too_large_is_413(service: Service) -> None:

@@ -31,6 +31,23 @@ class ScriptedTransport(asyncio.Transport):
         self.ended.set_result("aborted")
 
 
+def test_connection_that_waits_for_a_body_is_closed_for_a_new_one() -> None:
+    async def ends() -> list[bool]:
+        connections = HttpConnections(3, 1000)
+        waiting, busy, idle, new, another = (ScriptedTransport(iter([0])) for _ in range(5))
+        for transport in (waiting, busy, idle):
+            connections.opened(transport)
+        for transport in (waiting, busy):
+            connections.request_started(transport)
+            connections.body_awaited(transport)
+        connections.body_received(busy)  # it is served now
+        connections.opened(new)
+        connections.opened(another)
+        return [each.ended.done() for each in (waiting, busy, idle, new, another)]
+
+    assert asyncio.run(ends()) == [True, False, True, False, False]
+
+
 @pytest.mark.parametrize(
     "unsent, end",
     [([0], "closed"), ([5, 5], "aborted"), ([5, 9], "aborted"), ([5, 4, 3, 0], "closed"), ([5, 4, 4], "aborted")],
