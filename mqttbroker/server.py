@@ -39,6 +39,7 @@ from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Settings
+from mqttbroker.core.turns import TURN_WORK
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.logs import close, configure, dropped_lines, level, set_level
 from mqttbroker.memory_limit import MemoryWatch, ProcessMemory, part_limits
@@ -306,7 +307,11 @@ class Server:
         self.scheduler.update_clock()
         broker = self.broker
         journal = broker.journal
-        broker.clients.shut_down()
+        shut_down = broker.clients.shut_down()
+        while not shut_down.done or self.scheduler.flushing:
+            self.scheduler.update_clock()
+            shut_down.step(TURN_WORK)
+            await asyncio.sleep(0)  # others than clients use the loop, too
         self.scheduler.flush_all()
         stored = asyncio.Event()
         self.scheduler.on_stored = stored.set

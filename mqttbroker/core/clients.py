@@ -20,7 +20,7 @@ from mqttbroker.core.turns import PART_WORK, LongWork, Turns
 from sessions.registry import Registry
 
 CHECKED_PER_WORK: Final = 8  # connections that are not overdue
-CLOSE_WORK: Final = 30  # of one connection that is overdue
+CLOSE_WORK: Final = 30  # of one connection that is closed
 
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")
@@ -114,12 +114,29 @@ class Clients:
         self.redirector.tick(self.connections, monotonic)
         self.lifecycle.tick(self.pending)
 
-    def shut_down(self) -> None:
-        """Disconnect every client; sessions stay."""
+    def shut_down(self) -> LongWork:
+        """Work that disconnects every client; sessions stay."""
         redirect = self.terms.redirect
-        reason_code = SERVER_SHUTTING_DOWN if redirect is None else redirect.reason_code
-        for connection in list(self.connections):
-            connection.disconnect(reason_code, "server shutting down")
+        return _ShutDown(self.connections, SERVER_SHUTTING_DOWN if redirect is None else redirect.reason_code)
+
+
+class _ShutDown(LongWork):
+    """The end of all connections, also of those that are accepted meanwhile."""
+
+    def __init__(self, connections: Dict[Connection, bool], reason_code: int) -> None:
+        self._connections = connections
+        self._reason_code = reason_code
+
+    @property
+    def done(self) -> bool:
+        return not self._connections
+
+    def step(self, budget: int) -> int:
+        used: int = 0
+        while self._connections and used < budget:
+            next(iter(self._connections)).disconnect(self._reason_code, "server shutting down")
+            used += CLOSE_WORK
+        return used
 
 
 class _Overdue(LongWork):

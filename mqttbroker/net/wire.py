@@ -111,6 +111,11 @@ class FlushScheduler:
         broker.memory.check()
         self._write_if_due()
 
+    @property
+    def flushing(self) -> bool:
+        """Whether there are outboxes that the next iterations write, or connections that they close."""
+        return bool(self.broker.outbound.flush_queue or self._left_over)
+
     def flush_all(self) -> None:
         """`flush`, however long it takes, for the end of the broker."""
         while self.broker.turns.step():

@@ -24,6 +24,7 @@ from mqttbroker.codec.packets import (
 )
 from mqttbroker.codec.packets import Subscription as Filter
 from mqttbroker.codec.properties import Properties
+from mqttbroker.codec.reason_codes import SERVER_SHUTTING_DOWN
 from mqttbroker.core.route import LARGE_ROUTE
 from mqttbroker.core.session_lifecycle import REMOVED_AT_ONCE
 from mqttbroker.core.turns import TURN_WORK
@@ -302,6 +303,24 @@ def test_many_connections_time_out_in_parts(core: Core) -> None:
     core.settle()
     assert all(client.closed for client in waiting + late)
     assert all(isinstance(client.arrived()[-1], Disconnect) for client in late)
+
+
+def test_all_clients_are_disconnected_in_parts_when_the_broker_stops(core: Core) -> None:
+    clients = [core.connect(f"c{number}", version=4 + number % 2) for number in range(200)]
+    begin(core)
+    shut_down = core.broker.clients.shut_down()
+    left = []
+    while not shut_down.done:
+        assert shut_down.step(TURN_WORK) > 0
+        left.append(len(core.broker.clients.connections))
+        if len(left) == 1:
+            late = core.client()  # its CONNECT is to come
+    assert len(left) >= 4 and left == sorted(set(left), reverse=True) and max(left) > 100
+    assert late.closed and late.arrived() == []
+    for client in clients:
+        assert client.closed
+        reasons = [packet.reason_code for packet in client.arrived() if isinstance(packet, Disconnect)]
+        assert reasons == ([SERVER_SHUTTING_DOWN] if client.version == 5 else [])
 
 
 # --- packets with many filters --------------------------------------------------------------------------------------
