@@ -26,6 +26,7 @@ from mqttbroker.logs import reopen, set_level
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context
+from mqttbroker.service_manager import ServiceManager
 
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")
@@ -53,6 +54,7 @@ class Reloader:
         security: Security,
         sockets: OpenSockets,
         listeners: List[OpenListener],
+        manager: ServiceManager,
     ) -> None:
         self.settings = settings
         self.http: Optional[HttpServer] = None
@@ -63,6 +65,7 @@ class Reloader:
         self._security = security
         self._sockets = sockets
         self._listeners = listeners
+        self._manager = manager
         self._task: Optional[asyncio.Task[None]] = None
 
     def start(self) -> None:
@@ -82,11 +85,15 @@ class Reloader:
     async def _reload(self, previous: Optional[asyncio.Task[None]]) -> None:
         if previous is not None and not previous.done():
             await asyncio.wait([previous])  # also if it failed
-        problems = self._reload_settings() + _reopen_log()
-        problems += await self._security.reload(self._broker)
-        for listener in self._listeners:
-            problems += await listener.reload()
-        problems += self._renew_http_certificates()
+        self._manager.reloading()
+        try:
+            problems = self._reload_settings() + _reopen_log()
+            problems += await self._security.reload(self._broker)
+            for listener in self._listeners:
+                problems += await listener.reload()
+            problems += self._renew_http_certificates()
+        finally:
+            self._manager.ready()
         self.problems = problems
         reloaded, self.reloaded = self.reloaded, asyncio.Event()
         reloaded.set()

@@ -49,6 +49,7 @@ from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.reload import Reloader
+from mqttbroker.service_manager import ServiceManager
 from sessions.store.disk import is_full
 from sessions.store.interface import Store, StoreError
 from sessions.store.writer import SqliteStore
@@ -67,12 +68,13 @@ GC_THRESHOLDS = (10_000, 5, 10 * GC_FULL)
 class Server:
     """One broker with its store, streams, listeners and HTTP endpoint.
 
-    ``reread`` loads the settings again, for SIGHUP. Raises ConfigError if a file that the settings name cannot be
+    ``reread`` loads the settings again, for SIGHUP. ``manager`` is told the state. Raises ConfigError if a file that the settings name cannot be
     used.
     """
 
-    def __init__(self, settings: Settings, reread: Callable[[], Settings]) -> None:
+    def __init__(self, settings: Settings, reread: Callable[[], Settings], manager: ServiceManager) -> None:
         self.settings = settings
+        self.manager = manager
         self.reread = reread
         self.security = Security(settings)
         self.streams: Optional[StreamLogs] = None
@@ -125,7 +127,7 @@ class Server:
         self.memory_watch.start(loop)
         tasks: List[asyncio.Task[None]] = []
         reloader = Reloader(
-            self.reread, self.settings, self.broker, self.security, self.sockets, self.listeners
+            self.reread, self.settings, self.broker, self.security, self.sockets, self.listeners, self.manager
         )
         self.reloader = reloader
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -143,8 +145,10 @@ class Server:
             for listener in self.settings.listeners:
                 await self._open_listener(listener)
             log.info("event=started version=%s build=%s", __version__, build_kind())
+            self.manager.ready()
             await self.stopping.wait()
         finally:
+            self.manager.stopping()
             reloader.stop()
             self.memory_watch.stop()
             for open_listener in self.listeners:
@@ -334,6 +338,7 @@ class Server:
 
     def _periodic_tasks(self) -> List[asyncio.Task[None]]:
         tasks = [asyncio.create_task(self._tick())]
+        tasks.append(asyncio.create_task(self.manager.keep_alive()))
         tasks.append(asyncio.create_task(self._publish_sys_topics()))
         tasks.append(asyncio.create_task(self._refresh_revocations()))
         if self.settings.durability == "interval":
@@ -405,9 +410,10 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
         log.warning("event=configuration_warning reason=%s", text)
     set_umask(settings.data_mode)
     keep_freed_memory()
+    manager = ServiceManager(os.environ)
 
     async def main() -> None:
-        server = Server(settings, reread)
+        server = Server(settings, reread, manager)
         # No collection while the store loads, and none of the loaded objects later: it would only cost time.
         gc.disable()
         server.load()

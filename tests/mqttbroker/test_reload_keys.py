@@ -22,6 +22,7 @@ from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.reload import Reloader, with_key
+from mqttbroker.service_manager import ServiceManager
 from sessions.store.interface import Recovered
 
 BASE = Settings(
@@ -137,7 +138,7 @@ class Plant:
         listener = OpenListener(BASE.listeners[0], policy, scheduler, sockets)
         self.wanted = BASE
         self.roots = (broker, security, sockets, policy)
-        self.reloader = Reloader(lambda: self.wanted, BASE, broker, security, sockets, [listener])
+        self.reloader = Reloader(lambda: self.wanted, BASE, broker, security, sockets, [listener], ServiceManager({}))
 
     def reload(self, settings: Settings) -> None:
         """Reload the settings without the files that they name: these have tests of their own."""

@@ -106,6 +106,7 @@ def test_the_unit_starts_a_broker_with_its_state_directory() -> None:
     variables = dict(each.split("=", 1) for each in lines["Environment"])
     assert load_settings(None, variables).data_dir == Path("/var/lib") / lines["StateDirectory"][0]
     assert lines["RuntimeDirectoryPreserve"] == ["restart"]  # or every restart forgets the proven passwords
+    assert lines["Type"] == ["notify"] and lines["WatchdogSec"] and "NotifyAccess" not in lines  # the main process notifies
     assert lines["UMask"] == ["0077"] and lines["StateDirectoryMode"] == ["0700"]
 
 

@@ -1,0 +1,61 @@
+"""Notifications to the service manager that started the broker, as sd_notify(3) sends them to systemd."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import MutableMapping
+
+log = logging.getLogger("mqttbroker")
+
+
+class ServiceManager:
+    """Sends the broker's state to the datagram socket that the variable NOTIFY_SOCKET names; without it does nothing.
+
+    The variables are removed from ``environ``, because they are not for the broker's own child processes. A message
+    that cannot be sent is logged once, and never keeps the broker from its work.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str]) -> None:
+        address = environ.pop("NOTIFY_SOCKET", "")
+        # A name that begins with "@" is in Linux' abstract namespace.
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        microseconds = environ.pop("WATCHDOG_USEC", "")
+        process = environ.pop("WATCHDOG_PID", "")
+        self._watchdog = 0.0  # seconds in which the service manager expects a sign of life; 0 = never
+        if microseconds.isdecimal() and process in ("", str(os.getpid())):
+            self._watchdog = int(microseconds) / 1_000_000
+        self._failed = False
+
+    def ready(self) -> None:
+        """The broker serves clients: it has started, or a reload has ended."""
+        self._send("READY=1")
+
+    def reloading(self) -> None:
+        """A reload begins; `ready` ends it."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+
+    def stopping(self) -> None:
+        """The broker begins to stop."""
+        self._send("STOPPING=1")
+
+    async def keep_alive(self) -> None:
+        """Send signs of life from the event loop, so that a broker whose loop hangs is started again."""
+        while self._address and self._watchdog:
+            self._send("WATCHDOG=1")
+            await asyncio.sleep(self._watchdog / 2)
+
+    def _send(self, message: str) -> None:
+        if not self._address:
+            return
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+                sender.setblocking(False)
+                sender.sendto(message.encode(), self._address)
+        except OSError as error:
+            if not self._failed:
+                log.warning("event=service_manager_not_notified reason=%s", error.strerror or error)
+            self._failed = True
