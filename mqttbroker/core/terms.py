@@ -42,6 +42,8 @@ class ListenerTerms:
         self.max_send_rate = 0
         self.max_publish_rate_per_listener = 0
         self.max_receive_rate_per_listener = 0
+        self.max_delivery_rate_per_listener = 0
+        self.max_send_rate_per_listener = 0
         self.receive_maximum = 0
         self.max_packet_size = 0
         self.topic_alias_maximum = 0

@@ -38,12 +38,14 @@ class ListenerPolicy:
         self.addresses = AddressLimits()
         self.half_open = HalfOpen(counters)
         self.received = Rate("max_publish_rate_per_listener", "max_receive_rate_per_listener")
+        self.sent = Rate("max_delivery_rate_per_listener", "max_send_rate_per_listener")
         self.terms_changed()
 
     def terms_changed(self) -> None:
         """The terms were replaced."""
         terms = self.terms
         self.received.limit(terms.max_publish_rate_per_listener, terms.max_receive_rate_per_listener)
+        self.sent.limit(terms.max_delivery_rate_per_listener, terms.max_send_rate_per_listener)
 
     def check_address(self, peer: str, now: float) -> str:
         """Count a connect of this peer; returns "" or the name of the limit because of which it is refused."""

@@ -351,6 +351,7 @@ class Wire:
         if self.refusal == "":
             self.counted_address = endpoint.policy.count_address(address)
         self.connection.limit_received(endpoint.policy.received)
+        self.connection.limit_sent(endpoint.policy.sent)
         self.reader = PacketReader(Protocol(broker, self.connection, endpoint.new_client_id))
         self.counted_open = self.half_open = endpoint.sockets.add(self)
         if not self.counted_open:

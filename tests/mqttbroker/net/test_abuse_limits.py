@@ -274,6 +274,29 @@ def test_publish_rate_of_a_user_and_of_a_listener(start_broker: Start, tmp_path:
         assert found["mqttbroker_limits_reached_total/max_receive_rate_per_listener"] >= 1
 
 
+def test_rate_to_all_clients_of_a_listener(start_broker: Start) -> None:
+    """100 of 300 messages may pass at once; the others wait, and none is lost. The other listener has no limit."""
+    limited = {"host": "127.0.0.1", "port": 0, "max_delivery_rate_per_listener": 100}
+    broker = start_broker(config={"listeners": [{"host": "127.0.0.1", "port": 0}, limited]})
+    port = int(broker.wait_for_log(rf"event=listening type=tcp .*port=(?!{broker.port}\b)(\d+)")[1])
+    with ExitStack() as stack:
+        publisher, free = stack.enter_context(RawClient(broker.port)), stack.enter_context(RawClient(broker.port))
+        clients = [stack.enter_context(RawClient(port)) for _ in range(3)]
+        for number, client in enumerate((publisher, free, *clients)):
+            client.connect(f"c{number}")
+            client.subscribe(f"t/{number}", options=1)
+        begin = time.monotonic()
+        for number in range(100):
+            for topic in ("t/1", "t/2", "t/3", "t/4"):
+                publisher.publish(topic, str(number).encode(), 1)
+        for client in (free, *clients):
+            assert [int(client.take().payload) for _ in range(100)] == list(range(100))
+        assert time.monotonic() - begin > 1.5
+        found = samples(broker.get("/metrics"))
+        assert found["mqttbroker_limits_reached_total/max_delivery_rate_per_listener"] >= 1
+        assert found["mqttbroker_messages_dropped_total/rate"] == 0
+
+
 def test_a_fleet_behind_one_nat_reconnects_at_once_by_default(start_broker: Start) -> None:
     broker = start_broker()
     devices = 1500
