@@ -116,7 +116,7 @@ class Acl(Authorizer):
         for rule in section.grants:
             if rule.access & READ and covers(rule.topic_filter, topic_filter):
                 return True
-        if _has_wildcard(client_id) or (username is not None and _has_wildcard(username)):
+        if not _fit_patterns(client_id, username):
             return False
         for rule in self.patterns.denials:
             denied = rule.filter_for(client_id, username)
@@ -141,7 +141,7 @@ class Acl(Authorizer):
         for rule in section.grants:
             if rule.access & access and matches(rule.topic_filter, topic):
                 return True
-        if _has_wildcard(client_id) or (username is not None and _has_wildcard(username)):
+        if not _fit_patterns(client_id, username):
             return False
         for rule in self.patterns.denials:
             if rule.matches(client_id, username, topic):
@@ -152,8 +152,10 @@ class Acl(Authorizer):
         return False
 
 
-def _has_wildcard(name: str) -> bool:
-    return "+" in name or "#" in name
+def _fit_patterns(client_id: str, username: Optional[str]) -> bool:
+    """Whether these names may take the place of %c and %u: a wildcard in them would widen a pattern."""
+    names = client_id if username is None else client_id + username
+    return "+" not in names and "#" not in names
 
 
 def covers(wide: str, narrow: str) -> bool:

@@ -19,7 +19,8 @@ def spec_of(kind: str, settings: Settings) -> Optional[WorkerSpec]:
         plugin = settings.plugin
         if plugin.object is None:
             return None
-        return _spec(plugin, plugin.object, json.loads(plugin.options or "{}"), None if plugin.path is None else str(plugin.path))
+        path = None if plugin.path is None else str(plugin.path)
+        return _spec(plugin, plugin.object, json.loads(plugin.options or "{}"), path)
     callback = settings.http_callback
     if callback.url is None:
         return None

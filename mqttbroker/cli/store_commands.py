@@ -35,10 +35,10 @@ def add_parsers(commands: Any) -> None:
         if command == "backup":
             parser.add_argument("directory", metavar="DIR", type=Path, help="where the backup goes; new or empty")
         elif command == "restore":
-            parser.add_argument("directory", metavar="BACKUP", type=Path, help="a directory that mqttbroker backup wrote")
+            parser.add_argument("directory", metavar="BACKUP", type=Path, help="a directory made by mqttbroker backup")
         else:
             parser.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="the data directory")
-        parser.add_argument("--config", metavar="FILE", type=Path, help="the broker's TOML file, which names the data directory")
+        parser.add_argument("--config", metavar="FILE", type=Path, help="the broker's TOML file, for its data_dir")
         parser.add_argument("--data-dir", dest="--data-dir", metavar="DIR", help="the data directory")
 
 

@@ -29,10 +29,10 @@ RETRY = 1.0  # seconds until the next attempt if there was no file descriptor le
 class Acceptor:
     """Accepts connections on ``sock``, which it owns, until `close`.
 
-    With ``context`` they speak TLS; it may be replaced, for later connections, and so may ``timeout``. With ``proxied`` they begin with a PROXY
-    protocol header. ``new_client`` creates an asyncio protocol for a peer, None = the one of the socket, and
-    ``on_open`` is called with the transport when it has one. ``timeout`` of a header, and of a handshake, is in
-    seconds. Unfinished headers and handshakes count in ``sockets``. ``refusal`` gives the reason, or "", why the
+    With ``context`` they speak TLS; it may be replaced, for later connections, and so may ``timeout``. With ``proxied``
+    they begin with a PROXY protocol header. ``new_client`` creates an asyncio protocol for a peer, None = the one of the
+    socket, and ``on_open`` is called with the transport when it has one. ``timeout`` of a header, and of a handshake, is
+    in seconds. Unfinished headers and handshakes count in ``sockets``. ``refusal`` gives the reason, or "", why the
     connection of an address is closed before the handshake. ``name`` is the listener's in the log; ``half_open`` limits
     unfinished handshakes.
     """
