@@ -55,11 +55,7 @@ def slow_http(target: Target) -> None:
 
 @kind("nothing, from 2,500 connections")
 def silent(target: Target) -> None:
-    lines = []
-    for _ in range(2500):
-        with suppress(OSError):
-            lines.append(target.open())
-    target.watch(lines)
+    target.watch(target.connections(2500))
 
 
 @kind("the beginning of a TLS handshake, from 500 connections")

@@ -165,10 +165,7 @@ def sys_subscribers(target: Target) -> None:
 
 @kind("500 HTTP connections that send nothing")
 def idle_http(target: Target) -> None:
-    lines = []
-    for _ in range(500):
-        with suppress(OSError):
-            lines.append(target.open(target.ports.http))
+    lines = target.connections(500, target.ports.http)
     while target.running():
         with suppress(OSError):
             target.http("/readyz")

@@ -193,6 +193,14 @@ class Target:
             self._lines = [found for found in self._lines if found.fileno() >= 0]
         return line
 
+    def connections(self, count: int, port: Optional[int] = None) -> list[socket.socket]:
+        """Up to ``count`` connections, as far as the broker accepts them."""
+        lines = []
+        for _ in range(count):
+            with suppress(OSError):
+                lines.append(self.open(port))
+        return lines
+
     def client(self, client_id: str, version: int = 4, receive_buffer: int = 0, **fields: Any) -> socket.socket:
         """A connection that has received its CONNACK; raises OSError if the broker refuses or closes it."""
         line = self.open(receive_buffer=receive_buffer)
