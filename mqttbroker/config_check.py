@@ -9,6 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bridge_spark.log.archive.files import ArchiveError, open_files
+from bridge_spark.log.archive.location import parse_location
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings, is_loopback
@@ -21,13 +23,13 @@ _WITH_SECRETS = frozenset(("password_file", "jwt", "http_callback", "plugin"))
 
 def check(settings: Settings) -> list[str]:
     """One line for each problem that prevents a broker from starting or from accepting any client."""
-    return [*_files(settings), *_data_dir(settings.data_dir), *_logins(settings)]
+    return [*_files(settings), *_data_dir(settings.data_dir), *_logins(settings), *_archive_directories(settings)]
 
 
 def warnings(settings: Settings) -> list[str]:
     """One line for each setting that works, but not as one might expect."""
     warning = memory_warning(settings)
-    return [*([warning] if warning else []), *_unencrypted(settings)]
+    return [*([warning] if warning else []), *_unencrypted(settings), *_unreachable_archives(settings)]
 
 
 def _unencrypted(settings: Settings) -> Iterator[str]:
@@ -51,6 +53,28 @@ def source_of(line: str, settings: Settings, file: Path) -> str:
     words = re.findall(r"[\w.]+", text)
     keys = [key, *(f"{key}.{word}" for word in words), *words]
     return next((settings.sources[name] for name in keys if name in settings.sources), str(file))
+
+
+def _archive_directories(settings: Settings) -> Iterator[str]:
+    for stream in settings.streams:
+        location = None if stream.archive is None else parse_location(stream.archive)
+        if location is None or location.s3:
+            continue
+        if not os.path.isdir(location.root):
+            yield f"streams.{stream.name}.archive: {location.root} is not a directory"
+        elif not os.access(location.root, os.W_OK | os.X_OK):
+            yield f"streams.{stream.name}.archive: {location.root} cannot be written"
+
+
+def _unreachable_archives(settings: Settings) -> Iterator[str]:
+    """Archives in S3 that cannot be read now.  The broker starts without them."""
+    for stream in settings.streams:
+        location = None if stream.archive is None else parse_location(stream.archive)
+        if location is not None and location.s3:
+            try:
+                open_files(location).list(location.path(stream.name))
+            except ArchiveError as error:
+                yield f"streams.{stream.name}.archive: {location}: {error}"
 
 
 def _files(settings: Settings) -> Iterator[str]:

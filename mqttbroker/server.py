@@ -18,6 +18,7 @@ from typing import Callable, List, Optional, Sequence
 
 import uvloop
 
+from bridge_spark.log.archive.archiver import Archiver
 from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind, config_check
@@ -79,11 +80,13 @@ class Server:
         self.security = Security(settings)
         self.streams: Optional[StreamLogs] = None
         self.sealer: Optional[Sealer] = None
+        self.archiver: Optional[Archiver] = None
         self.consumers: Optional[ConsumerLag] = None
         if settings.streams:
             configs = stream_configs(settings)
             self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
             self.sealer = Sealer(self.streams)
+            self.archiver = Archiver(self.streams)
             self.consumers = ConsumerLag(self.streams, configs, settings.consumers)
         self.store: Store = SqliteStore(settings.data_dir / DATABASE, settings.durability, self.streams)
         self.process_memory = ProcessMemory()
@@ -123,6 +126,8 @@ class Server:
         self.store.start(self._answered)
         if self.sealer is not None:
             self.sealer.start()
+        if self.archiver is not None:
+            self.archiver.start()
         self.security.start(loop, self.scheduler.update_clock)
         self.memory_watch.start(loop)
         tasks: List[asyncio.Task[None]] = []
@@ -156,6 +161,8 @@ class Server:
             self.security.stop()
             if self.sealer is not None:
                 self.sealer.stop()
+            if self.archiver is not None:
+                self.archiver.stop()
             for task in tasks:
                 task.cancel()
             await self._drain()
@@ -186,6 +193,8 @@ class Server:
     def _warnings(self) -> list[str]:
         """Problems that keep no client away from all listeners, for /readyz; called on the HTTP server's thread."""
         warnings = [f"reload: {problem}" for problem in self.reloader.problems]
+        if self.archiver is not None:
+            warnings += self.archiver.problems()
         if self.security.jwt is not None:
             warnings += self.security.jwt.problems
         now = datetime.now(timezone.utc)

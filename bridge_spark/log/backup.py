@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Iterator, List
 
+from bridge_spark.log.archive.index import copy_index
 from bridge_spark.log.check import describe, read_file, survey
 from bridge_spark.log.high_watermark import Watermark, encode_watermark, read_watermark
 from bridge_spark.log.record_batch import SegmentError
@@ -99,6 +100,8 @@ def copy_partition(directory: Path, target: Path, end: int) -> int:
             raise DamagedLog(f"{directory}: offsets {expected} to {end - 1} are missing")
         start = end  # retention removed everything
         last, size = end, 0
+    # After the files: the archive has the segments that retention has removed meanwhile.
+    copy_index(directory, target, end)
     (target / "high_watermark").write_bytes(encode_watermark(Watermark(end, last, size, start)))
     return start
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from bridge_spark.log.archive.index import INDEX_FILE as ARCHIVE_INDEX_FILE
+from bridge_spark.log.archive.index import ArchiveIndex, ArchiveState
 from bridge_spark.log.files import sync_directory, write_all
 from bridge_spark.log.high_watermark import (
     WATERMARK_BYTES,
@@ -48,11 +50,23 @@ class PartitionView(NamedTuple):
     high_watermark: int
     segments: Tuple[Segment, ...]
 
-    def describe(self, partition: int) -> Dict[str, Any]:
-        """The partition's entry in a manifest; times in microseconds, sizes in bytes."""
+    def describe(self, partition: int, archive: ArchiveState) -> Dict[str, Any]:
+        """The partition's entry in a manifest; times in microseconds, sizes in bytes.
+
+        `archive` must have been read after this view: then one of the two has each offset from ``log_start_offset``.
+        """
+        archived = {
+            "archive": {
+                "first_offset": archive.start,
+                "end_offset": archive.end,
+                "segments": archive.segments,
+                "bytes": archive.size,
+            }
+        }
         return {
             "partition": partition,
-            "log_start_offset": self.log_start_offset,
+            "log_start_offset": min(self.log_start_offset, archive.start) if archive.segments else self.log_start_offset,
+            **(archived if archive.segments else {}),
             "high_watermark": self.high_watermark,
             "segments": [
                 {
@@ -84,6 +98,7 @@ class Partition:
         self.unsynced: Dict[int, int] = {}  # descriptor -> position of its first unsynced byte
         self.created = False  # a file was created since the directory was last synced
         self.closed: Tuple[Segment, ...] = ()  # committed, and complete
+        self.archive = ArchiveIndex(directory / ARCHIVE_INDEX_FILE)
         self._active: Optional[Segment] = None
         self._log_start = 0
         self._end = 0
@@ -112,6 +127,7 @@ class Partition:
         `StreamLogError` if the log does not reach `end`.
         """
         self.directory.mkdir(exist_ok=True)
+        self._load_archive_index()
         watermark = self._read_watermark()
         published, start = watermark.high_watermark, watermark.log_start_offset
         if end is None and not thorough:
@@ -137,6 +153,9 @@ class Partition:
             missing = f"offsets {found} to {end - 1} are missing"
             ends = f"the log ends at offset {found} but the database at {end}: {missing}"
             raise StreamLogDamage(self._error_text(ends))
+        if found < self.archive.current.end:
+            reason = f"the log ends at offset {found} but its archive at {self.archive.current.end}"
+            raise StreamLogError(self._error_text(reason))
         if found < published:
             lost = self.directory, found, published - 1
             logger.warning("event=offsets_lost partition=%s first_offset=%d last_offset=%d", *lost)
@@ -158,6 +177,12 @@ class Partition:
         os.ftruncate(self._watermark_fd, WATERMARK_BYTES)
         self._publish()
         sync_directory(self.directory)
+
+    def _load_archive_index(self) -> None:
+        try:
+            self.archive.load()
+        except SegmentError as error:
+            raise StreamLogDamage(self._error_text(f"{ARCHIVE_INDEX_FILE}: {error}")) from None
 
     def _read_watermark(self) -> Watermark:
         try:
@@ -377,12 +402,26 @@ class Partition:
 
     # -- retention ------------------------------------------------------------
 
+    @property
+    def removable(self) -> Tuple[Segment, ...]:
+        """The closed segments that retention may remove: those that are in the archive, if there is one."""
+        if self.config.archive is None:
+            return self.closed
+        archived = self.archive.current.end
+        return self.closed[:bisect_right(self.closed, archived, key=attrgetter("end_offset"))]
+
+    def unarchived(self) -> Tuple[Segment, ...]:
+        """The closed segments that are not in the archive.  For any thread."""
+        archived, closed = self.archive.current.end, self.closed
+        return closed[bisect_left(closed, archived, key=attrgetter("first_offset")):]
+
     def expire(self, before: int) -> None:
         """Remove the oldest segments whose records are all older than `before`, in microseconds."""
         count = 0
-        while count < len(self.closed) and self.closed[count].last_timestamp < before:
+        removable = self.removable
+        while count < len(removable) and removable[count].last_timestamp < before:
             count += 1
-        active = self._active
+        active = self._active if self.config.archive is None else None
         idle = not self._pending and not self._must_cut and count == len(self.closed)
         if idle and active is not None and active.last_timestamp < before:
             self._close_active(active)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
+from bridge_spark.log.archive.index import INDEX_FILE, IndexReader, repair_index
 from bridge_spark.log.check import FileSpan, describe, read_file, survey
 from bridge_spark.log.files import replace_file, sync_directory
 from bridge_spark.log.high_watermark import WATERMARK_FILE, Watermark, encode_watermark, read_watermark
@@ -48,7 +49,9 @@ def repair_partition(directory: Path, end: Optional[int], least: int, stamp: str
         for first in segment_offsets(directory)
         if first >= watermark.log_start_offset and (end is None or first < end)
     ]
-    start = expected = firsts[0] if firsts else watermark.log_start_offset
+    lines += repair_index(directory, stamp)
+    firsts, kept_from = _without_archived_damage(directory, firsts, end, stamp, lines)
+    start = expected = firsts[0] if firsts else max(watermark.log_start_offset, kept_from)
     last, size = start, 0
     for index, first in enumerate(firsts):
         following = firsts[index + 1] if index + 1 < len(firsts) else None
@@ -72,6 +75,47 @@ def repair_partition(directory: Path, end: Optional[int], least: int, stamp: str
     if lines:
         _write(directory / WATERMARK_FILE, encode_watermark(Watermark(stop, last if size else stop, size, start)))
     return Repaired(stop, lines)
+
+
+def _without_archived_damage(
+    directory: Path, firsts: List[int], end: Optional[int], stamp: str, lines: List[str]
+) -> Tuple[List[int], int]:
+    """The segments after the last one that is damaged, or followed by a gap, and is in the archive; the first offset.
+
+    Readers find the offsets before it in the archive.
+    """
+    archived = IndexReader(directory / INDEX_FILE).state()
+    kept = 0
+    following = firsts[:1]
+    for index, first in enumerate(firsts):
+        after = firsts[index + 1] if index + 1 < len(firsts) else end
+        if after is None or not archived.start <= first or after > archived.end:
+            break
+        path = directory / sealed_file_name(first)
+        try:
+            reached, reason = verify_file(path).end_offset, ""
+        except FileNotFoundError:
+            continue
+        except SegmentError as error:
+            reached, reason = first, error.reason
+        if reached == after or not _is_archived(directory, first, after):
+            continue
+        if reason:
+            aside = f"{path.name}.damaged-{stamp}"
+            lines.append(f"{path.name}: {reason}; put aside as {aside}")
+            os.rename(path, path.with_name(aside))
+        kept, following = index + 1, [after]
+        lines.append(f"{path.name}: the archive has the offsets up to {after - 1}; the data directory begins after them")
+    return firsts[kept:], following[0] if following else 0
+
+
+def _is_archived(directory: Path, first: int, end: int) -> bool:
+    reached = first
+    for segment in IndexReader(directory / INDEX_FILE).between(first, end):
+        if segment.first_offset > reached:
+            break
+        reached = segment.end_offset
+    return reached >= end
 
 
 def _write_lost(directory: Path, first: int, end: int, lines: List[str]) -> int:

@@ -1,17 +1,21 @@
-"""File names in a partition's directory: `<first offset, 20 digits>.seg`, `.idx` and `.parquet`."""
+"""File names in a partition's directory: `<first offset, 20 digits>.seg`, `.idx` and `.parquet`.
+
+In an archive a sealed segment is `<first offset>-<end offset>.parquet`, so that a listing says which offsets it has.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from pathlib import Path
-from typing import List, Optional
+from typing import List, Optional, Tuple
 
 SEGMENT_SUFFIX = ".seg"
 INDEX_SUFFIX = ".idx"
 SEALED_SUFFIX = ".parquet"
 UNFINISHED_SUFFIX = ".sealing"  # of a sealed segment that is still being written
 
+_ARCHIVED_FILE = re.compile(r"(\d{20})-(\d{20})\.parquet")
 _SEGMENT_FILE = re.compile(r"(\d{20})\.(?:seg|parquet)")
 
 
@@ -21,6 +25,16 @@ def segment_file_name(first_offset: int) -> str:
 
 def sealed_file_name(first_offset: int) -> str:
     return f"{first_offset:020d}{SEALED_SUFFIX}"
+
+
+def archived_file_name(first_offset: int, end_offset: int) -> str:
+    return f"{first_offset:020d}-{end_offset:020d}{SEALED_SUFFIX}"
+
+
+def archived_offsets(file: str) -> Optional[Tuple[int, int]]:
+    """First and end offset of the archived segment with this file name; None if it is none."""
+    match = _ARCHIVED_FILE.fullmatch(file)
+    return None if match is None else (int(match[1]), int(match[2]))
 
 
 def first_offset_of(file: str) -> Optional[int]:

@@ -7,8 +7,11 @@ import zlib
 from importlib.util import find_spec
 from typing import Optional, Sequence
 
-FORMAT_VERSION = 2
-"""Of `stream.json` and the manifest.  Programs refuse a version above their own.  2: segments may be sealed."""
+from bridge_spark.log.archive.location import parse_location
+
+FORMAT_VERSION = 3
+"""Of `stream.json` and the manifest.  Programs refuse a version above their own.  3: a stream has an archive."""
+FORMAT_WITHOUT_ARCHIVE = 2
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")
 
@@ -30,7 +33,8 @@ class StreamConfig:
     """Which messages a stream keeps, and for how long.  Raises `ValueError` for an invalid value.
 
     ``retention_age`` and ``segment_age`` are seconds, ``retention_bytes`` (for all partitions together) and
-    ``segment_bytes`` bytes; None is unlimited.  ``seal`` rewrites closed segments as Parquet.
+    ``segment_bytes`` bytes; None is unlimited.  ``seal`` rewrites closed segments as Parquet.  ``archive`` is the
+    location to which sealed segments are copied, with a retention of its own; local retention keeps what is not there.
     """
 
     def __init__(
@@ -44,6 +48,9 @@ class StreamConfig:
         segment_bytes: int = 64 * 1024 * 1024,
         segment_age: float = 3600.0,
         seal: bool = False,
+        archive: Optional[str] = None,
+        archive_retention_age: Optional[float] = None,
+        archive_retention_bytes: Optional[int] = None,
     ) -> None:
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"stream name {name!r}: only letters, digits, '_', '-' and '.', no leading '.'")
@@ -53,6 +60,8 @@ class StreamConfig:
             ("segment_age", segment_age),
             ("retention_age", retention_age),
             ("retention_bytes", retention_bytes),
+            ("archive_retention_age", archive_retention_age),
+            ("archive_retention_bytes", archive_retention_bytes),
         ):
             if value is not None and value <= 0:
                 raise ValueError(f"stream {name!r}: {setting} must be positive, not {value}")
@@ -65,6 +74,9 @@ class StreamConfig:
         self.segment_bytes = segment_bytes
         self.segment_age = segment_age
         self.seal = seal
+        self.archive = None if archive is None else parse_location(archive)
+        self.archive_retention_age = archive_retention_age
+        self.archive_retention_bytes = archive_retention_bytes
 
 
 def partition_of(key: bytes, partitions: int) -> int:

@@ -14,17 +14,28 @@ import logging
 import os
 import threading
 import time
+import uuid
 from collections import deque
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+from bridge_spark.log.archive.files import ArchiveError
+from bridge_spark.log.archive.index import ArchivedSegment
+from bridge_spark.log.archive.lookups import ArchiveLookups
 from bridge_spark.log.backup import backup_in_progress
 from bridge_spark.log.files import replace_file, sync_directory
 from bridge_spark.log.partition import End, Partition
 from bridge_spark.log.segment import Segment, search_segment
 from bridge_spark.log.segment_names import INDEX_SUFFIX
 from bridge_spark.log.sparse_index import INDEX_ENTRY
-from bridge_spark.log.stream_config import FORMAT_VERSION, StreamConfig, StreamLogDamage, StreamLogError, partition_of
+from bridge_spark.log.stream_config import (
+    FORMAT_VERSION,
+    FORMAT_WITHOUT_ARCHIVE,
+    StreamConfig,
+    StreamLogDamage,
+    StreamLogError,
+    partition_of,
+)
 from sessions.message import Message
 
 __all__ = ["StreamConfig", "StreamLogDamage", "StreamLogError", "StreamLogs", "partition_of"]
@@ -35,6 +46,14 @@ UNSEALED_STAYS = 5.0  # seconds a segment file stays beside its sealed file, for
 Key = Tuple[str, int]  # stream and partition
 
 logger = logging.getLogger(__name__)
+
+
+class ArchiveTotals(NamedTuple):
+    """Segments and bytes in archives, and closed segments that these do not have yet."""
+
+    segments: int
+    size: int
+    waiting: int
 
 
 class StreamLogs:
@@ -69,6 +88,10 @@ class StreamLogs:
         self.sealed_segments = 0  # since the start
         self.sealed_bytes_saved = 0
         self.sealing_failures = 0
+        self.segment_sealed = threading.Event()  # set when `next_to_archive` may have a new segment
+        self.archive_failures = 0
+        self._archives: Dict[str, Tuple[str, str]] = {}  # location and owner, by stream
+        self._lookups = ArchiveLookups()
 
     # -- the writer thread ----------------------------------------------------
 
@@ -93,17 +116,22 @@ class StreamLogs:
     def _write_description(self, config: StreamConfig) -> None:
         directory = self.directory / config.name
         path = directory / "stream.json"
-        description = {
+        known: Dict[str, Any] = {}
+        description: Dict[str, Any] = {
             "name": config.name,
             "partitions": config.partitions,
             "filters": config.filters,
             "key": config.key,
-            "format_version": FORMAT_VERSION,
+            "format_version": FORMAT_WITHOUT_ARCHIVE,
         }
+        location, owner = "" if config.archive is None else str(config.archive), ""
         if path.exists():
             try:
                 known = json.loads(path.read_bytes())
                 partitions, version = known["partitions"], known["format_version"]
+                owner = known.get("archive_owner", "")
+                # Without the setting, the archive is no longer written, but still read.
+                location = location or known.get("archive", "")
             except (ValueError, KeyError, TypeError) as error:
                 raise StreamLogDamage(f"{path} is damaged: {error!r}") from None
             if not 1 <= version <= FORMAT_VERSION:
@@ -112,8 +140,12 @@ class StreamLogs:
                 change = f"{partitions} partitions and cannot get {config.partitions}"
                 raise StreamLogError(f"stream {config.name!r} has {change}, as keys would move: set partitions = "
                                      f"{partitions}, or give the stream another name")
-            if known == description:
-                return
+        if location:
+            owner = owner or uuid.uuid4().hex
+            self._archives[config.name] = location, owner
+            description |= {"archive": location, "archive_owner": owner, "format_version": FORMAT_VERSION}
+        if known == description:
+            return
         directory.mkdir(parents=True, exist_ok=True)
         replace_file(path, (json.dumps(description, indent=2) + "\n").encode())
 
@@ -204,6 +236,7 @@ class StreamLogs:
                 self._removable.append((now + UNSEALED_STAYS, key, segment.first_offset))
                 self.sealed_segments += 1
                 self.sealed_bytes_saved += segment.unsealed_size - segment.size
+                self.segment_sealed.set()
         if self._removable and self._removable[0][0] <= now and not backup_in_progress(self.directory):
             while self._removable and self._removable[0][0] <= now:
                 _, key, first_offset = self._removable.popleft()
@@ -222,14 +255,15 @@ class StreamLogs:
             if config.retention_bytes is None:
                 continue
             excess = sum(partition.size for partition in partitions) - config.retention_bytes
-            while excess > 0 and any(partition.closed for partition in partitions):
-                closed = [partition for partition in partitions if partition.closed]
+            while excess > 0 and any(partition.removable for partition in partitions):
+                closed = [partition for partition in partitions if partition.removable]
                 oldest = min(closed, key=lambda partition: partition.closed[0].last_timestamp)
                 excess -= oldest.closed[0].size
                 oldest.drop(1)
 
     def close(self) -> None:
         """Close every file without writing or syncing."""
+        self._lookups.close()
         for partition in self._partitions.values():
             partition.close()
 
@@ -244,12 +278,25 @@ class StreamLogs:
 
         Raises `KeyError` for an unknown stream.
         """
-        count = self._streams[name].partitions
+        described = []
+        for number in range(self._streams[name].partitions):
+            partition = self._partitions[name, number]
+            view = partition.view
+            described.append(view.describe(number, partition.archive.current))
+        archived = any("archive" in partition for partition in described)
         return {
             "stream": name,
-            "format_version": FORMAT_VERSION,
-            "partitions": [self._partitions[name, n].view.describe(n) for n in range(count)],
+            "format_version": FORMAT_VERSION if archived else FORMAT_WITHOUT_ARCHIVE,
+            **({"archive": self._archives[name][0]} if archived else {}),
+            "partitions": described,
         }
+
+    def archived(self, name: str, partition: int, start: int, end: int, limit: int) -> List[ArchivedSegment]:
+        """The archived segments with offsets from `start` up to `end`, in order.
+
+        Raises `KeyError` for an unknown partition, `SegmentError` if the archive's index is damaged, and `OSError`.
+        """
+        return self._partitions[name, partition].archive.between(start, end, limit)
 
     def committed_file(self, name: str, partition: int, file: str) -> Tuple[Path, int]:
         """The path of a segment or index file and the number of its committed bytes.
@@ -267,11 +314,20 @@ class StreamLogs:
     def offset_for_timestamp(self, name: str, partition: int, timestamp: int) -> int:
         """The offset of the first record received at or after `timestamp` (microseconds), or the high watermark.
 
-        Raises `KeyError` for an unknown partition, `OSError`, and `SegmentError` if the segment is damaged.
+        Raises `KeyError` for an unknown partition, `OSError`, `SegmentError` if the segment is damaged, and
+        `ArchiveError`.
         """
         found = self._partitions[name, partition]
         while True:
             view = found.view
+            archived = found.archive.at_time(timestamp)
+            if archived is not None and archived.first_offset < view.log_start_offset:
+                try:
+                    return self._lookups.find_time(self._archives[name][0], name, partition, archived, timestamp)
+                except ArchiveError:
+                    if found.archive.at_time(timestamp) == archived:
+                        raise
+                    continue
             segment = next((s for s in view.segments if s.last_timestamp >= timestamp), None)
             if segment is None:
                 return view.high_watermark
@@ -280,6 +336,28 @@ class StreamLogs:
             except FileNotFoundError:
                 if found.view is view:
                     raise
+
+    def archiving(self) -> List[StreamConfig]:
+        """The streams with an archive to write to."""
+        return [config for config in self._streams.values() if config.archive is not None]
+
+    def archive_totals(self) -> ArchiveTotals:
+        """The archives of all streams together."""
+        partitions = [self._partitions[config.name, n] for config in self.archiving() for n in range(config.partitions)]
+        states = [partition.archive.current for partition in partitions]
+        return ArchiveTotals(
+            sum(state.segments for state in states),
+            sum(state.size for state in states),
+            sum(len(partition.unarchived()) for partition in partitions),
+        )
+
+    def archive_owner(self, name: str) -> str:
+        """The id that the archive has of this stream."""
+        return self._archives[name][1]
+
+    def partition(self, name: str, number: int) -> Partition:
+        """A partition, of which only `view`, `closed`, `directory` and `archive` are for any thread."""
+        return self._partitions[name, number]
 
     @property
     def has_sealed_streams(self) -> bool:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional, TypeVar
 
+from bridge_spark.log.archive.index import INDEX_FILE, IndexReader
 from bridge_spark.log.high_watermark import Watermark, decode_watermark
 from bridge_spark.log.record_batch import SegmentError
-from bridge_spark.log.segment_names import SEALED_SUFFIX, first_offset_of, is_sealed
+from bridge_spark.log.segment_names import SEALED_SUFFIX, archived_offsets, first_offset_of, is_sealed
 from bridge_spark.log.sparse_index import IndexEntry
+from bridge_spark.source.archive_reader import ArchiveOptions, ArchiveReader, segment_of
 from bridge_spark.source.consumers import DIRECTORY, Reporter, write_report
 from bridge_spark.source.storage import (
+    Archive,
     Manifest,
     PartitionState,
     Segment,
@@ -28,29 +31,60 @@ from bridge_spark.source.storage import (
 
 _TORN_READS = 100
 
+T = TypeVar("T")
+
 
 class DirectoryStorage:
     """A stream in the data directory ``path``, or in its ``streams`` directory."""
 
     chunk_bytes = 1024 * 1024  # fits the CPU cache: larger chunks cost a third more per row
 
-    def __init__(self, path: str, stream: str) -> None:
+    def __init__(self, path: str, stream: str, archive: ArchiveOptions = ArchiveOptions()) -> None:
         local = path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:")
         self._root = Path(local)
         self._stream = stream
         self._reporter = Reporter(self._write_report)
+        self._archive_options = archive
+        self._archive: Optional[ArchiveReader] = None
 
     def manifest(self) -> Manifest:
-        directory = self._directory()
+        directory, description = self._directory(), self._description()
         try:
-            description = json.loads((directory / "stream.json").read_bytes())
-            check_version(description, str(directory))
             partitions = int(description["partitions"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StreamError(f"mqtt source: {directory / 'stream.json'}: {error}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise StreamError(f"mqtt source: {directory / 'stream.json'}: {error!r}") from None
         return {number: _partition_state(directory / str(number)) for number in range(partitions)}
 
+    def _description(self) -> Mapping[str, Any]:
+        path = self._directory() / "stream.json"
+        try:
+            description: Mapping[str, Any] = json.loads(path.read_bytes())
+            check_version(description, str(path.parent))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StreamError(f"mqtt source: {path}: {error}") from None
+        return description
+
+    def archived(self, partition: int, start: int, end: int) -> list[Segment]:
+        index = self._archive_index(partition)
+        return _lookup(index, lambda: [segment_of(each) for each in index.between(start, end)])
+
+    def archived_at(self, partition: int, timestamp: int) -> Optional[Segment]:
+        index = self._archive_index(partition)
+        found = _lookup(index, lambda: index.at_time(timestamp))
+        return None if found is None else segment_of(found)
+
+    def _archive_index(self, partition: int) -> IndexReader:
+        return IndexReader(self._directory() / str(partition) / INDEX_FILE)
+
+    def _open_archive(self) -> ArchiveReader:
+        if self._archive is None:
+            location = str(self._description().get("archive", ""))
+            self._archive = ArchiveReader(self._archive_options, location, self._stream)
+        return self._archive
+
     def read(self, partition: int, file: str, position: int, length: int) -> bytes:
+        if archived_offsets(file) is not None:
+            return self._open_archive().read(partition, file, position, length)
         path = self._directory() / str(partition) / file
         try:
             with open(path, "rb", buffering=0) as segment:
@@ -87,6 +121,8 @@ class DirectoryStorage:
         write_report(self._directory() / DIRECTORY, consumer, report)
 
     def describe(self, partition: int, file: str) -> str:
+        if archived_offsets(file) is not None:
+            return self._open_archive().describe(partition, file)
         return str(self._directory() / str(partition) / file)
 
     def close(self) -> None:
@@ -129,7 +165,21 @@ def _partition_state(directory: Path) -> PartitionState:
         if found is not None:
             segments.append(Segment(found[0], first_offset, end_offset, found[1]))
     kept_from = segments[0].first_offset if segments else watermark.high_watermark
-    return PartitionState(max(watermark.log_start_offset, kept_from), watermark.high_watermark, tuple(segments))
+    log_start = max(watermark.log_start_offset, kept_from)
+    # Read after the files: a segment that retention has removed since is in the archive's index.
+    index = IndexReader(directory / INDEX_FILE)
+    archive = _lookup(index, index.state)
+    if not archive.segments:
+        return PartitionState(log_start, watermark.high_watermark, tuple(segments))
+    return PartitionState(min(log_start, archive.start), watermark.high_watermark, tuple(segments),
+                          Archive(archive.segments, archive.size))
+
+
+def _lookup(index: IndexReader, look_up: Callable[[], T]) -> T:
+    try:
+        return look_up()
+    except (OSError, SegmentError) as error:
+        raise StreamError(f"mqtt source: {index.path}: {error}") from None
 
 
 def _size(directory: Path, first_offset: int) -> Optional[tuple[str, int]]:

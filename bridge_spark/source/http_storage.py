@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Optional
 from urllib.parse import quote
 
-from bridge_spark.log.segment_names import is_sealed
+from bridge_spark.log.segment_names import archived_offsets, is_sealed
 from bridge_spark.log.sparse_index import IndexEntry
+from bridge_spark.source.archive_reader import ArchiveOptions, ArchiveReader, parse_segments
 from bridge_spark.source.consumers import REPORT_TIMEOUT_S, Reporter
 from bridge_spark.source.http_client import RETRIES, RETRY_INTERVAL_S, TIMEOUT_S, HttpClient, HttpError, NotFound
 from bridge_spark.source.storage import (
@@ -37,21 +38,53 @@ class HttpStorage:
         retries: int = RETRIES,
         retry_interval_s: float = RETRY_INTERVAL_S,
         timeout_s: float = TIMEOUT_S,
+        archive: ArchiveOptions = ArchiveOptions(),
     ) -> None:
         self._client = HttpClient(url, token, ca_file, retries, retry_interval_s, timeout_s)
         self._stream = stream
         self._path = f"/streams/{quote(stream, safe='')}"
         self._reports = HttpClient(url, token, ca_file, 0, 0.0, min(timeout_s, REPORT_TIMEOUT_S))
         self._reporter = Reporter(self._send_report)
+        self._archive_options = archive
+        self._archive: Optional[ArchiveReader] = None
 
     def manifest(self) -> Manifest:
+        return parse_manifest(self._manifest_json(), self._client.url + self._path)
+
+    def _manifest_json(self) -> Any:
         try:
-            return parse_manifest(self._client.get_json(self._path), self._client.url + self._path)
+            return self._client.get_json(self._path)
         except NotFound:
             raise UnknownStream(f"mqtt source: option 'stream': {self._client.url} has no stream {self._stream!r}"
                                 f"{self._names()}") from None
         except HttpError as error:
             raise _stream_error(error) from None
+
+    def archived(self, partition: int, start: int, end: int) -> list[Segment]:
+        found: list[Segment] = []
+        while start < end:
+            path = f"{self._path}/archive?partition={partition}&start={start}&end={end}"
+            try:
+                page = parse_segments(self._client.get_json(path))
+            except HttpError as error:
+                raise _stream_error(error) from None
+            except (KeyError, TypeError, ValueError) as error:
+                raise StreamError(f"mqtt source: {self._client.url}{path} did not answer with segments "
+                                  f"({error!r})") from None
+            if not page:
+                break
+            found += page
+            start = page[-1].end_offset
+        return found
+
+    def archived_at(self, partition: int, timestamp: int) -> Optional[Segment]:
+        return None  # `offsets_at` includes the archive
+
+    def _open_archive(self) -> ArchiveReader:
+        if self._archive is None:
+            location = self._archive_options.location or str(self._manifest_json().get("archive", ""))
+            self._archive = ArchiveReader(self._archive_options, location, self._stream)
+        return self._archive
 
     def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
         path = f"{self._path}/offsets?timestamp={timestamp}"
@@ -67,6 +100,8 @@ class HttpStorage:
                               f"({error!r})") from None
 
     def read(self, partition: int, file: str, position: int, length: int) -> bytes:
+        if archived_offsets(file) is not None:
+            return self._open_archive().read(partition, file, position, length)
         try:
             return self._client.get(self._file_path(partition, file), position, length)
         except NotFound:
@@ -91,6 +126,8 @@ class HttpStorage:
         self._reports.send("PUT", f"{self._path}/consumers/{quote(consumer, safe='')}", report)
 
     def describe(self, partition: int, file: str) -> str:
+        if archived_offsets(file) is not None:
+            return self._open_archive().describe(partition, file)
         return self._client.url + self._file_path(partition, file)
 
     def close(self) -> None:

@@ -21,6 +21,6 @@ def open_storage(options: SourceOptions, patient: bool = False) -> Storage:
             retries = PATIENT_RETRIES if patient else RETRIES
         return HttpStorage(
             options.url, options.stream, options.token, options.ca_file, retries,
-            options.fetch_retry_interval_ms / 1000, options.request_timeout_ms / 1000)
+            options.fetch_retry_interval_ms / 1000, options.request_timeout_ms / 1000, options.archive)
     assert options.path is not None
-    return DirectoryStorage(options.path, options.stream)
+    return DirectoryStorage(options.path, options.stream, options.archive)

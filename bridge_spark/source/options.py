@@ -13,6 +13,8 @@ from typing import Optional
 
 from bridge_spark.log.predicates import Predicate
 from bridge_spark.source import option_values as values
+from bridge_spark.source.archive_options import ARCHIVE_OPTION_NAMES, archive_options
+from bridge_spark.source.archive_reader import ArchiveOptions
 from bridge_spark.source.option_values import EARLIEST, LATEST, OffsetSpec, OptionError
 from bridge_spark.source.payload_options import PAYLOAD_OPTION_NAMES, PayloadOptions, payload_options
 from bridge_spark.source.topic_levels import PatternError, TopicPattern, parse_pattern
@@ -52,6 +54,7 @@ OPTION_NAMES = (
     "fetch.numRetries",
     "fetch.retryIntervalMs",
     "fetch.timeoutMs",
+    *ARCHIVE_OPTION_NAMES,
     *PAYLOAD_OPTION_NAMES,
 )
 _URL_ONLY = ("token", "tokenFile", "caFile", "fetch.numRetries", "fetch.retryIntervalMs", "fetch.timeoutMs")
@@ -114,6 +117,7 @@ class SourceOptions:
     request_timeout_ms: int = 30_000
     payload: Optional[PayloadOptions] = None
     topic_pattern: Optional[TopicPattern] = None
+    archive: ArchiveOptions = ArchiveOptions()
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -166,6 +170,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         request_timeout_ms=values.positive(given, "fetch.timeoutMs") or default.request_timeout_ms,
         payload=payload_options(given),
         topic_pattern=pattern,
+        archive=archive_options(given),
     )
 
 

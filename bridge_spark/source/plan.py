@@ -15,7 +15,7 @@ from typing import Optional
 from bridge_spark.log.predicates import Predicate
 from bridge_spark.log.sparse_index import IndexEntry
 from bridge_spark.source.offsets import Offsets
-from bridge_spark.source.storage import Manifest, Segment, Storage, segment_times
+from bridge_spark.source.storage import Manifest, Segment, Storage, segment_times, segments_between
 
 MIN_TASK_BYTES = 48 * 1024 * 1024  # a quarter of a second; a task costs Spark some 30 ms of CPU
 PARSED_TASK_BYTES = 8 * 1024 * 1024  # the same if payloads are parsed
@@ -97,9 +97,10 @@ class Planner:
     ) -> Iterator[tuple[int, Segment, int, int]]:
         """The segments that may hold matching rows: partition, segment, first and end offset to read."""
         for partition in filter(predicate.partition.contains, sorted(end)):
-            for segment in manifest[partition].segments:
-                first, last = max(start[partition], segment.first_offset), min(end[partition], segment.end_offset)
-                if first >= last or not predicate.may_match((first, last - 1)):
+            state = manifest[partition]
+            low, high = predicate.offsets(start[partition], end[partition])
+            for segment, first, last in segments_between(self._storage, partition, state, low, high):
+                if not predicate.may_match((first, last - 1)):
                     continue
                 if not predicate.timestamp.unbounded:
                     times = segment_times(self._storage, partition, segment)

@@ -29,7 +29,7 @@ from bridge_spark.log.segment_names import is_sealed
 from bridge_spark.source.damage import CorruptSegment, skip_damage
 from bridge_spark.source.offsets import DataLoss
 from bridge_spark.source.plan import Slice
-from bridge_spark.source.storage import SegmentGone, Storage, StreamError
+from bridge_spark.source.storage import SegmentGone, Storage, StreamError, segments_between
 
 ROWS = 16_384
 ROWS_BYTES = 16 * 1024 * 1024
@@ -116,10 +116,11 @@ def look_up(storage: Storage, part: Slice) -> list[Slice]:
     state = storage.manifest().get(part.partition)
     found: list[Slice] = []
     reached = part.start_offset
-    for segment in state.segments if state is not None else ():
-        if segment.first_offset <= reached < min(segment.end_offset, part.end_offset):
-            end = min(segment.end_offset, part.end_offset)
-            found.append(Slice(part.partition, segment.file, 0, segment.size, reached, end, segment.size))
+    if state is not None:
+        for segment, first, end in segments_between(storage, part.partition, state, reached, part.end_offset):
+            if segment.missing:
+                break
+            found.append(Slice(part.partition, segment.file, 0, segment.size, first, end, segment.size))
             reached = end
     if reached < part.end_offset:
         raise SegmentGone(f"mqtt source: {storage.describe(part.partition, part.file)} is gone")

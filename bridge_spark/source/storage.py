@@ -6,14 +6,14 @@ inside a manifest, so they never see a record that is not committed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional, Protocol
 
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.sealed.footer import read_footer
-from bridge_spark.log.segment_names import is_sealed
+from bridge_spark.log.segment_names import is_sealed, sealed_file_name
 from bridge_spark.log.sparse_index import IndexEntry, decode_index
 from bridge_spark.log.stream_config import FORMAT_VERSION
 from bridge_spark.source.errors import SourceError
@@ -33,21 +33,44 @@ class SegmentGone(StreamError):
 
 @dataclass(frozen=True)
 class Segment:
-    """The committed part of one segment file: ``size`` bytes, offsets ``first_offset`` to ``end_offset``, exclusive."""
+    """The committed part of one segment file: ``size`` bytes, offsets ``first_offset`` to ``end_offset``, exclusive.
+
+    ``times``: the smallest and largest receipt time in microseconds, if known without reading the file.  ``missing``: no
+    file has these offsets, and reading this one raises `SegmentGone`.
+    """
 
     file: str
     first_offset: int
     end_offset: int
     size: int
+    times: Optional[tuple[int, int]] = None
+    missing: bool = False
+
+
+@dataclass(frozen=True)
+class Archive:
+    """The archived segments of a partition: their number and bytes."""
+
+    segments: int
+    size: int
 
 
 @dataclass(frozen=True)
 class PartitionState:
-    """The committed offsets of one partition, ``log_start`` to ``high_watermark``, exclusive; segments in order."""
+    """The committed offsets of one partition, ``log_start`` to ``high_watermark``, exclusive; segments in order.
+
+    ``segments`` are those in the data directory.  Offsets before them are in the ``archive``.
+    """
 
     log_start: int
     high_watermark: int
     segments: tuple[Segment, ...]
+    archive: Optional[Archive] = None
+
+    @property
+    def local_start(self) -> int:
+        """The first offset in the data directory."""
+        return self.segments[0].first_offset if self.segments else self.high_watermark
 
 
 Manifest = dict[int, PartitionState]
@@ -65,6 +88,13 @@ class Storage(Protocol):
     def read(self, partition: int, file: str, position: int, length: int) -> bytes:
         """Exactly ``length`` bytes; raises `SegmentGone` or `StreamError`."""
 
+    def archived(self, partition: int, start: int, end: int) -> list[Segment]:
+        """The archived segments with offsets from ``start`` up to ``end``, in order; raises `StreamError`."""
+
+    def archived_at(self, partition: int, timestamp: int) -> Optional[Segment]:
+        """The first archived segment with a record received at or after ``timestamp`` (microseconds), if the storage
+        has no `offsets_at`."""
+
     def index(self, partition: int, segment: Segment) -> list[IndexEntry]:
         """The segment's sparse index in order; empty if there is none."""
 
@@ -80,6 +110,32 @@ class Storage(Protocol):
 
     def close(self) -> None:
         """Close open connections; a later call opens them again."""
+
+
+def segments_between(
+    storage: Storage, partition: int, state: PartitionState, start: int, end: int
+) -> Iterator[tuple[Segment, int, int]]:
+    """The segments that hold the offsets from ``start`` up to ``end``: each offset once, in order.
+
+    Yields each with the first and end offset to read of it.  Where both have it, that of the data directory.
+    """
+    local = state.local_start
+    archived = storage.archived(partition, start, min(end, local)) if start < local and state.archive is not None else []
+    reached = start
+    for segment, limit in [*((each, local) for each in archived), *((each, end) for each in state.segments)]:
+        first, last = max(reached, segment.first_offset), min(segment.end_offset, limit, end)
+        if first >= last:
+            continue
+        if first > reached:
+            yield _missing(reached, first), reached, first
+        yield segment, first, last
+        reached = last
+    if reached < end:
+        yield _missing(reached, end), reached, end
+
+
+def _missing(start: int, end: int) -> Segment:
+    return Segment(sealed_file_name(start), start, end, 1, missing=True)
 
 
 def usable_index(data: bytes, segment: Segment) -> list[IndexEntry]:
@@ -102,6 +158,8 @@ def segment_times(storage: Storage, partition: int, segment: Segment) -> tuple[O
 
     (None, None) for other segments, and for a file that is gone or damaged (reading it raises).
     """
+    if segment.times is not None:
+        return segment.times
     if not is_sealed(segment.file):
         return None, None
     try:
@@ -140,9 +198,11 @@ def parse_manifest(document: Any, where: str) -> Manifest:
                 for entry in partition["segments"]
                 if entry["end_offset"] > entry["first_offset"]
             ]
+            archive = partition.get("archive")
             manifest[int(partition["partition"])] = PartitionState(
                 int(partition["log_start_offset"]), int(partition["high_watermark"]),
                 tuple(sorted(segments, key=lambda segment: segment.first_offset)),
+                None if archive is None else Archive(int(archive["segments"]), int(archive["bytes"])),
             )
         return manifest
     except (KeyError, TypeError, ValueError) as error:

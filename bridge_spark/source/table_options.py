@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from pyspark.sql.types import StructType
 
+from bridge_spark.source.archive_options import ARCHIVE_SECRETS
 from bridge_spark.source.option_values import OptionError
 
 _PREFIX = "option."
@@ -63,6 +64,9 @@ def _table_options(properties: Mapping[str, str]) -> dict[str, str]:
         options["path"] = lower["location"]
     if "token" in options:
         raise OptionError("token", "cannot be kept in a table, where anyone could read it: give 'tokenFile'")
+    for name in ARCHIVE_SECRETS:
+        if name.lower() in options:
+            raise OptionError(name, "cannot be kept in a table, where anyone could read it: use the environment or ~/.aws")
     if options.get("path", "").startswith("file:"):
         options["path"] = unquote(options["path"])
     return options

@@ -47,6 +47,11 @@ def _first_at(storage: Storage, partition: int, state: PartitionState, timestamp
 
 
 def _search(storage: Storage, partition: int, state: PartitionState, timestamp: int) -> int:
+    archived = storage.archived_at(partition, timestamp) if state.archive is not None else None
+    if archived is not None and archived.first_offset < state.local_start:
+        found = _search_sealed(storage, partition, archived, timestamp)
+        if found is not None:
+            return found
     for segment in state.segments:
         if is_sealed(segment.file):
             found = _search_sealed(storage, partition, segment, timestamp)

@@ -212,7 +212,7 @@ class ConsumerLag:
         if not reports:
             return []
         parts: List[Part] = self._logs.manifest(config.name)["partitions"]
-        retention = _Retention(config, parts, now)
+        retention = _Retention(config, parts, now, self._logs)
         return [
             Consumer(config.name, name, written, tuple(
                 self._partition_lag(config.name, parts[number], offset, retention, now, known or {})
@@ -228,16 +228,32 @@ class ConsumerLag:
         number, start, end = part["partition"], part["log_start_offset"], part["high_watermark"]
         unread = max(offset, start)
         lag, lost = max(end - offset, 0), max(start - offset, 0)
-        segment = next((s for s in part["segments"] if unread < s["end_offset"]), None)
+        segment = self._archived_segment(stream, part, unread)
+        if segment is None:
+            segment = next((s for s in part["segments"] if unread < s["end_offset"]), None)
         if segment is None:
             return PartitionLag(number, offset, lag, 0.0, lost, None, None, lost > 0)
         key = stream, number, unread
         received = self._times.get(key) or known.get(key) or self._received_at(stream, number, segment, unread)
         self._times[key] = received
-        seconds, size = retention.left(segment)
+        seconds, size = retention.left(number, segment)
         near = retention.is_near(seconds, size, self._settings)
         age = max(now - received / 1e6, 0.0)
         return PartitionLag(number, offset, lag, age, lost, seconds, size, near or lost > 0)
+
+    def _archived_segment(self, stream: str, part: Part, offset: int) -> Optional[Part]:
+        """The segment of an offset that only the archive has; None if the data directory has it."""
+        local_start = part["segments"][0]["first_offset"] if part["segments"] else part["high_watermark"]
+        if "archive" not in part or offset >= local_start:
+            return None
+        try:
+            found = self._logs.archived(stream, part["partition"], offset, local_start, 1)
+        except (OSError, SegmentError):
+            return None
+        return None if not found else {
+            "file": found[0].file, "first_offset": found[0].first_offset, "end_offset": found[0].end_offset,
+            "first_timestamp_us": found[0].first_timestamp, "last_timestamp_us": found[0].last_timestamp,
+        }
 
     def _received_at(self, stream: str, partition: int, segment: Part, offset: int) -> int:
         """When a record was received, in µs since the Unix epoch.
@@ -289,11 +305,13 @@ class ConsumerLag:
 
 
 class _Retention:
-    """When retention removes the segments of one stream."""
+    """When retention removes the segments of one stream: that of the archive if there is one."""
 
-    def __init__(self, config: StreamConfig, parts: Sequence[Part], now: float) -> None:
-        self._age = config.retention_age
-        self._bytes = config.retention_bytes
+    def __init__(self, config: StreamConfig, parts: Sequence[Part], now: float, logs: StreamLogs) -> None:
+        self._stream = config.name
+        self._archives: Optional[StreamLogs] = None if config.archive is None else logs
+        self._age = config.retention_age if self._archives is None else config.archive_retention_age
+        self._bytes = config.retention_bytes if self._archives is None else config.archive_retention_bytes
         self._now = now
         closed = sorted((s["last_timestamp_us"], s["bytes"]) for part in parts for s in part["segments"][:-1])
         self._ends = [end for end, _ in closed]
@@ -301,14 +319,19 @@ class _Retention:
         for _, size in closed:
             self._sizes.append(self._sizes[-1] + size)
         self._total = sum(s["bytes"] for part in parts for s in part["segments"])
+        if self._archives is not None:
+            self._total = sum(part["archive"]["bytes"] for part in parts if "archive" in part)
 
-    def left(self, segment: Part) -> Tuple[Optional[float], Optional[int]]:
+    def left(self, partition: int, segment: Part) -> Tuple[Optional[float], Optional[int]]:
         """The seconds, and the bytes written to the stream, after which a segment is removed at the earliest."""
         last: int = segment["last_timestamp_us"]
         seconds = None if self._age is None else max(last / 1e6 + self._age - self._now, 0.0)
         if self._bytes is None:
             return seconds, None
-        older = self._sizes[bisect_right(self._ends, last - 1)]
+        if self._archives is None:
+            older = self._sizes[bisect_right(self._ends, last - 1)]
+        else:  # at least; those of other partitions may be older, too
+            older = self._archives.partition(self._stream, partition).archive.size_before(segment["first_offset"])
         return seconds, max(self._bytes - self._total + older, 0)
 
     def is_near(self, seconds: Optional[float], size: Optional[int], settings: Consumers) -> bool:

@@ -18,6 +18,7 @@ from typing import BinaryIO, Callable, List, Mapping, Optional, Sequence, Tuple
 
 from aiohttp import web
 
+from bridge_spark.log.archive.files import ArchiveError
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
 from mqttbroker.admin.access import Principal, Right
@@ -27,6 +28,8 @@ from mqttbroker.admin.http_schemas import INTEGER, TEXT, array, record
 MAX_DOWNLOADS = 512  # stream files served at once; further requests get 503
 SLICE_BYTES = 8 * 1024 * 1024
 PIECE_BYTES = 256 * 1024  # of a slice, encrypted in one call
+ARCHIVED_AT_ONCE = 1000  # archived segments in one answer; the next request begins at the end of the last one
+LAST_OFFSET = (1 << 63) - 1
 SLICE_TIMEOUT = 120.0  # seconds for sending one slice, after which the connection is closed
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
@@ -36,6 +39,13 @@ logger = logging.getLogger(__name__)
 
 Filters = Mapping[str, Sequence[str]]
 """The topic filters of each stream."""
+
+
+def _whole(text: str, parameter: str) -> int:
+    """Raises `ValueError` unless the text is a whole number that an offset can be."""
+    if not re.fullmatch("[0-9]{1,19}", text) or int(text) > LAST_OFFSET:
+        raise ValueError(f"{parameter} must be a whole number from 0 to {LAST_OFFSET}, not {text!r}")
+    return int(text)
 
 
 def _range(request: web.Request, size: int) -> Optional[Tuple[int, int]]:
@@ -147,6 +157,12 @@ class StreamRoutes:
         offsets = record(
             stream=TEXT, timestamp_us=INTEGER, partitions=array(record(partition=INTEGER, offset=INTEGER))
         )
+        archive_range = (
+            Parameter("partition", INTEGER, "the number of a partition", required=True),
+            Parameter("start", INTEGER, "the first offset"),
+            Parameter("end", INTEGER, "the offset after the last one"),
+        )
+        archived = record(stream=TEXT, location=TEXT, partition=INTEGER, segments=array({"type": "object"}))
         none = Right.NONE  # each stream has readers of its own
         return [
             Route("GET", "/streams", self._streams, none, "The names of the streams that the sender may see",
@@ -155,7 +171,10 @@ class StreamRoutes:
             Route("GET", "/streams/{name}", self._manifest, none, "Partitions, segments and offsets of a stream",
                   {200: Answer("the manifest", {"type": "object"}), **errors}, (name,), tag="streams"),
             Route("GET", "/streams/{name}/offsets", self._offsets, none, "The first offsets at or after a time",
-                  {200: Answer("an offset of each partition", offsets), 400: refused, **errors}, (name, at),
+                  {200: Answer("an offset of each partition", offsets), 400: refused, 503: refused, **errors}, (name, at),
+                  tag="streams"),
+            Route("GET", "/streams/{name}/archive", self._archive, none, "The archived segments of a range of offsets",
+                  {200: Answer("segments in order", archived), 400: refused, **errors}, (name, *archive_range),
                   tag="streams"),
             Route("GET", "/streams/{name}/{partition}/{file}", self._file, none,
                   "A segment file or index, whole or a byte range (RFC 9110, 14)",
@@ -188,16 +207,51 @@ class StreamRoutes:
         timestamp = int(text)
         count = len(logs.manifest(name)["partitions"])
         loop = asyncio.get_running_loop()
-        offsets = [
-            {
-                "partition": number,
-                "offset": await loop.run_in_executor(
-                    None, logs.offset_for_timestamp, name, number, timestamp
-                ),
-            }
-            for number in range(count)
-        ]
+        try:
+            offsets = [
+                {
+                    "partition": number,
+                    "offset": await loop.run_in_executor(
+                        None, logs.offset_for_timestamp, name, number, timestamp
+                    ),
+                }
+                for number in range(count)
+            ]
+        except ArchiveError as failure:
+            return error(request, 503, f"the archive cannot be read: {failure}", {"Retry-After": "5"})
         return web.json_response({"stream": name, "timestamp_us": timestamp, "partitions": offsets})
+
+    async def _archive(self, request: web.Request, principal: Principal) -> web.StreamResponse:
+        logs, name = self._readable(request, principal, self._access.sees)
+        try:
+            number, start, end = (
+                _whole(request.query.get(parameter, default), parameter)
+                for parameter, default in (("partition", ""), ("start", "0"), ("end", str(LAST_OFFSET)))
+            )
+        except ValueError as failure:
+            return error(request, 400, str(failure))
+        manifest = logs.manifest(name)
+        if number >= len(manifest["partitions"]):
+            return error(request, 404, f"stream {name!r} has no partition {number}")
+        segments = await asyncio.get_running_loop().run_in_executor(
+            None, logs.archived, name, number, start, end, ARCHIVED_AT_ONCE
+        )
+        return web.json_response({
+            "stream": name,
+            "location": manifest.get("archive", ""),
+            "partition": number,
+            "segments": [
+                {
+                    "file": segment.file,
+                    "first_offset": segment.first_offset,
+                    "end_offset": segment.end_offset,
+                    "bytes": segment.size,
+                    "first_timestamp_us": segment.first_timestamp,
+                    "last_timestamp_us": segment.last_timestamp,
+                }
+                for segment in segments
+            ],
+        })
 
     async def _file(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         logs, name = self._readable(request, principal, self._access.reads)

@@ -250,6 +250,7 @@ class Metrics:
         yield start
         yield size
         yield sealed
+        yield from self._archive_metrics(self.streams)
         totals = (
             ("sealing_saved_bytes", "Bytes on disk saved by sealing since the start.", self.streams.sealed_bytes_saved),
             ("sealing_failures", "Times that sealing a segment failed.", self.streams.sealing_failures),
@@ -257,6 +258,34 @@ class Metrics:
         for name, text, value in totals:
             yield CounterMetricFamily(f"mqttbroker_stream_{name}", text, value=value)
         yield from self._consumer_metrics()
+
+    def _archive_metrics(self, streams: StreamLogs) -> Iterator[Metric]:
+        prefix, labels = "mqttbroker_stream_archive_", ["stream", "partition"]
+        segments = GaugeMetricFamily(prefix + "segments", "Segments in the archive.", labels=labels)
+        size = GaugeMetricFamily(prefix + "bytes", "Bytes in the archive.", labels=labels)
+        end = GaugeMetricFamily(prefix + "end_offset", "End offset of the archive.", labels=labels)
+        waiting = GaugeMetricFamily(
+            prefix + "waiting_segments", "Closed segments that the archive does not have yet.", labels=labels
+        )
+        oldest = GaugeMetricFamily(
+            prefix + "waiting_since_seconds", "Unix time of the oldest record of these; absent if there are none.",
+            labels=labels,
+        )
+        for config in streams.archiving():
+            for number in range(config.partitions):
+                partition, key = streams.partition(config.name, number), [config.name, str(number)]
+                archive, unarchived = partition.archive.current, partition.unarchived()
+                segments.add_metric(key, archive.segments)
+                size.add_metric(key, archive.size)
+                end.add_metric(key, archive.end)
+                waiting.add_metric(key, len(unarchived))
+                if unarchived:
+                    oldest.add_metric(key, unarchived[0].first_timestamp / 1e6)
+        yield from (segments, size, end, waiting, oldest)
+        if streams.archiving():
+            yield CounterMetricFamily(
+                prefix + "failures", "Times that an archive could not be written.", value=streams.archive_failures
+            )
 
     def _consumer_metrics(self) -> Iterator[Metric]:
         """Progress of consumers when it was last computed: a scrape reads no file."""

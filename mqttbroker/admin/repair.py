@@ -14,8 +14,10 @@ import time
 from pathlib import Path
 from typing import Optional
 
+from bridge_spark.log.archive.index import INDEX_FILE, IndexReader
 from bridge_spark.log.check import check_description, check_partition, partitions
 from bridge_spark.log.high_watermark import published_end
+from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.repair import repair_partition
 from bridge_spark.log.stream_log import StreamLogDamage
 from sessions.store.check import TABLES, DatabaseState, check_database, is_emptied
@@ -89,6 +91,7 @@ def _check_streams(directory: Path, ends: Optional[Ends], live: bool, findings: 
             f"{where}: {state.end - state.start} offsets from {state.start} to {state.end},"
             f" {state.segments} segments"
         )
+        _check_archive(path, where, state.start, findings)
         for first, last in state.lost:
             findings.lines.append(f"{where}: offsets {first} to {last - 1} were given up by a repair")
         findings.problems += [f"{where}/{problem}" for problem in state.problems]
@@ -97,6 +100,24 @@ def _check_streams(directory: Path, ends: Optional[Ends], live: bool, findings: 
         findings.problems.append(
             f"{STREAMS}/{stream}/{number}: is missing; the database ends at offset {end}"
         )
+
+
+def _check_archive(directory: Path, where: str, local_start: int, findings: Findings) -> None:
+    """Check the index of a partition's archive, not the archive."""
+    try:
+        archive = IndexReader(directory / INDEX_FILE).check()
+    except SegmentError as error:
+        findings.problems.append(f"{where}/{INDEX_FILE}: {error}")
+        return
+    if archive.segments:
+        findings.lines.append(
+            f"{where}: archived are the offsets {archive.start} to {archive.end - 1}, {archive.segments} segments of"
+            f" {archive.size} bytes; they are not read"
+        )
+        if archive.end < local_start:
+            findings.lines.append(
+                f"{where}: offsets {archive.end} to {local_start - 1} were removed without an archive"
+            )
 
 
 def set_aside(data_dir: Path) -> list[Path]:

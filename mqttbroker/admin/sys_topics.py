@@ -109,6 +109,12 @@ class SysTopics:
             values["streams/sealed/segments"] = self.metrics.streams.sealed_segments
             values["streams/sealed/bytes_saved"] = self.metrics.streams.sealed_bytes_saved
             values["streams/sealed/failures"] = self.metrics.streams.sealing_failures
+            if self.metrics.streams.archiving():
+                archive = self.metrics.streams.archive_totals()
+                values["streams/archive/segments"] = archive.segments
+                values["streams/archive/bytes"] = archive.size
+                values["streams/archive/waiting"] = archive.waiting
+                values["streams/archive/failures"] = self.metrics.streams.archive_failures
         for cause, count in status.drops.items():
             values[f"publish/messages/dropped/{cause}"] = count
         for each in self.metrics.authenticators():

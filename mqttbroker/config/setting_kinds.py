@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Generic, Optional, TypeVar, Union
 from urllib.parse import urlsplit, urlunsplit
 
+from bridge_spark.log.archive.location import parse_location
 from topic_matcher.filters import is_valid_filter, is_valid_topic
 
 T = TypeVar("T")
@@ -143,6 +144,14 @@ class OptionalPath(Kind[Optional[Path]]):
     def read(self, value: object) -> Optional[Path]:
         text = OptionalText().read(value)
         return None if text is None else Path(text)
+
+
+class Archive(Kind[Optional[str]]):
+    """The location of an archive; the empty string is None."""
+
+    def read(self, value: object) -> Optional[str]:
+        text = OptionalText().read(value)
+        return None if text is None else str(parse_location(text))
 
 
 class ListenerPath(Kind[Union[Path, str, None]]):

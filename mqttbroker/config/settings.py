@@ -15,6 +15,7 @@ from typing import Any, Optional, TypeVar, Union, cast
 from bridge_spark.log.stream_config import can_seal
 from mqttbroker.config.setting_kinds import (
     Anonymous,
+    Archive,
     Automatic,
     BearerToken,
     Boolean,
@@ -391,7 +392,7 @@ class Redirect:
 
 @dataclass(frozen=True)
 class Stream:
-    """A log of the messages of some topic filters; ``retention_*`` None = unlimited."""
+    """A log of the messages of some topic filters; ``*retention_*`` None = unlimited, ``archive`` None = none."""
 
     name: str
     filters: tuple[str, ...] = _required(Filters())
@@ -402,6 +403,9 @@ class Stream:
     segment_bytes: int = _key(Size("1KiB", "2GiB"), "64MiB")
     segment_age: float = _key(Duration("1s", "3650d"), "1h")
     seal: Union[bool, str] = _key(Automatic(), "auto")
+    archive: Optional[str] = _key(Archive(), "")
+    archive_retention_age: Optional[float] = _key(OrNone(Duration("1s", "36500d"), "unlimited"), "unlimited")
+    archive_retention_bytes: Optional[int] = _key(OrNone(Size("1KiB", "1024TiB"), "unlimited"), "unlimited")
     dedup: bool = _key(Boolean(), False)
     dedup_producers: int = _key(Integer(1, 1_000_000), 10_000)
 
@@ -413,6 +417,18 @@ class Stream:
         """Keys that are invalid on this machine, each with the reason."""
         if self.seal is True and not can_seal():
             yield "seal", 'needs pyarrow: pip install "mqttbroker[spark]"'
+        if self.archive is None:
+            for name in ("archive_retention_age", "archive_retention_bytes"):
+                if getattr(self, name) is not None:
+                    yield name, "needs archive"
+            return
+        if not self.seals:
+            why = "" if can_seal() else ': pip install "mqttbroker[spark]"'
+            yield "archive", f"needs sealed segments{why or ', and seal is false'}"
+        for name in ("retention_age", "retention_bytes"):
+            local, archived = getattr(self, name), getattr(self, f"archive_{name}")
+            if archived is not None and local is not None and archived < local:
+                yield f"archive_{name}", f"must not be less than {name}, the retention of the data directory"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""The worker process: seals and salvages segments with Arrow, at the lowest priority.
+"""The worker process: seals and salvages segments and fills archives, at the lowest priority.
 
-It reads jobs from stdin, one line of JSON each: {"do": "seal" | "salvage", ...}.  The answer is one line: {} or
-{"error": "...", "errno": 28}.  It ends when stdin is closed, so it never outlives its parent.
+It reads jobs from stdin, one line of JSON each: {"do": "seal" | "salvage" | a job of `archive.jobs`, ...}.  The answer
+is one line: {"result": ...} or {"error": "...", "errno": 28}.  It ends when stdin is closed, so it never outlives its
+parent, and after a failed job of an archive.
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ from typing import Any
 LOWEST_PRIORITY = 19
 
 
-def run(job: dict[str, Any]) -> None:
-    """Run one job.  Raises `ValueError`, `OSError` or `ImportError`."""
+def run(job: dict[str, Any]) -> Any:
+    """Run one job and return its result.  Raises `ValueError`, `OSError`, `ImportError` or `ArchiveError`."""
     # Imported here, so that without pyarrow the job fails with that reason instead of the process.
+    if "location" in job:
+        from bridge_spark.log.archive import jobs
+
+        return jobs.run(job)
     source, target = Path(job["source"]), Path(job["target"])
     if job["do"] == "salvage":
         from bridge_spark.log.sealed.salvage import salvage
@@ -30,12 +35,16 @@ def run(job: dict[str, Any]) -> None:
 
         offsets = job["first_offset"], job["end_offset"]
         seal(ClosedSegment(source, job["stream"], job["partition"], *offsets, job["size"]), target)
+    return None
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    from bridge_spark.log.archive.files import ArchiveError
+
+    kind = "" if isinstance(error, ArchiveError) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split())
 
 
 def main() -> None:
@@ -52,8 +61,10 @@ def main() -> None:
     while True:
         job = json.loads(jobs.get())
         try:
-            run(job)
-            answer = {}
+            answer = {"result": run(job)}
         except Exception as error:
             answer = {"error": _reason(error), "errno": getattr(error, "errno", None) or 0}
         print(json.dumps(answer), flush=True)
+        if "error" in answer and "location" in job:
+            # Without destructors: that of an unfinished upload to S3 would make an object of its part.
+            os._exit(1)

@@ -1,4 +1,4 @@
-"""Starts and talks to the worker process (`bridge_spark.log.sealed.worker`), which runs jobs that need Arrow.
+"""Starts and talks to the worker process (`bridge_spark.log.sealed.worker`), which runs jobs that need Arrow or an archive.
 
 The broker itself never loads Arrow.
 """
@@ -29,8 +29,8 @@ class WorkerProcess:
     def __init__(self) -> None:
         self._process: Optional[subprocess.Popen[str]] = None
 
-    def run(self, job: dict[str, Any]) -> None:
-        """Run a job in the process.  Raises `SealingFailed`."""
+    def run(self, job: dict[str, Any]) -> Any:
+        """Run a job in the process and return its result.  Raises `SealingFailed`."""
         process = self._process
         try:
             if process is None or process.poll() is not None:
@@ -49,12 +49,13 @@ class WorkerProcess:
             self.close()
             raise SealingFailed(f"the sealing process ended with status {status}")
         try:
-            failure = json.loads(answer)
+            answered = json.loads(answer)
         except ValueError:
             self.close()
             raise SealingFailed(f"the sealing process answered {answer[:200]!r}") from None
-        if failure:
-            raise SealingFailed(failure["error"], failure["errno"])
+        if "error" in answered:
+            raise SealingFailed(answered["error"], answered["errno"])
+        return answered["result"]
 
     @staticmethod
     def _start() -> subprocess.Popen[str]:
