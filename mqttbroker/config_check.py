@@ -72,7 +72,7 @@ def _unreachable_archives(settings: Settings) -> Iterator[str]:
         location = None if stream.archive is None else parse_location(stream.archive)
         if location is not None and location.s3:
             try:
-                open_files(location).list(location.path(stream.name))
+                open_files(location).check()
             except ArchiveError as error:
                 yield f"streams.{stream.name}.archive: {location}: {error}"
 

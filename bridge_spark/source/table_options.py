@@ -66,7 +66,7 @@ def _table_options(properties: Mapping[str, str]) -> dict[str, str]:
         raise OptionError("token", "cannot be kept in a table, where anyone could read it: give 'tokenFile'")
     for name in ARCHIVE_SECRETS:
         if name.lower() in options:
-            raise OptionError(name, "cannot be kept in a table, where anyone could read it: use the environment or ~/.aws")
+            raise OptionError(name, "cannot be kept in a table, where anyone could read it: give it in the environment")
     if options.get("path", "").startswith("file:"):
         options["path"] = unquote(options["path"])
     return options

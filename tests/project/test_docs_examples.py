@@ -33,6 +33,7 @@ pytestmark = pytest.mark.one_build
 
 PAGES = ("README.md", "docs/spark.md")
 ADDRESS = "http://127.0.0.1:18083"
+ARCHIVE = "/mnt/history"
 MQTT_ADDRESS = "mqtt://127.0.0.1:1883"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"# ([\w/.-]+/[\w.-]+)\n")
@@ -83,12 +84,15 @@ def publish_readings(port: int) -> int:
 
 @pytest.mark.timeout(400)
 def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
+    history = tmp_path / "history"
+    history.mkdir()
     streams = {
-        "sensors": {"filters": ["sensors/#"], "partitions": 2},
+        "sensors": {"filters": ["sensors/#"], "partitions": 2, "segment_bytes": "1KiB", "archive": str(history)},
         "written": {"filters": ["alerts/#", "counts/#", "copy/#"], "dedup": True},
     }
     broker = start_broker(config={"streams": streams})
     published = publish_readings(broker.port)
+    broker.wait_for_log("event=segment_archived ", 40)
     program = []
     for page in PAGES:
         examples = blocks(page, "python")
@@ -99,6 +103,7 @@ def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerPro
                 (tmp_path / named[1]).write_text(file.code, encoding="utf-8")
         for block in examples:
             code = block.code.replace(ADDRESS, broker.url).replace(MQTT_ADDRESS, f"mqtt://127.0.0.1:{broker.port}")
+            code = code.replace(ARCHIVE, str(history))
             code = code.replace("query.awaitTermination()", "query.processAllAvailable(); query.stop()")
             program.append((page, block.line, code))
     environment = {

@@ -24,6 +24,8 @@ from bridge_spark.log.stream_log import StreamLogs
 FIRST_RETRY = 5.0  # seconds after a failure of a stream's archive; doubled by each further one
 LAST_RETRY = 300.0
 RETENTION_INTERVAL = 60.0  # seconds between two checks of retention
+JOB_TIMEOUT = 300.0  # seconds after which a job has failed, beside those for its bytes
+LOWEST_RATE = 100_000  # bytes per second
 REMOVED_AT_ONCE = 1000  # files per job
 MAX_FAILURES = 3  # partitions whose segments fail before the stream's archive waits for the retry
 JOB_ERRORS = (SealingFailed, SegmentError, OSError)
@@ -141,9 +143,10 @@ class Archiver:
                 left.remove(number)
         return failures
 
-    def _run_job(self, archive: StreamArchive, what: str, **more: object) -> object:
-        return self._worker.run(
-            {"do": what, "location": str(archive.config.archive), "stream": archive.config.name, **more})
+    def _run_job(self, archive: StreamArchive, what: str, size: int = 0, **more: object) -> object:
+        """Run a job that transfers `size` bytes."""
+        job = {"do": what, "location": str(archive.config.archive), "stream": archive.config.name, **more}
+        return self._worker.run_within(job, JOB_TIMEOUT + size / LOWEST_RATE)
 
     # -- start ----------------------------------------------------------------
 
@@ -182,7 +185,7 @@ class Archiver:
             return False
         source = partition.directory / waiting[0].file
         name = ArchivedSegment(waiting[0].first_offset, waiting[0].end_offset, 0, 0, 0, 0).file
-        values = self._run_job(archive, "upload", partition=number, source=str(source), name=name)
+        values = self._run_job(archive, "upload", waiting[0].size, partition=number, source=str(source), name=name)
         assert isinstance(values, list)
         segment = ArchivedSegment(*values)
         partition.archive.append(segment)
@@ -242,5 +245,5 @@ class Archiver:
         wait = archive.retry_wait = min(2 * archive.retry_wait, LAST_RETRY)
         archive.not_before = time.monotonic() + wait * random.uniform(0.8, 1.2)
         archive.problem = f"{waiting} segments wait: {error}"
-        logger.warning("event=not_archived stream=%s waiting=%d retry_s=%.0f reason=%s", archive.config.name, waiting, wait,
-                       error)
+        name = archive.config.name
+        logger.warning("event=not_archived stream=%s waiting=%d retry_s=%.0f reason=%s", name, waiting, wait, error)

@@ -17,8 +17,10 @@ from bridge_spark.log.archive.location import ArchiveLocation
 from bridge_spark.log.files import sync_directory, write_all
 
 CONNECT_TIMEOUT_S = 10.0
-SOCKET_TIMEOUT_S = 60.0
+SOCKET_TIMEOUT_S = 30.0
 ATTEMPTS = 5  # of one request to S3, with waits in between that the SDK chooses; also for throttled requests
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+REGION_VARIABLES = ("AWS_REGION", "AWS_DEFAULT_REGION")
 UNFINISHED_SUFFIX = ".unfinished"
 
 
@@ -38,6 +40,9 @@ class S3Options(NamedTuple):
 
 class ArchiveFiles(Protocol):
     """Paths are those of `ArchiveLocation.path`.  All methods raise `ArchiveError`, and nothing else."""
+
+    def check(self) -> None:
+        """Raise `ArchiveError` if the directory or bucket is missing or cannot be reached."""
 
     def list(self, directory: str) -> dict[str, int]:
         """The sizes of the files in a directory, which may be missing, by name."""
@@ -59,7 +64,7 @@ class ArchiveFiles(Protocol):
 
 
 def open_files(location: ArchiveLocation, options: S3Options = S3Options()) -> ArchiveFiles:
-    """Does not connect.  Raises `ArchiveError`."""
+    """Does not connect, but asks AWS for the region of the bucket if none is given.  Raises `ArchiveError`."""
     return S3Files(location, options) if location.s3 else DirectoryFiles(location.root)
 
 
@@ -69,12 +74,16 @@ class DirectoryFiles:
     def __init__(self, root: str) -> None:
         self._root = Path(root)
 
+    def check(self) -> None:
+        if not self._root.is_dir():
+            raise ArchiveError(f"{self._root} is not a directory")
+
     def list(self, directory: str) -> dict[str, int]:
         try:
             with os.scandir(directory) as entries:
                 return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
         except FileNotFoundError:
-            self._check_root()
+            self.check()
             return {}
         except OSError as error:
             raise _error(error) from None
@@ -83,7 +92,7 @@ class DirectoryFiles:
         try:
             return os.path.getsize(path)
         except FileNotFoundError:
-            self._check_root()
+            self.check()
             return None
         except OSError as error:
             raise _error(error) from None
@@ -97,7 +106,7 @@ class DirectoryFiles:
                     position, length = position + len(data), length - len(data)
                 return b"".join(parts)
         except FileNotFoundError:
-            self._check_root()
+            self.check()
             raise
         except OSError as error:
             raise _error(error) from None
@@ -133,7 +142,7 @@ class DirectoryFiles:
             os.unlink(path)
             sync_directory(Path(path).parent)
         except FileNotFoundError:
-            self._check_root()
+            self.check()
         except OSError as error:
             raise _error(error) from None
 
@@ -145,15 +154,11 @@ class DirectoryFiles:
             raise _error(error) from None
 
     def _make(self, directory: Path) -> None:
-        self._check_root()
+        self.check()
         missing = [each for each in (directory, *directory.parents) if not each.exists()]
         for each in reversed(missing):
             each.mkdir(exist_ok=True)
             sync_directory(each.parent)
-
-    def _check_root(self) -> None:
-        if not self._root.is_dir():
-            raise ArchiveError(f"{self._root} is not a directory")
 
 
 class S3Files:
@@ -165,14 +170,21 @@ class S3Files:
         except ImportError:
             raise ArchiveError('S3 needs pyarrow: pip install "mqttbroker[spark]"') from None
         self._fs = fs
+        self._bucket = location.root.partition("/")[0]
         self._last: Optional[tuple[str, Any]] = None  # the file read last: tasks read one file at a time
         given = {**location.parameters, **{
             name: value for name, value in (("region", options.region), ("endpoint_override", options.endpoint)) if value
         }}
+        for variable in ENDPOINT_VARIABLES:  # which pyarrow knows in URLs only
+            if os.environ.get(variable):
+                given.setdefault("endpoint_override", os.environ[variable])
         for scheme in ("http", "https"):
             if given.get("endpoint_override", "").startswith(f"{scheme}://"):
                 given["endpoint_override"] = given["endpoint_override"].removeprefix(f"{scheme}://").rstrip("/")
                 given["scheme"] = scheme
+        if not (given.keys() & {"region", "endpoint_override"} or any(map(os.environ.get, REGION_VARIABLES))):
+            with suppress(OSError):
+                given["region"] = fs.resolve_s3_region(self._bucket)
         try:
             self._files = fs.S3FileSystem(
                 access_key=options.access_key, secret_key=options.secret_key, session_token=options.session_token,
@@ -181,6 +193,14 @@ class S3Files:
             )
         except (OSError, ValueError) as error:
             raise _error(error) from None
+
+    def check(self) -> None:
+        try:
+            found = self._files.get_file_info(self._bucket)
+        except OSError as error:
+            raise _error(error) from None
+        if found.type == self._fs.FileType.NotFound:
+            raise ArchiveError(f"there is no bucket {self._bucket!r}")
 
     def list(self, directory: str) -> dict[str, int]:
         try:

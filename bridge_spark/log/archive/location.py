@@ -49,7 +49,8 @@ def parse_location(text: str) -> ArchiveLocation:
     parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name, value in parameters.items():
         if name not in S3_PARAMETERS or not value:
-            raise ValueError(f"has the parameter {name!r}, or no value for it; those of S3 are {', '.join(S3_PARAMETERS)}")
+            known = ", ".join(S3_PARAMETERS)
+            raise ValueError(f"has the parameter {name!r}, or no value for it; those of S3 are {known}")
     if parameters.get("scheme", "https") not in ("http", "https"):
         raise ValueError("must have http or https as scheme")
     if parts.fragment:

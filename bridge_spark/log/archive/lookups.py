@@ -10,6 +10,7 @@ from bridge_spark.log.archive.index import ArchivedSegment
 from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
 
 IDLE_S = 60.0
+TIMEOUT_S = 20.0  # of one lookup
 
 
 class ArchiveLookups:
@@ -25,10 +26,9 @@ class ArchiveLookups:
         with self._lock:
             self._cancel()
             try:
-                return int(self._worker.run({
-                    "do": "find time", "location": location, "stream": stream, "partition": partition,
-                    "name": segment.file, "timestamp": timestamp,
-                }))
+                job = {"do": "find time", "location": location, "stream": stream, "partition": partition,
+                       "name": segment.file, "timestamp": timestamp}
+                return int(self._worker.run_within(job, TIMEOUT_S))
             except SealingFailed as error:
                 self._worker.close()
                 raise ArchiveError(str(error)) from None

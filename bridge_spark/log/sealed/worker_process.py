@@ -1,4 +1,4 @@
-"""Starts and talks to the worker process (`bridge_spark.log.sealed.worker`), which runs jobs that need Arrow or an archive.
+"""Starts and talks to the worker process (`bridge_spark.log.sealed.worker`), for jobs that need Arrow or an archive.
 
 The broker itself never loads Arrow.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any, Optional
 
@@ -28,6 +29,20 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         self._process: Optional[subprocess.Popen[str]] = None
+
+    def run_within(self, job: dict[str, Any], seconds: float) -> Any:
+        """`run`, but end the process if it has not answered after so many seconds."""
+        timer = threading.Timer(seconds, self.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self.run(job)
+        except SealingFailed:
+            if timer.is_alive():
+                raise
+            raise SealingFailed(f"no answer after {seconds:.0f} s") from None
+        finally:
+            timer.cancel()
 
     def run(self, job: dict[str, Any]) -> Any:
         """Run a job in the process and return its result.  Raises `SealingFailed`."""
