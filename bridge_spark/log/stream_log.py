@@ -249,6 +249,10 @@ class StreamLogs:
                 for partition in partitions:
                     if partition.roll(now):
                         self.segment_closed.set()
+            if config.archive is not None and any(partition.removable for partition in partitions):
+                # A backup ends inside a segment, so it needs the local file of one that was archived meanwhile.
+                if backup_in_progress(self.directory):
+                    continue
             if config.retention_age is not None:
                 for partition in partitions:
                     partition.expire(int((now - config.retention_age) * 1e6))

@@ -193,7 +193,9 @@ class _Builder:
                 for name, reason in values.get(section, default).problems():
                     self.problem((section, *name.split(".")), reason)
         settings = Settings(**values)
-        for path, reason in [*settings.authentication_problems(), *settings.access_problems()]:
+        for path, reason in [
+            *settings.authentication_problems(), *settings.access_problems(), *settings.archive_problems()
+        ]:
             self.problem(path, reason)
         return settings
 

@@ -682,5 +682,13 @@ class Settings:
             if access.user is not None and self.acl_file is None:
                 yield path + ("user",), "needs acl_file, whose rules apply to this user"
 
+    def archive_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Keys of archives in the data directory, each with the reason."""
+        data_dir = self.data_dir.absolute()
+        for stream in self.streams:
+            root = Path(stream.archive or "")
+            if root.is_absolute() and (root == data_dir or data_dir in root.parents):
+                yield ("streams", stream.name, "archive"), "must not be in data_dir"
+
     def acl_file_of(self, listener: Listener) -> Optional[Path]:
         return self.acl_file if isinstance(listener.acl_file, str) else listener.acl_file

@@ -14,6 +14,7 @@ from support.damaged_log import END, KEY, make
 
 from bridge_spark.log import stream_log
 from bridge_spark.log.archive.archiver import Archiver
+from bridge_spark.log.files import sync_directory
 from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 
@@ -21,6 +22,9 @@ from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 def main(data_dir: Path, archive: str, archive_bytes: int | None) -> int:
     if not data_dir.exists():
         data_dir.mkdir()
+        if archive.startswith("/"):
+            Path(archive).mkdir(exist_ok=True)
+        sync_directory(data_dir.parent)
         make(data_dir, END)
     stream_log.UNSEALED_STAYS = 0.0
     config = StreamConfig(

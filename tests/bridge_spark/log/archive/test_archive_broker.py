@@ -24,6 +24,8 @@ from support.s3 import S3Server, s3
 from support.spark_session import spark
 
 from bridge_spark.datasource import MqttDataSource, explain
+from bridge_spark.source.option_values import OptionError
+from bridge_spark.source.table_options import GivenOptions
 from mqttbroker.config.load import ConfigError, load_settings
 
 pytestmark = pytest.mark.one_build
@@ -235,6 +237,7 @@ def test_history_in_s3(start_broker: StartBroker, tmp_path: Path, s3: S3Server, 
         ('archive = "s3://bucket/x?acl=private"', "streams.s.archive: has the parameter 'acl'"),
         ('archive = "gs://bucket/x"', 'streams.s.archive: must be "s3://BUCKET/PREFIX" or the absolute path'),
         ('archive = "history"', 'streams.s.archive: must be "s3://BUCKET/PREFIX" or the absolute path'),
+        ('archive = "/srv/data/streams"', "streams.s.archive: must not be in data_dir"),
         ('archive = "/srv/../etc"', "streams.s.archive: must not have . or .."),
         ('archive = "/srv/a"\nseal = false', "streams.s.archive: needs sealed segments, and seal is false"),
         ('archive_retention_age = "1d"', "streams.s.archive_retention_age: needs archive"),
@@ -244,11 +247,19 @@ def test_history_in_s3(start_broker: StartBroker, tmp_path: Path, s3: S3Server, 
 )
 def test_settings_that_are_refused(tmp_path: Path, lines: str, problem: str) -> None:
     path = tmp_path / "broker.toml"
-    path.write_text(f'[streams.s]\nfilters = ["#"]\n{lines}\n')
+    path.write_text(f'data_dir = "/srv/data"\n[streams.s]\nfilters = ["#"]\n{lines}\n')
     with pytest.raises(ConfigError) as caught:
         load_settings(path)
     (found,) = caught.value.problems
     assert problem in found and "secret" not in found and "\n" not in found
+
+
+@pytest.mark.parametrize("name", ["archive.accessKey", "archive.secretKey", "archive.sessionToken"])
+def test_a_table_of_the_catalog_refuses_secrets(name: str) -> None:
+    options = {f"option.{key}": value for key, value in {"url": "http://h", "stream": "s", name: "hidden"}.items()}
+    with pytest.raises(OptionError, match=f"'{name}': cannot be kept in a table") as caught:
+        GivenOptions(options)
+    assert "hidden" not in str(caught.value)
 
 
 def test_check_config_names_a_missing_directory(tmp_path: Path) -> None:

@@ -18,6 +18,9 @@ import polars as pl
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 import pytest
+from disk.fixtures import directory, layer  # noqa: F401 - fixtures
+from disk.image import Disk
+from disk.layer import Layer, calls
 from support.damaged_log import BATCH, END, EVERYTHING, KEY, commit, make
 from support.paths import TESTS
 from support.s3 import S3Server, s3
@@ -62,18 +65,16 @@ RETENTION_STEPS = {
 }
 
 
-def archive_all(data: Path, archive: Path | str, failpoint: str = "", *more: str) -> int:
+def archive_all(data: Path, archive: Path | str, failpoint: str = "", *more: str, **variables: str) -> int:
     """Archive the log in another process; return its exit status."""
-    if isinstance(archive, Path):
-        archive.mkdir(exist_ok=True)
     paths = [str(SUPPORT / "failpoints"), *filter(None, sys.path)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **({"FAILPOINT": failpoint} if failpoint else {})}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables, **({"FAILPOINT": failpoint} if failpoint else {})}
     command = [sys.executable, str(SUPPORT / "archiving_process.py"), str(data), str(archive), *more]
     return subprocess.run(command, env=env, timeout=50).returncode
 
 
-def payloads(data: Path) -> dict[int, bytes]:
-    found = rows_of(data, stream="s")
+def payloads(data: Path, **options: str) -> dict[int, bytes]:
+    found = rows_of(data, stream="s", **options)
     assert len(found) == len({row["offset"] for row in found}), "an offset was read twice"
     return {row["offset"]: row["payload"] for row in found}
 
@@ -126,6 +127,34 @@ def test_a_full_or_failing_disk_loses_nothing(tmp_path: Path, call: str) -> None
     assert payloads(data) == EVERYTHING
     assert archive_all(data, archive) == 0
     assert payloads(data) == EVERYTHING and archived_offsets(archive) == list(range(200))
+
+
+@pytest.mark.slow("about 250 states of the disk")
+@pytest.mark.timeout(300)
+def test_power_loss_at_any_step(directory: Path, layer: Layer) -> None:
+    """With the disk model of `disk.image`: unsynced writes are kept, lost or partial, in data directory and archive."""
+    assert archive_all(layer.root / "data", layer.root / "archive", "", "4000", **layer.env) == 0
+    everything = list(calls(layer.log))
+    begin = next(number for number, call in enumerate(everything) if "_archive.json" in call.path)
+    disk = Disk(layer.root)
+    starts = set()
+    for number, call in enumerate(everything):
+        for seed in range(0 if number < begin else 3):
+            left = directory / "left"
+            disk.leave(left, Random(f"{number}:{seed}"))
+            config = StreamConfig("s", ["sensors/#"], segment_bytes=5000, seal=True, archive=str(left / "archive"))
+            logs = StreamLogs(left / "data/streams", [config], lambda: 1e6)
+            logs.recover({KEY: END})
+            found = payloads(left / "data")
+            start = logs.manifest("s")["partitions"][0]["log_start_offset"]
+            logs.close()
+            # Retention of the archive removes the first of two segments.
+            assert found == {offset: EVERYTHING[offset] for offset in range(start, END)}, f"before call {number}"
+            starts.add(start)
+            shutil.rmtree(left)
+        disk.apply(call)
+    assert starts == {0, 100}
+    disk.expect(layer.root)
 
 
 def test_a_kill_while_a_segment_is_sent_to_s3(tmp_path: Path, s3: S3Server) -> None:
