@@ -24,6 +24,7 @@ from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.websocket import MAX_HEAD, WebSocket
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
 from sessions.counters import Counters
+from sessions.write_set import WriteSet
 
 INPUTS = 2000  # for one core
 ORIGIN = "https://example.org"
@@ -90,9 +91,14 @@ class _WebSockets(Target):
         place.mkdir()
         core = self.core = Core(place, "off", **LIMITS)
         loop = self.runner.get_loop()
-        scheduler = FlushScheduler(
-            core.broker, loop, lambda _: loop.call_soon(scheduler.store_answered, [], "", False), True
-        )
+
+        def submit(write_set: WriteSet) -> None:
+            core.store.submit(write_set)
+            _, pages, error = core.answers.get(timeout=30)
+            assert error is None, error
+            loop.call_soon(scheduler.store_answered, pages, "", False)
+
+        scheduler = FlushScheduler(core.broker, loop, submit, True)
         policy = ListenerPolicy(Security(core.settings).policy, core.terms, None, core.broker.outbound.counters)
         self.endpoint = Endpoint(scheduler, policy, OpenSockets(1000, 1000, Counters()), lambda: "made", self._defect)
 
