@@ -522,17 +522,26 @@ class Api:
 
     async def _bans(self, call: Call) -> Any:
         if call["protocol"] == "http":
-            assert self.http_bans is not None
-            now = time.monotonic()
-            found = [BanView(*ban.key, ban.cause, ban.reason, ban.number, ban.until - now)
-                     for ban in self.http_bans.banned(now)]  # fmt: skip
-            return _page((ban_json(ban, "http") for ban in found[: call["limit"]]), None)
+            return self._http_bans(call)
         parts = decode_cursor(call["cursor"], int)
         runner, control = self._operations.runner, self._control
         cursor = int(parts[0]) if parts is not None else await self._call(runner.call(control.open_bans))
         listed = await self._next(runner.call(control.bans, cursor, call["limit"]))
         items = (ban_json(ban, "mqtt") for ban in listed.bans)
         return _page(items, encode_cursor(listed.cursor) if listed.cursor else None)
+
+    def _http_bans(self, call: Call) -> Any:
+        """Bans of HTTP senders, in the order of their addresses."""
+        assert self.http_bans is not None
+        after = decode_cursor(call["cursor"], str, str, str, str)
+        now = time.monotonic()
+        places = {(*ban.key, ban.cause): ban for ban in self.http_bans.banned(now)}
+        left = sorted(place for place in places if after is None or place > tuple(after))
+        shown = left[: call["limit"]]
+        found = (places[place] for place in shown)
+        views = (BanView(*ban.key, ban.cause, ban.reason, ban.number, ban.until - now) for ban in found)
+        following = encode_cursor(*shown[-1]) if len(shown) < len(left) else None
+        return _page((ban_json(view, "http") for view in views), following)
 
     async def _ban(self, call: Call) -> Any:
         if not (call["address"] or call["username"] or call["client_id"]):

@@ -250,8 +250,8 @@ def test_ban_of_an_http_sender_is_listed_and_lifted(start_broker: Start) -> None
     broker = start_broker(config={"http": {"access": ACCESS}, "bans": bans})
     api = Api(broker)
 
-    def elsewhere(token: str) -> int:
-        connection = http.client.HTTPConnection(broker.host, broker.http_port, source_address=("127.0.0.2", 0))
+    def elsewhere(token: str, address: str = "127.0.0.2") -> int:
+        connection = http.client.HTTPConnection(broker.host, broker.http_port, source_address=(address, 0))
         connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {token}"})
         try:
             return connection.getresponse().status
@@ -266,6 +266,12 @@ def test_ban_of_an_http_sender_is_listed_and_lifted(start_broker: Start) -> None
     assert api.ask("DELETE", "/bans", protocol="http", address="127.0.0.2") == (204, None)
     assert elsewhere("t-viewer") == 200
     api.refused(404, None, "DELETE", "/bans", protocol="http", address="127.0.0.2")
+    senders = [f"127.0.0.{number}" for number in range(3, 8)]
+    for address in senders:
+        assert [elsewhere("wrong", address) for _ in range(3)] == [401, 401, 429]
+    for limit in (1, 2, 5, 100):
+        assert [ban["address"] for ban in api.pages("/bans", limit, protocol="http")] == senders
+    api.refused(404, "cursor", "GET", "/bans", protocol="http", cursor="x")
 
 
 def test_streams_and_their_consumers(api: Api) -> None:
