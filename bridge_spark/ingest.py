@@ -1,4 +1,4 @@
-"""The ingest job: writes streams to Parquet or Delta tables, exactly once for every reader.
+"""The ingest job: writes streams to Parquet, Delta or Iceberg tables, exactly once for every reader.
 
 If one table fails the job stops the others between two batches and ends.  The next run continues from the checkpoints.
 """
@@ -150,7 +150,7 @@ def _check_sources(config: IngestConfig) -> None:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="mqttbroker ingest", description="Write streams to Parquet or Delta tables.")
+    parser = argparse.ArgumentParser(prog="mqttbroker ingest", description="Write streams to Parquet, Delta or Iceberg tables.")
     parser.add_argument("config", type=Path, help="TOML file of tables, see conf/ingest.toml")
     parser.add_argument("--once", action="store_true", help="read everything available and end")
     parser.add_argument("--backfill", nargs=2, metavar=("FROM", "TO"),

@@ -6,25 +6,24 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.config_section import ConfigError
 from bridge_spark.tables.ingest_config import IngestConfig, load_config
 from bridge_spark.tables.ingest_session import IngestError
-from bridge_spark.tables.output.batch_table import BatchTable
-from bridge_spark.tables.output.delta_table import DeltaMissing
-from bridge_spark.tables.output.parquet_table import ParquetBatchTable
-from bridge_spark.tables.output.table_format import open_table
+from bridge_spark.tables.output.batch_table import BatchTable, TableError
+from bridge_spark.tables.output.table_format import open_dead_letters, open_table
 
 
-def compact(config: IngestConfig) -> dict[Path, int]:
+def compact(config: IngestConfig) -> dict[str, int]:
     """Merge the small files of all tables; return how many of each were merged.  Raises `IngestError`."""
-    merged: dict[Path, int] = {}
+    merged: dict[str, int] = {}
     for table in config.tables:
         where = f"{config.where}: tables.{table.name}"
         with Checkpoint(table.checkpoint).lock(where):
             _compact(open_table(table.sink, table.output), where, merged)
-            _compact(ParquetBatchTable(table.dead_letters), where, merged)
+            _compact(open_dead_letters(table.sink, table.dead_letters), where, merged)
         for aggregate in table.sink.aggregates:
             aggregate_where = f"{where}.aggregates.{aggregate.name}"
             with Checkpoint(aggregate.checkpoint).lock(aggregate_where):
@@ -51,18 +50,17 @@ def main(argv: Sequence[str]) -> int:
     except IngestError as error:
         print(f"mqttbroker compact: {error}", file=sys.stderr)
         return 1
-    for directory, files in merged.items():
-        print(f"{directory}: {files} small files merged")
+    for place, files in merged.items():
+        print(f"{place}: {files} small files merged")
     return 0
 
 
-def _compact(table: BatchTable, where: str, merged: dict[Path, int]) -> None:
-    if not table.directory.is_dir():
-        return
+def _compact(table: BatchTable[Any], where: str, merged: dict[str, int]) -> None:
     try:
-        table.prepare()
-        merged[table.directory] = table.compact()
-    except (OSError, DeltaMissing) as error:
+        if table.has_batches():
+            table.prepare()
+            merged[table.place] = table.compact()
+    except (OSError, TableError) as error:
         raise IngestError(f"{where}: {error}") from None
     finally:
         table.clean()

@@ -69,6 +69,22 @@ class Section:
         return {key: str(value).lower() if isinstance(value, bool) else str(value)
                 for key, value in self.values.items()}
 
+    def secrets(self) -> dict[str, str]:
+        """All values as text, for options of a library: nested tables with dots between their keys.
+
+        No error shows a value.
+        """
+        found: dict[str, str] = {}
+        for key, value in self.values.items():
+            if isinstance(value, Mapping):
+                nested = Section(self.where, f"{self.name}.{key}", value).secrets()
+                found |= {f"{key}.{name}": text for name, text in nested.items()}
+            elif isinstance(value, (str, bool, int, float)):
+                found[key] = str(value).lower() if isinstance(value, bool) else str(value)
+            else:
+                raise self.error(key, "is neither a text, a number nor true or false")
+        return found
+
     def finish(self) -> None:
         for key in self.values:
             raise self.error(key, "unknown key")

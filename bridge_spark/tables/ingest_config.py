@@ -20,17 +20,21 @@ from bridge_spark.tables.config_section import ConfigError, Section
 
 FORMATS = ("json", "csv", "number", "sparkplug", "avro", "protobuf", "topics", "raw")
 EXTRA_FIELDS = ("ignore", "map", "add")
-TABLE_FORMATS = ("parquet", "delta")
+TABLE_FORMATS = ("parquet", "delta", "iceberg")
 MESSAGE_COLUMNS = (
     "topic", "payload", "qos", "retain", "partition", "offset", "timestamp", "client_id", "content_type",
     "response_topic", "correlation_data", "user_properties", "stream",
 )
 DEFAULT_COLUMNS = ["topic", "partition", "offset", "timestamp as received"]
 MERGE_FILES = 200  # default of `compact_after`
+EXPIRE_AFTER_S = 7 * 86400  # default of `expire_after`
+EXPIRE_AFTER_MIN_S = 3600  # readers and other writers use files for that long
 RETRY_OPTION = "fetch.numRetries"
 RETRIES = 14  # default of `source.retries`: the waits double from 0.1 s up to 10 s, 70 s in all
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
+_IN_CATALOG = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)+")
 _DURATION = re.compile(r"(\d+) (second|minute|hour|day)s?")
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _DEFAULT_SCHEMA = {
@@ -78,8 +82,16 @@ class AggregateConfig:
     window: int
     group_by: tuple[str, ...]
     values: tuple[str, ...]
-    output: Path
+    output: str
     checkpoint: Path
+
+
+@dataclass(frozen=True)
+class CatalogConfig:
+    """An Iceberg catalog: its name in pyiceberg's configuration, and properties that override those found there."""
+
+    name: str = "default"
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -87,11 +99,15 @@ class SinkConfig:
     """How a table is written.
 
     ``event_time`` is a column of the table, None for the time of receipt; ``watermark`` is in seconds; ``merge_files``
-    is the number of small files that are merged, None for never.
+    is the number of small files that are merged, None for never; versions of Delta and Iceberg tables are kept for
+    ``expire_after`` seconds.  ``storage`` are deltalake's `storage_options`.
     """
 
     table_format: str
     merge_files: Optional[int]
+    expire_after: int
+    storage: Mapping[str, str] = field(repr=False)
+    catalog: CatalogConfig
     event_time: Optional[str]
     watermark: Optional[int]
     deduplicate_by: tuple[str, ...]
@@ -100,24 +116,27 @@ class SinkConfig:
 
 @dataclass(frozen=True)
 class TableConfig:
-    """One table; ``source`` are the options of the Spark source."""
+    """One table; ``source`` are the options of the Spark source.
+
+    ``output``, ``dead_letters`` and ``backfill`` are directories, URLs, or names in the catalog.
+    """
 
     name: str
     source: dict[str, str]
     payload: PayloadConfig
     sink: SinkConfig
-    output: Path
-    dead_letters: Path
+    output: str
+    dead_letters: str
     checkpoint: Path
-    backfill: Path
+    backfill: str
 
-    def directories(self) -> Iterator[tuple[str, Path]]:
-        """All directories of the table, each with its key."""
+    def places(self) -> Iterator[tuple[str, str]]:
+        """All directories, URLs and names in the catalog of the table, each with its key."""
         for key in ("output", "dead_letters", "checkpoint", "backfill"):
-            yield key, getattr(self, key)
+            yield key, str(getattr(self, key))
         for aggregate in self.sink.aggregates:
             yield f"aggregates.{aggregate.name}.output", aggregate.output
-            yield f"aggregates.{aggregate.name}.checkpoint", aggregate.checkpoint
+            yield f"aggregates.{aggregate.name}.checkpoint", str(aggregate.checkpoint)
 
 
 @dataclass(frozen=True)
@@ -133,6 +152,19 @@ class IngestConfig:
     spark: dict[str, str] = field(default_factory=dict)
     metrics_host: str = "127.0.0.1"
     metrics_port: Optional[int] = None
+
+
+def is_url(place: str) -> bool:
+    """Whether a table's place is the URL of an object storage."""
+    return _URL.fullmatch(place) is not None
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """The settings of storage and catalog that all tables share."""
+
+    options: Mapping[str, str] = field(repr=False)
+    catalog: CatalogConfig
 
 
 def load_config(path: Path) -> IngestConfig:
@@ -167,50 +199,101 @@ def parse_config(document: Mapping[str, Any], where: str = "ingest") -> IngestCo
     metrics = Section(where, "metrics", top.table("metrics"))
     host, port = metrics.text("host", "127.0.0.1"), metrics.number("port")
     metrics.finish()
+    shared = _Storage(Section(where, "storage", top.table("storage")).secrets(), _catalog(where, top))
     tables = top.table("tables")
     top.finish()
     if not tables:
         raise ConfigError(where, "tables", "there is none: give at least one [tables.NAME]")
-    parsed = tuple(_table(where, name, values, given) for name, values in tables.items())
-    _check_directories(where, parsed)
+    parsed = tuple(_table(where, name, values, given, shared) for name, values in tables.items())
+    _check_places(where, parsed)
     return IngestConfig(parsed, where, master, conf, host, port)
 
 
 # -- a table ------------------------------------------------------------------
 
 
-def _table(where: str, name: str, values: Any, source: dict[str, str]) -> TableConfig:
+def _catalog(where: str, top: Section) -> CatalogConfig:
+    section = Section(where, "catalog", top.table("catalog"))
+    name = section.text("name", "default")
+    return CatalogConfig(name, section.secrets())
+
+
+def _table(where: str, name: str, values: Any, source: dict[str, str], shared: _Storage) -> TableConfig:
     """Check `[tables.<name>]`; ``source`` are the options that all tables share."""
     section = Section(where, f"tables.{name}", values)
     if not _NAME.fullmatch(name):
         raise ConfigError(where, f"tables.{name}", "a table's name consists of letters, digits, '_' and '-'")
     payload = _payload(section)
-    output = Path(section.text("output"))
     options = _source_options(section, source, f"ingest-{name}")
+    table_format = section.text("table_format", "parquet")
+    if table_format not in TABLE_FORMATS:
+        raise section.error("table_format", f"{table_format!r} is none of {', '.join(TABLE_FORMATS)}")
+    place = _TablePlace(section, table_format)
+    output = place.read("output")
+    checkpoint = place.checkpoint(output)
     table = TableConfig(
         name=name,
         source=options,
         payload=payload,
-        sink=_sink(section, output),
-        output=output.absolute(),
-        dead_letters=Path(section.text("dead_letters", str(output) + ".rejected")).absolute(),
-        checkpoint=Path(section.text("checkpoint", str(output) + ".checkpoint")).absolute(),
-        backfill=Path(section.text("backfill", str(output) + ".backfill")).absolute(),
+        sink=_sink(section, place, output, checkpoint, shared),
+        output=output,
+        dead_letters=place.read("dead_letters", place.beside(output, "rejected")),
+        checkpoint=checkpoint,
+        backfill=place.read("backfill", place.beside(output, "backfill")),
     )
     section.finish()
     return table
 
 
-def _check_directories(where: str, tables: Sequence[TableConfig]) -> None:
-    """Refuse a directory that is, contains or lies in another one."""
+class _TablePlace:
+    """Reads the places of the tables of one format: directories, URLs, or names in the catalog."""
+
+    def __init__(self, section: Section, table_format: str) -> None:
+        self._section = section
+        self.table_format = table_format
+
+    def read(self, key: str, default: Optional[str] = None, section: Optional[Section] = None) -> str:
+        section = section or self._section
+        text = section.text(key, default)
+        if self.table_format == "iceberg":
+            if _IN_CATALOG.fullmatch(text) is None:
+                raise section.error(key, f"{text!r} is not the name of a table in the catalog, like sensors.readings: "
+                                         f"directory or URL come from 'warehouse' in [catalog]")
+            return text
+        if not is_url(text):
+            return str(Path(text).absolute())
+        if self.table_format == "parquet":
+            raise section.error(key, f"{text!r} is a URL: Parquet tables are published by renaming directories, which "
+                                     f"object storage does not have; use table_format = \"delta\" or \"iceberg\"")
+        return text.rstrip("/")
+
+    def checkpoint(self, output: str, default: Optional[str] = None, section: Optional[Section] = None) -> Path:
+        section = section or self._section
+        if default is None and self.table_format != "iceberg" and not is_url(output):
+            default = output + ".checkpoint"
+        if default is None and "checkpoint" not in section.values:
+            raise section.error("checkpoint", "is missing: give a directory on the driver's disk, as the table is in "
+                                              + ("a catalog" if self.table_format == "iceberg" else "object storage"))
+        text = section.text("checkpoint", default)
+        if is_url(text):
+            raise section.error("checkpoint", f"{text!r} is a URL: give a directory on the driver's disk")
+        return Path(text).absolute()
+
+    def beside(self, output: str, name: str) -> str:
+        """The default place of a table that belongs to the one at ``output``."""
+        return f"{output}{'_' if self.table_format == 'iceberg' else '.'}{name}"
+
+
+def _check_places(where: str, tables: Sequence[TableConfig]) -> None:
+    """Refuse a place that is, contains or lies in another one."""
     used: dict[Path, str] = {}
     for table in tables:
-        for key, directory in table.directories():
-            name = f"tables.{table.name}.{key}"
+        for key, text in table.places():
+            place, name = Path(text), f"tables.{table.name}.{key}"
             for other, owner in used.items():
-                if directory == other or directory in other.parents or other in directory.parents:
-                    raise ConfigError(where, name, f"{directory} overlaps with {owner}: give each its own directory")
-            used[directory] = name
+                if place == other or place in other.parents or other in place.parents:
+                    raise ConfigError(where, name, f"{text} overlaps with {owner}: give each its own directory")
+            used[place] = name
 
 
 def _source_options(section: Section, source: dict[str, str], consumer: str) -> dict[str, str]:
@@ -340,22 +423,29 @@ def _fields(section: Section) -> Optional[tuple[tuple[tuple[str, ...], str], ...
 # -- its files ----------------------------------------------------------------
 
 
-def _sink(section: Section, output: Path) -> SinkConfig:
+def _sink(section: Section, place: _TablePlace, output: str, checkpoint: Path, shared: _Storage) -> SinkConfig:
     """Read the keys about writing from a table's section."""
-    table_format = section.text("table_format", "parquet")
-    if table_format not in TABLE_FORMATS:
-        raise section.error("table_format", f"{table_format!r} is none of {', '.join(TABLE_FORMATS)}")
     compacts = section.flag("compact", True)
+    expire_after = EXPIRE_AFTER_S
+    if "expire_after" in section.values:
+        if place.table_format == "parquet":
+            raise section.error("expire_after", "is for table_format \"delta\" and \"iceberg\": Parquet has no versions")
+        expire_after = _duration(section, "expire_after")
+        if expire_after < EXPIRE_AFTER_MIN_S:
+            raise section.error("expire_after", "is less than 1 hour: readers and other writers may need the files")
     watermark = _duration(section, "watermark") if "watermark" in section.values else None
     keys = tuple(section.list_of_texts("deduplicate_by", []))
-    aggregates = tuple(_aggregate(section, name, values, output)
+    aggregates = tuple(_aggregate(section, name, values, place, output, checkpoint)
                        for name, values in section.table("aggregates").items())
     for key, given in (("deduplicate_by", keys), ("aggregates", aggregates)):
         if given and watermark is None:
             raise section.error(key, "needs a 'watermark': how late a message may come, like \"10 minutes\"")
     return SinkConfig(
-        table_format=table_format,
+        table_format=place.table_format,
         merge_files=(section.number("compact_after") or MERGE_FILES) if compacts else None,
+        expire_after=expire_after,
+        storage={**shared.options, **Section(section.where, f"{section.name}.storage", section.table("storage")).secrets()},
+        catalog=shared.catalog,
         event_time=section.text("event_time") if "event_time" in section.values else None,
         watermark=watermark,
         deduplicate_by=keys,
@@ -372,18 +462,21 @@ def _duration(section: Section, key: str) -> int:
     return int(match[1]) * _SECONDS[match[2]]
 
 
-def _aggregate(table: Section, name: str, values: Any, output: Path) -> AggregateConfig:
+def _aggregate(
+    table: Section, name: str, values: Any, places: _TablePlace, output: str, checkpoint: Path
+) -> AggregateConfig:
     section = Section(table.where, f"{table.name}.aggregates.{name}", values)
     if not _NAME.fullmatch(name):
         raise table.error(f"aggregates.{name}", "a name consists of letters, digits, '_' and '-'")
-    place = section.text("output", f"{output}.{name}")
+    place = places.read("output", places.beside(output, name), section)
+    in_directory = places.table_format != "iceberg" and not is_url(place)
     aggregate = AggregateConfig(
         name=name,
         window=_duration(section, "window"),
         group_by=tuple(section.list_of_texts("group_by", ["topic"])),
         values=tuple(section.list_of_texts("values", ["value"])),
-        output=Path(place).absolute(),
-        checkpoint=Path(section.text("checkpoint", f"{place}.checkpoint")).absolute(),
+        output=place,
+        checkpoint=places.checkpoint(place, None if in_directory else f"{checkpoint}.{name}", section),
     )
     section.finish()
     return aggregate

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 COLUMNS_FILE = "ingest.json"  # in the checkpoint of the table's query
+RANGE_PREFIX = "range="  # of the names of ranges that `--backfill` wrote
 RESERVED_COLUMNS = ("batches", "range")  # readers make columns of directory names such as `batches=0`
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 import pytest
-
 from support.class_archive import QUICK_JVM
 from support.paths import ROOT
 

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import pytest
+from support.store_writer import FileLog, Writer, message
 
 from sessions.rows import SessionRow
 from sessions.store.interface import Recovered
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
-from support.store_writer import FileLog, Writer, message
 
 
 @pytest.fixture

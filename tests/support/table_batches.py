@@ -9,25 +9,33 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bridge_spark.tables.output.batch_table import BatchTable
+from bridge_spark.tables.output.data_files import StagedFiles, batch_prefix
+from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 
 MARK = {"checkpoint": "c"}
 
 
-def stage(table: BatchTable, batch: int, rows: int = 2, files: int = 2, **columns: Any) -> Path:
+def stage(table: BatchTable[Any], batch: int, rows: int = 2, files: int = 2, **columns: Any) -> Any:
     """Write a staged batch as Spark does: ``files`` files of ``rows`` rows each."""
-    staged = table.stage(batch)
-    staged.mkdir()
+    parts = []
     for number in range(files):
         values = [batch * 1000 + number * rows + row for row in range(rows)]
-        pq.write_table(pa.table({"n": values, **{key: [value] * rows for key, value in columns.items()}}),
-                       staged / f"part-{number}.parquet")
-    (staged / "_SUCCESS").write_text("")
-    (staged / ".part-0.parquet.crc").write_text("")
+        parts.append(pa.table({"n": values, **{key: [value] * rows for key, value in columns.items()}}))
+    if not isinstance(table, ParquetBatchTable):
+        writer = table.writer(batch_prefix(batch), parts[0].schema)
+        return StagedFiles([file for part in parts for file in writer.write(part.to_batches())], writer.storage)
+    staged = table.new_directory(batch)
+    staged.path.mkdir()
+    for number, part in enumerate(parts):
+        pq.write_table(part, staged.path / f"part-{number}.parquet")
+    (staged.path / "_SUCCESS").write_text("")
+    (staged.path / ".part-0.parquet.crc").write_text("")
     return staged
 
 
-def publish(table: BatchTable, batch: int, **given: Any) -> None:
+def publish(table: BatchTable[Any], batch: int, **given: Any) -> None:
     table.publish(batch, stage(table, batch, **given), MARK)
+    table.maintain(batch)
 
 
 def batches(*numbers: int) -> list[int]:

@@ -16,7 +16,7 @@ from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.ingest_config import AggregateConfig, TableConfig
 from bridge_spark.tables.ingest_session import IngestError
 from bridge_spark.tables.jobs.query_job import BatchContext, QueryJob
-from bridge_spark.tables.jobs.staged_files import write_staged
+from bridge_spark.tables.jobs.staged_files import stage_counted
 from bridge_spark.tables.output.batch_table import BatchTable, Marker
 from bridge_spark.tables.output.table_format import open_table
 from bridge_spark.tables.rows.message_rows import EVENT_TIME, MessageRows
@@ -40,7 +40,7 @@ class AggregatePipeline:
         self._where = f"{where}.aggregates.{aggregate.name}"
         self._rows = MessageRows(table, spark, where)
         self._output = open_table(table.sink, aggregate.output)
-        self.tables: Sequence[BatchTable] = [self._output]
+        self.tables: Sequence[BatchTable[Any]] = [self._output]
         self.state: Mapping[str, Any] = {
             "window": aggregate.window, "group_by": list(aggregate.group_by), "values": list(aggregate.values),
             "deduplicate_by": list(table.sink.deduplicate_by)}
@@ -66,12 +66,13 @@ class AggregatePipeline:
 
     def write(self, messages: DataFrame, batch: BatchContext) -> Marker:
         batch.columns.record(messages.schema)
-        staged = self._output.stage(batch.id)
-        marker = {"checkpoint": batch.checkpoint.id(), "rows": write_staged(messages, staged)}
-        if marker["rows"]:
+        staged, rows = stage_counted(self._output, messages, batch.id)
+        marker = {"checkpoint": batch.checkpoint.id(), "rows": rows}
+        if rows:
             self._output.publish(batch.id, staged, marker)
         else:
             self._output.publish_empty(batch.id, staged)
+        self._output.maintain(batch.id)
         return marker
 
     def _measures(self, timed: DataFrame, name: str) -> list[Column]:

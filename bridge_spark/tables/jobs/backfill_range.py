@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Optional, Union
 
+from bridge_spark.tables.recorded_columns import RANGE_PREFIX
+
 Bound = Union[datetime, Mapping[int, int]]
 """A time, or an offset for each partition."""
 
-PREFIX = "range="
 _TIME = "%Y%m%dT%H%M%S.%fZ"
 
 
@@ -51,7 +52,7 @@ class BackfillRange:
     @property
     def directory(self) -> str:
         """The name of its directory."""
-        return f"{PREFIX}{_format(self.begin)}_{_format(self.end)}"
+        return f"{RANGE_PREFIX}{_format(self.begin)}_{_format(self.end)}"
 
     def check(self) -> None:
         """Raise `ValueError` if the range is invalid or ends in the future."""
@@ -69,7 +70,7 @@ class BackfillRange:
     def overlaps(self, directory: str) -> bool:
         """Whether the range may have messages of the range with this directory name."""
         begin, end = self.begin, self.end
-        first, last = (_parse(text) for text in directory.removeprefix(PREFIX).split("_", 1))
+        first, last = (_parse(text) for text in directory.removeprefix(RANGE_PREFIX).split("_", 1))
         if isinstance(begin, datetime) and isinstance(end, datetime):
             return not (isinstance(first, datetime) and isinstance(last, datetime)) or (begin < last and first < end)
         if not (isinstance(begin, Mapping) and isinstance(end, Mapping)

@@ -25,8 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.ingest_progress import TableProgress
 from bridge_spark.tables.ingest_session import IngestError, one_line, spark_path
-from bridge_spark.tables.output.batch_table import BatchTable, ForeignBatch, Marker
-from bridge_spark.tables.output.delta_table import DeltaMissing
+from bridge_spark.tables.output.batch_table import BatchTable, ForeignBatch, Marker, TableError
 from bridge_spark.tables.recorded_columns import COLUMNS_FILE, ColumnChange, RecordedColumns
 
 STOP_WAIT_S = 60.0
@@ -51,7 +50,7 @@ class Pipeline(Protocol):
     ``state`` has the settings that the query's state in the checkpoint depends on; it is empty for a stateless query.
     """
 
-    tables: Sequence[BatchTable]
+    tables: Sequence[BatchTable[Any]]
     state: Mapping[str, Any]
 
     def stream(self, checkpoint: Checkpoint) -> DataFrame:
@@ -169,11 +168,11 @@ class QueryJob:
             for table in self._pipeline.tables:
                 if table.has_batches() and self._checkpoint.is_new():
                     raise IngestError(
-                        f"{self._where}: {table.directory} has batches but {self._checkpoint.path} is new: "
+                        f"{self._where}: {table.place} has batches but {self._checkpoint.path} is new: "
                         f"restore the checkpoint they came from, or give another output"
                     )
                 table.prepare()
-        except (DeltaMissing, OSError) as error:
+        except (TableError, OSError) as error:
             lock.close()
             raise IngestError(f"{self._where}: {error}") from None
         except IngestError:
@@ -197,7 +196,7 @@ class QueryJob:
                 )
             elif self._pipeline.state:
                 messages.write.format("noop").mode("overwrite").save()
-        except (ForeignBatch, ColumnChange, IngestError) as error:
+        except (ForeignBatch, TableError, ColumnChange, IngestError) as error:
             self._failure = str(error)
             raise
         except Exception as error:
@@ -218,7 +217,7 @@ class QueryJob:
             return
         try:
             published = self._pipeline.committed(batch, self._checkpoint.id())
-        except ForeignBatch as error:
+        except (ForeignBatch, TableError) as error:
             raise IngestError(f"{self._where}: {error}") from None
         if published is not None:
             self._checkpoint.commit(batch)

@@ -1,27 +1,30 @@
-"""Writes rows to the staging area with Spark, and checks that all of them arrived."""
+"""Stages the rows of a batch, and checks that all of them arrived."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TypeVar
 
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F
 
-from bridge_spark.tables.ingest_session import IngestError, spark_path
+from bridge_spark.tables.ingest_session import IngestError
+from bridge_spark.tables.output.batch_table import BatchTable, Staged
+
+S = TypeVar("S", bound=Staged)
 
 
-def write_staged(rows: DataFrame, staged: Path) -> int:
-    """Write the rows as Parquet files and return their number.  Raises `IngestError` as `check_staged`."""
+def stage_counted(table: BatchTable[S], rows: DataFrame, batch: int) -> tuple[S, int]:
+    """Stage the rows; return their number too.  Raises `IngestError` as `check_staged`."""
     counts = Observation()
-    rows.observe(counts, F.count(F.lit(1)).alias("rows")).write.parquet(spark_path(staged))
-    check_staged(staged, int(counts.get["rows"]))
-    return int(counts.get["rows"])
+    staged = table.stage(rows.observe(counts, F.count(F.lit(1)).alias("rows")), batch)
+    number = int(counts.get["rows"])
+    check_staged(staged, number)
+    return staged, number
 
 
-def check_staged(staged: Path, rows: int) -> None:
+def check_staged(staged: Staged, rows: int) -> None:
     """Raise `IngestError` unless the files have all ``rows``: executors on other machines may use other disks."""
-    found = sum(pq.read_metadata(path).num_rows for path in staged.glob("*.parquet"))
+    found = staged.rows()
     if found != rows:
         raise IngestError(f"of {rows:,} rows that were written {found:,} are in {staged}: "
                           f"the driver and all executors must share the disk of the tables")

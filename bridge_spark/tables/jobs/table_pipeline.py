@@ -7,9 +7,7 @@ published before the table, so a batch that is in the table is complete.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Optional
 
 from pyspark.sql import DataFrame, SparkSession
@@ -17,12 +15,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.ingest_config import TableConfig
-from bridge_spark.tables.ingest_session import IngestError, spark_path
+from bridge_spark.tables.ingest_session import IngestError
 from bridge_spark.tables.jobs.query_job import BatchContext, QueryJob
-from bridge_spark.tables.jobs.staged_files import check_staged, write_staged
-from bridge_spark.tables.output.batch_table import BatchTable, Marker
-from bridge_spark.tables.output.parquet_table import ParquetBatchTable
-from bridge_spark.tables.output.table_format import open_table
+from bridge_spark.tables.jobs.staged_files import check_staged, stage_counted
+from bridge_spark.tables.output.batch_table import BatchTable, Marker, Staged
+from bridge_spark.tables.output.table_format import open_dead_letters, open_table
 from bridge_spark.tables.rows.message_rows import MessageRows
 from bridge_spark.tables.rows.payloads import dead_letters
 
@@ -41,8 +38,8 @@ class TablePipeline:
         self._deduplicates = bool(keys)
         self._rows = MessageRows(table, spark, where)
         self._good = open_table(table.sink, table.output)
-        self._bad = ParquetBatchTable(table.dead_letters, table.sink.merge_files)
-        self.tables: Sequence[BatchTable] = [self._good, self._bad]
+        self._bad = open_dead_letters(table.sink, table.dead_letters)
+        self.tables: Sequence[BatchTable[Any]] = [self._good, self._bad]
         self.state: Mapping[str, Any] = {"deduplicate_by": keys} if keys else {}
 
     def stream(self, checkpoint: Checkpoint) -> DataFrame:
@@ -61,9 +58,8 @@ class TablePipeline:
             marker = {"checkpoint": batch.checkpoint.id(), **counts}
             late = self._late(batch) if self._deduplicates else None
             if marker["bad"] or late is not None:
-                staged_bad = self._bad.stage(batch.id)
                 bad = dead_letters(found)
-                write_staged(bad if late is None else bad.unionByName(late), staged_bad)
+                staged_bad, _ = stage_counted(self._bad, bad if late is None else bad.unionByName(late), batch.id)
                 self._bad.publish(batch.id, staged_bad, marker)
             else:
                 self._bad.publish_empty(batch.id)
@@ -74,23 +70,23 @@ class TablePipeline:
             self._good.publish(batch.id, staged, marker)
         else:
             self._good.publish_empty(batch.id, staged)
+        for table in self.tables:
+            table.maintain(batch.id)
         return marker
 
-    def _stage_rows(self, found: DataFrame, batch: BatchContext) -> tuple[Path, dict[str, Any]]:
+    def _stage_rows(self, found: DataFrame, batch: BatchContext) -> tuple[Staged, dict[str, Any]]:
         """Write the table's rows; if they have fields that become columns now, write them again with those."""
         counted = self._rows.counted(found)
-        staged = self._good.stage(batch.id)
         rows = self._rows.table_rows(counted.rows, batch.columns.added)
         batch.columns.check(rows.schema)
-        rows.write.parquet(spark_path(staged))
+        staged = self._good.stage(rows, batch.id)
         counts = counted.counts()
         check_staged(staged, counts["rows"])
         new = self._rows.new_columns(counts, batch.columns)
         if new:
-            shutil.rmtree(staged)
+            staged.discard()
             rows = self._rows.table_rows(found, {**batch.columns.added, **new})
-            staged = self._good.stage(batch.id)
-            write_staged(rows, staged)
+            staged, _ = stage_counted(self._good, rows, batch.id)
         batch.columns.record(rows.schema, new)
         counts.pop("fields", None)
         return staged, counts

@@ -1,4 +1,4 @@
-"""The interface of both table formats, and their staging area."""
+"""The interface of all table formats, and the staging area of tables in directories."""
 
 from __future__ import annotations
 
@@ -7,26 +7,51 @@ import shutil
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Optional, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 Marker = dict[str, Any]
 """The commit marker of a batch, a JSON object; "checkpoint" is the id of the checkpoint that the batch comes from."""
+
+
+class TableError(Exception):
+    """A table cannot be read or written; the text is one line."""
+
+
+class PackageMissing(TableError):
+    """The package that writes a table's format is not installed."""
 
 
 class ForeignBatch(Exception):
     """The table has batches from another checkpoint."""
 
 
-class BatchTable(Protocol):
+class Staged(Protocol):
+    """The files of a batch that is not published."""
+
+    def rows(self) -> int:
+        """The number of rows in the files."""
+
+    def discard(self) -> None:
+        """Remove the files, as far as possible."""
+
+
+S = TypeVar("S", bound=Staged)
+
+
+class BatchTable(Protocol[S]):
     """A table that is written in batches.
 
-    There is one writer at a time, and batch ids never decrease.
+    There is one writer at a time, and batch ids never decrease.  ``place`` is a directory, a URL, or the name of a
+    table in a catalog.  All methods may raise `TableError` or `OSError`.
     """
 
-    directory: Path
+    place: str
 
     def prepare(self) -> None:
-        """Create the directory and remove leftovers of an earlier run."""
+        """Make the table's directory, and remove leftovers of an earlier run."""
 
     def clean(self) -> None:
         """Remove files that no reader can be using.  The next run removes the rest."""
@@ -34,8 +59,8 @@ class BatchTable(Protocol):
     def has_batches(self) -> bool:
         """Whether any batch was published."""
 
-    def stage(self, batch: int) -> Path:
-        """A new path, which does not exist yet, to write the files of a batch to."""
+    def stage(self, rows: DataFrame, batch: int) -> S:
+        """Write the rows of a batch to files that no reader sees."""
 
     def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
         """The marker of the batch, or of the newest one if that is later; None if the batch was not published.
@@ -43,11 +68,14 @@ class BatchTable(Protocol):
         Raises `ForeignBatch` if it comes from another checkpoint.
         """
 
-    def publish(self, batch: int, staged: Path, marker: Marker) -> None:
-        """Make the staged files visible and durable as the batch."""
+    def publish(self, batch: int, staged: S, marker: Marker) -> None:
+        """Make the staged files visible and durable as the batch, in place of the batch if it was published last."""
 
-    def publish_empty(self, batch: int, staged: Optional[Path] = None) -> None:
-        """Discard the staged files, as the batch has no rows."""
+    def publish_empty(self, batch: int, staged: Optional[S] = None) -> None:
+        """Discard the staged files, as the batch has no rows, and the batch if it was published last."""
+
+    def maintain(self, batch: int) -> None:
+        """Merge small files if it is time for it.  The batch is in this table and in all that belong to it."""
 
     def compact(self) -> int:
         """Merge small files; return how many were merged."""

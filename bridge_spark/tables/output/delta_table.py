@@ -1,138 +1,264 @@
-"""A table in Delta format, through the package `deltalake`.
+"""A table in Delta format, on local disk or in object storage, through the package `deltalake`.
 
 The rows of a batch and its id become visible in one commit of the Delta log, with the batch id as transaction version
-and the checkpoint's id as application id.  So a repeated batch is recognised and changes nothing.  Spark's executors
-write the Parquet files; the driver commits their names.  Files that a killed run left uncommitted are invisible to
-readers, and `compact` deletes them after seven days.
+and the checkpoint's id as application id.  So a repeated batch is recognised and changes nothing, also if the storage
+answered a commit with an error after it had carried it out.  Executors write the Parquet files; the driver commits
+their names.  Files that a killed run left uncommitted are invisible to readers, and are deleted with old versions.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
-from bridge_spark.log.files import sync, sync_directory
-from bridge_spark.tables.ingest_config import MERGE_FILES
-from bridge_spark.tables.output.batch_table import ForeignBatch, Marker, StagingArea
+from bridge_spark.log.files import sync
+from bridge_spark.tables.ingest_config import EXPIRE_AFTER_S, MERGE_FILES, is_url
+from bridge_spark.tables.output.batch_table import ForeignBatch, Marker, PackageMissing, TableError
+from bridge_spark.tables.output.data_files import (
+    PREFIX,
+    DataFile,
+    DataFileWriter,
+    StagedFiles,
+    SyncedFile,
+    arrow_schema,
+    batch_prefix,
+    write_rows,
+)
+from bridge_spark.tables.output.library_errors import library_errors, warn
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+    from pyspark.sql import DataFrame
 
-_PREFIX = "ingest-"
+COMMIT_ATTEMPTS = 5
 
 
-class DeltaMissing(Exception):
-    """The package `deltalake` is not installed."""
+@dataclass(frozen=True)
+class DeltaStorage:
+    """The files of a Delta table at ``place``; ``options`` are `storage_options` of deltalake."""
+
+    place: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def create(self, name: str) -> Any:
+        if not is_url(self.place):
+            return SyncedFile(Path(self.place) / name)
+        # deltalake's pyarrow file hands over buffers that its own file refuses.
+        return self._files()._handler.open_output_stream(name, None)
+
+    def delete(self, name: str) -> None:
+        if is_url(self.place):
+            self._files().delete_file(name)
+        else:
+            (Path(self.place) / name).unlink()
+
+    def _files(self) -> Any:
+        from deltalake.fs import DeltaStorageHandler
+
+        return DeltaStorageHandler(self.place, dict(self.options))
 
 
 class DeltaBatchTable:
-    """The batches in the Delta table ``directory``.
+    """The batches in the Delta table at ``place``, a directory or a URL.
 
-    Its markers have the checkpoint and the batch only.  Methods that open the table raise `DeltaMissing` if the package
-    is not installed.
+    Its markers have the checkpoint and the batch only.  ``merge_files`` is the number of batches after which files are
+    merged, None for never.  Files that only versions older than ``expire_after`` seconds need are deleted.
     """
 
-    def __init__(self, directory: Path, merge_files: Optional[int] = MERGE_FILES) -> None:
-        self.directory = directory
+    def __init__(
+        self, place: str, merge_files: Optional[int] = MERGE_FILES, expire_after: int = EXPIRE_AFTER_S,
+        options: Mapping[str, str] = {},
+    ) -> None:
+        self.place = place
         self._merge_files = merge_files
-        self._staging = StagingArea(directory)
+        self._expire_after = expire_after
+        self._options = dict(options)
+        self._storage = DeltaStorage(place, self._options)
+        self._directory = None if is_url(place) else Path(place)
+        self._published: Optional[int] = None  # the last batch of the checkpoint that `committed` was asked for
 
     def prepare(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._staging.reset()
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
 
     def clean(self) -> None:
-        self._staging.remove()
+        """Nothing to do: each batch removes the files that it does not publish."""
 
     def has_batches(self) -> bool:
-        return self._open() is not None
+        with library_errors(self.place):
+            return self._open() is not None
 
-    def stage(self, batch: int) -> Path:
-        return self._staging.new(batch)
+    def stage(self, rows: DataFrame, batch: int) -> StagedFiles:
+        return self.stage_named(rows, batch_prefix(batch))
+
+    def stage_named(self, rows: DataFrame, prefix: str) -> StagedFiles:
+        """Write rows to files whose names begin with ``prefix``, for `replace`."""
+        return write_rows(rows, self.writer(prefix, arrow_schema(rows)))
+
+    def writer(self, prefix: str, schema: Any) -> DataFileWriter:
+        """The writer of rows with the Arrow ``schema``."""
+        return DataFileWriter(self._storage, schema, prefix)
 
     def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
-        table = self._open()
-        if table is None:
+        with library_errors(self.place):
+            table = self._open()
+            self._published = None if table is None else table.transaction_version(checkpoint)
+            if self._published is not None and self._published >= batch:
+                return {"checkpoint": checkpoint, "batch": self._published}
+            if table is not None and self._published is None and table.version() > 0 and batch > 0:
+                raise ForeignBatch(f"the rows in {self.place} were made by another checkpoint")
             return None
-        version = table.transaction_version(checkpoint)
-        if version is not None and version >= batch:
-            return {"checkpoint": checkpoint, "batch": version}
-        if version is None and table.version() > 0 and batch > 0:
-            raise ForeignBatch(f"the rows in {self.directory} were made by another checkpoint")
-        return None
 
-    def publish(self, batch: int, staged: Path, marker: Marker) -> None:
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-        from deltalake import CommitProperties, Transaction
-        from deltalake.transaction import AddAction, RemoveAction
+    def publish(self, batch: int, staged: StagedFiles, marker: Marker) -> None:
+        self._check(staged)
+        with library_errors(self.place):
+            self._commit(batch, staged.files, marker["checkpoint"])
 
-        actions: list[AddAction | RemoveAction] = []
-        schema = None
-        for number, path in enumerate(sorted(staged.glob("part-*.parquet"))):
-            metadata = pq.read_metadata(path)
-            schema = metadata.schema.to_arrow_schema().remove_metadata()
-            name = f"{_PREFIX}{batch:010d}-{number}-{time.time_ns():x}.parquet"
-            sync([path])
-            os.rename(path, self.directory / name)
-            actions.append(AddAction(
-                name, (self.directory / name).stat().st_size, {}, int(time.time() * 1000), True,
-                json.dumps({"numRecords": metadata.num_rows})))
-        sync_directory(self.directory)
-        table = self._with_columns(schema)
-        table.create_write_transaction(
-            actions, "append", table.schema(),
-            commit_properties=CommitProperties(app_transactions=[Transaction(marker["checkpoint"], batch)]))
-        self._sync_log(table.version() - 1)
-        shutil.rmtree(staged, ignore_errors=True)
-        if self._merge_files is not None and batch % self._merge_files == self._merge_files - 1:
-            self.compact()
-
-    def publish_empty(self, batch: int, staged: Optional[Path] = None) -> None:
+    def publish_empty(self, batch: int, staged: Optional[StagedFiles] = None) -> None:
         if staged is not None:
-            shutil.rmtree(staged, ignore_errors=True)
+            staged.discard()
+        with library_errors(self.place):
+            if self._published is not None and self._published >= batch:
+                self._commit(batch, (), None)
+
+    def maintain(self, batch: int) -> None:
+        if self._merge_files is not None and batch % self._merge_files == self._merge_files - 1:
+            try:
+                self.compact()
+            except TableError as error:
+                warn(f"{error}: files are not merged now")
 
     def compact(self) -> int:
-        """Run Delta's `optimize` and `vacuum`; return how many files were merged.
+        """Run Delta's `optimize` and `vacuum`; return how many files were merged."""
+        with library_errors(self.place):
+            table = self._open()
+            if table is None:
+                return 0
+            merged = int(table.optimize.compact()["numFilesRemoved"])
+            table.vacuum(self._expire_after // 3600, enforce_retention_duration=False, dry_run=False, full=True)
+            if self._directory is not None:
+                sync(path for path in self._directory.glob("*.parquet") if not path.name.startswith(PREFIX))
+                self._sync_log(table.version())
+            return merged
 
-        Files that no version of the last seven days needs are deleted.
+    def replace(self, prefix: str, files: Sequence[DataFile]) -> None:
+        """Put ``files`` in the place of those whose names begin with ``prefix``, in one commit.
+
+        The table exists, or there are files.
         """
-        table = self._open()
-        if table is None:
-            return 0
-        merged = int(table.optimize.compact()["numFilesRemoved"])
-        table.vacuum(dry_run=False, full=True)
-        sync(path for path in self.directory.glob("*.parquet") if not path.name.startswith(_PREFIX))
-        self._sync_log(table.version())
-        return merged
+        with library_errors(self.place):
+            table = self._with_columns(files) if files else self._open()
+            if table is not None:
+                self._write(table, _removals(table, prefix) + _additions(files), None)
+
+    def names(self) -> list[str]:
+        """The names of the data files of the newest version, within the table."""
+        with library_errors(self.place):
+            table = self._open()
+            return [] if table is None else list(_sizes(table))
+
+    def _commit(self, batch: int, files: Sequence[DataFile], checkpoint: Optional[str]) -> None:
+        from deltalake import Transaction
+        from deltalake.exceptions import DeltaError
+
+        replaced = self._published is not None and self._published >= batch
+        for attempt in range(COMMIT_ATTEMPTS):
+            table = self._with_columns(files) if files else self._open()
+            assert table is not None
+            if not replaced and checkpoint is not None and table.transaction_version(checkpoint) == batch:
+                return
+            removed = _removals(table, batch_prefix(batch)) if replaced else []
+            # The version of a batch that is replaced is in the log already, and a second one would be a conflict.
+            version = None if replaced or checkpoint is None else Transaction(checkpoint, batch)
+            try:
+                self._write(table, removed + _additions(files), version)
+                break
+            except (DeltaError, OSError):
+                # The commit may be in the log all the same: the next attempt looks.
+                if attempt == COMMIT_ATTEMPTS - 1:
+                    raise
+                time.sleep(0.2 * 2**attempt)
+        self._published = batch
+
+    def _write(self, table: DeltaTable, actions: Sequence[Any], version: Optional[Any]) -> None:
+        from deltalake import CommitProperties
+
+        if not actions:
+            return
+        before = table.version()
+        table.create_write_transaction(
+            list(actions), "append", table.schema(),
+            commit_properties=CommitProperties(app_transactions=None if version is None else [version]))
+        self._sync_log(before)
+
+    def _check(self, staged: StagedFiles) -> None:
+        """Check that the files are on this disk, if the table is: executors on other machines may use other disks."""
+        if self._directory is None:
+            return
+        for file in staged.files:
+            path = self._directory / file.name
+            if not path.exists() or path.stat().st_size != file.size:
+                raise TableError(f"{path} was written by an executor and is not there: the driver and all executors "
+                                 f"must share the disk of the tables, or the tables must be in object storage")
 
     def _sync_log(self, since: int) -> None:
-        """Sync the commits from the version ``since`` on, as the package does not."""
-        log = self.directory / "_delta_log"
+        """Sync the commits of a local table from the version ``since`` on, as the package does not."""
+        if self._directory is None:
+            return
+        log = self._directory / "_delta_log"
         commits = (log / f"{version:020d}.json" for version in count(max(since, 0)))
-        sync([*takewhile(Path.exists, commits), log, self.directory])
+        sync([*takewhile(Path.exists, commits), log, self._directory])
 
     def _open(self) -> Optional[DeltaTable]:
         try:
             from deltalake import DeltaTable
         except ImportError:
-            raise DeltaMissing("table_format \"delta\" needs a package: pip install 'mqttbroker[delta]'") from None
-        path = str(self.directory)
-        return DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+            raise PackageMissing(
+                "table_format \"delta\" needs a package: pip install 'mqttbroker[delta]'") from None
+        if not DeltaTable.is_deltatable(self.place, self._options):
+            return None
+        table = DeltaTable(self.place, storage_options=self._options)
+        if table.metadata().partition_columns:
+            raise TableError(f"{self.place} has partition columns: give a table without")
+        return table
 
-    def _with_columns(self, schema: Any) -> DeltaTable:
-        """The table, created if needed, with every column of ``schema`` added."""
+    def _with_columns(self, files: Sequence[DataFile]) -> DeltaTable:
+        """The table, created if needed, with every column of the files added."""
         from deltalake import DeltaTable, Schema
 
+        schema = files[0].metadata().schema.to_arrow_schema().remove_metadata()
         table = self._open()
         if table is None:
-            return DeltaTable.create(str(self.directory), schema)
-        known = {field.name for field in table.schema().fields}
-        new = [field for field in Schema.from_arrow(schema).fields if field.name not in known]
+            return DeltaTable.create(self.place, schema, storage_options=self._options)
+        known = {column.name for column in table.schema().fields}
+        new = [column for column in Schema.from_arrow(schema).fields if column.name not in known]
         if new:
             table.alter.add_columns(new)
         return table
+
+
+def _additions(files: Sequence[DataFile]) -> list[Any]:
+    from deltalake.transaction import AddAction
+
+    now = int(time.time() * 1000)
+    return [AddAction(file.name, file.size, {}, now, True, json.dumps({"numRecords": file.rows})) for file in files]
+
+
+def _removals(table: DeltaTable, prefix: str) -> list[Any]:
+    from deltalake.transaction import RemoveAction
+
+    now = int(time.time() * 1000)
+    return [RemoveAction(name, True, now, size) for name, size in _sizes(table).items()
+            if name.startswith(prefix)]
+
+
+def _sizes(table: DeltaTable) -> dict[str, int]:
+    """The data files of a table by name, with their sizes in bytes."""
+    actions = table.get_add_actions(flatten=True)
+    names, sizes = (actions.column(column).to_pylist() for column in ("path", "size_bytes"))
+    return dict(zip(names, sizes))

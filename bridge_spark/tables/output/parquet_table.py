@@ -21,14 +21,21 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from bridge_spark.log.files import sync, sync_directory
 from bridge_spark.tables.ingest_config import MERGE_FILES
+from bridge_spark.tables.ingest_session import spark_path
 from bridge_spark.tables.output.batch_table import ForeignBatch, Marker, StagingArea
 from bridge_spark.tables.output.merge import merge
 from bridge_spark.tables.output.swap import can_swap, swap
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 MARKER_FILE = "_batches.json"
 SMALL_BYTES = 32 << 20  # smaller files are merged
@@ -36,6 +43,22 @@ DIRECTORY_BYTES = 1 << 30  # a larger directory gets no further batches
 LISTING_S = 2.0  # how long a replaced directory is kept for readers that are listing it
 
 _DIGITS = 10
+
+
+@dataclass(frozen=True)
+class StagedDirectory:
+    """The files of a batch in a directory of the staging area."""
+
+    path: Path
+
+    def rows(self) -> int:
+        return sum(int(pq.read_metadata(path).num_rows) for path in self.path.glob("*.parquet"))
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def discard(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 class ParquetBatchTable:
@@ -46,6 +69,7 @@ class ParquetBatchTable:
 
     def __init__(self, directory: Path, merge_files: Optional[int] = MERGE_FILES) -> None:
         self.directory = directory
+        self.place = str(directory)
         self._merge_files = merge_files
         self._staging = StagingArea(directory)
         self._can_swap = False
@@ -63,8 +87,14 @@ class ParquetBatchTable:
     def has_batches(self) -> bool:
         return self._newest() is not None
 
-    def stage(self, batch: int) -> Path:
-        return self._staging.new(batch)
+    def stage(self, rows: DataFrame, batch: int) -> StagedDirectory:
+        staged = self.new_directory(batch)
+        rows.write.parquet(spark_path(staged.path))
+        return staged
+
+    def new_directory(self, batch: int) -> StagedDirectory:
+        """A directory for the files of a batch, which does not exist yet."""
+        return StagedDirectory(self._staging.new(batch))
 
     def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
         newest = self._newest()
@@ -75,8 +105,10 @@ class ParquetBatchTable:
             raise ForeignBatch(f"batch {batch} in {self.directory} was made by another checkpoint")
         return marker
 
-    def publish(self, batch: int, staged: Path, marker: Marker) -> None:
-        """Make the staged files visible and durable as the batch, replacing the batch if it was published last."""
+    def publish(self, batch: int, staged: StagedDirectory, marker: Marker) -> None:
+        self._publish(batch, staged.path, marker)
+
+    def _publish(self, batch: int, staged: Path, marker: Marker) -> None:
         added = _rename_files(batch, staged)
         newest = self._newest()
         if newest is not None and (self._has_batch(newest, batch) or self._has_room(newest)):
@@ -87,15 +119,17 @@ class ParquetBatchTable:
         os.rename(staged, self.directory / f"batches={batch}")
         sync_directory(self.directory)
 
-    def publish_empty(self, batch: int, staged: Optional[Path] = None) -> None:
-        """Discard the staged files, and the batch if it was published last."""
+    def publish_empty(self, batch: int, staged: Optional[StagedDirectory] = None) -> None:
         if staged is not None:
-            shutil.rmtree(staged, ignore_errors=True)
+            staged.discard()
         newest = self._newest()
         if newest is not None and self._has_batch(newest, batch):
-            empty = self.stage(batch)
+            empty = self._staging.new(batch)
             empty.mkdir()
             self._replace(newest, batch, empty, _read_marker(newest) or {})
+
+    def maintain(self, batch: int) -> None:
+        """Nothing to do: publishing merges."""
 
     def compact(self) -> int:
         """Merge the small files of each directory; return how many were merged.
@@ -111,7 +145,7 @@ class ParquetBatchTable:
             marker = _read_marker(directory) or {"batch": -1}
             small = self._small_files(directory, int(marker["batch"]) if directory == self._newest() else None)
             if len(small) > 1:
-                staged = self.stage(int(marker["batch"]))
+                staged = self._staging.new(int(marker["batch"]))
                 staged.mkdir()
                 self._replace(directory, int(marker["batch"]), staged, marker, small)
                 merged += len(small)
@@ -142,7 +176,7 @@ class ParquetBatchTable:
         _write_marker(staged, batch, marker)
         sync([*added, staged / MARKER_FILE, staged])
         if not swap(staged, directory):
-            aside = self.stage(batch)
+            aside = self._staging.new(batch)
             os.rename(directory, aside)
             os.rename(staged, directory)
             staged = aside

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +15,9 @@ from typing import Any, Optional
 import pytest
 from pyspark.sql import SparkSession
 from support.ingest_jobs import QUICK_SPARK, document, parquet_rows
+from support.killed_driver import KILLED_DRIVER, killed
 from support.paths import ROOT
-from support.spark_session import StreamWriter, message, python_path, spark
+from support.spark_session import StreamWriter, message, spark
 
 from bridge_spark.ingest import main, run
 from bridge_spark.tables.config_section import ConfigError, Section
@@ -77,7 +76,21 @@ REFUSED = [
           ({"watermark": "1 minute", "aggregates": {"m": {}}}, "aggregates.m.window: is missing"),
           ({"watermark": "1 minute", "aggregates": {"m": {"window": "1 hour", "x": 1}}}, "aggregates.m.x: unknown"),
           ({"watermark": "1 minute", "aggregates": {"m": {"window": "1 hour", "output": "o/m"}}}, "aggregates.m.output: "),
-          ({"table_format": "orc"}, "table_format: 'orc' is none of parquet, delta"),
+          ({"table_format": "orc"}, "table_format: 'orc' is none of parquet, delta, iceberg"),
+          ({"output": "s3://b/t"}, "output: 's3://b/t' is a URL: Parquet tables are published by renaming directories"),
+          ({"dead_letters": "s3://b/t"}, "dead_letters: 's3://b/t' is a URL"),
+          ({"output": "s3://b/t", "table_format": "delta"}, "checkpoint: is missing: give a directory on the driver's disk"),
+          ({"output": "s3://b/t", "table_format": "delta", "checkpoint": "s3://b/c"}, "checkpoint: 's3://b/c' is a URL"),
+          ({"output": "tables/t", "table_format": "iceberg"}, "output: 'tables/t' is not the name of a table in the catalog"),
+          ({"output": "n.t", "table_format": "iceberg"}, "checkpoint: is missing: give a directory on the driver's disk"),
+          ({"output": "n.t", "table_format": "iceberg", "checkpoint": "c", "dead_letters": "n.t"},
+           "dead_letters: n.t overlaps with tables.t.output"),
+          ({"expire_after": "9 days"}, "expire_after: is for table_format \"delta\" and \"iceberg\""),
+          ({"expire_after": "9 minutes", "table_format": "delta"}, "expire_after: is less than 1 hour"),
+          ({"expire_after": 9, "table_format": "delta"}, "expire_after: 9 is not a text"),
+          ({"storage": {"AWS_SECRET_ACCESS_KEY": ["hidden"]}, "table_format": "delta"},
+           "storage.AWS_SECRET_ACCESS_KEY: is neither a text, a number nor true or false"),
+          ({"storage": "s3"}, "storage: is not a table"),
       )],
 ]
 
@@ -88,6 +101,25 @@ def test_invalid_settings_are_one_line(given: dict[str, Any], reason: str) -> No
     with pytest.raises(ConfigError) as caught:
         parse_config(whole, "ingest.toml")
     assert f"ingest.toml: {reason}" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_names_of_tables_in_a_catalog_and_their_shared_settings() -> None:
+    table = {"stream": "s", "output": "n.t", "checkpoint": "c", "schema": "a int", "table_format": "iceberg",
+             "watermark": "1 minute", "aggregates": {"m": {"window": "1 hour"}}, "expire_after": "2 hours"}
+    catalog = {"name": "prod", "uri": "http://h", "s3": {"endpoint": "http://e", "path-style-access": True}}
+    delta = {"stream": "s", "output": "s3://b/t/", "checkpoint": "d", "schema": "a int", "table_format": "delta",
+             "storage": {"AWS_REGION": "here"}}
+    parsed = parse_config({"source": {"path": "d"}, "catalog": catalog, "tables": {"t": table, "u": delta},
+                           "storage": {"AWS_REGION": "there", "AWS_ALLOW_HTTP": True}}).tables
+    found = parsed[0]
+    assert (found.output, found.dead_letters, found.backfill) == ("n.t", "n.t_rejected", "n.t_backfill")
+    [aggregate] = found.sink.aggregates
+    assert (aggregate.output, aggregate.checkpoint) == ("n.t_m", Path("c.m").absolute())
+    assert found.sink.expire_after == 7200 and found.sink.catalog.name == "prod"
+    assert found.sink.catalog.properties == {
+        "uri": "http://h", "s3.endpoint": "http://e", "s3.path-style-access": "true"}
+    assert (parsed[1].output, parsed[1].dead_letters) == ("s3://b/t", "s3://b/t.rejected")
+    assert parsed[1].sink.storage == {"AWS_REGION": "here", "AWS_ALLOW_HTTP": "true"}
 
 
 @pytest.mark.parametrize(("given", "retries"), [({}, "14"), ({"retries": 2}, "2")])
@@ -255,46 +287,6 @@ def test_a_batch_that_begins_during_stop_is_left_for_the_next_run(spark: SparkSe
 
 
 # --- kills ----------------------------------------------------------------------------------------------------------
-
-KILLED_DRIVER = """
-import json, os, signal, sys
-from pathlib import Path
-from bridge_spark.tables.output.delta_table import DeltaBatchTable
-from bridge_spark.tables.output.parquet_table import ParquetBatchTable
-from bridge_spark import ingest
-from bridge_spark.tables.ingest_config import parse_config
-
-where, document = sys.argv[1], json.loads(sys.argv[2])
-
-def die():
-    from pyspark import SparkContext
-    jvm = SparkContext._active_spark_context._jvm.java.lang.ProcessHandle.current().pid()
-    os.kill(jvm, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-for kind in (ParquetBatchTable, DeltaBatchTable):
-    def publish_or_die(table, batch, staged, marker, publish=kind.publish):
-        rejected = table.directory.name.endswith(".rejected")
-        if where == "written" and not rejected:
-            die()
-        publish(table, batch, staged, marker)
-        if where == "published" and not rejected:
-            die()
-
-    kind.publish = publish_or_die
-
-ingest.run(parse_config(document), once=True)
-"""
-
-
-def killed(code: str, *arguments: str) -> None:
-    """Run a driver that is killed with SIGKILL at a known step."""
-    environment = os.environ | {"PYTHONPATH": python_path()}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *arguments], env=environment, capture_output=True, timeout=150
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
-
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("where", "published"), [pytest.param("written", 0, marks=SLOW), ("published", 1)])

@@ -26,6 +26,7 @@ from bridge_spark.tables.compact import main as compact
 from bridge_spark.tables.ingest_config import parse_config
 from bridge_spark.tables.ingest_session import IngestError
 from bridge_spark.tables.jobs import backfill
+from bridge_spark.tables.output import range_table
 from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 
 pytestmark = pytest.mark.one_build
@@ -176,7 +177,7 @@ def test_an_output_or_a_backfill_that_cannot_be_written_is_one_line(
     with pytest.raises(IngestError, match=r"tables\.t: .*file/bad'"):
         run(config, once=True, session=spark)
     config = parse_config(document(tmp_path, deduplicate_by=["n"], watermark="1 minute"))
-    monkeypatch.setattr(backfill, "sync_directory", lambda _: os.stat(tmp_path / "away"))
+    monkeypatch.setattr(range_table, "sync_directory", lambda _: os.stat(tmp_path / "away"))
     with pytest.raises(IngestError, match=r"tables\.t: .*/away'"):
         run_backfill(config, {0: 0}, {0: 1}, session=spark)
     monkeypatch.setattr(backfill, "dead_letters", lambda *_: os.stat(tmp_path / "gone"))

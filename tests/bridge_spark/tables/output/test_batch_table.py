@@ -1,6 +1,6 @@
 """The ingest job's tables on disk: batches, repeats, merges, kills at each step, concurrent readers.
 
-Tables are read by pyarrow, DuckDB and deltalake.
+Tables are read by pyarrow, DuckDB, deltalake and pyiceberg.
 """
 
 from __future__ import annotations
@@ -11,23 +11,48 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.sql import SqlCatalog
 from support.table_batches import batches, parquet_numbers, publish, stage
 
+from bridge_spark.tables.ingest_config import CatalogConfig
 from bridge_spark.tables.output import parquet_table
-from bridge_spark.tables.output.batch_table import BatchTable, ForeignBatch
-from bridge_spark.tables.output.delta_table import DeltaBatchTable, DeltaMissing
+from bridge_spark.tables.output.batch_table import BatchTable, ForeignBatch, PackageMissing
+from bridge_spark.tables.output.delta_table import DeltaBatchTable
+from bridge_spark.tables.output.iceberg_table import IcebergBatchTable
 from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 
 pytestmark = pytest.mark.one_build
 
-KINDS = [ParquetBatchTable, DeltaBatchTable]
+
+
+def parquet(place: Path, merge_files: Optional[int]) -> ParquetBatchTable:
+    return ParquetBatchTable(place, merge_files)
+
+
+def delta(place: Path, merge_files: Optional[int]) -> DeltaBatchTable:
+    return DeltaBatchTable(str(place), merge_files)
+
+
+def iceberg(place: Path, merge_files: Optional[int]) -> IcebergBatchTable:
+    place.parent.mkdir(exist_ok=True)
+    return IcebergBatchTable("n.t", local_catalog(place), merge_files)
+
+
+def local_catalog(place: Path) -> CatalogConfig:
+    return CatalogConfig("test", {"type": "sql", "uri": f"sqlite:///{place}.db", "warehouse": str(place)})
+
+
+Kind = Callable[[Path, Optional[int]], BatchTable[Any]]
+KINDS: list[Kind] = [parquet, delta, iceberg]
+VERSIONED: list[Kind] = [delta, iceberg]
 
 
 def by_duckdb(directory: Path) -> list[int]:
@@ -35,21 +60,30 @@ def by_duckdb(directory: Path) -> list[int]:
     return [row[0] for row in found.fetchall()]
 
 
-def read(table: BatchTable) -> list[int]:
+def rows_of(table: BatchTable[Any]) -> pa.Table:
+    """A versioned table, read with the library of its format."""
     if isinstance(table, DeltaBatchTable):
-        return sorted(DeltaTable(table.directory).to_pyarrow_table()["n"].to_pylist())
+        return DeltaTable(table.place).to_pyarrow_table()
+    assert isinstance(table, IcebergBatchTable)
+    config = table._config
+    return load_catalog(config.name, **config.properties).load_table(table.place).scan().to_arrow()
+
+
+def read(table: BatchTable[Any]) -> list[int]:
+    if not isinstance(table, ParquetBatchTable):
+        return sorted(rows_of(table)["n"].to_pylist())
     assert parquet_numbers(table.directory) == by_duckdb(table.directory)
     return parquet_numbers(table.directory)
 
 
 @pytest.fixture(params=KINDS)
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> BatchTable:
-    made: BatchTable = request.param(tmp_path / "t", merge_files=6)
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> BatchTable[Any]:
+    made: BatchTable[Any] = request.param(tmp_path / "t", 6)
     made.prepare()
     return made
 
 
-def test_published_batches_are_recognised(table: BatchTable) -> None:
+def test_published_batches_are_recognised(table: BatchTable[Any], tmp_path: Path) -> None:
     assert not table.has_batches() and table.committed(0, "c") is None
     for batch in (0, 1, 5):
         assert table.committed(batch, "c") is None
@@ -60,28 +94,28 @@ def test_published_batches_are_recognised(table: BatchTable) -> None:
         table.committed(5, "another")
 
 
-def test_small_files_are_merged_when_batches_are_published(table: BatchTable) -> None:
+def test_small_files_are_merged_when_batches_are_published(table: BatchTable[Any], tmp_path: Path) -> None:
     for batch in range(23):
         publish(table, batch)
         assert read(table) == batches(*range(batch + 1))
-    files = DeltaTable(table.directory).file_uris() if isinstance(table, DeltaBatchTable) \
-        else list(table.directory.rglob("*.parquet"))
+    files = list(table.directory.rglob("*.parquet")) if isinstance(table, ParquetBatchTable) else table.names()
     assert len(files) < 12
     assert table.committed(22, "c") is not None and table.committed(23, "c") is None
     assert table.compact() > 0 and read(table) == batches(*range(23))
-    again = type(table)(table.directory, merge_files=6)
+    again = {ParquetBatchTable: parquet, DeltaBatchTable: delta, IcebergBatchTable: iceberg}[type(table)](
+        tmp_path / "t", 6)
     again.prepare()
     publish(again, 23)
     assert read(again) == batches(*range(24))
 
 
-def test_new_columns_are_null_in_older_rows(table: BatchTable) -> None:
+def test_new_columns_are_null_in_older_rows(table: BatchTable[Any]) -> None:
     publish(table, 0)
     publish(table, 1, colour="red")
     publish(table, 2)
     for _ in range(2):
-        if isinstance(table, DeltaBatchTable):
-            rows = DeltaTable(table.directory).to_pyarrow_table()
+        if not isinstance(table, ParquetBatchTable):
+            rows = rows_of(table)
         else:
             unified = pa.unify_schemas([pq.read_schema(path) for path in table.directory.rglob("*.parquet")])
             rows = pq.read_table(table.directory, schema=unified)
@@ -143,11 +177,14 @@ def test_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
 
 
-def test_delta_without_its_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_without_its_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
     for use in (DeltaBatchTable.has_batches, DeltaBatchTable.compact):
-        with pytest.raises(DeltaMissing, match=r"pip install 'mqttbroker\[delta\]'"):
-            use(DeltaBatchTable(tmp_path / "t"))
+        with pytest.raises(PackageMissing, match=r"pip install 'mqttbroker\[delta\]'"):
+            use(DeltaBatchTable(str(tmp_path / "t")))
+    monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
+    with pytest.raises(PackageMissing, match=r"pip install 'mqttbroker\[iceberg\]'"):
+        IcebergBatchTable("n.t", CatalogConfig()).prepare()
 
 
 def test_delta_batches_and_merged_files_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,12 +195,13 @@ def test_delta_batches_and_merged_files_are_synced(tmp_path: Path, monkeypatch: 
         call(fd)
 
     monkeypatch.setattr(os, "fsync", note)
-    table = DeltaBatchTable(tmp_path / "t", merge_files=4)
+    table = DeltaBatchTable(str(tmp_path / "t"), merge_files=4)
     table.prepare()
-    log = table.directory / "_delta_log"
+    directory = tmp_path / "t"
+    log = directory / "_delta_log"
     for batch in range(6):
         publish(table, batch, **{f"column{batch}": 1})
-        needed = {*log.glob("*.json"), *table.directory.glob("*.parquet"), log, table.directory}
+        needed = {*log.glob("*.json"), *directory.glob("*.parquet"), log, directory}
         assert not {path.name for path in needed if path.stat().st_ino not in synced}, f"after batch {batch}"
 
 
@@ -171,6 +209,7 @@ def test_delta_batches_and_merged_files_are_synced(tmp_path: Path, monkeypatch: 
 
 STEPS: list[tuple[Any, str]] = [
     (os, "rename"), (os, "link"), (os, "fsync"), (parquet_table, "swap"), (parquet_table, "merge"), (shutil, "rmtree"),
+    (DeltaTable, "create_write_transaction"), (SqlCatalog, "commit_table"),
 ]
 
 
@@ -189,9 +228,9 @@ def before_and_after_each_step(monkeypatch: pytest.MonkeyPatch, hook: Callable[[
         monkeypatch.setattr(owner, name, step)
 
 
-def write(kind: type[ParquetBatchTable | DeltaBatchTable], place: Path, last: int) -> None:
+def write(kind: Kind, place: Path, last: int) -> None:
     """A run of the job: write the batches that are not published yet."""
-    table = kind(place, merge_files=4)
+    table = kind(place, 4)
     table.prepare()
     for batch in range(last):
         if table.committed(batch, "c") is None:
@@ -199,9 +238,12 @@ def write(kind: type[ParquetBatchTable | DeltaBatchTable], place: Path, last: in
     table.compact()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "every"), [
+    (parquet, 3), (delta, 3), (iceberg, 41),
+    pytest.param(iceberg, 3, marks=pytest.mark.slow(reason="as above, at more steps"))])
+@pytest.mark.timeout(180)
 def test_a_kill_at_any_step_loses_and_repeats_no_rows(
-    kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deadly = steps = 0
 
@@ -214,7 +256,7 @@ def test_a_kill_at_any_step_loses_and_repeats_no_rows(
     killed = 0
     with monkeypatch.context() as patched:
         before_and_after_each_step(patched, die)
-        for deadly in range(1, 1000, 3):
+        for deadly in range(1, 2000, every):
             place = tmp_path / str(deadly) / "t"
             steps = 0
             try:
@@ -222,38 +264,42 @@ def test_a_kill_at_any_step_loses_and_repeats_no_rows(
                 break
             except Killed:
                 killed += 1
-            known = read(kind(place)) if kind(place).has_batches() else []
+            known = read(kind(place, 4)) if kind(place, 4).has_batches() else []
             assert known == batches(*range(len(known) // 4)), f"killed at step {deadly}"
-            steps = 1000
+            steps = 2000
             write(kind, place, 6)
-            assert read(kind(place)) == batches(*range(6)), f"killed at step {deadly}"
-    assert killed > 20
+            assert read(kind(place, 4)) == batches(*range(6)), f"killed at step {deadly}"
+    assert killed > 60 / every
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_readers_at_any_step_see_complete_batches(
-    kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
+    steps = 0
 
     def look() -> None:
-        if kind(tmp_path / "t").has_batches():
-            seen.append(read(kind(tmp_path / "t")))
+        nonlocal steps
+        steps += 1
+        if (kind is not iceberg or steps % 7 == 0) and kind(tmp_path / "t", 4).has_batches():
+            seen.append(read(kind(tmp_path / "t", 4)))
 
     with monkeypatch.context() as patched:
         before_and_after_each_step(patched, look)
         write(kind, tmp_path / "t", 6)
-    assert len(seen) > 20 and seen == sorted(seen, key=len)
+    assert len(seen) > 10 and seen == sorted(seen, key=len)
     for rows in seen:
         assert rows == batches(*range(len(rows) // 4))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_concurrent_reader_is_right_or_gets_an_error(
-    kind: type[ParquetBatchTable | DeltaBatchTable], tmp_path: Path
+    kind: Kind, tmp_path: Path
 ) -> None:
     """An error: the file was merged into another one after the reader had listed it."""
-    table = kind(tmp_path / "t", merge_files=5)
+    last = 20 if kind is iceberg else 80
+    table = kind(tmp_path / "t", 5)
     table.prepare()
     publish(table, 0)
     published = 0
@@ -262,10 +308,10 @@ def test_a_concurrent_reader_is_right_or_gets_an_error(
 
     def keep_reading() -> None:
         nonlocal right, missing
-        while published < 80:
+        while published < last:
             before = published
             try:
-                rows = read(table) if kind is DeltaBatchTable else parquet_numbers(table.directory)
+                rows = parquet_numbers(table.directory) if isinstance(table, ParquetBatchTable) else read(table)
             except FileNotFoundError:
                 missing += 1
                 continue
@@ -276,9 +322,9 @@ def test_a_concurrent_reader_is_right_or_gets_an_error(
 
     reader = threading.Thread(target=keep_reading)
     reader.start()
-    for batch in range(1, 81):
+    for batch in range(1, last + 1):
         publish(table, batch)
         published = batch
     reader.join()
     assert not failures and right > 5
-    assert not (kind is DeltaBatchTable and missing)
+    assert kind is parquet or not missing

@@ -1,0 +1,176 @@
+"""Parquet files that Spark's executors write straight to a table's storage, in Python.
+
+Executors need no shared disk and no Hadoop file system for the storage.  The driver gets a line per file, with the
+file's footer, and commits the files; it never holds rows.  A task that fails or runs twice leaves files that no
+commit names.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from bridge_spark.log.files import sync_directory
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PREFIX = "ingest-"  # of the names of all files of batches
+FILE_BYTES = 64 << 20  # a larger file gets no further rows; a task holds one in memory
+ROW_GROUP_ROWS = 256 * 1024
+ROW_GROUP_BYTES = 64 << 20  # of Arrow data in memory
+ATTEMPTS = 5  # to store a file
+FIRST_WAIT_S = 0.2  # doubled after each attempt
+_COLUMNS = "name string, rows long, size long, footer binary"
+_ARROW_COLUMNS = pa.schema([("name", pa.string()), ("rows", pa.int64()), ("size", pa.int64()), ("footer", pa.binary())])
+
+
+def batch_prefix(batch: int) -> str:
+    """The beginning of the names of a batch's files."""
+    return f"{PREFIX}{batch:010d}-"
+
+
+class Storage(Protocol):
+    """Where a table's files are.  It is sent to executors, so it must be picklable."""
+
+    def create(self, name: str) -> Any:
+        """A new file open for writing, whose contents are durable once it is closed."""
+
+    def delete(self, name: str) -> None:
+        """Delete a file.  Raises any exception of the storage."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A Parquet file, with the metadata of its footer."""
+
+    name: str
+    rows: int
+    size: int
+    footer: bytes = field(repr=False)
+
+    def metadata(self) -> Any:
+        """The footer as pyarrow's `FileMetaData`."""
+        return pq.read_metadata(pa.BufferReader(self.footer))
+
+
+@dataclass(frozen=True)
+class StagedFiles:
+    """The files of a batch in a storage."""
+
+    files: Sequence[DataFile]
+    storage: Storage
+
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    def discard(self) -> None:
+        for file in self.files:
+            with suppress(Exception):
+                self.storage.delete(file.name)
+
+
+class SyncedFile(io.FileIO):
+    """A new file on local disk that is synced when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(path, "xb")
+        self._directory = path.parent
+
+    def close(self) -> None:
+        if not self.closed:
+            os.fsync(self.fileno())
+            super().close()
+            sync_directory(self._directory)
+
+
+@dataclass(frozen=True)
+class DataFileWriter:
+    """Writes rows to new files whose names begin with ``prefix``; columns get the types of ``schema``."""
+
+    storage: Storage
+    schema: Any
+    prefix: str
+
+    def write(self, batches: Iterable[Any]) -> Iterator[DataFile]:
+        """Write Arrow record batches; yield each file when it is stored."""
+        groups = _row_groups(batches, self.schema)
+        group = next(groups, None)
+        while group is not None:
+            rows = 0
+            sink = pa.BufferOutputStream()
+            writer = pq.ParquetWriter(sink, self.schema, compression="zstd")
+            while group is not None and sink.tell() < FILE_BYTES:
+                writer.write_table(group, ROW_GROUP_ROWS)
+                rows += group.num_rows
+                group = next(groups, None)
+            writer.close()
+            footer = pa.BufferOutputStream()
+            writer.writer.metadata.write_metadata_file(footer)
+            content = sink.getvalue()
+            yield DataFile(self._store(content), rows, content.size, footer.getvalue().to_pybytes())
+
+    def _store(self, content: Any) -> str:
+        """Store a file under a new name; again if the storage fails, as pyarrow does not repeat each request."""
+        for attempt in range(ATTEMPTS):
+            name = f"{self.prefix}{uuid4().hex}.parquet"
+            try:
+                with closing(self.storage.create(name)) as file:
+                    file.write(content.to_pybytes())
+                return name
+            except OSError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                time.sleep(FIRST_WAIT_S * 2**attempt)
+        raise AssertionError
+
+    def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The function for `DataFrame.mapInArrow`."""
+        for file in self.write(batches):
+            yield pa.RecordBatch.from_pylist([vars(file)], _ARROW_COLUMNS)
+
+
+def write_rows(rows: DataFrame, writer: DataFileWriter) -> StagedFiles:
+    """Let the executors write the rows."""
+    written = rows.mapInArrow(writer, _COLUMNS).collect()
+    return StagedFiles([DataFile(row.name, row.rows, row.size, bytes(row.footer)) for row in written], writer.storage)
+
+
+def arrow_schema(rows: DataFrame) -> Any:
+    """The Arrow schema of a table's rows: every column may have NULL, as columns can be left out later."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return pa.schema([field.with_nullable(True) for field in to_arrow_schema(rows.schema, timezone="UTC")])
+
+
+def _row_groups(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
+    pending: list[Any] = []
+    rows = size = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, ROW_GROUP_ROWS):
+            part = batch.slice(start, ROW_GROUP_ROWS)
+            pending.append(part)
+            rows, size = rows + part.num_rows, size + part.nbytes
+            if rows >= ROW_GROUP_ROWS or size >= ROW_GROUP_BYTES:
+                yield _table(pending, schema)
+                pending, rows, size = [], 0, 0
+    if rows:
+        yield _table(pending, schema)
+
+
+def _table(batches: Sequence[Any], schema: Any) -> Any:
+    table = pa.Table.from_batches(batches)
+    columns = [table.column(field.name).cast(field.type) if field.name in table.schema.names
+               else pa.nulls(table.num_rows, field.type) for field in schema]
+    return pa.table(columns, schema=schema)
