@@ -17,6 +17,7 @@ from support.protobuf import descriptor_set, message_class
 from support.spark_session import StreamWriter, message, spark
 
 from bridge_spark.ingest import run
+from bridge_spark.payloads import parse_payloads
 from bridge_spark.source.payload_options import PayloadOptionError, payload_options
 from bridge_spark.source.payload_reader import PayloadReader, PayloadSchemaError
 from bridge_spark.tables.config_section import ConfigError
@@ -186,3 +187,26 @@ def test_topics_in_spark_and_in_a_table(spark: SparkSession, tmp_path: Path, dir
     rows = parquet_rows(tmp_path / "out")
     assert sorted((row["offset"], row["item"], (row["value"], row["axis"], row["n"], row["ts"])) for row in rows) == good
     assert sorted((row["offset"], row["reason"]) for row in parquet_rows(tmp_path / "out.rejected")) == bad
+
+
+@pytest.mark.timeout(180)
+def test_payloads_of_any_data_frame(spark: SparkSession, directory: Path) -> None:
+    frame = spark.createDataFrame([(place, *sent) for place, sent in enumerate(MESSAGES)] + [(99, "sensors/p1/pressure", None)],
+                                  "place long, topic string, payload binary")
+    added = f"value struct<{DDL}>, reason string, item int"
+    found = parse_payloads(frame, added, payloadFormat="topics", payloadSchemaDirectory=str(directory))
+    assert found.columns == ["place", "topic", "payload", "value", "reason", "item"]
+    rows = [(row.place, row.item, row.reason or (row.value.value, row.value.axis, row.value.n))
+            for row in found.orderBy("place", "item").collect()]
+    assert rows == [(place, item, what if isinstance(what, str) else what[:3]) for place, item, what in ROWS] + [
+        (99, 0, "empty payload")]
+    for columns, options, reason in (
+        ("topic string", {"payloadFormat": "json"}, "there is a column 'topic' already"),
+        ("value double, reason string", {"payloadFormat": "number", "payload": "x"}, "option 'payload': unknown"),
+        ("value double, reason string", {"payloadFormat": "xml"}, "'xml' is none of json"),
+        ("value double, reason string, qos byte", {"payloadFormat": "number"}, "column 'qos' is missing, not a column of payloads"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            parse_payloads(frame, columns, **options)
+    with pytest.raises(ValueError, match="column 'payload' is string"):
+        parse_payloads(frame.select(frame.payload.cast("string")), "value double, reason string", payloadFormat="number")
