@@ -10,9 +10,7 @@ place.
 
 from __future__ import annotations
 
-import gc
 import logging
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional, Union
 
@@ -68,7 +66,12 @@ from bridge_spark.source.payload_reader import PAYLOAD_COLUMNS, PayloadReader, P
 from bridge_spark.source.plan import MIN_TASK_BYTES, PARSED_TASK_BYTES, Planner, Slice
 from bridge_spark.source.rate_limit import RateLimit
 from bridge_spark.source.slice_reader import read_slices
-from bridge_spark.source.spark_workarounds import FailedStreamReader, is_writing
+from bridge_spark.source.spark_workarounds import (
+    FailedStreamReader,
+    acknowledge_at_once,
+    freeze_worker,
+    is_writing,
+)
 from bridge_spark.source.storage import Manifest, Storage, StreamError
 from bridge_spark.source.table_options import GivenOptions
 
@@ -91,6 +94,7 @@ _USER_PROPERTY_LIST = (
     "user_property_list",
     ArrayType(StructType([StructField("key", StringType()), StructField("value", StringType())])),
 )
+_OPTIONAL = {"content_type", "response_topic", "correlation_data"}
 _IGNORED = (
     "mqtt source: option 'pushDownFilters' is ignored: Spark would give rows of another filter when a DataFrame is "
     "used twice; give the condition as option 'where'"
@@ -131,7 +135,7 @@ class MqttDataSource(DataSource):
         options = self._options_for(None)
         columns = [*_COLUMNS, _USER_PROPERTY_LIST] if options.include_user_properties else _COLUMNS
         return self._given.keep_in(
-            options.schema or StructType([StructField(name, kind) for name, kind in columns]))
+            options.schema or StructType([StructField(name, kind, name in _OPTIONAL) for name, kind in columns]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._options_for(schema)
@@ -169,6 +173,10 @@ class MqttReader(DataSourceReader):
         self._options = options
         self._payloads = _payload_reader(options, schema)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        acknowledge_at_once()
+
     def partitions(self) -> list[InputPartition]:
         options = self._options
         storage = open_storage(options, patient=True)
@@ -196,6 +204,10 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner: Optional[Planner] = None
         self._manifest: Optional[Manifest] = None
         self._target: Optional[Offsets] = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        acknowledge_at_once()
 
     def initialOffset(self) -> dict[str, int]:
         manifest = self._fetch()
@@ -340,7 +352,6 @@ def _tasks(
 def _read(options: SourceOptions, payloads: PayloadReader, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, SliceTask):
         return
-    _freeze_worker()
     storage = open_storage(options, patient=True)
     try:
         builder = ColumnBuilder(payloads.message_schema, options.stream, options.topic_filter, options.predicate)
@@ -349,20 +360,4 @@ def _read(options: SourceOptions, payloads: PayloadReader, partition: InputParti
         yield from map(payloads.rows, messages)
     finally:
         storage.close()
-
-
-_frozen = False
-
-
-def _freeze_worker() -> None:
-    """Exempt the modules of a Spark worker from garbage collection.
-
-    The worker runs `gc.collect` after each task, which visits every object of pandas, PyArrow and PySpark: half the
-    cost of a small task.
-    """
-    global _frozen
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    if not _frozen and main is not None and main.name == "pyspark.daemon":
-        gc.collect()
-        gc.freeze()
-        _frozen = True
+        freeze_worker()

@@ -112,7 +112,7 @@ class ColumnBuilder:
         self._matches: dict[str, bool] = {}
         self._by_topic = topic_filter is not None or not predicate.topic.unbounded
         self._names = [*self.stored_columns, "offset"]
-        self._first_row_offset, self._row_offsets = 0, _row_numbers(0)
+        self._first_row_offset, self._row_offsets = 0, row_numbers(0)
         self._constants: dict[str, tuple[Any, pa.Array]] = {}
 
     @property
@@ -150,7 +150,7 @@ class ColumnBuilder:
         """``count`` offsets from ``first`` on.  Consecutive batches share one array."""
         skipped = first - self._first_row_offset
         if not 0 <= skipped <= len(self._row_offsets) - count:
-            self._row_offsets = pc.add(_row_numbers(max(count, _SHARED_OFFSETS)), pa.scalar(first, pa.int64()))
+            self._row_offsets = row_numbers(max(count, _SHARED_OFFSETS), first)
             self._first_row_offset, skipped = first, 0
         return self._row_offsets.slice(skipped, count)
 
@@ -231,9 +231,13 @@ def _within(values: pa.Array, bounds: Bounds[int]) -> Optional[pa.Array]:
     return reduce(pc.and_, masks) if masks else None
 
 
+def row_numbers(count: int, first: int = 0) -> pa.Array:
+    """``count`` numbers from ``first`` on."""
+    return pc.add(_numbers(max(count, _SHARED_OFFSETS)).slice(0, count), pa.scalar(first, pa.int64()))
+
+
 @cache
-def _row_numbers(count: int) -> pa.Array:
-    """The numbers from 0 up to ``count``."""
+def _numbers(count: int) -> pa.Array:
     return pa.array(range(count), pa.int64())
 
 

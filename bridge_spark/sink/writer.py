@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from typing import Optional
+from typing import Any, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark import TaskContext
@@ -19,6 +19,7 @@ from bridge_spark.sink.errors import SinkError
 from bridge_spark.sink.options import SinkOptions
 from bridge_spark.sink.publisher import Publisher
 from bridge_spark.sink.rows import PacketEncoder, Row, RowReader, check_schema
+from bridge_spark.source.spark_workarounds import acknowledge_at_once, freeze_worker
 
 # Properties that Spark gives to the tasks of a micro-batch.
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -42,6 +43,10 @@ class BatchWriter(DataSourceArrowWriter):
         # The same for all attempts of a task, as the writer is made once per write.
         self._producer = options.producer_id or secrets.token_hex(12)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        acknowledge_at_once()
+
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         # In foreachBatch the same `producerId` is given for each batch.
         batch = _micro_batch()
@@ -54,6 +59,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         check_schema(schema, options)
         self._options = options
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        acknowledge_at_once()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         micro_batch = _micro_batch()
@@ -92,6 +101,7 @@ def write_partition(options: SinkOptions, producer: str, batches: Iterator[pa.Re
     finally:
         if publisher is not None:
             publisher.close()
+        freeze_worker()
     return Written(written)
 
 

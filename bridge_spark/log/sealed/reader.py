@@ -14,6 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from bridge_spark.log.columns import row_numbers
 from bridge_spark.log.predicates import Predicate
 from bridge_spark.log.record_batch import RETAIN_FLAG, CorruptBatch
 from bridge_spark.log.sealed.footer import MAGIC, Footer, RowGroup, fetch_footer, parse_footer
@@ -74,7 +75,7 @@ class SealedFile:
     def _group(self, number: int, group: RowGroup, stored: Sequence[str]) -> pa.RecordBatch:
         count = group.end_offset - group.first_offset
         columns = [column for name in stored for column in _PARQUET_COLUMNS.get(name, (name,))]
-        arrays: dict[str, Any] = {"offset": pa.array(range(group.first_offset, group.end_offset), pa.int64())}
+        arrays: dict[str, Any] = {"offset": row_numbers(count, group.first_offset)}
         if columns:
             self._ranges.replace(self._fetch(number, columns))
             try:

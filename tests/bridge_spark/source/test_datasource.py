@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
+import socket
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
@@ -16,16 +18,17 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 from support.sealed_log import seal_closed
 from support.spark_session import StreamWriter, message, spark
 from support.stream_reads import batches, places, rows, source, stream_reader, stream_rows
 
-from bridge_spark import datasource
+from bridge_spark.datasource import MqttDataSource
 from bridge_spark.log.columns import PropertyError, decode_properties
 from bridge_spark.log.record_batch import encode_batch
 from bridge_spark.log.sparse_index import INDEX_ENTRY, decode_index
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from bridge_spark.source import spark_workarounds
 from bridge_spark.source.directory_storage import DirectoryStorage
 from bridge_spark.source.offsets import DataLoss
 from bridge_spark.source.options import OptionError
@@ -123,17 +126,46 @@ def test_small_log_batches_are_merged(tmp_path: Path) -> None:
     assert sum(sizes) == 30_000 and all(size >= 10_000 for size in sizes[:-1])
 
 
-def test_a_worker_exempts_its_modules_from_garbage_collection_once(
+def test_a_worker_exempts_its_modules_from_garbage_collection_once_after_its_first_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     StreamWriter(tmp_path).append(0, [message(0)])
     calls: list[str] = []
-    monkeypatch.setattr(datasource, "gc", SimpleNamespace(
+    monkeypatch.setattr(spark_workarounds, "gc", SimpleNamespace(
         collect=lambda: calls.append("collect"), freeze=lambda: calls.append("freeze")))
-    monkeypatch.setattr(datasource, "_frozen", False)
+    monkeypatch.setattr(spark_workarounds, "_frozen", False)
     assert rows(tmp_path) and not calls
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="pyspark.daemon"))
+    found = source(tmp_path)
+    reader = found.reader(found.schema())
+    task = reader.read(reader.partitions()[0])
+    assert next(task).num_rows == 1 and not calls
+    assert list(task) == [] and calls == ["collect", "freeze"]
     assert rows(tmp_path) == rows(tmp_path) and calls == ["collect", "freeze"]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="an option of Linux")
+def test_a_worker_acknowledges_its_task_without_delay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    StreamWriter(tmp_path).append(0, [message(0)])
+    found = source(tmp_path)
+    sink, column = {"url": "mqtt://127.0.0.1:1", "topic": "t"}, StructType([StructField("payload", BinaryType())])
+    tasks = [found.reader(found.schema()), found.streamReader(found.schema()),
+             MqttDataSource(sink).writer(column, False), MqttDataSource(sink).streamWriter(column, False)]
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as worker:
+        for task in map(pickle.dumps, tasks):
+            worker.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+            pickle.loads(task)
+            assert worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 0
+            with monkeypatch.context() as patched:
+                patched.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="pyspark.daemon"))
+                pickle.loads(task)
+            assert worker.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 1
+
+
+def test_columns_that_every_message_has_are_not_nullable(tmp_path: Path) -> None:
+    StreamWriter(tmp_path).append(0, [message(0)])
+    nullable = {field.name for field in source(tmp_path).schema() if field.nullable}
+    assert nullable == {"content_type", "response_topic", "correlation_data"}
 
 
 # --- ranges ---------------------------------------------------------------------------------------------------------
