@@ -21,7 +21,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz fuzz-coverage lock audit soak abuse chaos chaos-spark power-loss check demo pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-compiled test-plain conformance fuzz fuzz-coverage lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -151,6 +151,12 @@ CHAOS_SPARK_ARGS ?=
 chaos-spark: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos_spark.run --kills $(CHAOS_SPARK_KILLS) --seed $(CHAOS_SEED) \
 	  --modes $(CHAOS_SPARK_MODES) $(CHAOS_SPARK_ARGS)
+
+# Spark's tests on the built wheel, with Python 3.11 to 3.13 (those that are installed, also by pyenv) and PySpark 4.2 and 4.3;
+# about 5 minutes and 1 GB for each pair. SPARK_VERSIONS_ARGS="--pythons 3.13 --sparks 4.2" chooses.
+SPARK_VERSIONS_ARGS ?=
+spark-versions: $(VENV)/created
+	$(BIN)/python tests/spark_versions/run.py --directory $(VENV)/spark-versions $(SPARK_VERSIONS_ARGS)
 
 # Cuts the power at a thousand moments of a loaded broker; every acknowledged message must survive each cut.
 POWER_LOSS_ARGS ?=

@@ -1,0 +1,1 @@
+"""Spark's tests on the built wheel, with each Python and PySpark."""
