@@ -247,9 +247,17 @@ class WebSocket:
                 self._refuse_text()
         if library.state is not State.OPEN and self._receiving:
             self._stop_receiving()
+            self._write_outbox()
             received, sent = library.close_rcvd, library.close_sent
             self._wire.lost(f"WebSocket closed: {received}" if received else f"WebSocket: {sent}")
         self._send()
+
+    def _write_outbox(self) -> None:
+        """Write the answers to the packets before the frame that ended the connection, in front of the close frame."""
+        outbox = self._wire.connection.outbox
+        if outbox.parts and not self._congested:
+            data = outbox.drain()
+            self._transport.writelines((binary_header(len(data)), data))
 
     def _refuse_text(self) -> None:
         if self._receiving:  # [MQTT-6.0.0-1]

@@ -18,7 +18,7 @@ from support.stream_client import PATH, StreamClient, WebSocketStream, tcp_socke
 from websockets.exceptions import InvalidStatus
 from websockets.frames import CloseCode, Frame, Opcode
 
-from mqttbroker.codec.packets import Connack, Connect, Disconnect, Pingreq, Publish, Will
+from mqttbroker.codec.packets import Connack, Connect, Disconnect, Pingreq, Pingresp, Publish, Will
 from mqttbroker.codec.reason_codes import PACKET_TOO_LARGE, PROTOCOL_ERROR
 from mqttbroker.net.websocket import WebSocket
 
@@ -265,6 +265,18 @@ WRONG_FRAMES = [
 def test_invalid_frames_close_the_connection(websocket: Open, frame: bytes, code: int) -> None:
     client = websocket("wrong")
     stream(client).socket.sendall(frame)
+    stream(client).expect_close(code)
+
+
+@pytest.mark.parametrize(("frame", "code"), [row[1:] for row in WRONG_FRAMES], ids=[row[0] for row in WRONG_FRAMES])
+def test_packets_before_an_invalid_frame_are_answered(websocket: Open, frame: bytes, code: int) -> None:
+    client = websocket("answered")
+    malformed = bytes((0x82, 3, 0, 1, 0))  # a SUBSCRIBE without filters
+    packets = Pingreq().encode(5) + malformed if code == 1002 else Pingreq().encode(5)
+    stream(client).socket.sendall(Frame(Opcode.BINARY, packets).serialize(mask=True) + frame)
+    client.expect(Pingresp)
+    if code == 1002:
+        assert client.expect(Disconnect).reason_code == PROTOCOL_ERROR
     stream(client).expect_close(code)
 
 
