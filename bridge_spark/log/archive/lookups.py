@@ -17,7 +17,7 @@ class ArchiveLookups:
     """Lookups one after the other, from any thread."""
 
     def __init__(self) -> None:
-        self._worker = WorkerProcess()
+        self._worker = WorkerProcess(nice=0)  # a request waits for it
         self._lock = threading.Lock()
         self._idle: Optional[threading.Timer] = None
 

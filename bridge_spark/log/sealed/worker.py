@@ -1,4 +1,4 @@
-"""The worker process: seals and salvages segments and fills archives, at the lowest priority.
+"""The worker process: seals and salvages segments and fills archives.
 
 It reads jobs from stdin, one line of JSON each: {"do": "seal" | "salvage" | a job of `archive.jobs`, ...}.  The answer
 is one line: {"result": ...} or {"error": "...", "errno": 28}.  It ends when stdin is closed, so it never outlives its
@@ -14,8 +14,6 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
-
-LOWEST_PRIORITY = 19
 
 
 def run(job: dict[str, Any]) -> Any:
@@ -47,9 +45,9 @@ def _reason(error: Exception) -> str:
     return " ".join(f"{kind}{error}".split())
 
 
-def main() -> None:
+def main(nice: int) -> None:
     """Run the jobs on stdin until it is closed."""
-    os.nice(LOWEST_PRIORITY)
+    os.nice(nice)
     jobs: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def listen() -> None:

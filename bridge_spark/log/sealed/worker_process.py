@@ -12,8 +12,12 @@ import threading
 from pathlib import Path
 from typing import Any, Optional
 
-# The argument is the directory of this package, so that the process can import it however this one did.
-_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from bridge_spark.log.sealed.worker import main; main()"
+LOWEST_PRIORITY = 19
+
+# The first argument is the directory of this package, so that the process can import it however this one did.
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv[1]); from bridge_spark.log.sealed.worker import main; main(int(sys.argv[2]))"
+)
 
 
 class SealingFailed(Exception):
@@ -25,9 +29,13 @@ class SealingFailed(Exception):
 
 
 class WorkerProcess:
-    """The worker process, started by the first job.  `kill` may be called from any thread, the rest from one."""
+    """The worker process, started by the first job.  `kill` may be called from any thread, the rest from one.
 
-    def __init__(self) -> None:
+    `nice` is its priority, 0 that of this process.
+    """
+
+    def __init__(self, nice: int = LOWEST_PRIORITY) -> None:
+        self._nice = nice
         self._process: Optional[subprocess.Popen[str]] = None
 
     def run_within(self, job: dict[str, Any], seconds: float) -> Any:
@@ -72,10 +80,9 @@ class WorkerProcess:
             raise SealingFailed(answered["error"], answered["errno"])
         return answered["result"]
 
-    @staticmethod
-    def _start() -> subprocess.Popen[str]:
+    def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).resolve().parents[3])],
+            [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).resolve().parents[3]), str(self._nice)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
