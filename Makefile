@@ -143,10 +143,10 @@ chaos: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
 
 # Kills publishers, the broker and Spark's driver while readings go to a table, then counts each reading in the table. About
-# ten minutes per mode: plain; retention (segments are removed, and the reader falls behind); sealing; state and state-delta
-# kill only the driver of a query with deduplication and windows, in Parquet and in Delta.
+# ten minutes per mode: plain; retention (segments are removed, and the reader falls behind); sealing; state, state-delta and
+# state-iceberg kill only the driver of a query with deduplication and windows, in each format.
 CHAOS_SPARK_KILLS ?= 20
-CHAOS_SPARK_MODES ?= plain,retention,sealing,state,state-delta
+CHAOS_SPARK_MODES ?= plain,retention,sealing,state,state-delta,state-iceberg
 CHAOS_SPARK_ARGS ?=
 chaos-spark: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos_spark.run --kills $(CHAOS_SPARK_KILLS) --seed $(CHAOS_SEED) \

@@ -107,6 +107,10 @@ class TableFiles:
             ]
         return []
 
+    def written(self, batch: int) -> bool:
+        """Whether the files of a batch are written."""
+        return "_SUCCESS" in self.staged(batch)
+
     def offsets(self, batch: int) -> dict[int, int]:
         """The end offsets of a batch, by partition; {} for batch -1."""
         if batch < 0:
@@ -125,8 +129,7 @@ class TableFiles:
             return BETWEEN
         if self.published(batch):
             return PUBLISHED
-        staged = self.staged(batch)
-        return WRITTEN if "_SUCCESS" in staged else WRITING if staged else PLANNED
+        return WRITTEN if self.written(batch) else WRITING if self.staged(batch) else PLANNED
 
 
 def _highest(directory: Path) -> int:
@@ -195,8 +198,7 @@ class Driver:
             return True
         if moment == PUBLISHED:
             return batch == known and files.visible() > before
-        staged = files.staged(batch)
-        return "_SUCCESS" in staged if moment == WRITTEN else bool(staged)
+        return files.written(batch) if moment == WRITTEN else bool(files.staged(batch))
 
     def kill(self, victim: str) -> None:
         """Kill the victim; AssertionError if the driver's other processes do not end."""

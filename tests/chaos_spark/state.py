@@ -1,4 +1,4 @@
-"""Tables of queries with state under kills: deduplication and windows, in Parquet and in Delta.
+"""Tables of queries with state under kills: deduplication and windows, in Parquet, Delta and Iceberg.
 
 The log is written before the run and never changes, so the expected tables are computed from it with pandas.  The
 verdict reads the tables without Spark.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from random import Random
@@ -16,6 +17,7 @@ from typing import Any, Optional
 import pandas  # type: ignore[import-untyped]
 import pyarrow.dataset  # type: ignore[import-untyped]
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 from support.class_archive import QUICK_JVM
 from support.spark_session import START_US, StreamWriter, message
 
@@ -23,7 +25,7 @@ from chaos_spark.driver import STARTING, Death, Driver, TableFiles, deaths, told
 from chaos_spark.verdict import GLIMPSES, MISSING, PROCESSES, TWICE, WINDOWS, WRONG, Findings
 from sessions.message import Message
 
-FORMATS = {"state": "parquet", "state-delta": "delta"}
+FORMATS = {"state": "parquet", "state-delta": "delta", "state-iceberg": "iceberg"}
 BATCH = 100  # messages
 BATCHES_OF_A_LIFE = 5  # on average
 BAD, AGAIN, LATE = 40, 10, 97  # one in this many messages does not parse, is a duplicate, is hours late
@@ -78,24 +80,83 @@ class Log:
         return {(begin.to_pydatetime(), device): tuple(made.loc[(begin, device)]) for begin, device in made.index}
 
 
-class DeltaFiles(TableFiles):
+class VersionedFiles(TableFiles):
+    """The files of a Delta or Iceberg table, which executors write where they stay."""
+
+    data: Path
+
+    def staged(self, batch: int) -> list[str]:
+        return [path.name for path in self.data.glob(f"ingest-{batch:010d}-*.parquet")]
+
+    def written(self, batch: int) -> bool:
+        with suppress(FileNotFoundError):
+            return any((self.data / name).stat().st_size > 0 for name in self.staged(batch))
+        return False
+
+    def id(self) -> Optional[str]:
+        """The checkpoint's id, None before there is one."""
+        path = self.checkpoint / "metadata"
+        return json.loads(path.read_text())["id"] if path.exists() else None
+
+
+class DeltaFiles(VersionedFiles):
     """The files of a Delta table; its log tells which batches are published."""
 
+    def __init__(self, output: Path) -> None:
+        super().__init__(output)
+        self.data = output
+
     def published(self, batch: int) -> bool:
-        checkpoint = self.checkpoint / "metadata"
-        if not DeltaTable.is_deltatable(str(self.output)) or not checkpoint.exists():
+        checkpoint = self.id()
+        if not DeltaTable.is_deltatable(str(self.output)) or checkpoint is None:
             return False
-        version = DeltaTable(self.output).transaction_version(json.loads(checkpoint.read_text())["id"])
+        version = DeltaTable(self.output).transaction_version(checkpoint)
         return version is not None and version >= batch
 
     def visible(self) -> int:
         return sum(1 for _ in (self.output / "_delta_log").glob("*.json"))
 
 
+class IcebergFiles(VersionedFiles):
+    """The files of an Iceberg table; its properties tell which batches are published."""
+
+    def __init__(self, output: Path) -> None:
+        super().__init__(output)
+        self._place = output.parent / "warehouse" / "n" / _in_catalog(output)
+        self.data = self._place / "data"
+
+    def published(self, batch: int) -> bool:
+        table = _iceberg(self.output)
+        return table is not None and int(table.properties.get(f"mqttbroker.batch.{self.id()}", -1)) >= batch
+
+    def visible(self) -> int:
+        return sum(1 for _ in (self._place / "metadata").glob("snap-*.avro"))
+
+
+def _in_catalog(output: Path) -> str:
+    return output.name.replace(".", "_")
+
+
+def _catalog(root: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": f"{root}/warehouse"}
+
+
+def _iceberg(output: Path) -> Optional[Any]:
+    """The Iceberg table of an output; None before it exists."""
+    if not (output.parent / "catalog.db").exists():
+        return None
+    catalog = load_catalog("chaos", **_catalog(output.parent))
+    name = f"n.{_in_catalog(output)}"
+    return catalog.load_table(name) if catalog.table_exists(name) else None
+
+
 def rows(directory: Path) -> Any:
     """A table's rows as a pandas frame; empty before the table exists."""
     if DeltaTable.is_deltatable(str(directory)):
         return DeltaTable(directory).to_pandas()
+    table = _iceberg(directory)
+    if table is not None:
+        return table.scan().to_pandas()
     if not any(directory.rglob("*.parquet")):
         return pandas.DataFrame({"offset": [], "window_start": [], "device": [], "count": []})
     return pyarrow.dataset.dataset(directory, format="parquet").to_table().to_pandas()
@@ -109,7 +170,7 @@ class StateRun:
         self.findings = Findings()
         self.counts: Counter[str] = Counter()
         self.random = Random(f"{seed}:state")
-        kind = DeltaFiles if FORMATS[mode] == "delta" else TableFiles
+        kind = {"parquet": TableFiles, "delta": DeltaFiles, "iceberg": IcebergFiles}[FORMATS[mode]]
         self.tables = [kind(directory / "out"), kind(directory / "out.minute")]
         self.drivers = [Driver(files, directory / "driver.log", program) for files in self.tables]
         self.log = Log(seed, kills * BATCHES_OF_A_LIFE * BATCH)
@@ -138,10 +199,16 @@ class StateRun:
             f"[spark.conf]\n'spark.driver.extraJavaOptions' = '{QUICK_JVM}'\n'spark.sql.shuffle.partitions' = '2'\n"
             f"[tables.t]\nstream = 'sensors'\nschema = '{SCHEMA}'\nevent_time = 'ts'\nwatermark = '1 minute'\n"
             f"deduplicate_by = ['device', 'ts']\nmax_offsets_per_trigger = {limit}\n"
-            f"table_format = '{FORMATS[self.mode]}'\noutput = {json.dumps(str(self.directory / 'out'))}\n"
+            f"table_format = '{FORMATS[self.mode]}'\noutput = {json.dumps(self._place('out'))}\n"
+            f"checkpoint = {json.dumps(str(self.tables[0].checkpoint))}\ncompact_after = 10\n"
             f"[tables.t.aggregates.minute]\nwindow = '{WINDOW} seconds'\ngroup_by = ['device']\n"
+            f"checkpoint = {json.dumps(str(self.tables[1].checkpoint))}\n"
+            "[catalog]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in _catalog(self.directory).items())
         )
         return config
+
+    def _place(self, name: str) -> str:
+        return f"n.{name}" if FORMATS[self.mode] == "iceberg" else str(self.directory / name)
 
     def _live(self, driver: Driver, death: Death, config: Path) -> bool:
         """One life of the driver; false if it ended by itself."""

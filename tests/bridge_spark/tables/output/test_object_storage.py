@@ -40,11 +40,11 @@ def s3(tmp_path: Path) -> Iterator[S3Server]:
         yield server
 
 
-def delta(server: S3Server, merge_files: int = 4) -> DeltaBatchTable:
+def delta(server: S3Server, merge_files: int = 3) -> DeltaBatchTable:
     return DeltaBatchTable("s3://lake/t", merge_files, options=server.delta_options())
 
 
-def iceberg(server: S3Server, merge_files: int = 4) -> IcebergBatchTable:
+def iceberg(server: S3Server, merge_files: int = 3) -> IcebergBatchTable:
     return IcebergBatchTable("n.t", catalog_of(server), merge_files)
 
 
@@ -55,6 +55,8 @@ def catalog_of(server: S3Server) -> CatalogConfig:
 
 Kind = Callable[..., BatchTable[Any]]
 KINDS: list[Kind] = [delta, iceberg]
+DELTA_ELSE_SLOW = [delta, pytest.param(iceberg, marks=pytest.mark.slow(reason="takes 10 s; other tests commit likewise"))]
+ICEBERG_ELSE_SLOW = [pytest.param(delta, marks=pytest.mark.slow(reason="takes 5 s; other tests commit likewise")), iceberg]
 
 
 def rows_of(server: S3Server, table: BatchTable[Any]) -> pa.Table:
@@ -72,28 +74,28 @@ def test_batches_columns_merges_and_old_versions_on_s3(s3: S3Server, kind: Kind)
     table = kind(s3)
     table.prepare()
     assert not table.has_batches()
-    for batch in range(6):
+    for batch in range(4):
         assert table.committed(batch, "c") is None
         publish(table, batch, **({"colour": "red"} if batch == 3 else {}))
-    assert table.committed(5, "c") is not None and numbers(s3, table) == batches(*range(6))
+    assert table.committed(3, "c") is not None and numbers(s3, table) == batches(*range(4))
     found = dict(zip(rows_of(s3, table)["n"].to_pylist(), rows_of(s3, table)["colour"].to_pylist()))
     assert {n for n, colour in found.items() if colour == "red"} == {*batches(3)}
-    stage(table, 6)  # files of a killed run
+    stage(table, 4)  # files of a killed run
     monkeyed: Any = table
     monkeyed._expire_after = 0
     table.compact()
     kept = [key for key in s3.keys("lake") if key.endswith(".parquet")]
-    assert len(kept) == 1 and numbers(s3, table) == batches(*range(6))
+    assert len(kept) == 1 and numbers(s3, table) == batches(*range(4))
     by_polars = polars.read_delta(table.place, storage_options=s3.delta_options()) if kind is delta else \
         polars.scan_iceberg(load_catalog("test", **catalog_of(s3).properties).load_table("n.t"),
                             storage_options={key.lower(): value for key, value in s3.delta_options().items()}).collect()
-    assert sorted(by_polars["n"].to_list()) == batches(*range(6))
+    assert sorted(by_polars["n"].to_list()) == batches(*range(4))
     connection = duckdb.connect()
     found = connection.execute(f"SELECT n FROM read_parquet('{s3.root}/lake/{kept[0]}') ORDER BY n").fetchall()
-    assert [row[0] for row in found] == batches(*range(6))
+    assert [row[0] for row in found] == batches(*range(4))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DELTA_ELSE_SLOW)
 def test_requests_that_are_throttled_are_repeated(s3: S3Server, kind: Kind) -> None:
     table = kind(s3)
     s3.fail("GET|PUT|HEAD|POST", "/lake/", every=4 if kind is delta else 9)
@@ -172,7 +174,7 @@ def test_an_iceberg_commit_that_arrives_late_is_refused(s3: S3Server, monkeypatc
     assert numbers(s3, table) == batches(0, 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DELTA_ELSE_SLOW)
 def test_writers_of_one_table_lose_nothing(s3: S3Server, kind: Kind) -> None:
     """Each has a checkpoint of its own; on S3 a Delta commit is a conditional write."""
     kind(s3).prepare()
@@ -196,7 +198,7 @@ def test_writers_of_one_table_lose_nothing(s3: S3Server, kind: Kind) -> None:
     assert numbers(s3, kind(s3)) == batches(0, *range(100, 104), *range(200, 204))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ICEBERG_ELSE_SLOW)
 def test_a_repeated_batch_of_dead_letters_is_replaced_or_removed(s3: S3Server, kind: Kind) -> None:
     table = kind(s3)
     table.prepare()
