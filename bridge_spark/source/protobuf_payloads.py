@@ -36,7 +36,7 @@ from bridge_spark.source import typed_text
 from bridge_spark.source.json_payloads import UNITS
 from bridge_spark.source.protobuf_schemas import MessageType, ProtobufSchemas, message_type
 from bridge_spark.source.registry_header import HEADER, id_in_header
-from bridge_spark.source.row_parser import PORTION, BadPayload, Refused, RowParser
+from bridge_spark.source.row_parser import PORTION, BadPayload, Parsed, Refused, RowParser
 from bridge_spark.source.schema_files import UnusableSchema
 
 _WRAPPERS = frozenset(f"google.protobuf.{name}Value" for name in (
@@ -44,6 +44,8 @@ _WRAPPERS = frozenset(f"google.protobuf.{name}Value" for name in (
 _TIMESTAMP, _DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
 _MOST_SECONDS = 315_576_000_000
 """Of a Duration, in both directions."""
+_MAX_PASSES = 16
+"""Most times that a group of payloads is parsed again without those that are known to be bad."""
 _MAX_PATH = 64
 """Most indexes in the registry's header: levels of nested types."""
 
@@ -52,12 +54,13 @@ _Convert = Callable[[list[Any]], pa.Array]
 
 
 class _BadRow(Exception):
-    """The value at ``row`` makes its payload a dead letter."""
+    """The value at ``row`` makes its payload a dead letter; ``rows`` are the reasons of this row and of further ones."""
 
-    def __init__(self, row: int, reason: str) -> None:
+    def __init__(self, row: int, reason: str, rows: Optional[dict[int, str]] = None) -> None:
         super().__init__(row, reason)
         self.row = row
         self.reason = reason
+        self.rows = rows or {row: reason}
 
 
 class ProtobufParser(RowParser):
@@ -100,6 +103,31 @@ class ProtobufParser(RowParser):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProtobufParser, (self.type, self._schemas, self._timestamps)
+
+    def parse(self, payloads: pa.Array) -> Parsed:
+        """As in `RowParser`, but the cost depends little on the share of dead letters."""
+        found = [self._portion(payloads.slice(start, PORTION)) for start in range(0, len(payloads), PORTION)]
+        if not found:
+            return super().parse(payloads)
+        return Parsed(pa.concat_arrays([part.values for part in found]), pa.concat_arrays([part.reasons for part in found]), None)
+
+    def _portion(self, payloads: pa.Array) -> Parsed:
+        given = payloads.to_pylist()
+        reasons: list[Optional[str]] = [None] * len(given)
+        good = list(range(len(given)))
+        for _ in range(_MAX_PASSES):
+            try:
+                values = self._values([given[row] for row in good])
+            except _BadRow as bad:
+                for row, reason in bad.rows.items():
+                    reasons[good[row]] = reason
+                good = [place for row, place in enumerate(good) if row not in bad.rows]
+                continue
+            if len(good) < len(given):
+                numbers = iter(range(len(good)))
+                values = values.take(pa.array([None if reason else next(numbers) for reason in reasons], pa.int32()))
+            return Parsed(values, pa.array(reasons, pa.string()), None)
+        return super().parse(payloads)
 
     def one(self, payload: bytes) -> list[Any]:
         try:
@@ -185,10 +213,16 @@ class _Reader:
         if not all(payloads):
             raise _BadRow(payloads.index(b""), "empty payload")
         found: list[Any] = []
-        try:
-            found.extend(map(self._decode, messages))
-        except DecodeError:
-            raise _BadRow(len(found), "not a Protobuf message of the schema") from None
+        bad: dict[int, str] = {}
+        rest = iter(messages)
+        while len(found) < len(messages):
+            try:
+                found.extend(map(self._decode, rest))
+            except DecodeError:
+                bad[len(found)] = "not a Protobuf message of the schema"
+                found.append(None)
+        if bad:
+            raise _BadRow(*next(iter(bad.items())), bad)
         if self._checks_required and not all(map(methodcaller("IsInitialized"), found)):
             row = next(row for row, message in enumerate(found) if not message.IsInitialized())
             name = found[row].FindInitializationErrors()[0].rpartition(".")[2]
@@ -326,7 +360,9 @@ class _Single:
             present = list(map(self._is_present, messages))
             if not all(present):
                 if self._required:
-                    raise _BadRow(present.index(False), f"field '{self._where}' is missing")
+                    reason = f"field '{self._where}' is missing"
+                    bad = {row: reason for row, given in enumerate(present) if not given}
+                    raise _BadRow(min(bad), reason, bad)
                 values = [value if given else None for value, given in zip(values, present)]
         return self._convert(values)
 
