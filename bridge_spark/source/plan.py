@@ -17,7 +17,7 @@ from bridge_spark.log.sparse_index import IndexEntry
 from bridge_spark.source.offsets import Offsets
 from bridge_spark.source.storage import Manifest, Segment, Storage, segment_times, segments_between
 
-MIN_TASK_BYTES = 48 * 1024 * 1024  # a quarter of a second; a task costs Spark some 30 ms of CPU
+MIN_TASK_BYTES = 48 * 1024 * 1024  # a quarter of a second; a task costs Spark some 10 ms of CPU
 PARSED_TASK_BYTES = 8 * 1024 * 1024  # the same if payloads are parsed
 MAX_TASK_BYTES = 64 * 1024 * 1024
 USUAL_TASKS = 8
