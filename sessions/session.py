@@ -95,13 +95,14 @@ class Session(DeliveryOwner):
         # Subscriptions whose retained messages must still be sent; once per SUBSCRIBE.
         self.pending_retained: Deque[Subscription] = _NO_SUBSCRIPTIONS
         self.received: Dict[object, bool] = {}  # QoS 2 packet ids from the client -> stored on disk
-        self.received_on_disk = False  # the store may have more of them, not read yet
+        # Flags stand side by side, so that a compiled object has no gaps.
+        self.received_on_disk = False  # the store may have more of `received`, not read yet
+        self.ended = False
         self.queue = MessageQueue(context, session_id)
         self.window = InFlightWindow(context.in_flight, context.limits.max_inflight, context.limits.max_inflight_unpersisted)
         self.paging: Optional[Paging] = None  # since the first page was requested
         self.backpressure: Optional[Backpressure] = None  # from the high watermark until the queue is half as long
         self.will: Optional[SessionWill] = None
-        self.ended = False
         context.session_bytes += SESSION_BYTES + _text_memory(client_id)
 
     @property
@@ -229,7 +230,7 @@ class Session(DeliveryOwner):
         window = self.window
         if (
             self.id != 0
-            or window.packet_ids_in_use >= window.unpersisted_maximum
+            or window.packet_ids_in_use >= i64(window.unpersisted_maximum)
             or queue.entries
             or queue.message_count >= self.context.limits.max_queued_messages
         ):

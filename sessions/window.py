@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Dict, Final, List, Optional, Union
 
-from mypy_extensions import i64, mypyc_attr
+from mypy_extensions import i32, i64, mypyc_attr
 
 from sessions.delivery import ENTRY_BYTES, Delivery
 from sessions.journal import AWAIT_PUBACK, AWAIT_PUBCOMP, AWAIT_PUBREC
@@ -141,9 +141,10 @@ class InFlightWindow:
     def __init__(self, total: InFlightTotal, send_maximum: int, unpersisted_maximum: int) -> None:
         self.total = total
         self.size: i64 = 0  # part of `InFlightTotal.size`
-        self.send_maximum: i64 = send_maximum
-        self.unpersisted_maximum: i64 = unpersisted_maximum
-        self.last_packet_id: i64 = 0
+        self.send_maximum: i32 = send_maximum
+        self.unpersisted_maximum: i32 = unpersisted_maximum
+        self.last_packet_id: i32 = 0
+        self.range_kind: i32 = _QOS_1
         # Keys are ints typed as object: mypyc boxes each once, not at every lookup.
         self.in_flight = _NONE_IN_FLIGHT
         # Unpersisted messages of one kind under the consecutive ids from `range_start` up to but not including
@@ -151,7 +152,6 @@ class InFlightWindow:
         self.range_start: i64 = 1
         self.range_end: i64 = 1
         self.range_released: i64 = 1
-        self.range_kind: i64 = _QOS_1
         self.range_messages = _NO_SHARED  # those of the range, if its kind is _SHARED
 
     @property
@@ -162,7 +162,7 @@ class InFlightWindow:
     def is_open(self) -> bool:
         """Whether another delivery may be sent [MQTT-3.3.4-9]."""
         total = self.total
-        return self.packet_ids_in_use < self.send_maximum and (self.size == 0 or total.size <= total.maximum)
+        return self.packet_ids_in_use < i64(self.send_maximum) and (self.size == 0 or total.size <= total.maximum)
 
     def _count(self, size: i64) -> None:
         self.size += size
@@ -189,9 +189,9 @@ class InFlightWindow:
         self._count(_memory_of(message))
         return packet_id
 
-    def _extend_range(self, kind: i64) -> i64:
+    def _extend_range(self, kind: i32) -> i64:
         """Append the next packet id to the range; 0 if that id is in use or the range is of another kind."""
-        packet_id: i64 = self.last_packet_id + 1
+        packet_id: i64 = i64(self.last_packet_id) + 1
         if self.range_start == self.range_end:
             self.range_start = self.range_end = self.range_released = packet_id
             self.range_kind = kind
@@ -203,13 +203,13 @@ class InFlightWindow:
         ):
             return 0
         self.range_end = packet_id + 1
-        self.last_packet_id = packet_id
+        self.last_packet_id = i32(packet_id)
         return packet_id
 
     def add(self, message: InFlight) -> i64:
         """Put a message in flight under the next unused packet id, counting 1, 2, 3 … [MQTT-2.2.1-4]."""
         in_flight = self.in_flight
-        packet_id: i64 = self.last_packet_id
+        packet_id: i64 = i64(self.last_packet_id)
         while True:
             packet_id += 1
             if packet_id > 65535:
@@ -217,7 +217,7 @@ class InFlightWindow:
             key: object = packet_id
             if key not in in_flight and not self.range_start <= packet_id < self.range_end:
                 self._insert(key, message)
-                self.last_packet_id = packet_id
+                self.last_packet_id = i32(packet_id)
                 return packet_id
 
     def add_again(self, entry: Delivery) -> None:

@@ -74,12 +74,13 @@ class Outbox:
         self.control_bytes: i64 = 0  # bytes of packets other than PUBLISH, queued while `carried_over`
         self.largest_overflow: i64 = 0  # bytes of the largest PUBLISH that exceeded the high-water mark
         self.first_part_sent: i64 = 0  # bytes of the first part that have left
+        # Flags stand side by side, so that a compiled object has no gaps.
         self.writing_paused = False  # the socket's buffer is full
-        self.throttle: Optional[Throttle] = None  # the rates at which the client may be sent PUBLISH packets
         self.restricted = False  # `writing_paused`, or there is a `throttle`
-        self.blocked_bytes: i64 = 0  # part of `Outbound.blocked_bytes`
         self.carried_over = False  # not everything that was queued before the last flush has left
         self.has_large_part = False
+        self.throttle: Optional[Throttle] = None  # the rates at which the client may be sent PUBLISH packets
+        self.blocked_bytes: i64 = 0  # part of `Outbound.blocked_bytes`
 
     def pause(self, buffered: int = 0) -> None:
         """The socket's buffer is full; it holds ``buffered`` bytes that the system has not taken."""

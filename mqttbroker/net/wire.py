@@ -302,18 +302,19 @@ class Wire:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
+        # Flags stand side by side, so that a compiled object has no gaps.
         self.counted_open = False  # in `OpenSockets`
         self.half_open = False  # until a CONNECT was received
         self.counted = False  # in `ListenerPolicy.clients`
-        self.proxied_address = ""  # the client's, as a proxy told it; "" = the socket's
         self.remote = False  # never counts as loopback
-        self.proxied_common_name: Optional[str] = None  # of the client's certificate, as a proxy told it
-        self.refusal = ""  # the limit because of which the CONNECT is refused
         self.limited_half_open = False  # in `ListenerPolicy.half_open`
-        self.counted_address = ""  # in `ListenerPolicy.addresses`
-        self.transport: Any = None
         self.closing = False
         self.reading_paused = False
+        self.proxied_address = ""  # the client's, as a proxy told it; "" = the socket's
+        self.proxied_common_name: Optional[str] = None  # of the client's certificate, as a proxy told it
+        self.refusal = ""  # the limit because of which the CONNECT is refused
+        self.counted_address = ""  # in `ListenerPolicy.addresses`
+        self.transport: Any = None
         self._close_timer: Any = None
         self._unhandled: bytes = b""  # received data that is not handled yet, from `_unhandled_from` on
         self._unhandled_from = 0
