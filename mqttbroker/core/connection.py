@@ -105,14 +105,14 @@ class Connection(ClientConnection):
         """Whether nothing is to be read from the client for now."""
         if self.state == CONNECTED:
             outbound = self.outbound
+            unsent = self.outbox.control_bytes
             return (
                 self.halted
-                or self.waits > 0
                 or self.commits.backlogged
                 # A client that has messages to acknowledge is read, so that no two clients wait for each other.
                 or (self.paused_by is not None and cast(Session, self.session).packet_ids_in_use == 0)
-                or self.outbox.control_bytes > outbound.max_backlog
-                or (outbound.blocked_bytes > outbound.max_blocked and self.outbox.control_bytes > FREE_BYTES)
+                or unsent > outbound.max_backlog
+                or (unsent > FREE_BYTES and outbound.blocked_bytes > outbound.max_blocked)
                 or self.acks.length > outbound.max_acks
             )
         return self.state == CONNECTING
@@ -233,7 +233,7 @@ class Connection(ClientConnection):
         """Count a PUBLISH of ``size`` bytes, which the caller queues; false if it is dropped."""
         outbox = self.outbox
         counters = self.outbound.counters
-        if droppable and outbox.drops(size):
+        if droppable and outbox.restricted and outbox.drops(size):
             return False
         if outbox.count_publish(size):
             self.ready = False

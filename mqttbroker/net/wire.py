@@ -37,7 +37,8 @@ SHORT_OUTBOX: Final = 1024  # bytes
 GATHERING_FLUSHES: Final = 8  # in which the outboxes of a crowd are not written while its publishers are read
 GATHERED_BYTES: Final = 16_777_216  # in all outboxes meanwhile
 FLUSHED_AT_LEAST: Final = 32  # long outboxes, however long it takes
-FLUSHED_AT_ONCE: Final = 16  # short outboxes between two readings of the clock
+FLUSHED_AT_ONCE: Final = 16  # outboxes between two readings of the clock
+CROWD: Final = 64  # a client has a crowd of receivers if it causes so many times the bytes that it sends
 POLLRDHUP: Final[int] = getattr(select, "POLLRDHUP", 0)  # Linux has it
 CLOSE_TIMEOUT: Final = 5.0  # seconds in which a client may take the last bytes and close its side
 
@@ -62,8 +63,10 @@ class FlushScheduler:
         self.on_stored: Any = None  # called at the end of `store_answered`
         self._large_write_room = 0  # bytes that may still be written from outboxes with large parts in this flush
         self._partly_written: List[Connection] = []  # in this flush
-        self._left_over: Deque[Connection] = deque()  # connections with long outboxes, or for which there was no time
-        self._round = 0  # connections left over that are to be written before loud clients are read again
+        self._left_over: List[Connection] = []  # connections with long outboxes, or for which there was no time
+        # Those to be written before clients that send much, or to a crowd, are read again.
+        self._round: i64 = 0  # end of the round in `_left_over`
+        self._written: i64 = 0  # how many of them are done
         self._flushes = 0  # that this round has taken
         self._gathering = 0  # flushes that leave them as they are
         self._gathered_until = 0  # `Counters.publish_bytes_sent`
@@ -131,21 +134,23 @@ class FlushScheduler:
         outbound.flush_queue = []
         left_over = self._left_over
         self._large_write_room = LARGE_WRITES
-        until: float = self.loop.time() + seconds
-        looks: int = 0
-        count: int = 0
-        for connection in connections:
+        size: i64 = len(connections)
+        until: float = self.loop.time() + seconds if size > FLUSHED_AT_ONCE else 0.0
+        flushed: i64 = 0
+        count: i64 = 0
+        while count < size:
+            connection = connections[count]
             count += 1
             if connection.outbox.backlog > SHORT_OUTBOX:
                 left_over.append(connection)
                 continue
             self._flush_connection(connection)
-            looks += 1
-            if looks % FLUSHED_AT_ONCE == 0 and self.loop.time() > until:
+            flushed += 1
+            if flushed % FLUSHED_AT_ONCE == 0 and self.loop.time() > until:
                 left_over.extend(connections[count:])
                 break
         if left_over and not self._gather():
-            self._flush_left_over(self.loop.time() + seconds)
+            self._flush_left_over(seconds)
         # Behind the connections for which there was no room in this flush.
         for connection in self._partly_written:
             connection.request_flush()
@@ -160,23 +165,33 @@ class FlushScheduler:
             self._gathering = 0
         return False
 
-    def _flush_left_over(self, until: float) -> None:
+    def _flush_left_over(self, seconds: float) -> None:
         left_over = self._left_over
         if self._round == 0:
             self._round = len(left_over)
-        flushed: int = 0
-        while self._round > 0:
-            self._flush_connection(left_over.popleft())
-            self._round -= 1
-            flushed += 1
-            if flushed >= FLUSHED_AT_LEAST and self.loop.time() > until:
+        written = self._written
+        at_least: i64 = written + FLUSHED_AT_LEAST
+        until: float = self.loop.time() + seconds if self._round > at_least else 0.0
+        while written < self._round:
+            self._flush_connection(left_over[written])
+            written += 1
+            if written >= at_least and written % FLUSHED_AT_ONCE == 0 and self.loop.time() > until:
                 break
-        if self._round:
+        if written < self._round:
+            self._written = written
             self._flushes += 1
-        elif self._flushes:
+            return
+        del left_over[:written]
+        self._round = self._written = 0
+        if self._flushes:
             self._gathering = min(2 * self._flushes, GATHERING_FLUSHES)
             self._gathered_until = self.broker.outbound.counters.publish_bytes_sent + GATHERED_BYTES
             self._flushes = 0
+
+    @property
+    def round_begun(self) -> bool:
+        """Whether some outboxes of a crowd were written, and others are to follow."""
+        return self._round > 0
 
     def resume_later(self, wire: Wire) -> None:
         """Continue to read at the end of this flush or of a later one."""
@@ -310,6 +325,7 @@ class Wire:
         self.limited_half_open = False  # in `ListenerPolicy.half_open`
         self.closing = False
         self.reading_paused = False
+        self._has_crowd = False  # many clients receive what it publishes
         self.proxied_address = ""  # the client's, as a proxy told it; "" = the socket's
         self.proxied_common_name: Optional[str] = None  # of the client's certificate, as a proxy told it
         self.refusal = ""  # the limit because of which the CONNECT is refused
@@ -363,9 +379,12 @@ class Wire:
     def data_received(self, data: bytes) -> None:
         if self.closing:
             return
-        now = self.endpoint.scheduler.update_clock()
+        scheduler = self.endpoint.scheduler
+        now = scheduler.update_clock()
+        # In the middle of a round, another message to the crowd would cost one more write for each of its clients.
+        waits = self._has_crowd and scheduler.round_begun
         if not self._unhandled:
-            if len(data) <= READ_SLICE:
+            if len(data) <= READ_SLICE and not waits:
                 self._handle(data, 0, -1, now)
                 return
             self._unhandled = data
@@ -373,7 +392,7 @@ class Wire:
             self._unhandled = self._unhandled[self._unhandled_from :] + data
         self._unhandled_from = 0
         if not self.reading_paused:
-            self._handle_slices(now)
+            self._handle_slices(now, 0.0 if waits else READ_TIME)
 
     def pause_writing(self) -> None:
         self.connection.outbox.pause(self.transport.get_write_buffer_size())
@@ -430,12 +449,12 @@ class Wire:
 
     # -- reading ----------------------------------------------------------------
 
-    def _handle_slices(self, now: float) -> None:
-        """Handle received data for up to `READ_TIME`; the rest follows after the next flush."""
+    def _handle_slices(self, now: float, seconds: float) -> None:
+        """Handle received data for up to ``seconds``; the rest follows after a later flush."""
         data = self._unhandled
         size: int = len(data)
         position: int = self._unhandled_from
-        until = now + READ_TIME
+        until = now + seconds
         while position < size and now < until and not self.reading_paused and not self.closing:
             position = self._handle(data, position, position + READ_SLICE, now)
             now = self.endpoint.scheduler.update_clock()
@@ -467,11 +486,14 @@ class Wire:
         throttle = connection.throttle
         counters = scheduler.broker.outbound.counters
         published: i64 = counters.publish_received
+        sent: i64 = counters.publish_bytes_sent
         try:
             position = self.reader.receive(data, now, start, min(stop, position))
         except Exception:
             # A defect of the broker ends the connection that met it, and no other.
             self.endpoint.on_error(connection)
+        handled: i64 = position - start
+        self._has_crowd = counters.publish_bytes_sent - sent > CROWD * handled
         if self.half_open and connection.state != AWAIT_CONNECT:
             self.half_open = False
             self.endpoint.sockets.protect(self)
@@ -581,7 +603,7 @@ class Wire:
         self.reader.resume()
         self._pause_reading_if_blocked()
         if self._unhandled and not self.reading_paused:
-            self._handle_slices(self.endpoint.scheduler.update_clock())
+            self._handle_slices(self.endpoint.scheduler.update_clock(), READ_TIME)
 
     # -- the end ----------------------------------------------------------------
 

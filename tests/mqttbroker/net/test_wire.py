@@ -325,6 +325,7 @@ def test_a_flush_of_many_connections_is_cut_into_parts_and_does_not_delay_others
     loop, scheduler = begin(core)
     crowd = [join(core, loop, scheduler, f"c{number}") for number in range(200)]
     quick, sender = join(core, loop, scheduler, "quick"), join(core, loop, scheduler, "sender")
+    other = join(core, loop, scheduler, "other")
     quick.data_received(Unsubscribe(2, ["a/+"]).encode(5) + Subscribe(3, [Subscription("q", 0)]).encode(5))
     loop.run()
     for wire in (*crowd, quick):
@@ -334,7 +335,7 @@ def test_a_flush_of_many_connections_is_cut_into_parts_and_does_not_delay_others
     loop.turn()
     served = [wire for wire in crowd if wire.transport.written]
     assert 0 < len(served) < 100
-    sender.data_received(Publish("q", b"quick", 0).encode(5) + Publish("a/1", b"second", 0).encode(5))
+    other.data_received(Publish("q", b"quick", 0).encode(5) + Publish("a/1", b"second", 0).encode(5))
     loop.turn()
     assert b"quick" in quick.transport.written and sum(b"first" in wire.transport.written for wire in crowd) < 150
     loop.run()
@@ -343,3 +344,24 @@ def test_a_flush_of_many_connections_is_cut_into_parts_and_does_not_delay_others
     sender.data_received(Publish("a/1", b"third", 0).encode(5))
     scheduler.flush_all()
     assert all(b"third" in wire.transport.written for wire in crowd)
+
+
+def test_more_messages_to_a_crowd_wait_until_each_of_its_clients_was_written_to(core: Core) -> None:
+    loop, scheduler = begin(core)
+    crowd = [join(core, loop, scheduler, f"c{number}") for number in range(200)]
+    sender = join(core, loop, scheduler, "sender")
+    first, *more = [Publish("a/1", payload * 200, 0).encode(5) for payload in (b"first ", b"second", b"third ")]
+    loop.run()
+    for wire in crowd:
+        wire.transport.written = b""
+    loop.look = 0.0006
+    sender.data_received(first)
+    loop.turn()
+    sender.data_received(more[0])
+    assert not sender.transport.reading
+    sender.data_received(more[1])  # read before the pause
+    while any(not wire.transport.written for wire in crowd):
+        assert {wire.transport.written for wire in crowd} <= {b"", first}
+        loop.turn()
+    loop.run()
+    assert {wire.transport.written for wire in crowd} == {first + b"".join(more)} and sender.transport.reading
