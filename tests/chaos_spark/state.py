@@ -145,7 +145,7 @@ def _iceberg(output: Path) -> Optional[Any]:
     """The Iceberg table of an output; None before it exists."""
     if not (output.parent / "catalog.db").exists():
         return None
-    catalog = load_catalog("chaos", **_catalog(output.parent))
+    catalog = load_catalog("default", **_catalog(output.parent))
     name = f"n.{_in_catalog(output)}"
     return catalog.load_table(name) if catalog.table_exists(name) else None
 
