@@ -1,7 +1,8 @@
 """``make spark-versions``: Spark's tests on the built wheel, with each supported Python and PySpark.
 
 For each Python that is installed the wheel is built, and for each PySpark installed into a virtual environment of its own,
-with the extras of pyproject.toml.  The tests run from there and never import the checkout.  Exit status 1 if one fails.
+with the extras of pyproject.toml.  Tests are those of the sources that the wheel was built from.  Exit status 1 if one
+fails.
 """
 
 from __future__ import annotations
@@ -47,21 +48,20 @@ def interpreter(version: str) -> Optional[str]:
     return None
 
 
-def run(command: Sequence[str | Path], log: Path, **more: str) -> None:
-    """Run a command without the checkout on its path; its output goes to ``log``.  Raises `Failed`."""
+def run(command: Sequence[str | Path], log: Path, directory: Path = ROOT, **more: str) -> None:
+    """Run a command without the checkout on Python's path; its output goes to ``log``.  Raises `Failed`."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
     with open(log, "ab") as output:
         done = subprocess.run(
-            list(map(str, command)), cwd=ROOT, env=environment | more, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
+            list(map(str, command)), cwd=directory, env=environment | more, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output)
     if done.returncode:
         raise Failed(f"exit status {done.returncode}: {log}")
 
 
 def build(python: str, directory: Path, log: Path) -> Path:
-    """Build the wheel for this Python in ``directory``."""
+    """Build the wheel for this Python in ``directory``, from a copy of the sources in its folder ``source``."""
     shutil.rmtree(directory, ignore_errors=True)
-    # From a copy: a build leaves files in its source tree, and two at once would mix them.
     source = directory / "source"
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout.decode()
     for name in filter(None, names.split("\0")):
@@ -111,7 +111,8 @@ def main() -> int:
                 wheel = wheel or build(python, directory / f"wheel-{version}", log)
                 used = install(python, wheel, spark, directory / name, log)
                 about = f"Python {version}, PySpark {version_of(used, 'pyspark')}, {wheel.name}"
-                run([used, "-P", "-m", "pytest", "-p", "no:cacheprovider", *options.tests], log, EXPECT_BUILD=kind(wheel))
+                command = [used, "-P", "-m", "pytest", "-p", "no:cacheprovider", *options.tests]
+                run(command, log, wheel.parent / "source", EXPECT_BUILD=kind(wheel))
                 summary = _SUMMARY.findall(log.read_text(errors="replace"))[-1]
             except (Failed, subprocess.CalledProcessError) as error:
                 failed = True
