@@ -9,6 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Dict, List, Optional, Tuple
 
+from mypy_extensions import mypyc_attr
+
 from sessions.message import Message
 from sessions.rows import (
     EntryKey,
@@ -67,6 +69,7 @@ class Page:
         self.error = error
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class EntryQuery:
     """Asks for stored entries that were never sent, at most ``limit``.
 
