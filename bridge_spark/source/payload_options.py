@@ -117,7 +117,9 @@ def payload_options(given: Mapping[str, str]) -> Optional[PayloadOptions]:
         raise PayloadOptionError("payloadFormat", f"{kind!r} is none of {', '.join(PAYLOAD_FORMATS)}")
     for name, formats in _OF_FORMAT.items():
         if name in given and (kind is None or kind.lower() not in formats):
-            raise PayloadOptionError(name, f"is for 'payloadFormat' {' and '.join(formats)} only")
+            *first, last = formats
+            text = f"{', '.join(first)} and {last}" if first else last
+            raise PayloadOptionError(name, f"is for 'payloadFormat' {text} only")
     if kind is None:
         return None
     if kind.lower() == TOPICS:

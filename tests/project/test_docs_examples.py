@@ -172,8 +172,9 @@ assert spark.table("dbt_temperatures").count() == published - 1
 
 
 def ingest_and_query(page: str, broker: BrokerProcess, directory: Path) -> str:
-    """Runs the ingest job's example once, and DuckDB on its tables."""
-    [config] = [block.code for block in blocks(page, "toml") if "[source]" in block.code]
+    """Runs the ingest job's example once, and DuckDB on its tables; only reads the one with tables elsewhere."""
+    config, elsewhere = [block.code for block in blocks(page, "toml") if "[source]" in block.code]
+    (directory / "elsewhere.toml").write_text(elsewhere, encoding="utf-8")
     (directory / "ingest.toml").write_text(config.replace(ADDRESS, broker.url), encoding="utf-8")
     [query] = re.findall(r'^duckdb -c "(.*)"$', "".join(block.code for block in blocks(page, "sh")), re.M)
     return f"""
@@ -181,6 +182,7 @@ import duckdb
 from pathlib import Path
 from bridge_spark.ingest import run
 from bridge_spark.tables.ingest_config import load_config
+assert [table.name for table in load_config(Path("elsewhere.toml")).tables] == ["readings", "raw"]
 tables = run(load_config(Path("ingest.toml")), once=True, session=spark)
 assert [table.rows for table in tables][:1] == [published - 1] and tables[0].bad == 1, tables
 assert len(duckdb.sql({query!r}).fetchall()) == 2

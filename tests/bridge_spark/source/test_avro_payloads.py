@@ -311,7 +311,7 @@ def test_unusable_options_are_one_line(tmp_path: Path) -> None:
     for keys, reason in (
         ({}, "tables.t.schema_file: format avro needs either this or 'schema_directory'"),
         ({"schema_file": str(tmp_path / "x.avsc")}, f"tables.t.schema_file: '{tmp_path}/x.avsc': No such file"),
-        ({"format": "csv", "schema_directory": "d"}, "tables.t.schema_directory: is for format avro and protobuf only"),
+        ({"format": "csv", "schema_directory": "d"}, "tables.t.schema_directory: is for format avro, protobuf and topics only"),
     ):
         with pytest.raises(ConfigError, match=reason):
             parse_config({"source": {"path": "d"}, "tables": {"t": {**table, **keys}}})
