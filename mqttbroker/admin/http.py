@@ -38,7 +38,7 @@ from mqttbroker.admin.http_schemas import TEXT, array, record
 from mqttbroker.admin.http_streams import Filters, StreamAccess, StreamRoutes
 from mqttbroker.admin.openapi import PATH, document
 from mqttbroker.core.bans import Bans, BanTerms
-from mqttbroker.net.acceptor import Acceptor
+from mqttbroker.net.acceptor import Acceptor, LocalAdmission
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import ListenerContext
 from mqttbroker.net.wire import peer_text
@@ -212,11 +212,13 @@ class HttpServer:
                 listening,
                 self._context,
                 HANDSHAKE_TIMEOUT,
-                lambda _: server(),
-                self._counters,
-                OpenSockets(self._max_connections, self._max_connections, self._counters),
-                self._opened,
-                name="http",
+                lambda *_: server(),
+                LocalAdmission(
+                    "http",
+                    self._counters,
+                    OpenSockets(self._max_connections, self._max_connections, self._counters),
+                ),
+                on_open=self._opened,
             )
             started.set()
             await self._stopping.wait()

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 import ssl
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Protocol
 
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
@@ -26,15 +26,98 @@ ACCEPTS = 100  # connections accepted per iteration of the event loop
 RETRY = 1.0  # seconds until the next attempt if there was no file descriptor left
 
 
+class Handshake:
+    """An unfinished handshake, with the header of a proxy before it: a member of `OpenSockets` and `HalfOpen`."""
+
+    def __init__(self, task: asyncio.Task[None]) -> None:
+        self.task = task
+        self.evicted = False
+        self.limited = False  # in `ListenerPolicy.half_open`
+
+    def abort(self) -> None:
+        self.evicted = True
+        self.task.cancel()
+
+
+class Admission(Protocol):
+    """Decides which accepted sockets may begin a handshake, and is told of those that fail."""
+
+    def begin(self, handshake: Handshake) -> bool:
+        """Count an accepted socket; false if there is no room, and it has to be closed. Else `end` follows."""
+
+    async def admit(self, handshake: Handshake, address: str) -> bool:
+        """Whether the client of this address may begin the handshake; if not, its socket has to be closed."""
+
+    def end(self, handshake: Handshake) -> None:
+        """It is done, or has failed."""
+
+    def header_failed(self, address: str, reason: str) -> None:
+        """A proxy sent no valid header."""
+
+    def handshake_failed(self, handshake: Handshake, address: str, reason: str) -> None:
+        """TLS could not be agreed on."""
+
+
+class LocalAdmission:
+    """The admission to a listener of this process. An `Admission`.
+
+    Handshakes count in ``sockets`` and, with a ``policy``, by its limits of half-open connections. ``refusal`` gives
+    the reason, or "", why the connection of an address is closed before the handshake. ``name`` is the listener's in
+    the log.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        counters: Counters,
+        sockets: OpenSockets,
+        policy: Optional[ListenerPolicy] = None,
+        refusal: Optional[Callable[[str], str]] = None,
+    ) -> None:
+        self._name = name
+        self._counters = counters
+        self._sockets = sockets
+        self._policy = policy
+        self._refusal = refusal
+
+    def begin(self, handshake: Handshake) -> bool:
+        return self._sockets.add(handshake)
+
+    async def admit(self, handshake: Handshake, address: str) -> bool:
+        reason = "" if self._refusal is None else self._refusal(address)
+        if reason:
+            log_refused(self._name, address, reason)
+            return False
+        if self._policy is not None:
+            handshake.limited = self._policy.limit_half_open(handshake, address)
+        return True
+
+    def end(self, handshake: Handshake) -> None:
+        self._sockets.remove(handshake)
+        if handshake.limited and self._policy is not None:
+            self._policy.half_open.remove(handshake)
+
+    def header_failed(self, address: str, reason: str) -> None:
+        self._counters.proxy_failures += 1
+        log_refused(self._name, address, f"PROXY header: {reason}")
+
+    def handshake_failed(self, handshake: Handshake, address: str, reason: str) -> None:
+        self._counters.tls_failures += 1
+        log_refused(self._name, address, f"TLS handshake: {reason}")
+
+
+def log_refused(listener: str, address: str, reason: str) -> None:
+    """Log a connection that was closed before it had a client."""
+    log.info("event=refused client=%s address=%s reason=%s user=%s listener=%s", "", address, reason, "", listener)
+
+
 class Acceptor:
     """Accepts connections on ``sock``, which it owns, until `close`.
 
     With ``context`` they speak TLS; it may be replaced, for later connections, and so may ``timeout``. With ``proxied``
-    they begin with a PROXY protocol header. ``new_client`` creates an asyncio protocol for a peer, None = the one of the
-    socket, and ``on_open`` is called with the transport when it has one. ``timeout`` of a header, and of a handshake, is
-    in seconds. Unfinished headers and handshakes count in ``sockets``. ``refusal`` gives the reason, or "", why the
-    connection of an address is closed before the handshake. ``name`` is the listener's in the log; ``half_open`` limits
-    unfinished handshakes.
+    they begin with a PROXY protocol header. ``new_client`` creates an asyncio protocol for a peer, None = the one of
+    the socket, and ``on_open`` is called with the transport when it has one. ``timeout`` of a header, and of a
+    handshake, is in seconds.
     """
 
     def __init__(
@@ -42,25 +125,17 @@ class Acceptor:
         sock: socket.socket,
         context: Optional[ssl.SSLContext],
         timeout: float,
-        new_client: Callable[[Optional[ProxiedPeer]], Any],
-        counters: Counters,
-        sockets: Optional[OpenSockets] = None,
-        on_open: Optional[Callable[[asyncio.Transport], None]] = None,
+        new_client: Callable[[Optional[ProxiedPeer], Handshake], Any],
+        admission: Admission,
         proxied: Optional[ProxiedSockets] = None,
-        refusal: Optional[Callable[[str], str]] = None,
-        name: str = "",
-        half_open: Optional[ListenerPolicy] = None,
+        on_open: Optional[Callable[[asyncio.Transport], None]] = None,
     ) -> None:
         self.context = context
-        self._refusal = refusal
-        self._name = name
-        self._half_open = half_open
-        self._proxied = proxied
-        self._sock = sock
         self.timeout = timeout
+        self._sock = sock
         self._new_client = new_client
-        self._counters = counters
-        self._sockets = sockets
+        self._admission = admission
+        self._proxied = proxied
         self._on_open = on_open
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -98,8 +173,8 @@ class Acceptor:
     async def _open(self, sock: socket.socket, address: Any) -> None:
         task = asyncio.current_task()
         assert task is not None
-        handshake = _Handshake(task)
-        if self._sockets is not None and not self._sockets.add(handshake):
+        handshake = Handshake(task)
+        if not self._admission.begin(handshake):
             sock.close()
             return
         try:
@@ -108,12 +183,9 @@ class Acceptor:
             if not handshake.evicted:
                 raise
         finally:
-            if self._sockets is not None:
-                self._sockets.remove(handshake)
-            if handshake.limited and self._half_open is not None:
-                self._half_open.half_open.remove(handshake)
+            self._admission.end(handshake)
 
-    async def _open_as(self, sock: socket.socket, address: Any, handshake: _Handshake) -> None:
+    async def _open_as(self, sock: socket.socket, address: Any, handshake: Handshake) -> None:
         """Give the socket a transport, as that of the client behind the proxy if there is one."""
         peer: Optional[ProxiedPeer] = None
         if self._proxied is not None:
@@ -121,22 +193,20 @@ class Acceptor:
             if peer is None:
                 return
         shown = peer_text(address) if peer is None else peer.address
-        reason = "" if self._refusal is None else self._refusal(shown)
-        if reason:
+        if not await self._admission.admit(handshake, shown):
             sock.close()
-            self._log_refused(shown, reason)
             return
-        if self._half_open is not None:
-            handshake.limited = self._half_open.limit_half_open(handshake, shown)
+        context = self.context
         tls: dict[str, Any] = {}
-        if self.context is not None:
-            tls = {"ssl": self.context, "ssl_handshake_timeout": self.timeout, "ssl_shutdown_timeout": CLOSE_TIMEOUT}
+        if context is not None:
+            tls = {"ssl": context, "ssl_handshake_timeout": self.timeout, "ssl_shutdown_timeout": CLOSE_TIMEOUT}
         alert = Alert(sock)
         try:
-            transport, _ = await self._loop.connect_accepted_socket(lambda: self._new_client(peer), sock, **tls)
+            transport, _ = await self._loop.connect_accepted_socket(
+                lambda: self._new_client(peer, handshake), sock, **tls
+            )
         except OSError as error:
-            self._counters.tls_failures += 1
-            self._log_refused(shown, f"TLS handshake: {reason_of(error)}")
+            self._admission.handshake_failed(handshake, shown, reason_of(error))
             await alert.send(CLOSE_TIMEOUT)
             return
         finally:
@@ -151,31 +221,12 @@ class Acceptor:
             async with asyncio.timeout(self.timeout):
                 peer = await proxied.read_header(sock, address)
         except (OSError, ProxyHeaderError) as error:
-            self._counters.proxy_failures += 1
-            reason = "not received in time" if isinstance(error, TimeoutError) else error
-            self._log_refused(peer_text(address), f"PROXY header: {reason}")
+            reason = "not received in time" if isinstance(error, TimeoutError) else str(error)
+            self._admission.header_failed(peer_text(address), reason)
         finally:
             if peer is None:
                 sock.close()
         return peer
-
-    def _log_refused(self, address: str, reason: str) -> None:
-        log.info(
-            "event=refused client=%s address=%s reason=%s user=%s listener=%s", "", address, reason, "", self._name
-        )
-
-
-class _Handshake:
-    """An unfinished handshake as a member of `OpenSockets`."""
-
-    def __init__(self, task: asyncio.Task[None]) -> None:
-        self.task = task
-        self.evicted = False
-        self.limited = False  # in `ListenerPolicy.half_open`
-
-    def abort(self) -> None:
-        self.evicted = True
-        self.task.cancel()
 
 
 def reason_of(error: OSError) -> str:

@@ -19,7 +19,7 @@ from typing import Any, List, Optional, Tuple
 from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, NOT_AUTHORIZED
 from mqttbroker.config.settings import Listener
 from mqttbroker.core.connection import Connection
-from mqttbroker.net.acceptor import Acceptor
+from mqttbroker.net.acceptor import Acceptor, Handshake, LocalAdmission
 from mqttbroker.net.listener_policy import REFUSALS, ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.packet_log import PacketLog
@@ -60,7 +60,8 @@ class OpenListener:
         self.scheduler = scheduler
         self.sockets = sockets
         secure = listener.type in ("tls", "wss")
-        self._endpoint = Endpoint(scheduler, listener_policy, sockets, new_client_id, defect, secure=secure)
+        websocket = listener.type in ("ws", "wss")
+        self._endpoint = Endpoint(scheduler, listener_policy, sockets, new_client_id, defect, secure, websocket)
         self._sockets: List[socket.socket] = []
         self._servers: List[asyncio.AbstractServer] = []
         self._acceptors: List[Acceptor] = []
@@ -219,25 +220,21 @@ class OpenListener:
         loop = asyncio.get_running_loop()
         start: Any = loop.create_unix_server if self.listener.type == "unix" else loop.create_server
         proxied = ProxiedSockets(self.listener.proxy_sources) if self.listener.proxy_protocol else None
+        admission = LocalAdmission(
+            self.listener.address,
+            self.scheduler.broker.outbound.counters,
+            self.sockets,
+            self.listener_policy,
+            None if context is None else self._refusal,
+        )
         for sock in self._sockets:
             if context is None and proxied is None:
                 self._servers.append(await start(self._client, sock=sock.dup(), backlog=BACKLOG))
                 continue
             sock.listen(BACKLOG)
-            timeout = self.listener_policy.terms.connect_timeout
-            counters = self.scheduler.broker.outbound.counters
             self._acceptors.append(
                 Acceptor(
-                    sock.dup(),
-                    context,
-                    timeout,
-                    self._client,
-                    counters,
-                    self.sockets,
-                    proxied=proxied,
-                    refusal=self._refusal if context is not None else None,
-                    name=self.listener.address,
-                    half_open=self.listener_policy,
+                    sock.dup(), context, self.listener_policy.terms.connect_timeout, self._client, admission, proxied
                 )
             )
 
@@ -251,7 +248,7 @@ class OpenListener:
         limit = self.listener_policy.check_address(peer, now)
         return REFUSALS[limit][1] if limit else ""
 
-    def _client(self, peer: Optional[ProxiedPeer] = None) -> Any:
+    def _client(self, peer: Optional[ProxiedPeer] = None, _: Optional[Handshake] = None) -> Any:
         """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""
         wire = Wire(self._endpoint)
         if peer is not None:
@@ -259,8 +256,10 @@ class OpenListener:
             if common_name is not None and self.listener.type in ("tcp", "ws"):
                 wire.proxied_common_name = common_name
         receiver: Any = PacketLog(wire) if log.isEnabledFor(logging.DEBUG) else wire
-        if self.listener.type in ("ws", "wss"):
-            return WebSocket(wire, self.listener.origins, receiver)
+        if self._endpoint.websocket:
+            max_connect_size = self.scheduler.broker.terms.max_connect_size
+            origins = self.listener.origins
+            return WebSocket(wire, origins, self.listener_policy.terms.max_packet_size, max_connect_size, receiver)
         return receiver
 
 

@@ -1,6 +1,6 @@
-"""MQTT over WebSocket: a layer between a socket and its `Wire`.
+"""MQTT over WebSocket: a layer between a socket and the owner of its client, such as a `Wire`.
 
-The `Wire` sees MQTT bytes and never a frame [MQTT-6.0.0-2]. A text frame ends the connection [MQTT-6.0.0-1], and the
+The owner sees MQTT bytes and never a frame [MQTT-6.0.0-2]. A text frame ends the connection [MQTT-6.0.0-1], and the
 client must offer the subprotocol ``mqtt`` [MQTT-6.0.0-3] [MQTT-6.0.0-4]. The `websockets` library does the handshake
 and handles close frames and violations of RFC 6455; `FrameReader` decodes all other frames. Everything is handled in
 the call that brings the bytes, without tasks or futures.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from http import HTTPStatus
-from typing import Any, List, Optional, Sequence, cast
+from typing import Any, List, Optional, Protocol, Sequence, cast
 
 from websockets.exceptions import InvalidMessage
 from websockets.frames import CloseCode, Frame, Opcode
@@ -22,9 +22,8 @@ from websockets.typing import Origin, Subprotocol
 
 from mqttbroker import build_kind
 from mqttbroker.codec.reason_codes import PROTOCOL_ERROR
-from mqttbroker.core.connection import CONNECTED
 from mqttbroker.net.websocket_frames import FrameReader, binary_header
-from mqttbroker.net.wire import CLOSE_TIMEOUT, Wire
+from mqttbroker.net.wire import CLOSE_TIMEOUT
 
 try:
     from websockets.speedups import apply_mask
@@ -37,24 +36,52 @@ FRAMES_PER_ITERATION = 2048  # of one client in one iteration of the event loop
 # Payloads up to this size are unmasked in compiled code; in plain Python a call of the library's C code is cheaper.
 _SHORT = 256 if build_kind() == "compiled" else 0
 
-# `Wire` logs connections with client and address; the library's log lines have neither.
+# The owner logs connections with client and address; the library's log lines have neither.
 _silent = logging.getLogger("mqttbroker.websockets")
 _silent.setLevel(logging.ERROR)
 
 
-class WebSocket:
-    """One client's WebSocket: an asyncio protocol for the socket, and a transport for the `Wire`.
+class Owner(Protocol):
+    """The owner of a client, as its WebSocket calls it; its methods for the socket are those of an asyncio protocol."""
 
-    ``origins`` are the web pages that may connect; empty allows all. ``receiver`` gets the MQTT bytes: the wire, or a
+    @property
+    def accepted(self) -> bool:
+        """Whether a CONNECT was accepted."""
+
+    def hold_before(self, more: int) -> None:
+        """Count more bytes, or fewer, of a frame that is not complete."""
+
+    def websocket_failed(self) -> None:
+        """There was no valid handshake."""
+
+    def lost(self, reason: str) -> None:
+        """Nothing more will be received."""
+
+    def refuse(self, reason_code: int, detail: str) -> None:
+        """The client violated MQTT over WebSocket."""
+
+    def pause_writing(self) -> None:
+        """The socket's buffer is full."""
+
+    def resume_writing(self) -> None:
+        """The socket's buffer has room again."""
+
+
+class WebSocket:
+    """One client's WebSocket: an asyncio protocol for the socket, and a transport for its ``owner``.
+
+    ``origins`` are the web pages that may connect; empty allows all. ``max_packet_size`` and, before a CONNECT is
+    accepted, ``max_connect_size`` limit the frames, in bytes. ``receiver`` gets the MQTT bytes: the owner, or a
     `PacketLog` in front of it.
     """
 
-    def __init__(self, wire: Wire, origins: Sequence[str], receiver: Any = None) -> None:
-        self._wire = wire
-        self._receiver = wire if receiver is None else receiver
+    def __init__(
+        self, owner: Owner, origins: Sequence[str], max_packet_size: int, max_connect_size: int, receiver: Any = None
+    ) -> None:
+        self._owner = owner
+        self._receiver: Any = owner if receiver is None else receiver
         self._transport: Any = None
-        terms = wire.listener_policy.terms
-        largest = terms.max_packet_size + FRAME_HEADROOM
+        largest = max_packet_size + FRAME_HEADROOM
         self._library = ServerProtocol(
             origins=[*map(Origin, origins), None] if origins else None,
             subprotocols=[Subprotocol("mqtt")],
@@ -63,12 +90,10 @@ class WebSocket:
         )
         self._largest = largest
         # Until CONNECT is accepted an unknown client may send no more than a CONNECT.
-        self._reader = FrameReader(
-            min(largest, wire.broker.terms.max_connect_size + FRAME_HEADROOM), apply_mask, _SHORT
-        )
+        self._reader = FrameReader(min(largest, max_connect_size + FRAME_HEADROOM), apply_mask, _SHORT)
         self._request: Optional[bytes] = b""  # the HTTP request so far; None once it was answered
-        self._receiving = True  # received payload goes to the wire
-        self._paused_by_wire = False
+        self._receiving = True  # received payload goes to the owner
+        self._paused_by_owner = False
         self._reading_on = False  # frames of an earlier read wait for the next iteration of the loop
         self._congested = False
         self._lost = False
@@ -81,7 +106,6 @@ class WebSocket:
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        self._wire.broker.outbound.websocket_connections += 1
         self._receiver.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
@@ -93,14 +117,14 @@ class WebSocket:
         held = self._reader.held
         if held != self._counted and not self._lost:
             counted, self._counted = self._counted, held
-            self._wire.reader.hold_before(held - counted)
+            self._owner.hold_before(held - counted)
 
     def _read_frames(self) -> None:
         """Read some frames; the rest of a long read follows in the next iteration of the loop, after other clients."""
         if self._lost:
             return
         reader = self._reader
-        if reader.largest != self._largest and self._wire.connection.state == CONNECTED:
+        if reader.largest != self._largest and self._owner.accepted:
             reader.largest = self._largest
         frame = reader.read(FRAMES_PER_ITERATION)
         while frame:
@@ -119,7 +143,7 @@ class WebSocket:
             asyncio.get_running_loop().call_soon(self._read_frames)
         elif self._reading_on:
             self._reading_on = False
-            if not self._paused_by_wire:
+            if not self._paused_by_owner:
                 self._transport.resume_reading()
 
     def eof_received(self) -> bool:
@@ -129,9 +153,8 @@ class WebSocket:
         if self._timer is not None:
             self._timer.cancel()
         if self._request is not None:
-            self._count_failure()
+            self._owner.websocket_failed()
         self._lost = True
-        self._wire.broker.outbound.websocket_connections -= 1
         self._receiver.connection_lost(error)
         # No reference cycle may remain. The library's generator and the tracebacks of its errors refer to it.
         library = self._library
@@ -140,16 +163,16 @@ class WebSocket:
 
     def pause_writing(self) -> None:
         self._congested = True
-        self._wire.pause_writing()
+        self._owner.pause_writing()
 
     def resume_writing(self) -> None:
         self._congested = False
         if self._pong:
             self._transport.writelines(self._pong)
             self._pong.clear()
-        self._wire.resume_writing()
+        self._owner.resume_writing()
 
-    # -- the wire's transport ------------------------------------------------
+    # -- the owner's transport ------------------------------------------------
 
     def write(self, data: bytes) -> None:
         if self._library.state is State.OPEN:
@@ -179,12 +202,12 @@ class WebSocket:
         self._transport.abort()
 
     def pause_reading(self) -> None:
-        self._paused_by_wire = True
+        self._paused_by_owner = True
         if not self._reading_on:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        self._paused_by_wire = False
+        self._paused_by_owner = False
         if not self._reading_on:
             self._transport.resume_reading()
 
@@ -218,15 +241,12 @@ class WebSocket:
                 self._transport.write(library.reject(HTTPStatus.BAD_REQUEST, "not an HTTP request\n").serialize())
         if library.state is not State.OPEN:
             self._stop_receiving()
-            self._count_failure()
-            self._wire.lost(f"WebSocket handshake: {library.handshake_exc or 'request too long'}")
+            self._owner.websocket_failed()
+            self._owner.lost(f"WebSocket handshake: {library.handshake_exc or 'request too long'}")
             self._send()
             return b""
         self._send()
         return request[end:]
-
-    def _count_failure(self) -> None:
-        self._wire.broker.outbound.counters.websocket_failures += 1
 
     def _stop_receiving(self) -> None:
         self._receiving = False
@@ -249,7 +269,7 @@ class WebSocket:
             self._stop_receiving()
             self._write_outbox()
             received, sent = library.close_rcvd, library.close_sent
-            self._wire.lost(f"WebSocket closed: {received}" if received else f"WebSocket: {sent}")
+            self._owner.lost(f"WebSocket closed: {received}" if received else f"WebSocket: {sent}")
         self._send()
 
     def _write_outbox(self) -> None:
@@ -263,7 +283,7 @@ class WebSocket:
         if self._receiving:  # [MQTT-6.0.0-1]
             self._stop_receiving()
             self._close_code = CloseCode.UNSUPPORTED_DATA
-            self._wire.refuse(PROTOCOL_ERROR, "WebSocket text frame")
+            self._owner.refuse(PROTOCOL_ERROR, "WebSocket text frame")
 
     def _deliver(self) -> None:
         payload = self._reader.payload()

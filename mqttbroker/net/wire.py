@@ -17,7 +17,7 @@ from typing import Any, Callable, Deque, Final, List, Optional
 from mypy_extensions import i64
 
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.connection import AWAIT_CONNECT, CLOSED, Connection
+from mqttbroker.core.connection import AWAIT_CONNECT, CLOSED, CONNECTED, Connection
 from mqttbroker.core.packet_reader import PacketReader
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.core.rates import Throttle
@@ -292,7 +292,7 @@ class Endpoint:
 
     ``new_client_id`` makes a client id for a client that sends none. ``on_error`` is called with the connection for an
     exception that is a defect of the broker. ``secure``: with TLS, and `ListenerPolicy.check_address`
-    has admitted the address before the handshake.
+    has admitted the address before the handshake. ``websocket``: the transport is a `WebSocket`.
     """
 
     def __init__(
@@ -303,8 +303,10 @@ class Endpoint:
         new_client_id: Callable[[], str],
         on_error: Any,
         secure: bool = False,
+        websocket: bool = False,
     ) -> None:
         self.secure = secure
+        self.websocket = websocket
         self.scheduler = scheduler
         self.policy = policy
         self.sockets = sockets
@@ -361,6 +363,8 @@ class Wire:
         broker = self.broker
         self.connection = broker.accept(address, endpoint.policy.terms, now)
         self.connection.wire = self
+        if endpoint.websocket:
+            broker.outbound.websocket_connections += 1
         if endpoint.secure:
             broker.outbound.secure_connections += 1
         else:
@@ -409,6 +413,8 @@ class Wire:
         self.closing = True
         if self.endpoint.secure:
             self.broker.outbound.secure_connections -= 1
+        if self.endpoint.websocket:
+            self.broker.outbound.websocket_connections -= 1
         if self._close_timer is not None:
             self._close_timer.cancel()
             self._close_timer = None
@@ -604,6 +610,21 @@ class Wire:
         self._pause_reading_if_blocked()
         if self._unhandled and not self.reading_paused:
             self._handle_slices(self.endpoint.scheduler.update_clock(), READ_TIME)
+
+    # -- a WebSocket's owner ----------------------------------------------------
+
+    @property
+    def accepted(self) -> bool:
+        """Whether a CONNECT was accepted."""
+        return self.connection.state == CONNECTED
+
+    def hold_before(self, more: int) -> None:
+        """Count more bytes, or fewer, of a frame that is not complete."""
+        self.reader.hold_before(more)
+
+    def websocket_failed(self) -> None:
+        """There was no valid handshake."""
+        self.broker.outbound.counters.websocket_failures += 1
 
     # -- the end ----------------------------------------------------------------
 

@@ -100,7 +100,8 @@ class _WebSockets(Target):
 
         scheduler = FlushScheduler(core.broker, loop, submit, True)
         policy = ListenerPolicy(Security(core.settings).policy, core.terms, None, core.broker.outbound.counters)
-        self.endpoint = Endpoint(scheduler, policy, OpenSockets(1000, 1000, Counters()), lambda: "made", self._defect)
+        sockets = OpenSockets(1000, 1000, Counters())
+        self.endpoint = Endpoint(scheduler, policy, sockets, lambda: "made", self._defect, websocket=True)
 
     def _defect(self, _: object) -> None:
         import sys
@@ -125,7 +126,8 @@ class _WebSockets(Target):
 
     async def _converse(self, pieces: list[bytes]) -> tuple[bytes, bool]:
         transport = _Transport()
-        socket = WebSocket(Wire(self.endpoint), [ORIGIN])
+        terms, limits = self.endpoint.policy.terms, self.core.broker.terms
+        socket = WebSocket(Wire(self.endpoint), [ORIGIN], terms.max_packet_size, limits.max_connect_size)
         socket.connection_made(transport)
         for piece in pieces:
             for _ in range(100):

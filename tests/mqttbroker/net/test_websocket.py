@@ -348,9 +348,8 @@ class _Transport:
 def test_pings_of_a_stalled_client_are_answered_once() -> None:
     # With an answer to each, such a client would fill the broker's memory.
     wire: Any = MagicMock()
-    wire.listener_policy.terms.max_packet_size = wire.broker.terms.max_connect_size = 1000
     below = _Transport()
-    websocket = WebSocket(wire, ())
+    websocket = WebSocket(wire, (), 1000, 1000)
     websocket.connection_made(below)
     websocket.data_received(WITH_MQTT)
     below.written = b""
