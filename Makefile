@@ -21,7 +21,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
 
-.PHONY: build run test test-compiled test-plain conformance fuzz fuzz-coverage lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-compiled test-plain test-workers conformance fuzz fuzz-coverage lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -81,6 +81,13 @@ test:
 $(VENV)/spark-classes.jsa: tests/support/class_archive.py | $(VENV)/extras
 	@PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload:$(CURDIR)/tests $(BIN)/python tests/support/class_archive.py >$@.log 2>&1 || \
 	  { rm -f $@; echo "make test: goes on without an archive of Spark's classes ($@.log)" >&2; }
+
+# The tests that start brokers, with two connection workers in each broker.
+test-workers: interop-tools build
+	env -u PYTHONPATH TEST_WORKERS=2 EXPECT_BUILD=$(BUILD_KIND) $(BIN)/pytest $(PYTEST_ARGS) \
+	  tests/behaviour tests/conformance tests/durability tests/mqttbroker/net tests/mqttbroker/auth tests/mqttbroker/admin
+	env -u PYTHONPATH TEST_WORKERS=2 PATH="$$PATH:$(CURDIR)/$(BIN)" NODE_PATH=$(NODE_MODULES)/node_modules \
+	  $(BIN)/pytest $(PYTEST_ARGS) tests/interop
 
 # The tests marked `slow`.
 slow: $(VENV)/extras build

@@ -94,7 +94,10 @@ COMPILED = [
     "mqttbroker/net/listener_policy.py",
     "mqttbroker/net/open_sockets.py",
     "mqttbroker/net/wire.py",
+    "mqttbroker/net/link_frames.py",
+    "mqttbroker/net/link.py",
     "mqttbroker/net/websocket_frames.py",
+    "mqttbroker/worker/clients.py",
 ]
 
 ROOT = Path(__file__).resolve().parent

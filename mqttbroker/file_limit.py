@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import resource
+import sys
 
 from mqttbroker.config.settings import Settings
 
@@ -16,6 +17,11 @@ FILES_PER_PARTITION = 6  # of a stream, those that readers have open included
 def client_sockets(settings: Settings) -> int:
     """Raise the soft limit as far as needed and possible; returns the number of sockets for clients."""
     for_clients = settings.limits.max_connections + settings.limits.max_half_open
+    if settings.worker_count:
+        allowed = _sockets_of_workers(settings.worker_count)
+        if allowed < for_clients:
+            log.warning("event=open_files_limited limit=%d needed=%d client_sockets=%d", allowed, for_clients, allowed)
+        return min(for_clients, allowed)
     for_broker = OWN_FILES + settings.http.max_connections
     for_broker += FILES_PER_PARTITION * sum(stream.partitions for stream in settings.streams)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -30,3 +36,16 @@ def client_sockets(settings: Settings) -> int:
     needed = for_broker + for_clients
     log.warning("event=open_files_limited limit=%d needed=%d client_sockets=%d", limit, needed, allowed)
     return allowed
+
+
+def _sockets_of_workers(count: int) -> int:
+    """The sockets that so many workers may have, each of which raises its soft limit to the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if hard == resource.RLIM_INFINITY else count * max(1, hard - OWN_FILES)
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

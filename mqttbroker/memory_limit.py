@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 from pathlib import Path, PurePosixPath
-from typing import Final, Optional, Union
+from typing import Callable, Final, Optional, Union
 
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.connection import MAX_DECISION_BYTES
@@ -116,11 +116,14 @@ def memory_bytes(setting: Union[int, str, None]) -> int:
 
 
 class MemoryWatch:
-    """Tells `Memory` how much the process takes, and has glibc give free memory back before that leads to refusals."""
+    """Tells `Memory` how much the process and its connection workers take, and has glibc give free memory back before that leads to refusals."""
 
-    def __init__(self, memory: Memory, process: ProcessMemory, base: int) -> None:
+    def __init__(
+        self, memory: Memory, process: ProcessMemory, base: int, of_workers: Callable[[], int] = lambda: 0
+    ) -> None:
         self._memory = memory
         self._process = process
+        self._of_workers = of_workers
         memory.base = base
         self._next_return = 0.0
         self._timer: Optional[asyncio.TimerHandle] = None
@@ -137,7 +140,7 @@ class MemoryWatch:
     def sample(self, now: float) -> bool:
         """``now`` is monotonic time in seconds; returns whether half of ``max_memory`` is used."""
         memory = self._memory
-        memory.resident = self._process.resident()
+        memory.resident = self._process.resident() + self._of_workers()
         memory.check()
         maximum = memory.terms.max_memory
         if maximum and memory.resident * 100 >= maximum * RETURN_PER_CENT and now >= self._next_return:

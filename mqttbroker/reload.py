@@ -26,6 +26,7 @@ from mqttbroker.logs import reopen, set_level
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context
+from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.service_manager import ServiceManager
 
 log = logging.getLogger("mqttbroker")
@@ -43,7 +44,8 @@ RELOADABLE = re.compile(
 class Reloader:
     """Applies a changed configuration. ``settings`` are those in force.
 
-    ``reread`` loads the settings again and raises ConfigError. ``http`` is set once the HTTP server is open.
+    ``reread`` loads the settings again and raises ConfigError. ``http`` is set once the HTTP server is open, and
+    ``workers`` if there are any.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Reloader:
     ) -> None:
         self.settings = settings
         self.http: Optional[HttpServer] = None
+        self.workers: Optional[WorkerPool] = None
         self.problems: List[str] = []  # of the last reload
         self.reloaded = asyncio.Event()  # set, and replaced by a new one, after each reload
         self._reread = reread
@@ -88,6 +91,8 @@ class Reloader:
         self._manager.reloading()
         try:
             problems = self._reload_settings() + _reopen_log()
+            if self.workers is not None:
+                await self.workers.reload()
             problems += await self._security.reload(self._broker)
             for listener in self._listeners:
                 problems += await listener.reload()

@@ -33,7 +33,7 @@ from mqttbroker.admin.http_api import Api, Operations
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.sys_topics import SysTopics
-from mqttbroker.admin.views import AuthenticatorStatus, JwksStatus
+from mqttbroker.admin.views import AuthenticatorStatus, JwksStatus, WorkerStatus
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import build_broker, listener_terms, restore, stream_configs
 from mqttbroker.auth.security import Security, http_ban_terms
@@ -49,6 +49,7 @@ from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context
 from mqttbroker.net.wire import FlushScheduler
+from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.reload import Reloader
 from mqttbroker.service_manager import ServiceManager
 from sessions.store.disk import is_full
@@ -93,6 +94,8 @@ class Server:
         self.stopping = asyncio.Event()
         self.listeners: List[OpenListener] = []
         self.http: Optional[HttpServer] = None
+        self.workers: Optional[WorkerPool] = None
+        self.failure = ""  # why the broker stops by itself
 
     def load(self) -> None:
         """Read the store and build the broker; the store repairs itself first if the settings say so."""
@@ -107,14 +110,14 @@ class Server:
             sum(part_limits(self.settings).values()),
             base,
         )
-        self.memory_watch = MemoryWatch(self.broker.memory, self.process_memory, base)
+        self.memory_watch = MemoryWatch(self.broker.memory, self.process_memory, base, self._memory_of_workers)
         aside = set_aside(self.settings.data_dir)
         for path in aside:
             log.warning("event=damaged_file_kept file=%s", path)
         self.sockets = OpenSockets(
             client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters
         )
-        self.metrics = Metrics(self.streams, len(aside), self.consumers, self._authenticators)
+        self.metrics = Metrics(self.streams, len(aside), self.consumers, self._authenticators, self._workers)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -149,6 +152,8 @@ class Server:
             self.scheduler.tick()  # wills and sessions that expired while the broker was down go before any client
             for listener in self.settings.listeners:
                 await self._open_listener(listener)
+            if self.settings.worker_count:
+                await self._start_workers(self.settings.worker_count)
             log.info("event=started version=%s build=%s", __version__, build_kind())
             self.manager.ready()
             await self.stopping.wait()
@@ -158,6 +163,8 @@ class Server:
             self.memory_watch.stop()
             for open_listener in self.listeners:
                 open_listener.close()
+            if self.workers is not None:
+                self.workers.stop_listening()
             self.security.stop()
             if self.sealer is not None:
                 self.sealer.stop()
@@ -166,11 +173,15 @@ class Server:
             for task in tasks:
                 task.cancel()
             await self._drain()
+            if self.workers is not None:
+                await self.workers.stop()
             self.control_runner.close()  # the HTTP server's thread must not wait for this one, which joins it
             if self.http is not None:
                 self.http.stop()
             if self.consumers is not None:
                 self.consumers.stop()
+        if self.failure:
+            raise OSError(self.failure)
 
     def unready(self) -> list[str]:
         """The reasons why clients should not connect now, for /readyz; empty if there is none."""
@@ -204,6 +215,24 @@ class Server:
                 if problem is not None:
                     warnings.append(f"listener {listener.listener.address}: {problem}")
         return warnings
+
+    def _workers(self) -> list[WorkerStatus]:
+        workers = [] if self.workers is None else self.workers.workers
+        return [
+            WorkerStatus(
+                one.number,
+                one.listens,
+                one.client_count,
+                one.status.cpu_seconds,
+                one.status.resident_bytes,
+                one.link_bytes,
+                one.starts,
+            )
+            for one in workers
+        ]
+
+    def _memory_of_workers(self) -> int:
+        return 0 if self.workers is None else sum(one.status.resident_bytes for one in self.workers.workers)
 
     def _authenticators(self) -> list[AuthenticatorStatus]:
         return [
@@ -300,10 +329,26 @@ class Server:
             self.broker.outbound.counters,
             listener.max_half_open or 0,
         )
-        open_listener = OpenListener(listener, policy, self.scheduler, self.sockets)
+        workers = self.settings.worker_count > 0
+        open_listener = OpenListener(listener, policy, self.scheduler, self.sockets, workers)
         await open_listener.open()
         await open_listener.refresh_revocations(self.settings.crl.expiry_warning)
         self.listeners.append(open_listener)
+
+    async def _start_workers(self, count: int) -> None:
+        def log_settings() -> tuple[str, str]:
+            return self.reloader.settings.log.level, self.settings.log.format
+
+        workers = WorkerPool(count, self.listeners, self.scheduler, log_settings, self._fail)
+        self.workers = self.reloader.workers = workers
+        for listener in self.listeners:
+            listener.on_reloaded = workers.reload
+        await workers.start()
+
+    def _fail(self, reason: str) -> None:
+        """Stop, with an error."""
+        self.failure = reason
+        self.stopping.set()
 
     # --- the store ------------------------------------------------------------
 

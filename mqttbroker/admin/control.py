@@ -161,6 +161,7 @@ class BrokerControl:
             retained_pending=len(session.pending_retained),
             has_will=session.will is not None,
             congested=connection is not None and connection.outbox.writing_paused,
+            worker=0 if connection is None or connection.wire is None else connection.wire.worker,
         )
 
     def _summary(self, session: Session) -> SessionSummary:

@@ -93,6 +93,7 @@ CLIENT_DETAIL = record(
     retained_pending=described(INTEGER, "subscriptions whose retained messages are still to be sent"),
     has_will=BOOLEAN,
     congested=described(BOOLEAN, "the client's socket takes no more"),
+    worker=described(INTEGER, "number of the connection worker that has the socket; 0 = none"),
 )
 SUBSCRIPTION = record(
     client_id=TEXT,

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.views import AuthenticatorStatus, BrokerStatus, JwksStatus, MemoryStatus
+from mqttbroker.admin.views import AuthenticatorStatus, BrokerStatus, JwksStatus, MemoryStatus, WorkerStatus
 from sessions.counters import Counters
 
 
@@ -25,7 +25,7 @@ class Metrics:
     """Metrics of one broker, for Prometheus; safe to use from any thread.
 
     ``set_aside`` is the number of damaged files that were in the data directory at the start. ``authenticators``
-    returns the state of those in other processes. ``http_counters`` are those of the HTTP server, ``http_requests`` its
+    returns the state of those in other processes, ``workers`` that of the connection workers. ``http_counters`` are those of the HTTP server, ``http_requests`` its
     requests.
     """
 
@@ -35,8 +35,10 @@ class Metrics:
         set_aside: int = 0,
         consumers: Optional[ConsumerLag] = None,
         authenticators: Callable[[], Sequence[AuthenticatorStatus]] = tuple,
+        workers: Callable[[], Sequence[WorkerStatus]] = tuple,
     ) -> None:
         self.authenticators = authenticators
+        self.workers = workers
         self.set_aside = set_aside
         self.http_counters = Counters()
         self.streams = streams
@@ -80,6 +82,7 @@ class Metrics:
         yield expiries
         yield from self._jwks_metrics()
         yield from self._authenticator_metrics()
+        yield from self._worker_metrics()
         yield CounterMetricFamily(
             "mqttbroker_log_lines_dropped",
             "Log lines dropped because stderr was not read.",
@@ -109,6 +112,30 @@ class Metrics:
             "When the key set for tokens was last fetched; 0 = never.",
             value=status.fetched_at,
         )
+
+    def _worker_metrics(self) -> Iterator[Metric]:
+        found = self.workers()
+        if not found:
+            return
+        prefix, labels = "mqttbroker_worker_", ["worker"]
+        families: list[tuple[Metric, Callable[[WorkerStatus], float]]] = [
+            (GaugeMetricFamily(prefix + "up", "1 if a connection worker serves clients.", labels=labels),
+             lambda one: one.up),
+            (GaugeMetricFamily(prefix + "clients", "Open connections of a worker.", labels=labels),
+             lambda one: one.clients),
+            (GaugeMetricFamily(prefix + "resident_bytes", "Memory of the worker's process.", labels=labels),
+             lambda one: one.resident_bytes),
+            (GaugeMetricFamily(prefix + "link_bytes", "Bytes for a worker that it has not read.", labels=labels),
+             lambda one: one.link_bytes),
+            (CounterMetricFamily(prefix + "cpu_seconds", "CPU time of the worker's process.", labels=labels),
+             lambda one: one.cpu_seconds),
+            (CounterMetricFamily(prefix + "starts", "Starts of a worker's process.", labels=labels),
+             lambda one: one.starts),
+        ]  # fmt: skip
+        for family, value in families:
+            for one in found:
+                family.add_metric([str(one.number)], value(one))  # type: ignore[attr-defined]
+            yield family
 
     def _authenticator_metrics(self) -> Iterator[Metric]:
         found = self.authenticators()

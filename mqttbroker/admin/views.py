@@ -49,6 +49,7 @@ class SessionDetail(NamedTuple):
     retained_pending: int  # subscriptions whose retained messages are still to be sent
     has_will: bool
     congested: bool  # the client's socket takes no more
+    worker: int  # the connection worker that has the socket; 0 = none
 
 
 class SessionPage(NamedTuple):
@@ -101,6 +102,18 @@ class RetainedPage(NamedTuple):
 
     messages: Tuple[RetainedMessage, ...]
     cursor: int  # of the next page; 0 if this is the last one
+
+
+class WorkerStatus(NamedTuple):
+    """A connection worker. CPU time and memory are those of its process now, as of a second ago."""
+
+    number: int
+    up: bool
+    clients: int  # open connections
+    cpu_seconds: float
+    resident_bytes: int
+    link_bytes: int  # written to its link and not read by it
+    starts: int
 
 
 class BanView(NamedTuple):

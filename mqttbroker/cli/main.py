@@ -27,6 +27,7 @@ _FLAG_HELP = {
     "--data-dir": ("DIR", "directory of the database and the streams"),
     "--durability": ("MODE", "commit | interval | off"),
     "--allow-anonymous": ("WHO", "true | false | loopback; true when the flag stands alone"),
+    "--workers": ("N", "processes that own the sockets of clients, or auto; 0 = none"),
     "--log-level": ("LEVEL", "debug | info | warning | error"),
 }
 

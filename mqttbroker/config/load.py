@@ -44,6 +44,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "--data-dir": ("data_dir",),
     "--durability": ("durability",),
     "--allow-anonymous": ("allow_anonymous",),
+    "--workers": ("workers",),
     "--log-level": ("log", "level"),
 }
 

@@ -6,6 +6,7 @@ A default is written as in the file. Durations are float seconds, sizes are int 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -21,6 +22,7 @@ from mqttbroker.config.setting_kinds import (
     Boolean,
     Choice,
     ClientIdPattern,
+    Count,
     Directory,
     Duration,
     FileMode,
@@ -52,6 +54,8 @@ from mqttbroker.config.setting_kinds import (
 )
 
 T = TypeVar("T")
+
+MAX_WORKERS = 256
 
 
 def _key(kind: Kind[T], default: object, formerly: str = "") -> T:
@@ -608,6 +612,7 @@ class Settings:
     acl_file: Optional[Path] = _key(OptionalPath(), "")
     reveal_denials: bool = _key(Boolean(), True)
     sys_interval: float = _key(Duration("0s", "1d"), "10s")
+    workers: Optional[int] = _key(Count(MAX_WORKERS), 0)
     shared_subscription_strategy: str = _key(
         Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin"
     )
@@ -628,6 +633,11 @@ class Settings:
 
     # The file, variable or flag that gave each dotted key; keys that are not there have their defaults.
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+
+    @property
+    def worker_count(self) -> int:
+        """The number of connection workers; 0 = none."""
+        return len(os.sched_getaffinity(0)) - 1 if self.workers is None else self.workers
 
     def limits_of(self, listener: Listener) -> Limits:
         """The limits with those that the listener overrides."""

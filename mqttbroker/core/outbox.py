@@ -47,6 +47,7 @@ class Outbound:
         self.max_blocked: i64 = max_blocked
         self.max_acks: i64 = max_acks
         self.blocked_bytes: i64 = 0  # in outboxes and socket buffers of all clients whose socket is blocked
+        self.linked_bytes: i64 = 0  # written to connection workers, which have not sent them
         self.incomplete = IncompletePackets(max_incomplete)
         self.shedding = False  # memory is nearly used up: `max_blocked` is 0
         self.secure_connections: i64 = 0  # open connections with TLS

@@ -61,7 +61,7 @@ class Admission(Protocol):
 class LocalAdmission:
     """The admission to a listener of this process. An `Admission`.
 
-    Handshakes count in ``sockets`` and, with a ``policy``, by its limits of half-open connections. ``refusal`` gives
+    Handshakes, each an object like `Handshake`, count in ``sockets`` and, with a ``policy``, by its limits of half-open connections. ``refusal`` gives
     the reason, or "", why the connection of an address is closed before the handshake. ``name`` is the listener's in
     the log.
     """
@@ -80,10 +80,14 @@ class LocalAdmission:
         self._policy = policy
         self._refusal = refusal
 
-    def begin(self, handshake: Handshake) -> bool:
+    def begin(self, handshake: Any) -> bool:
         return self._sockets.add(handshake)
 
     async def admit(self, handshake: Handshake, address: str) -> bool:
+        return self.admits(handshake, address)
+
+    def admits(self, handshake: Any, address: str) -> bool:
+        """`admit` at once."""
         reason = "" if self._refusal is None else self._refusal(address)
         if reason:
             log_refused(self._name, address, reason)
@@ -92,7 +96,7 @@ class LocalAdmission:
             handshake.limited = self._policy.limit_half_open(handshake, address)
         return True
 
-    def end(self, handshake: Handshake) -> None:
+    def end(self, handshake: Any) -> None:
         self._sockets.remove(handshake)
         if handshake.limited and self._policy is not None:
             self._policy.half_open.remove(handshake)
@@ -101,7 +105,7 @@ class LocalAdmission:
         self._counters.proxy_failures += 1
         log_refused(self._name, address, f"PROXY header: {reason}")
 
-    def handshake_failed(self, handshake: Handshake, address: str, reason: str) -> None:
+    def handshake_failed(self, handshake: Any, address: str, reason: str) -> None:
         self._counters.tls_failures += 1
         log_refused(self._name, address, f"TLS handshake: {reason}")
 
@@ -193,8 +197,13 @@ class Acceptor:
             if peer is None:
                 return
         shown = peer_text(address) if peer is None else peer.address
-        if not await self._admission.admit(handshake, shown):
-            sock.close()
+        admitted = False
+        try:
+            admitted = await self._admission.admit(handshake, shown)
+        finally:
+            if not admitted:
+                sock.close()
+        if not admitted:
             return
         context = self.context
         tls: dict[str, Any] = {}

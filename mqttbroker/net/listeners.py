@@ -14,7 +14,7 @@ import stat
 import uuid
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, List, Optional, Tuple
+from typing import Any, Awaitable, Callable, List, Optional, Tuple
 
 from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, NOT_AUTHORIZED
 from mqttbroker.config.settings import Listener
@@ -28,6 +28,7 @@ from mqttbroker.net.revocation import RevocationLists, RevokedCertificates, file
 from mqttbroker.net.tls import ListenerContext, server_context
 from mqttbroker.net.websocket import WebSocket
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
+from mqttbroker.net.worker_setup import ListenerSetup
 
 log = logging.getLogger("mqttbroker")
 
@@ -50,11 +51,17 @@ def defect(connection: Connection) -> None:
 
 
 class OpenListener:
-    """The sockets of a listener, from `open` to `close`."""
+    """The sockets of a listener, from `open` to `close`. With ``workers`` others accept on them."""
 
     def __init__(
-        self, listener: Listener, listener_policy: ListenerPolicy, scheduler: FlushScheduler, sockets: OpenSockets
+        self,
+        listener: Listener,
+        listener_policy: ListenerPolicy,
+        scheduler: FlushScheduler,
+        sockets: OpenSockets,
+        workers: bool = False,
     ) -> None:
+        self.workers = workers
         self.listener = listener
         self.listener_policy = listener_policy
         self.scheduler = scheduler
@@ -71,7 +78,17 @@ class OpenListener:
         self.refresh_problem: Optional[str] = None  # of the last reload because of a changed ``crlfile``
         self._expiry_warning = 0.0
         self._logged: Tuple[str, Optional[RevocationLists]] = ("", None)  # the last event about revocation lists
+        self._version = 0  # of the certificates
+        self._revoked: Optional[RevokedCertificates] = None  # by the lists of the last reload
+        self.on_reloaded: Optional[Callable[[], Awaitable[None]]] = None  # awaited after the certificates were read again
         listener_policy.refuses_certificate = self._refuses_certificate if secure else None
+        self.admission = LocalAdmission(
+            listener.address,
+            scheduler.broker.outbound.counters,
+            sockets,
+            listener_policy,
+            self._refusal if secure else None,
+        )
 
     async def open(self) -> None:
         """Start listening. Raises OSError with the address and the reason."""
@@ -132,13 +149,18 @@ class OpenListener:
             return str(error)
         if context is None:
             return None
+        if context.revocations is not None:
+            self._revoked = await loop.run_in_executor(None, context.revocations.revoked)
         self._context = context
+        self._version += 1
         for acceptor in self._acceptors:
             acceptor.context = context
+        if self.on_reloaded is not None:
+            await self.on_reloaded()
         log.info("event=certificates_reloaded listener=%s", self.listener.address)
         if context.revocations is not None:
             self._log_expiry(context.revocations)
-            await self._disconnect_revoked(await loop.run_in_executor(None, context.revocations.revoked))
+            await self._disconnect_revoked()
         return None
 
     def _log_expiry(self, revocations: RevocationLists) -> None:
@@ -159,16 +181,20 @@ class OpenListener:
     def revocations(self) -> Optional[RevocationLists]:
         return None if self._context is None else self._context.revocations
 
-    async def _disconnect_revoked(self, revoked: RevokedCertificates) -> None:
+    async def _disconnect_revoked(self) -> None:
         for number, connection in enumerate(list(self.scheduler.broker.clients.connections)):
             if number % SWEPT == 0:
                 await asyncio.sleep(0)
             wire = connection.wire
             if wire is None or wire.listener_policy is not self.listener_policy:
                 continue
-            if revoked.include(wire.transport.get_extra_info("ssl_object")):
+            if self._is_revoked(wire.transport.get_extra_info("ssl_object")):
                 self.scheduler.update_clock()
                 connection.disconnect(NOT_AUTHORIZED, "the certificate was revoked")
+
+    def _is_revoked(self, ssl_object: Any) -> bool:
+        """Whether the lists of the last reload revoke the client's certificate."""
+        return self._revoked is not None and self._revoked.include(ssl_object)
 
     def _read_context(self) -> Optional[ListenerContext]:
         crlfile = self.listener.crlfile
@@ -184,9 +210,9 @@ class OpenListener:
         assert context is not None
         if context.verify_mode == ssl.CERT_NONE:
             return None
-        if context.revocations is not None and ssl_object.context is not context:
-            # Nobody has compared this certificate with the lists: `_disconnect_revoked` did not see the connection.
-            return "the revocation lists were reloaded meanwhile"
+        if ssl_object.context is not context and self._is_revoked(ssl_object):
+            # The handshake was before a reload, and `_disconnect_revoked` did not see the connection.
+            return "the certificate was revoked"
         return context.refusal(ssl_object, datetime.now(timezone.utc))
 
     def describe(self) -> dict[str, Any]:
@@ -220,21 +246,17 @@ class OpenListener:
         loop = asyncio.get_running_loop()
         start: Any = loop.create_unix_server if self.listener.type == "unix" else loop.create_server
         proxied = ProxiedSockets(self.listener.proxy_sources) if self.listener.proxy_protocol else None
-        admission = LocalAdmission(
-            self.listener.address,
-            self.scheduler.broker.outbound.counters,
-            self.sockets,
-            self.listener_policy,
-            None if context is None else self._refusal,
-        )
         for sock in self._sockets:
+            if self.workers:
+                sock.listen(BACKLOG)
+                continue
             if context is None and proxied is None:
                 self._servers.append(await start(self._client, sock=sock.dup(), backlog=BACKLOG))
                 continue
             sock.listen(BACKLOG)
             self._acceptors.append(
                 Acceptor(
-                    sock.dup(), context, self.listener_policy.terms.connect_timeout, self._client, admission, proxied
+                    sock.dup(), context, self.listener_policy.terms.connect_timeout, self._client, self.admission, proxied
                 )
             )
 
@@ -250,17 +272,52 @@ class OpenListener:
 
     def _client(self, peer: Optional[ProxiedPeer] = None, _: Optional[Handshake] = None) -> Any:
         """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""
+        wire, receiver = self.new_wire(peer)
+        if self._endpoint.websocket:
+            terms = self.listener_policy.terms
+            max_connect_size = self.scheduler.broker.terms.max_connect_size
+            return WebSocket(wire, self.listener.origins, terms.max_packet_size, max_connect_size, receiver)
+        return receiver
+
+    def new_wire(self, peer: Optional[ProxiedPeer]) -> Tuple[Wire, Any]:
+        """The wire of a new connection, and the receiver of its bytes: the wire, or a `PacketLog` in front of it."""
         wire = Wire(self._endpoint)
         if peer is not None:
             wire.proxied_address, wire.remote, common_name = peer
             if common_name is not None and self.listener.type in ("tcp", "ws"):
                 wire.proxied_common_name = common_name
-        receiver: Any = PacketLog(wire) if log.isEnabledFor(logging.DEBUG) else wire
-        if self._endpoint.websocket:
-            max_connect_size = self.scheduler.broker.terms.max_connect_size
-            origins = self.listener.origins
-            return WebSocket(wire, origins, self.listener_policy.terms.max_packet_size, max_connect_size, receiver)
-        return receiver
+        return wire, PacketLog(wire) if log.isEnabledFor(logging.DEBUG) else wire
+
+    # -- workers --------------------------------------------------------------
+
+    @property
+    def secure(self) -> bool:
+        return self._endpoint.secure
+
+    @property
+    def websocket(self) -> bool:
+        return self._endpoint.websocket
+
+    @property
+    def descriptors(self) -> List[int]:
+        """Those of the listening sockets."""
+        return [sock.fileno() for sock in self._sockets]
+
+    def setup(self) -> ListenerSetup:
+        """The listener as a worker is to serve it now."""
+        terms = self.listener_policy.terms
+        return ListenerSetup(
+            self.listener,
+            tuple(self.descriptors),
+            self._version,
+            terms.connect_timeout,
+            terms.max_packet_size,
+            self.scheduler.broker.terms.max_connect_size,
+        )
+
+    def context_of(self, version: int) -> Optional[ListenerContext]:
+        """The context of this version of the certificates; None if they were reloaded since."""
+        return self._context if version == self._version else None
 
 
 # --- TCP --------------------------------------------------------------------

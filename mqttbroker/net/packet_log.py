@@ -171,6 +171,11 @@ class PacketLog:
         size: int = self._transport.get_write_buffer_size()
         return size
 
+    @property
+    def client_left(self) -> bool:
+        left: bool = self._transport.client_left
+        return left
+
     def get_extra_info(self, name: str) -> Any:
         return self._transport.get_extra_info(name)
 

@@ -54,8 +54,11 @@ class Owner(Protocol):
     def websocket_failed(self) -> None:
         """There was no valid handshake."""
 
+    def take_answers(self) -> bytes:
+        """Remove and return the packets that wait to be written."""
+
     def lost(self, reason: str) -> None:
-        """Nothing more will be received."""
+        """Nothing more will be received. The owner calls `WebSocket.close`, and may write before."""
 
     def refuse(self, reason_code: int, detail: str) -> None:
         """The client violated MQTT over WebSocket."""
@@ -96,6 +99,7 @@ class WebSocket:
         self._paused_by_owner = False
         self._reading_on = False  # frames of an earlier read wait for the next iteration of the loop
         self._congested = False
+        self._ending = False  # the frames that end the WebSocket follow the owner's last packets
         self._lost = False
         self._counted = 0  # bytes of an incomplete frame that the packet reader counts
         self._pong: List[bytes] = []  # the answer to the last ping that came while congested
@@ -175,11 +179,11 @@ class WebSocket:
     # -- the owner's transport ------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        if self._library.state is State.OPEN:
+        if self._library.state is State.OPEN or self._ending:
             self._transport.writelines((binary_header(len(data)), data))
 
     def writelines(self, parts: List[bytes]) -> None:
-        if self._library.state is State.OPEN:
+        if self._library.state is State.OPEN or self._ending:
             self._transport.writelines((binary_header(sum(map(len, parts))), *parts))
 
     def can_write_eof(self) -> bool:
@@ -190,7 +194,10 @@ class WebSocket:
         """Send a close frame, and wait for the client's for `CLOSE_TIMEOUT` seconds at most."""
         self._stop_receiving()
         self._pong.clear()
-        if self._library.state is State.OPEN:
+        if self._ending:
+            self._ending = False
+            self._send()
+        elif self._library.state is State.OPEN:
             self._library.send_close(self._close_code)
             self._send()
             self._transport.resume_reading()
@@ -267,17 +274,14 @@ class WebSocket:
                 self._refuse_text()
         if library.state is not State.OPEN and self._receiving:
             self._stop_receiving()
-            self._write_outbox()
+            self._ending = True
+            answers = b"" if self._congested else self._owner.take_answers()
+            if answers:
+                self.write(answers)
             received, sent = library.close_rcvd, library.close_sent
             self._owner.lost(f"WebSocket closed: {received}" if received else f"WebSocket: {sent}")
-        self._send()
-
-    def _write_outbox(self) -> None:
-        """Write the answers to the packets before the frame that ended the connection, in front of the close frame."""
-        outbox = self._wire.connection.outbox
-        if outbox.parts and not self._congested:
-            data = outbox.drain()
-            self._transport.writelines((binary_header(len(data)), data))
+        if not self._ending:
+            self._send()
 
     def _refuse_text(self) -> None:
         if self._receiving:  # [MQTT-6.0.0-1]

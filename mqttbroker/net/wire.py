@@ -48,6 +48,15 @@ def peer_text(address: Any) -> str:
     return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "local")
 
 
+def has_peer_left(descriptor: int) -> bool:
+    """Whether the peer of a socket has closed its side; false where the system cannot tell."""
+    if POLLRDHUP == 0:
+        return False
+    poll = select.poll()
+    poll.register(descriptor, POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 class FlushScheduler:
     """Flushes connections and journal at the end of an event-loop iteration in which there was something to flush.
 
@@ -72,6 +81,8 @@ class FlushScheduler:
         self._gathered_until = 0  # `Counters.publish_bytes_sent`
         self._to_resume: Deque[Wire] = deque()  # wires that continue to read
         self._loud: Deque[Wire] = deque()  # the same, of clients that send much; in turn
+        self._links: List[Any] = []  # `Link`s that have something to write
+        self._flushing = False  # `_links` are written at the end of this iteration
         self._write_refused = False  # by the journal, which was held
         self._scheduled = False
         self._monitoring = False
@@ -107,12 +118,26 @@ class FlushScheduler:
             self._write_if_due()
         if broker.replays.step() or more:
             self.schedule()
+        self._flushing = True
         self._flush_connections(FLUSH_TIME)
         self._resume_wires(FLUSH_TIME)
+        self._flushing = False
         if self._left_over or self._to_resume or self._loud:
             self.schedule()
         broker.memory.check()
         self._write_if_due()
+        self._flush_links()
+
+    def flush_link(self, link: Any) -> None:
+        """Flush a link at the end of this event-loop iteration."""
+        self._links.append(link)
+        if not self._flushing:
+            self.schedule()
+
+    def _flush_links(self) -> None:
+        links, self._links = self._links, []
+        for link in links:
+            link.flush()
 
     @property
     def flushing(self) -> bool:
@@ -126,6 +151,7 @@ class FlushScheduler:
         while self.broker.outbound.flush_queue or self._left_over:
             self._flush_connections(60.0)
         self._write_if_due()
+        self._flush_links()
 
     def _flush_connections(self, seconds: float) -> None:
         """Flush short outboxes for up to ``seconds``, and then the others for as long."""
@@ -343,6 +369,12 @@ class Wire:
         return self.endpoint.scheduler.broker
 
     @property
+    def worker(self) -> int:
+        """The number of the connection worker that has the socket; 0 = it is in this process."""
+        number: int = self.transport.get_extra_info("worker") or 0
+        return number
+
+    @property
     def certificate(self) -> Any:
         """The client's verified certificate as from `ssl.SSLSocket.getpeercert`; None or empty if it has none."""
         if self.proxied_common_name is not None:
@@ -381,12 +413,15 @@ class Wire:
             self.limited_half_open = endpoint.policy.limit_half_open(self, address)
 
     def data_received(self, data: bytes) -> None:
+        if not self.closing:
+            self.received(data, self.endpoint.scheduler.update_clock())
+
+    def received(self, data: bytes, now: float) -> None:
+        """The client sent bytes; ``now`` is the clock as it was just updated."""
         if self.closing:
             return
-        scheduler = self.endpoint.scheduler
-        now = scheduler.update_clock()
         # In the middle of a round, another message to the crowd would cost one more write for each of its clients.
-        waits = self._has_crowd and scheduler.round_begun
+        waits = self._has_crowd and self.endpoint.scheduler.round_begun
         if not self._unhandled:
             if len(data) <= READ_SLICE and not waits:
                 self._handle(data, 0, -1, now)
@@ -444,11 +479,10 @@ class Wire:
 
     def abort_if_client_left(self) -> bool:
         """Whether the client has closed its side; if so, close the connection. Detects it while reading is paused."""
-        if self.closing or not self.reading_paused or POLLRDHUP == 0:
+        if self.closing or not self.reading_paused:
             return self.closing
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), POLLRDHUP)
-        if not poll.poll(0):
+        sock = self.transport.get_extra_info("socket")
+        if not (has_peer_left(sock.fileno()) if sock is not None else self.transport.client_left):
             return False
         self.abort()
         return True
@@ -621,6 +655,11 @@ class Wire:
     def hold_before(self, more: int) -> None:
         """Count more bytes, or fewer, of a frame that is not complete."""
         self.reader.hold_before(more)
+
+    def take_answers(self) -> bytes:
+        """Remove and return the packets that wait to be written."""
+        outbox = self.connection.outbox
+        return outbox.drain() if outbox.parts else b""
 
     def websocket_failed(self) -> None:
         """There was no valid handshake."""

@@ -105,6 +105,7 @@ def test_a_takeover_continues_the_session(connect: Connecting) -> None:
         publisher.publish("taking", b"%d" % n, 1)
     for n in range(2):
         assert first.take().payload == b"%d" % n
+    first.ping()  # its acknowledgements have arrived
     second = connect("taking", **fields(5))
     assert [packet.reason_code for packet in first.expect_closed() if isinstance(packet, Disconnect)] == [0x8E]
     assert [second.take().payload for _ in range(3)] == [b"2", b"3", b"4"]

@@ -10,9 +10,10 @@ import asyncio
 import os
 import signal
 import time
+from random import Random
 from typing import Any, Optional
 
-from support.broker_process import BrokerProcess
+from support.broker_process import BrokerProcess, worker_pids
 
 from chaos.clients import STREAM_FILTERS, SUBSCRIBED, TOPICS, Broker, Client, Publisher, RetainedReader, Subscriber
 from chaos.log_reader import LogReader, StoredRecord
@@ -36,12 +37,15 @@ CONFIG: dict[str, Any] = {
 
 
 class Run:
-    """One run: a broker is killed ``kills`` times in ``seconds``."""
+    """One run: a broker is killed ``kills`` times in ``seconds``. One with ``workers`` loses one of them before each
+    kill."""
 
-    def __init__(self, seed: str, kills: int, seconds: float) -> None:
+    def __init__(self, seed: str, kills: int, seconds: float, workers: int = 0) -> None:
         self.seed = seed
         self.record = record = Record()
-        self.process = BrokerProcess(config=CONFIG, arguments=["--http-port", "off"])
+        arguments = ["--http-port", "off", *(["--workers", str(workers)] if workers else [])]
+        self.process = BrokerProcess(config=CONFIG, arguments=arguments)
+        self.workers = Random(f"{seed}:workers") if workers else None
         self.publishers = [
             Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", len(TOPICS), 0.3))
             for n in range(5)
@@ -103,7 +107,13 @@ class Run:
 
     async def _live(self, life: Life) -> None:
         """Let the broker run, kill it and restart it."""
-        await asyncio.sleep(life.seconds)
+        if self.workers is None:
+            await asyncio.sleep(life.seconds)
+        else:
+            await asyncio.sleep(life.seconds / 2)
+            if await asyncio.to_thread(kill_worker, self.process, self.workers):
+                self.record.counts["worker kills"] += 1
+            await asyncio.sleep(life.seconds / 2)
         unread = [self.persistent[number].stop_reading() for number in sorted(life.not_reading)]
         if life.trigger:
             await self._wait_for_trigger(life)
@@ -197,17 +207,26 @@ class Run:
         deliveries = sum(map(len, record.deliveries.values()))
         return (
             f"chaos: seed {self.seed}, {build_kind()} build, {seconds:.0f} s\n"
-            f"  broker: {counts['kills']} kills under load, {counts['kills at start']} more during a start\n"
+            f"  broker: {counts['kills']} kills under load, {counts['kills at start']} more during a start, "
+            f"{counts['worker kills']} kills of workers\n"
             f"  clients: {counts[CUT]} cut off, {counts[TAKEOVER]} taken over, {counts[LEAVE]} disconnected\n"
             f"  messages: {len(record.sent) - retained:,} and {retained:,} retained, "
             f"{len(record.acknowledged):,} acknowledged, {deliveries:,} deliveries\n\n{table(record)}"
         )
 
 
-async def chaos(seed: str, kills: int, seconds: float) -> tuple[Record, str]:
+def kill_worker(process: BrokerProcess, random: Random) -> bool:
+    """Kill a connection worker; whether there was one."""
+    workers = worker_pids(process.pid)
+    if workers:
+        os.kill(random.choice(workers), signal.SIGKILL)
+    return bool(workers)
+
+
+async def chaos(seed: str, kills: int, seconds: float, workers: int = 0) -> tuple[Record, str]:
     """Run; return the checked record and its summary."""
     begin = time.monotonic()
-    run = Run(seed, kills, seconds)
+    run = Run(seed, kills, seconds, workers)
     try:
         await run.run()
     finally:
@@ -220,8 +239,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=120.0, help="total running time of the broker")
     parser.add_argument("--seed", default="1")
+    parser.add_argument("--workers", type=int, default=0, help="connection workers, which are killed, too")
     options = parser.parse_args()
-    record, summary = asyncio.run(chaos(options.seed, options.kills, options.seconds))
+    record, summary = asyncio.run(chaos(options.seed, options.kills, options.seconds, options.workers))
     found = findings(record)
     print(summary)
     print(f"\n{found}" if found else "\nchaos: nothing found")

@@ -20,6 +20,13 @@ async def test_a_broker_that_is_killed_five_times_keeps_its_promises() -> None:
     assert record.counts["kills"] == 5
 
 
+@pytest.mark.timeout(180)
+async def test_a_broker_whose_workers_are_killed_too_keeps_its_promises() -> None:
+    record, summary = await chaos("workers", 3, 6.0, workers=2)
+    assert not findings(record), f"{summary}\n{findings(record)}"
+    assert record.counts["kills"] == 3 and record.counts["worker kills"] == 3
+
+
 def test_a_seed_determines_the_schedule() -> None:
     def schedule(seed: str) -> list[object]:
         habits, load = Habits(seed, "a", 1.0, 1.0), Load(seed, "a", 3, 1.0)

@@ -87,6 +87,7 @@ LAYERS = {
     "mqttbroker.config": "",
     "mqttbroker.core": "codec",
     "mqttbroker.net": "codec config core",
+    "mqttbroker.worker": "net allocator file_limit logs memory_limit",
     "mqttbroker.auth": "codec config core",
     "mqttbroker.admin": "codec config core net",
     "mqttbroker.cli": "codec config core net auth admin server config_check logs",

@@ -29,12 +29,23 @@ START_SECONDS = 30.0
 STOP_SECONDS = 20.0
 
 
+def worker_pids(broker: int) -> list[int]:
+    """The process ids of a broker's connection workers."""
+    found = []
+    for child in Path(f"/proc/{broker}/task/{broker}/children").read_text(encoding="ascii").split():
+        with suppress(FileNotFoundError):
+            if b"mqttbroker.worker\0" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(int(child))
+    return found
+
+
 class BrokerProcess:
     """``mqttbroker serve`` with ``config``, TOML text or tables as a dict.
 
     Flags for the ports and the data directory override ``config``. A ``data_dir`` is kept; without one a temporary
     directory is used until `close`. The log level must be info or debug, because the ports are read from the log.
-    ``program`` is what Python runs in the place of the package. Starts with `start` or ``with``.
+    ``program`` is what Python runs in the place of the package. With TEST_WORKERS=N in the environment brokers that say
+    nothing else have so many connection workers. Starts with `start` or ``with``.
     """
 
     def __init__(
@@ -52,7 +63,8 @@ class BrokerProcess:
         self.arguments = list(arguments)
         self.program = list(program)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("MQTTBROKER_")}
-        self.env = {**clean, **(env or {})}
+        workers = os.environ.get("TEST_WORKERS")
+        self.env = {**clean, **({"MQTTBROKER_WORKERS": workers} if workers else {}), **(env or {})}
         self.host = "127.0.0.1"
         self.port = 0
         self.http_port = 0

@@ -109,11 +109,11 @@ def test_flags_override_environment_overrides_file(tmp_path: Path) -> None:
 def test_every_flag_reaches_its_key() -> None:
     values = {
         "--host": "0.0.0.0", "--port": "0", "--http-port": "off", "--data-dir": "d",
-        "--durability": "off", "--allow-anonymous": "true", "--log-level": "debug",
+        "--durability": "off", "--allow-anonymous": "true", "--workers": "3", "--log-level": "debug",
     }  # fmt: skip
     assert set(values) == set(FLAGS)
     settings = load_settings(None, {}, values)
-    assert settings.listeners == (Listener("0.0.0.0", 0),)
+    assert settings.listeners == (Listener("0.0.0.0", 0),) and settings.worker_count == 3
     assert (settings.http.port, settings.data_dir, settings.durability) == (None, Path("d"), "off")
     assert (settings.allow_anonymous, settings.log.level) == (True, "debug")
 

@@ -84,7 +84,8 @@ def test_idle_sockets_leave_room_for_clients_and_probes(few_files: None) -> None
 
 def test_soft_limit_of_files_is_raised_or_its_effect_logged(few_files: None) -> None:
     limit = 1200
-    with BrokerProcess(config="limits.max_connections = 5000", program=["-c", PROGRAM.format(limit=limit)]) as broker:
+    program = ["-c", PROGRAM.format(limit=limit)]
+    with BrokerProcess(config="limits.max_connections = 5000", program=program, arguments=["--workers", "0"]) as broker:
         broker.wait_for_log(rf"event=open_files_limited limit={limit} needed=\d+ client_sockets=600")
 
 

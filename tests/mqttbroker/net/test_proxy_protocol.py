@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.config_files import problems, write
+from support.core import wait_until
 from support.metric_samples import samples
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket, unix_socket
 
@@ -314,8 +315,7 @@ def test_unfinished_headers_are_half_open(start_broker: Start) -> None:
             stack.enter_context(open_socket(broker, CLIENT[:10]))
         with open_socket(broker, CLIENT) as sock:
             assert StreamClient(sock).connect("in-time").reason_code == 0
-        found = samples(broker.get("/metrics"))
-        assert found["mqttbroker_connections_evicted_total"] >= 80
+        wait_until(lambda: samples(broker.get("/metrics"))["mqttbroker_connections_evicted_total"] >= 80)
 
 
 def test_many_connections_at_once(start_broker: Start) -> None:

@@ -1,0 +1,174 @@
+"""The clients of one worker as the broker admits them: from an accepted connection to a `Wire`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, Callable, Optional, Sequence
+
+from mqttbroker.net.link import Link, LinkTransport
+from mqttbroker.net.link_frames import (
+    ABORT,
+    ADMITTED,
+    BEGUN,
+    CLOSED,
+    FAILED,
+    HELD,
+    LEFT,
+    OPENED,
+    READY,
+    REFUSED,
+    SECURED,
+    STATUS,
+    WEBSOCKET_FAILED,
+)
+from mqttbroker.net.listeners import OpenListener
+from mqttbroker.net.proxied_sockets import ProxiedPeer
+from mqttbroker.net.tls import ListenerContext
+from mqttbroker.net.wire import FlushScheduler
+from mqttbroker.net.worker_setup import Failed, Opened, Secured
+
+log = logging.getLogger("mqttbroker")
+
+
+class LinkedTls:
+    """The TLS connection of a worker's client, with the methods of an `ssl.SSLObject` that the broker uses."""
+
+    def __init__(self, secured: Secured, context: Optional[ListenerContext]) -> None:
+        self.context = context
+        self.session_reused = secured.session_reused
+        self._secured = secured
+
+    def getpeercert(self, binary_form: bool = False) -> Any:
+        return self._secured.der if binary_form else self._secured.certificate
+
+    def get_verified_chain(self) -> list[bytes]:
+        return list(self._secured.chain)
+
+
+class LinkedHandshake:
+    """An unfinished PROXY header or TLS handshake in a worker: a member of `OpenSockets` and `HalfOpen`."""
+
+    def __init__(self, link: Link, number: int, listener: OpenListener) -> None:
+        self.limited = False
+        self.listener = listener
+        self.opened: Optional[Opened] = None
+        self._link = link
+        self._number = number
+
+    def abort(self) -> None:
+        self._link.send(ABORT, self._number, b"")
+
+
+class WorkerClients:
+    """Handles the frames of one worker's link other than the bytes of clients.
+
+    ``on_message`` is called with the kind and body of the frames that are about the worker itself.
+    """
+
+    def __init__(
+        self,
+        worker: int,
+        listeners: Sequence[OpenListener],
+        scheduler: FlushScheduler,
+        on_message: Callable[[int, bytes], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.link = Link(scheduler, worker, self._control, self._link_lost)
+        self._listeners = listeners
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._handshakes: dict[int, LinkedHandshake] = {}
+
+    def _link_lost(self, _: Link) -> None:
+        for number in list(self._handshakes):
+            self._end_handshake(number)
+        self._on_lost()
+
+    def _control(self, kind: int, number: int, body: bytes) -> None:
+        if kind == BEGUN:
+            self._begun(number, self._listeners[json.loads(body)])
+        elif kind == OPENED:
+            self._opened(number, Opened.decode(body))
+        elif kind == SECURED:
+            self._secured(number, Secured.decode(body))
+        elif kind == FAILED:
+            self._failed(number, Failed.decode(body))
+        elif kind == CLOSED:
+            self._end_handshake(number)
+        elif kind in (READY, STATUS):
+            self._on_message(kind, body)
+        else:
+            self._of_client(kind, number, body)
+
+    def _of_client(self, kind: int, number: int, body: bytes) -> None:
+        """A frame of a client's WebSocket."""
+        client = self.link.clients.get(number)
+        if client is None or client.wire is None:
+            return
+        wire = client.wire
+        if kind == HELD:
+            wire.hold_before(int.from_bytes(body, "big", signed=True))
+        elif kind == LEFT:
+            answers = wire.take_answers()
+            if answers:
+                client.write(answers)
+            wire.lost(body.decode())
+        elif kind == REFUSED:
+            wire.refuse(body[0], body[1:].decode())
+        elif kind == WEBSOCKET_FAILED:
+            wire.websocket_failed()
+
+    def _begun(self, number: int, listener: OpenListener) -> None:
+        handshake = LinkedHandshake(self.link, number, listener)
+        if listener.admission.begin(handshake):
+            self._handshakes[number] = handshake
+        else:
+            handshake.abort()
+
+    def _opened(self, number: int, opened: Opened) -> None:
+        listener = self._listeners[opened.listener]
+        if not listener.secure:
+            self._end_handshake(number)
+            self._connect(number, listener, opened, None)
+            return
+        handshake = self._handshakes.get(number)
+        if handshake is None:
+            return  # it was aborted
+        handshake.opened = opened
+        if listener.admission.admits(handshake, opened.address):
+            self.link.send(ADMITTED, number, b"")
+        else:
+            handshake.abort()
+
+    def _secured(self, number: int, secured: Secured) -> None:
+        handshake = self._end_handshake(number)
+        if handshake is None or handshake.opened is None:
+            self.link.send(ABORT, number, b"")
+            return
+        tls = LinkedTls(secured, handshake.listener.context_of(secured.version))
+        self._connect(number, handshake.listener, handshake.opened, tls)
+
+    def _failed(self, number: int, failed: Failed) -> None:
+        admission = self._listeners[failed.listener].admission
+        if failed.header:
+            admission.header_failed(failed.address, failed.reason)
+            return
+        handshake = self._end_handshake(number)
+        if handshake is not None:
+            admission.handshake_failed(handshake, failed.address, failed.reason)
+
+    def _end_handshake(self, number: int) -> Optional[LinkedHandshake]:
+        handshake = self._handshakes.pop(number, None)
+        if handshake is not None:
+            handshake.listener.admission.end(handshake)
+        return handshake
+
+    def _connect(self, number: int, listener: OpenListener, opened: Opened, tls: Optional[LinkedTls]) -> None:
+        peer = ProxiedPeer(opened.address, opened.remote, opened.common_name) if opened.proxied else None
+        wire, receiver = listener.new_wire(peer)
+        transport = LinkTransport(self.link, number, wire, opened.address, tls, listener.websocket)
+        if receiver is not wire:
+            transport.receiver = receiver
+        self.link.clients[number] = transport
+        receiver.connection_made(transport)

@@ -1,0 +1,236 @@
+"""The connection workers of a broker: their processes, from start to stop.
+
+A worker that ends is started again at once. One that ends again and again ends the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import sys
+from collections import deque
+from contextlib import suppress
+from typing import Any, Callable, Optional, Sequence
+
+from mqttbroker.net.link_frames import READY, RELOAD, SETUP, STATUS, STOP
+from mqttbroker.net.listeners import OpenListener
+from mqttbroker.net.wire import FlushScheduler
+from mqttbroker.net.worker_clients import WorkerClients
+from mqttbroker.net.worker_setup import Status, WorkerSetup
+
+log = logging.getLogger("mqttbroker")
+
+ANSWER_TIMEOUT = 30.0  # seconds in which a worker has to listen, or to reload
+STOP_TIMEOUT = 10.0  # seconds in which a worker has to end after its link
+ENDS = 10  # of one worker in `ENDS_SECONDS`, after which the broker ends
+ENDS_SECONDS = 60.0
+LINK_SOCKET_BYTES = 1_048_576  # asked for the buffers of a link's sockets
+
+
+ENDED = ["ended"]  # the problem of a worker whose link was closed before it answered
+
+
+class WorkerEnded(OSError):
+    """The process ended before it listened."""
+
+
+class Worker:
+    """One worker, over all its processes."""
+
+    def __init__(self, number: int, pool: WorkerPool) -> None:
+        self.number = number
+        self.status = Status(0.0, 0)
+        self.starts = 0
+        self.listens = False
+        self.clients: Optional[WorkerClients] = None
+        self.process: Optional[asyncio.subprocess.Process] = None
+        self._pool = pool
+        self._answer: Optional[asyncio.Future[list[str]]] = None
+        self._ends: deque[float] = deque()
+
+    @property
+    def client_count(self) -> int:
+        """The number of open connections."""
+        return 0 if self.clients is None else len(self.clients.link.clients)
+
+    @property
+    def link_bytes(self) -> int:
+        """Bytes written to the link that the worker has not read."""
+        return 0 if self.clients is None else self.clients.link.buffered
+
+    async def start(self) -> None:
+        """Return when the worker listens. Raises OSError if it cannot, `WorkerEnded` if its process ended."""
+        pool = self._pool
+        loop = asyncio.get_running_loop()
+        mine, its = socket.socketpair()
+        for sock in (mine, its):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LINK_SOCKET_BYTES)
+        mine.setblocking(False)
+        with its:
+            descriptors = [its.fileno(), *pool.descriptors()]
+            command = [sys.executable, "-P", "-m", "mqttbroker.worker", str(self.number), str(its.fileno())]
+            self.process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, pass_fds=descriptors
+            )
+        self.starts += 1
+        clients = self.clients = WorkerClients(
+            self.number, pool.listeners, pool.scheduler, self._received, self._link_lost
+        )
+        link: Any = clients.link
+        await loop.connect_accepted_socket(lambda: link, mine)
+        reloads = pool.reloads
+        problems = await self._ask(SETUP)
+        while not problems and reloads != pool.reloads:
+            reloads = pool.reloads
+            problems = await self._ask(RELOAD)
+        if problems == ENDED:
+            raise WorkerEnded
+        if problems:
+            clients.link.close()
+            raise OSError(f"worker {self.number}: {', '.join(problems)}")
+        self.listens = True
+        log.info("event=worker_started worker=%d pid=%d", self.number, self.process.pid)
+
+    async def reload(self) -> None:
+        """Return when the worker uses the settings and certificates that the listeners have now."""
+        if self.listens:
+            for problem in await self._ask(RELOAD):
+                log.error("event=reload_failed worker=%d reason=%s", self.number, problem)
+
+    async def _ask(self, kind: int) -> list[str]:
+        """Send the setup in a frame of this kind; returns the problems that the worker has with it."""
+        assert self.clients is not None
+        answer = self._answer = asyncio.get_running_loop().create_future()
+        self.clients.link.send(kind, 0, self._pool.setup().encode())
+        try:
+            return await asyncio.wait_for(answer, ANSWER_TIMEOUT)
+        except TimeoutError:
+            return ["does not answer in time"]
+
+    def _received(self, kind: int, body: bytes) -> None:
+        if kind == STATUS:
+            self.status = Status.decode(body)
+        elif kind == READY:
+            self._answered(json.loads(body))
+
+    def _answered(self, problems: list[str]) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(problems)
+
+    def _link_lost(self) -> None:
+        self._answered(ENDED)
+        if self.listens:
+            self.listens = False
+            self._pool.worker_ended(self)
+
+    def count_end(self, now: float) -> bool:
+        """Count an end of the process; whether there were `ENDS` of them in `ENDS_SECONDS`."""
+        ends = self._ends
+        ends.append(now)
+        while ends[0] < now - ENDS_SECONDS:
+            ends.popleft()
+        return len(ends) >= ENDS
+
+    async def wait(self) -> int:
+        """The exit status of the process, which is killed if it outlives its link for long."""
+        process = self.process
+        assert process is not None
+        try:
+            return await asyncio.wait_for(process.wait(), STOP_TIMEOUT)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                process.kill()
+            return await process.wait()
+
+
+class WorkerPool:
+    """``count`` workers that serve ``listeners``. ``fail`` is called with the reason when they cannot be kept running."""
+
+    def __init__(
+        self,
+        count: int,
+        listeners: Sequence[OpenListener],
+        scheduler: FlushScheduler,
+        log_settings: Callable[[], tuple[str, str]],
+        fail: Callable[[str], None],
+    ) -> None:
+        self.listeners = listeners
+        self.scheduler = scheduler
+        self.workers = [Worker(number, self) for number in range(1, count + 1)]
+        self._log_settings = log_settings
+        self._fail = fail
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.reloads = 0
+        self._stopping = False
+        self._reloading = asyncio.Lock()
+
+    def setup(self) -> WorkerSetup:
+        listeners = tuple(listener.setup() for listener in self.listeners)
+        return WorkerSetup(listeners, *self._log_settings())
+
+    def descriptors(self) -> list[int]:
+        """Those of all listening sockets."""
+        return [descriptor for listener in self.listeners for descriptor in listener.descriptors]
+
+    async def start(self) -> None:
+        """Return when all workers listen. Raises OSError if one does not."""
+        await asyncio.gather(*(self._start(worker) for worker in self.workers))
+
+    async def _start(self, worker: Worker) -> None:
+        """Start a worker, and again if its process ends before it listens. Raises OSError if that happens too often."""
+        while True:
+            try:
+                await worker.start()
+                return
+            except WorkerEnded:
+                await self._count_end(worker)
+
+    async def _count_end(self, worker: Worker) -> None:
+        """Wait for the end of a worker's process. Raises OSError if that was one too many."""
+        too_often = worker.count_end(asyncio.get_running_loop().time())
+        status = await worker.wait()
+        reason = f"signal {-status}" if status < 0 else f"status {status}"
+        log.error("event=worker_ended worker=%d reason=%s", worker.number, reason)
+        if too_often:
+            times = f"{ENDS} times in {ENDS_SECONDS:.0f} s"
+            raise OSError(f"worker {worker.number} ended {times}, the last time with {reason}")
+
+    async def reload(self) -> None:
+        """Return when the workers use the settings and certificates that the listeners have now."""
+        self.reloads += 1  # for the workers that start now
+        async with self._reloading:
+            await asyncio.gather(*(worker.reload() for worker in self.workers))
+
+    def worker_ended(self, worker: Worker) -> None:
+        """The link of a worker was closed."""
+        if self._stopping:
+            return
+        task = asyncio.create_task(self._restart(worker))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _restart(self, worker: Worker) -> None:
+        try:
+            await self._count_end(worker)
+            if not self._stopping:
+                await self._start(worker)
+        except OSError as error:
+            self._fail(str(error))
+
+    def stop_listening(self) -> None:
+        """Have the workers accept no more connections."""
+        self._stopping = True
+        for worker in self.workers:
+            if worker.clients is not None:
+                worker.clients.link.send(STOP, 0, b"")
+
+    async def stop(self) -> None:
+        """Close the links behind everything that was written, and wait until the workers have ended."""
+        self._stopping = True
+        for worker in self.workers:
+            if worker.clients is not None:
+                worker.clients.link.close()
+        await asyncio.gather(*(worker.wait() for worker in self.workers if worker.process is not None))
+

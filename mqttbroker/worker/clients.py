@@ -1,0 +1,249 @@
+"""The worker's end of a link: sockets of clients on one side, frames on the other.
+
+What a client sends goes into the link at the end of the event loop's iteration, together with what others sent. A
+client is not read while `WINDOW` bytes of it wait for the broker, or while the link itself takes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Deque, Dict, Final, List
+
+from mypy_extensions import i64
+
+from mqttbroker.net.link import REPORTED, WINDOW
+from mqttbroker.net.link_frames import (
+    ABORT,
+    ACCEPTED,
+    CLOSED,
+    DATA,
+    END,
+    HELD,
+    LEFT,
+    REFUSED,
+    TAKEN,
+    WEBSOCKET_FAILED,
+    FrameHandler,
+    FrameReader,
+    FrameWriter,
+    data_prefix,
+    number_bytes,
+)
+
+LINK_BUFFER: Final = 1_048_576  # bytes that the broker has not read, before no client is read any more
+FRAMES_AT_ONCE: Final = 1 << 30
+
+
+class LinkedClient:
+    """One client's socket. An asyncio protocol, and the owner of a WebSocket.
+
+    ``opening`` is called with the transport when there is one, and returns the kind and the body of the frame that
+    tells the broker.
+    """
+
+    def __init__(self, link: WorkerLink, number: int, opening: Any) -> None:
+        self.accepted = False  # the broker has accepted a CONNECT
+        self._link = link
+        self._number = number
+        self._opening = opening
+        self._prefix: bytes = data_prefix(DATA, number)
+        self._transport: Any = None
+        self._not_taken: i64 = 0  # bytes sent over the link that the broker has not taken
+        self._reading_paused = False
+        self._written: i64 = 0  # bytes given to the transport that the broker has not been told about
+        self._writing_paused = False
+
+    # -- the socket -------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        link = self._link
+        kind, body = self._opening(transport)
+        self._opening = None
+        link.clients[self._number] = self
+        link.send(kind, self._number, body)
+
+    def data_received(self, data: bytes) -> None:
+        link = self._link
+        self._not_taken += len(data)
+        link.send_data(self._prefix, data)
+        if not self._reading_paused and (self._not_taken > WINDOW or link.congested):
+            self._reading_paused = True
+            self._transport.pause_reading()
+            if self._not_taken <= WINDOW:
+                link.waiting.append(self)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Any) -> None:
+        self._transport = None
+        link = self._link
+        if link.clients.pop(self._number, None) is not None:
+            link.send(CLOSED, self._number, str(error or "").encode())
+
+    def pause_writing(self) -> None:
+        self._writing_paused = True
+
+    def resume_writing(self) -> None:
+        self._writing_paused = False
+        self._report()
+
+    # -- the broker -------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+        self._written += len(data)
+        if self._written >= REPORTED and not self._writing_paused:
+            self._report()
+
+    def _report(self) -> None:
+        """Tell the broker what the system has taken."""
+        if self._transport is None:
+            return
+        unsent: i64 = self._transport.get_write_buffer_size()
+        sent = self._written - unsent
+        if sent > 0:
+            self._written = unsent
+            self._link.send(TAKEN, self._number, number_bytes(sent))
+
+    def taken(self, size: i64) -> None:
+        self._not_taken -= size
+        self.resume_reading()
+
+    def resume_reading(self) -> None:
+        """Read again, if there is room."""
+        if self._reading_paused and self._transport is not None and self._not_taken <= WINDOW // 2:
+            self._reading_paused = False
+            self._transport.resume_reading()
+
+    def end(self) -> None:
+        """Close the sending side behind everything that was written."""
+        transport = self._transport
+        if transport.can_write_eof():
+            transport.write_eof()
+            if self._reading_paused:
+                self._reading_paused = False
+                transport.resume_reading()
+        else:
+            transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # -- a WebSocket's owner ----------------------------------------------------
+
+    def hold_before(self, more: int) -> None:
+        self._link.send(HELD, self._number, more.to_bytes(4, "big", signed=True))
+
+    def take_answers(self) -> bytes:
+        """The broker has them, and writes them when it is told that the client is lost."""
+        return b""
+
+    def websocket_failed(self) -> None:
+        self._link.send(WEBSOCKET_FAILED, self._number, b"")
+
+    def lost(self, reason: str) -> None:
+        self._link.send(LEFT, self._number, reason.encode())
+
+    def refuse(self, reason_code: int, detail: str) -> None:
+        self._link.send(REFUSED, self._number, reason_code.to_bytes(1, "big") + detail.encode())
+
+
+class WorkerLink(FrameHandler):
+    """The link to the broker. An asyncio protocol, without inheriting from asyncio's.
+
+    ``control`` handles the frames that are for no open client: ``control(kind, number, body)``; ``on_lost`` is called
+    when the link is closed.
+    """
+
+    def __init__(self, loop: Any, control: Any, on_lost: Any) -> None:
+        self.clients: Dict[int, LinkedClient] = {}
+        self.congested = False
+        self.waiting: Deque[LinkedClient] = deque()  # those that are not read because the link takes nothing
+        self._loop = loop
+        self._control = control
+        self._on_lost = on_lost
+        self._transport: Any = None
+        self._reader = FrameReader(self)
+        self._writer = FrameWriter()
+        self._writing = False
+        self._last_number = 0
+
+    def new_number(self) -> int:
+        """A number for a client that no open one has."""
+        number: int = self._last_number
+        while True:
+            number = number % 0xFFFFFFFF + 1
+            if number not in self.clients:
+                self._last_number = number
+                return number
+
+    # -- an asyncio protocol ----------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(LINK_BUFFER)
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        self._reader.read(FRAMES_AT_ONCE)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Any) -> None:
+        self._transport = None
+        self._on_lost()
+
+    def pause_writing(self) -> None:
+        self.congested = True
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        while self.waiting and not self.congested:
+            self.waiting.popleft().resume_reading()
+
+    def handle(self, kind: i64, number: i64, data: bytes, start: i64, end: i64) -> None:
+        client = self.clients.get(number)
+        if client is None:
+            self._control(kind, number, data[start:end])
+        elif kind == DATA:
+            client.write(data[start:end])
+        elif kind == TAKEN:
+            client.taken(int.from_bytes(data[start:end], "big"))
+        elif kind == END:
+            client.end()
+        elif kind == ABORT:
+            client.abort()
+        elif kind == ACCEPTED:
+            client.accepted = True
+
+    # -- writing ----------------------------------------------------------------
+
+    def send(self, kind: int, number: int, body: bytes) -> None:
+        self._writer.add(kind, number, body)
+        self._request_flush()
+
+    def send_data(self, prefix: bytes, data: bytes) -> None:
+        self._writer.add_data(prefix, data)
+        self._request_flush()
+
+    def _request_flush(self) -> None:
+        if not self._writing:
+            self._writing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._writing = False
+        if self._transport is not None:
+            parts: List[bytes] = self._writer.take()
+            if len(parts) == 1:
+                self._transport.write(parts[0])
+            else:
+                self._transport.writelines(parts)
+
+    def shut_down(self) -> None:
+        """Close all clients' sockets, behind everything that was written."""
+        for client in list(self.clients.values()):
+            client.end()

@@ -1,0 +1,135 @@
+"""The process of a connection worker: ``python -m mqttbroker.worker NUMBER DESCRIPTOR``.
+
+The number tells operators which worker it is. The descriptor is that of the link, whose first frame is a `WorkerSetup`.
+The process ends with the link: it closes its
+clients behind what was written to them. Signals are for the broker's process, which the operator knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+import uvloop
+
+from mqttbroker.allocator import keep_freed_memory
+from mqttbroker.file_limit import raise_file_limit
+from mqttbroker.logs import configure, set_level
+from mqttbroker.memory_limit import ProcessMemory
+from mqttbroker.net.link_frames import ABORT, ADMITTED, READY, RELOAD, SETUP, STATUS, STOP
+from mqttbroker.net.worker_setup import Status, WorkerSetup
+from mqttbroker.worker.clients import WorkerLink
+from mqttbroker.worker.listeners import LinkedListener, LinkedHandshake
+
+log = logging.getLogger("mqttbroker")
+
+STATUS_SECONDS = 1.0  # between two `Status`
+CLOSING_SECONDS = 1.0  # in which clients may take the last bytes when the link is closed
+
+
+class Worker:
+    """One worker, from its setup to the end of its link."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._link = WorkerLink(self._loop, self._control, self._link_lost)
+        self._listeners: list[LinkedListener] = []
+        self._handshakes: dict[int, LinkedHandshake] = {}
+        self._memory = ProcessMemory()
+        self._ended = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, sock: socket.socket) -> None:
+        """Serve until the link is closed."""
+        link: Any = self._link
+        await self._loop.connect_accepted_socket(lambda: link, sock)
+        self._start(self._report_status())
+        await self._ended.wait()
+        self._stop_listening()
+        for unfinished in list(self._handshakes.values()):
+            unfinished.handshake.abort()
+        self._link.shut_down()
+        until = time.monotonic() + CLOSING_SECONDS
+        while self._link.clients and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        self._listeners.clear()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _link_lost(self) -> None:
+        self._ended.set()
+
+    def _control(self, kind: int, number: int, body: bytes) -> None:
+        if kind == ADMITTED and number in self._handshakes:
+            self._handshakes[number].admit()
+        elif kind == ABORT and number in self._handshakes:
+            self._handshakes[number].handshake.abort()
+        elif kind == SETUP:
+            self._start(self._open(WorkerSetup.decode(body)))
+        elif kind == RELOAD:
+            self._reload(WorkerSetup.decode(body))
+        elif kind == STOP:
+            self._stop_listening()
+
+    async def _open(self, setup: WorkerSetup) -> None:
+        """Open the listeners, and say whether that succeeded."""
+        configure(setup.log_level, setup.log_format)
+        problems = []
+        try:
+            for index, one in enumerate(setup.listeners):
+                listener = LinkedListener(self._link, self._handshakes, index, one)
+                self._listeners.append(listener)
+                await listener.open()
+        except OSError as error:
+            problems.append(error.strerror or str(error))
+        self._link.send(READY, 0, json.dumps(problems).encode())
+
+    def _reload(self, setup: WorkerSetup) -> None:
+        set_level(setup.log_level)
+        problems = []
+        for listener, one in zip(self._listeners, setup.listeners):
+            try:
+                listener.reload(one)
+            except OSError as error:
+                problems.append(f"listener {one.listener.address}: {error.strerror or error}")
+        self._link.send(READY, 0, json.dumps(problems).encode())
+
+    async def _report_status(self) -> None:
+        while True:
+            status = Status(time.process_time(), self._memory.resident())
+            self._link.send(STATUS, 0, status.encode())
+            await asyncio.sleep(STATUS_SECONDS)
+
+
+def main(arguments: list[str]) -> int:
+    """Run a worker; ``arguments`` are those of the command line."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    raise_file_limit()
+    keep_freed_memory()
+    gc.freeze()
+
+    async def run() -> None:
+        await Worker().run(socket.socket(fileno=int(arguments[1])))
+
+    with suppress(KeyboardInterrupt):
+        uvloop.run(run())
+    return 0
+

@@ -1,0 +1,285 @@
+"""Connection workers: clients of several processes are those of one broker, and the end of a worker is that of its
+clients only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from support.broker_process import BrokerProcess, worker_pids
+from support.certificates import CertificateFiles
+from support.command_line import one_line, run
+from support.core import wait_until
+from support.metric_samples import samples
+from support.raw_client import RawClient
+from support.stream_client import StreamClient, tcp_socket
+
+from mqttbroker.codec.packets import Publish, Will
+from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED
+
+Start = Callable[..., BrokerProcess]
+Connect = Callable[..., RawClient]
+
+
+@pytest.fixture
+def start(start_broker: Start) -> Start:
+    """Start a broker with two workers, and wait until both listen."""
+
+    def started(config: object = None, workers: int = 2) -> BrokerProcess:
+        broker = start_broker(config=config, arguments=["--workers", str(workers)])
+        broker.wait_for_log("event=started", timeout=30)
+        return broker
+
+    return started
+
+
+@pytest.fixture
+def broker(start: Start) -> BrokerProcess:
+    return start()
+
+
+@pytest.fixture
+def connect(broker: BrokerProcess) -> Iterator[Connect]:
+    with ExitStack() as stack:
+
+        def connected(name: str, **fields: object) -> RawClient:
+            client = stack.enter_context(RawClient(broker.port))
+            assert client.connect(name, **fields).reason_code == 0
+            return client
+
+        yield connected
+
+
+def worker_of(broker: BrokerProcess, name: str) -> int:
+    number: int = json.loads(broker.get(f"/api/v1/clients/{name}"))["worker"]
+    return number
+
+
+def of_workers(broker: BrokerProcess, name: str) -> dict[str, float]:
+    """A metric of each worker."""
+    prefix = f"mqttbroker_worker_{name}/"
+    found = samples(broker.get("/metrics"))
+    return {key.removeprefix(prefix): value for key, value in found.items() if key.startswith(prefix)}
+
+
+def pid_of(broker: BrokerProcess, worker: int) -> int:
+    started = [line for line in broker.lines if f"event=worker_started worker={worker} " in line]
+    return int(started[-1].rpartition("pid=")[2])
+
+
+def on_each_worker(broker: BrokerProcess, connect: Connect, prefix: str) -> dict[int, tuple[str, RawClient]]:
+    """A client of each worker; the kernel decides which worker accepts a connection."""
+    found: dict[int, tuple[str, RawClient]] = {}
+    for number in range(200):
+        name = f"{prefix}{number}"
+        client = connect(name, will=Will(f"wills/{name}", b"gone"))
+        found.setdefault(worker_of(broker, name), (name, client))
+        if len(found) == 2:
+            return found
+    raise AssertionError("one worker accepts everything")
+
+
+def test_clients_of_all_workers_are_clients_of_one_broker(broker: BrokerProcess, connect: Connect) -> None:
+    (_, one), (_, other) = on_each_worker(broker, connect, "c").values()
+    for client in (one, other):
+        client.subscribe("t")
+    for qos in range(3):
+        one.publish("t", b"%d" % qos, qos)
+        assert [client.take().payload for client in (one, other)] == [b"%d" % qos] * 2
+    assert of_workers(broker, "up") == of_workers(broker, "starts_total") == {"1": 1.0, "2": 1.0}
+    clients = of_workers(broker, "clients")
+    assert min(clients.values()) >= 1 and set(clients) == {"1", "2"}
+    wait_until(lambda: min(of_workers(broker, "resident_bytes").values()) > 0)
+
+
+def test_a_takeover_by_a_client_of_another_worker(broker: BrokerProcess, connect: Connect) -> None:
+    (name, first), (_, _) = on_each_worker(broker, connect, "c").values()
+    mine = worker_of(broker, name)
+    while worker_of(broker, name) == mine:
+        second = connect(name)
+    assert any(packet.reason_code == 0x8E for packet in first.expect_closed() if hasattr(packet, "reason_code"))
+    second.ping()
+
+
+def test_the_end_of_a_worker(broker: BrokerProcess, connect: Connect) -> None:
+    """The wills of its clients are published, other clients notice nothing, and it is started again."""
+    clients = on_each_worker(broker, connect, "c")
+    (killed, (lost_name, lost)), (_, (name, watcher)) = clients.items()
+    watcher.subscribe("wills/+")
+    first = len(broker.lines)
+    os.kill(pid_of(broker, killed), signal.SIGKILL)
+    assert watcher.take().topic.startswith("wills/")
+    lost.expect_closed()
+    broker.wait_for_log(rf'event=disconnected client={lost_name} .*reason=".*worker has ended', after=first)
+    broker.wait_for_log(rf'event=worker_ended worker={killed} reason="signal 9"', after=first)
+    broker.wait_for_log(rf"event=worker_started worker={killed} ", after=first)
+    watcher.ping()
+    assert of_workers(broker, "starts_total")[str(killed)] == 2
+    again = on_each_worker(broker, connect, "d")[killed][1]
+    again.publish("wills/x", b"after", 1)
+    while (got := watcher.take()).payload != b"after":
+        assert got.payload == b"gone"
+
+
+def test_a_worker_that_ends_again_and_again_ends_the_broker(start: Start) -> None:
+    broker = start(workers=1)
+    for number in range(10):
+        first = len(broker.lines)
+        os.kill(pid_of(broker, 1), signal.SIGKILL)
+        if number < 9:
+            broker.wait_for_log("event=worker_started worker=1 ", after=first, timeout=30)
+    broker.wait_for_log("mqttbroker: worker 1 ended 10 times in 60 s, the last time with signal 9", timeout=30)
+    wait_until(lambda: not broker.running)
+    assert broker.terminate() == 1  # the status with which it ended by itself
+
+
+def test_workers_end_with_the_broker(start: Start) -> None:
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        broker = start()
+        workers = worker_pids(broker.pid)
+        assert len(workers) == 2
+        with RawClient(broker.port) as client:
+            client.connect("c")
+            if number == signal.SIGKILL:
+                broker.kill()
+            else:
+                assert broker.terminate() == 0
+            client.expect_closed()
+        wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and is_running(pid) for pid in workers))
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except FileNotFoundError:
+        return False
+
+
+def test_workers_ignore_the_signals_that_are_for_the_broker(broker: BrokerProcess, connect: Connect) -> None:
+    """A terminal and a service manager send them to all processes."""
+    client = connect("c")
+    for pid in worker_pids(broker.pid):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(pid, number)
+    client.ping()
+    assert of_workers(broker, "starts_total") == {"1": 1.0, "2": 1.0}
+
+
+def test_a_client_that_does_not_read(broker: BrokerProcess, connect: Connect) -> None:
+    """It holds up nobody, and gets all when it reads."""
+    clients = on_each_worker(broker, connect, "c")
+    for _, (name, slow) in clients.items():
+        slow.subscribe("much")
+        publisher, bystander = connect(f"publisher-{name}"), connect(f"bystander-{name}")
+        bystander.subscribe("little")
+        payload = bytes(500_000)
+        for _ in range(40):
+            publisher.publish("much", payload, 1)
+            publisher.publish("little", b"x", 1)
+            assert bystander.take().payload == b"x"
+        assert [slow.take().payload for _ in range(40)] == [payload] * 40
+        slow.unsubscribe("much")
+        bystander.unsubscribe("little")
+
+
+def test_a_publisher_that_leaves_after_a_flood(broker: BrokerProcess, connect: Connect) -> None:
+    """What it sent before it closed the connection is handled."""
+    reader = connect("reader")
+    reader.subscribe("flood")
+    with RawClient(broker.port) as publisher:
+        publisher.connect("flooding")
+        publisher.send(b"".join(Publish("flood", b"%06d" % n + bytes(1000), 0, False, False, 0).encode(5)
+                                for n in range(2000)))  # fmt: skip
+    assert [int(reader.take().payload[:6]) for _ in range(2000)] == list(range(2000))
+
+
+def test_limits_of_connections_hold_over_all_workers(start: Start) -> None:
+    broker = start(config={"limits": {"max_connections_per_address": 10}})
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(broker.port)) for _ in range(20)]
+        codes = [client.connect(f"c{number}").reason_code for number, client in enumerate(clients)]
+    assert sorted(codes) == [0] * 10 + [QUOTA_EXCEEDED] * 10
+
+
+def test_half_open_connections_are_evicted_over_all_workers(start: Start) -> None:
+    broker = start(config={"limits": {"max_half_open": 10}})
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(tcp_socket(broker.port)) for _ in range(50)]
+        wait_until(lambda: samples(broker.get("/metrics"))["mqttbroker_connections_evicted_total"] >= 40)
+        ended = 0
+        for sock in sockets:
+            sock.setblocking(False)
+            try:
+                ended += sock.recv(1) == b""
+            except ConnectionResetError:
+                ended += 1
+            except BlockingIOError:
+                pass
+        assert ended >= 35
+        with RawClient(broker.port) as client:
+            assert client.connect("c").reason_code == 0
+
+
+def test_new_certificates_reach_the_workers(start: Start, tmp_path: Path) -> None:
+    files = CertificateFiles(tmp_path)
+    broker = start(config=files.config("tls"))
+    port = int(broker.wait_for_log(r"event=listening type=tls .*port=(\d+)")[1])
+
+    def serial() -> str:
+        with files.client().wrap_socket(tcp_socket(port), server_hostname="localhost") as sock:
+            assert isinstance(sock, ssl.SSLSocket) and StreamClient(sock).connect("c").reason_code == 0
+            certificate = sock.getpeercert()
+            assert certificate is not None
+            return str(certificate["serialNumber"])
+
+    before = {serial() for _ in range(10)}
+    files.new_server_certificate()
+    os.kill(broker.pid, signal.SIGHUP)
+    broker.wait_for_log("event=certificates_reloaded")
+    after = {serial() for _ in range(10)}
+    assert len(before) == len(after) == 1 and before != after
+
+
+def test_a_failed_handshake_is_counted_and_logged(start: Start, tmp_path: Path) -> None:
+    files = CertificateFiles(tmp_path)
+    broker = start(config=files.config("tls"))
+    port = int(broker.wait_for_log(r"event=listening type=tls .*port=(\d+)")[1])
+    with tcp_socket(port) as sock:
+        sock.sendall(b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x00\x00\x00")
+        sock.settimeout(10)
+        while sock.recv(100):
+            pass
+    broker.wait_for_log(r'event=refused client="" address=127.0.0.1:\d+ reason="TLS handshake: ')
+    assert samples(broker.get("/metrics"))["mqttbroker_handshakes_failed_total/tls"] == 1
+
+
+def test_unix_sockets(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "mqtt.sock"
+    listeners = [{"host": "127.0.0.1"}, {"type": "unix", "path": str(path)}]
+    start(config={"listeners": listeners})
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(10)
+    sock.connect(str(path))
+    with sock:
+        client = StreamClient(sock)
+        assert client.connect("c").reason_code == 0
+        client.subscribe("t")
+        client.publish("t", b"x", 1)
+        assert client.take().payload == b"x"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [("-1", "must be 0–256, got -1"), ("257", "must be 0–256, got 257"),
+     ("many", 'must be a whole number or "auto", got "many"')],
+)  # fmt: skip
+def test_a_bad_number_of_workers_is_one_line(tmp_path: Path, value: str, reason: str) -> None:
+    result = run("serve", f"--workers={value}", cwd=tmp_path)
+    assert result.returncode == 2 and one_line(result.stderr).startswith("--workers") and reason in result.stderr
