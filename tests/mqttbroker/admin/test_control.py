@@ -216,6 +216,7 @@ def test_one_session(core: Core) -> None:
         retained_pending=0,
         has_will=False,
         congested=False,
+        worker=0,
     )
     client.disconnect()
     detail = core.control.session("sub")
