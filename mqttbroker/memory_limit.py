@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import os
 import re
+import time
 from pathlib import Path, PurePosixPath
 from typing import Callable, Final, Optional, Union
 
@@ -19,7 +20,8 @@ from mqttbroker.core.memory import CONNECTION_BYTES, RETAINED_BYTES, SECURE_BYTE
 
 AUTO_PER_CENT: Final = 60  # the rest is for copies of packets, the page cache, and the process that seals segments
 RETURN_PER_CENT: Final = 75  # of ``max_memory`` taken, from which free memory is given back
-RETURN_INTERVAL: Final = 5.0  # seconds at least between two times
+RETURN_INTERVAL: Final = 0.5  # seconds at least between two times
+RETURN_SHARE: Final = 0.05  # of the time at most; allocations wait for it
 INTERVAL: Final = 0.25  # seconds between two looks at the memory of the process; each takes 10 µs
 NEAR_INTERVAL: Final = 0.02  # the same while half of ``max_memory`` or more is used
 
@@ -96,12 +98,14 @@ class ProcessMemory:
         return (int(fields[1]) - int(fields[2])) * self._page
 
 
-def give_back() -> None:
-    """Return free memory of glibc's heap to the system; may take some milliseconds per GB."""
+def give_back() -> float:
+    """Return free memory of glibc's heap to the system: some milliseconds per GB. Returns the seconds that it took."""
+    began = time.monotonic()
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except AttributeError:
         pass  # another C library
+    return time.monotonic() - began
 
 
 def memory_bytes(setting: Union[int, str, None]) -> int:
@@ -116,7 +120,10 @@ def memory_bytes(setting: Union[int, str, None]) -> int:
 
 
 class MemoryWatch:
-    """Tells `Memory` how much the process and its connection workers take, and has glibc give free memory back before that leads to refusals."""
+    """Tells `Memory` how much the process and its connection workers take.
+
+    It has glibc give free memory back before that memory leads to refusals.
+    """
 
     def __init__(
         self, memory: Memory, process: ProcessMemory, base: int, of_workers: Callable[[], int] = lambda: 0
@@ -126,6 +133,7 @@ class MemoryWatch:
         self._of_workers = of_workers
         memory.base = base
         self._next_return = 0.0
+        self.returning = False  # another thread gives free memory back
         self._timer: Optional[asyncio.TimerHandle] = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -140,13 +148,17 @@ class MemoryWatch:
     def sample(self, now: float) -> bool:
         """``now`` is monotonic time in seconds; returns whether half of ``max_memory`` is used."""
         memory = self._memory
-        memory.resident = self._process.resident() + self._of_workers()
-        memory.check()
+        memory.sampled(self._process.resident() + self._of_workers())
         maximum = memory.terms.max_memory
-        if maximum and memory.resident * 100 >= maximum * RETURN_PER_CENT and now >= self._next_return:
-            self._next_return = now + RETURN_INTERVAL
-            asyncio.get_running_loop().run_in_executor(None, give_back)
+        near = maximum > 0 and memory.resident * 100 >= maximum * RETURN_PER_CENT
+        if near and now >= self._next_return and not self.returning:
+            self.returning = True
+            asyncio.get_running_loop().run_in_executor(None, give_back).add_done_callback(self._returned)
         return maximum > 0 and memory.used * 2 >= maximum
+
+    def _returned(self, done: asyncio.Future[float]) -> None:
+        self.returning = False
+        self._next_return = done.get_loop().time() + max(RETURN_INTERVAL, done.result() / RETURN_SHARE)
 
 
 def part_limits(settings: Settings) -> dict[str, int]:

@@ -63,8 +63,9 @@ class Memory:
         self.terms = terms
         self.state = state
         self.base = 0  # bytes of the process before it has any client
-        self.resident = 0  # bytes that the process takes now
+        self.resident = 0  # bytes that the process took at the last `sampled`
         self.counted: i64 = 0  # `base` and the sum of all parts, by the last `check`
+        self.counted_then: i64 = 0  # `counted` at the last `sampled`
         self.apply()
 
     def parts(self) -> List[Part]:
@@ -125,8 +126,18 @@ class Memory:
 
     @property
     def used(self) -> i64:
-        """The memory that counts towards ``max_memory``, in bytes."""
-        return max(self.counted, self.resident)
+        """The memory that counts towards ``max_memory``, in bytes.
+
+        Tens of megabytes may arrive between two samples of ``resident``, so it grows with what is counted meanwhile.
+        """
+        resident: i64 = self.resident
+        return max(self.counted, resident + max(self.counted - self.counted_then, 0))
+
+    def sampled(self, resident: int) -> None:
+        """The process takes ``resident`` bytes now."""
+        self.resident = resident
+        self.counted_then = self.base + self.held
+        self.check()
 
     def check(self) -> None:
         """Set the stage by the memory that is used now."""

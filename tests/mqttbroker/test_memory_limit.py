@@ -88,9 +88,18 @@ def test_resident_memory_follows_what_is_allocated() -> None:
     assert process.resident() < during - (50 << 20)
 
 
-def test_free_memory_is_given_back_before_the_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("took, again", [(0.0, 0.5), (0.1, 2.0)])
+def test_free_memory_is_given_back_before_the_first_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took: float, again: float
+) -> None:
+    """It is given back at most twice per second, and for at most 5 % of the time."""
     calls: list[float] = []
-    monkeypatch.setattr(memory_limit, "give_back", lambda: calls.append(1))
+
+    def give_back() -> float:
+        calls.append(1)
+        return took
+
+    monkeypatch.setattr(memory_limit, "give_back", give_back)
 
     class Fixed(ProcessMemory):
         size = 0
@@ -99,19 +108,27 @@ def test_free_memory_is_given_back_before_the_first_stage(tmp_path: Path, monkey
             return self.size
 
     async def watch() -> None:
+        loop = asyncio.get_running_loop()
+        clock = [0.0]
+        monkeypatch.setattr(loop, "time", lambda: clock[0])
         with Core(tmp_path, max_memory=100 << 20) as core:
             process = Fixed()
             memory = MemoryWatch(core.broker.memory, process, 7)
-            for now, per_cent, times in ((0.0, 74, 0), (1.0, 75, 1), (2.0, 90, 1), (7.0, 90, 2), (20.0, 50, 2)):
+            for now, per_cent, times in ((0.0, 74, 0), (0.1, 75, 1), (again, 90, 1), (again + 0.2, 90, 2), (9, 50, 2)):
                 process.size = per_cent << 20
+                clock[0] = now
                 memory.sample(now)
                 assert core.broker.memory.resident == process.size
-                while len(calls) < times:  # in another thread
+                while len(calls) < times or memory.returning:  # in another thread
                     await asyncio.sleep(0)
                 assert len(calls) == times
             assert core.broker.memory.base == 7
 
     asyncio.run(watch())
+
+
+def test_glibc_gives_free_memory_back() -> None:
+    assert 0 <= memory_limit.give_back() < 60
 
 
 def test_the_sum_of_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:

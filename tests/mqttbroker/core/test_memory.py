@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 def set_used(core: Core, per_cent: float) -> int:
     """Have the process take this share of ``max_memory``; returns the stage."""
-    core.broker.memory.resident = int(core.broker.terms.max_memory * per_cent / 100)
+    core.broker.memory.sampled(int(core.broker.terms.max_memory * per_cent / 100))
     core.advance(0.25)
     return core.broker.memory_stage.stage
 
@@ -75,7 +75,7 @@ def test_each_stage_begins_at_its_share_and_ends_below_it(tmp_path: Path, caplog
 
 def test_there_is_no_stage_without_a_limit(tmp_path: Path) -> None:
     with Core(tmp_path, max_memory=None) as core:
-        core.broker.memory.resident = 1 << 50
+        core.broker.memory.sampled(1 << 50)
         core.advance(1)
         assert core.broker.memory_stage.stage == NORMAL and core.broker.memory.reason() == ""
 
@@ -88,6 +88,22 @@ def test_what_is_counted_leads_to_a_stage_in_the_same_iteration(tmp_path: Path) 
             publisher.publish(f"t/{number}", b"x" * 9 * MIB, 1, retain=True)
         core.broker.memory.check()
         assert core.broker.memory_stage.stage == NO_CONNECTIONS
+
+
+def test_what_is_counted_since_the_last_sample_adds_to_the_memory_of_the_process(tmp_path: Path) -> None:
+    with Core(tmp_path, max_memory=1000 * MIB) as core:
+        memory = core.broker.memory
+        publisher = core.connect("p")
+        memory.sampled(790 * MIB)
+        for number in range(2):
+            publisher.publish(f"t/{number}", b"x" * 9 * MIB, 1, retain=True)
+        memory.check()
+        assert 808 * MIB < memory.used < 809 * MIB and memory.state.stage == NO_CONNECTIONS
+        memory.sampled(791 * MIB)  # the messages are where freed memory was
+        assert memory.used == 791 * MIB
+        publisher.publish("t/0", b"", 1, retain=True)  # it is not known whether the process gives memory back
+        memory.check()
+        assert memory.used == 791 * MIB
 
 
 @pytest.mark.parametrize("version, code", [(5, 0x97), (4, 3)])
