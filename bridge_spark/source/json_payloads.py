@@ -46,7 +46,7 @@ UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 _BLANKS = " \t\n\r"
 _NOT_A_NUMBER = re.compile(rb"[^\w\"](?:NaN|Inf)")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STRING = re.compile(r'"(?:[^"\\]|\\.?)*"?', re.DOTALL)  # also one without end, so that each character is read once
 _ROW = re.compile(r" in row (\d+)$")
 _TEXT = re.compile(r"couldn't parse:(.+)$|: (\S+) requires (?:scale|precision) \d+$")
 

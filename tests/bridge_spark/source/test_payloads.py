@@ -89,6 +89,8 @@ JSON: list[tuple[bytes, object]] = [
     (b'{"n": 1, "o": {}}', "field 'o.a' is missing"), (b'{"n": 1, "l": {}}', "field 'l' is not an array"),
     (b'{"n": 1, "l": ["1"]}', "field 'l[]' is not a number"), (b'{"n": 1, "q": [{}]}', "field 'q[].i' is missing"),
     (b'{"n":' + b"[" * 200 + b"]" * 200 + b"}", "nested too deeply"),
+    (b"[" * 201 + b'"' + b'\\"' * 500_000, "nested too deeply"),  # in time that grows with its length only
+    (b"[" * 201 + b'"' + b'\\"' * 500_000 + b"\\", "nested too deeply"),
     (b"\xef\xbb\xbf {\"n\" :\n1}\r\n", {"n": 1}), (b'{"n": -0}', {"n": 0}), (b'{"\\u006e": 1}', {"n": 1}),
     (b'{"n": 1, "z": {"y": [1, {}]}, "z": 2}', {"n": 1}), (b'{"n": 1, "z": ' + b"[" * 199 + b"]" * 199 + b"}", {"n": 1}),
     (b'{"n": 1, "s": "' + b"[" * 300 + b'"}', {"n": 1, "s": "[" * 300}),
