@@ -262,7 +262,7 @@ class _Plan:
                 raise _unfit(found, kind, where)
             key, item = (found.message_type.fields_by_name[name] for name in ("key", "value"))
             keys, items = self._value(key, kind.key_type, where), self._value(item, kind.item_type, where + "{}")
-            return _Entries(found.name, kind, keys, items)
+            return _Entries(found.name, kind, keys, items, where)
         if found.is_repeated:
             if not pa.types.is_list(kind):
                 raise _unfit(found, kind, where)
@@ -385,17 +385,22 @@ class _Items:
 class _Entries:
     """A map field."""
 
-    def __init__(self, name: str, kind: pa.MapType, keys: _Convert, items: _Convert) -> None:
+    def __init__(self, name: str, kind: pa.MapType, keys: _Convert, items: _Convert, where: str) -> None:
         self._get = attrgetter(name)
         self._kind = kind
         self._keys = keys
         self._items = items
+        self._where = where
 
     def __call__(self, messages: list[Any]) -> pa.Array:
         maps = list(map(self._get, messages))
-        sorted_keys = list(map(sorted, maps))
+        try:
+            sorted_keys = list(map(sorted, maps))
+            items = list(chain.from_iterable(map(entries.__getitem__, keys) for entries, keys in zip(maps, sorted_keys)))
+        except (TypeError, UnicodeError):  # as in `_texts`
+            row = next(row for row, entries in enumerate(maps) if any(isinstance(key, bytes) for key in entries))
+            raise _BadRow(row, f"field '{self._where}' is not UTF-8") from None
         offsets = _offsets(sorted_keys)
-        items = list(chain.from_iterable(map(entries.__getitem__, keys) for entries, keys in zip(maps, sorted_keys)))
         return pa.MapArray.from_arrays(
             pa.array(offsets, pa.int32()), _in_rows(offsets, self._keys, list(chain.from_iterable(sorted_keys))),
             _in_rows(offsets, self._items, items), type=self._kind)

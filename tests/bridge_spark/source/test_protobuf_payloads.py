@@ -231,6 +231,9 @@ def test_proto2_has_required_fields_and_defaults() -> None:
     assert results(parser, [b"\x10\x05", b"\x10\x05\x0a\x01F", b"\x0a\x01F", b"\x10\x05\x1a\x02\x0a\x00", b"\x10\x05\x0a\x01\xff"]) == [
         ({"a": "C"}, None), ({"a": "F"}, None), (None, "the required field 'r' is missing"),
         (None, "the required field 'r' is missing"), (None, "field 'a' is not UTF-8")]
+    keys = parser_of("map<string, int32> a = 1;", pa.map_(pa.string(), pa.int32()), syntax="proto2")
+    good, bad = b"\x0a\x05\x0a\x01k\x10\x05", b"\x0a\x05\x0a\x01\xff\x10\x05"
+    assert results(keys, [good, bad, good + bad]) == [({"a": [("k", 5)]}, None), *[(None, "field 'a' is not UTF-8")] * 2]
     closed = parser_of("enum E { X = 1; Y = 2; } optional E a = 1;", pa.string(), syntax="proto2")
     assert results(closed, [b"\x08\x02", b"\x08\x07"]) == [({"a": "Y"}, None), ({"a": None}, None)]
     group = parser_of("optional group A = 1 { optional int32 n = 2; }", pa.struct([("n", pa.int32())]), syntax="proto2")
