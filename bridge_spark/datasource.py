@@ -357,7 +357,8 @@ def _read(options: SourceOptions, payloads: PayloadReader, partition: InputParti
         builder = ColumnBuilder(payloads.message_schema, options.stream, options.topic_filter, options.predicate)
         messages = read_slices(storage, partition.slices, builder, options.fail_on_data_loss,
                                options.skip_corrupt_batches)
-        yield from map(payloads.rows, messages)
+        for batch in messages:
+            yield from payloads.rows(batch)
     finally:
         storage.close()
         freeze_worker()

@@ -10,9 +10,10 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
+from bridge_spark.source.batch_bytes import pieces, row_bytes
 from bridge_spark.source.option_values import OptionNames
 from bridge_spark.source.payload_options import PAYLOAD_OPTION_NAMES, payload_options
-from bridge_spark.source.payload_reader import PayloadReader, PayloadSchemaError
+from bridge_spark.source.payload_reader import ROWS_BYTES, PayloadReader, PayloadSchemaError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,13 +49,13 @@ def parse_payloads(messages: DataFrame, schema: Union[str, StructType], **option
 
     def parse(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield _parsed(reader, batch)
+            yield from _parsed(reader, batch)
 
     return messages.mapInArrow(parse, StructType(fields))
 
 
-def _parsed(reader: PayloadReader, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch with the columns of ``reader``."""
+def _parsed(reader: PayloadReader, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch with the columns of ``reader``, in batches of at most `ROWS_BYTES` of repeated columns, or one row."""
     columns = []
     for field in reader.message_schema:
         if field.name == _ROW:
@@ -62,7 +63,10 @@ def _parsed(reader: PayloadReader, batch: pa.RecordBatch) -> pa.RecordBatch:
         else:
             column = batch.column(field.name)
             columns.append(column if not column.null_count else pc.fill_null(column, b"" if field.name == "payload" else ""))
-    rows = reader.rows(pa.RecordBatch.from_arrays(columns, schema=reader.message_schema))
-    kept = batch.take(rows.column(_ROW))
-    names = [name for name in rows.schema.names if name != _ROW]
-    return pa.RecordBatch.from_arrays([*kept.columns, *map(rows.column, names)], names=[*kept.schema.names, *names])
+    sizes = row_bytes(batch.columns, len(batch))
+    for found in reader.rows(pa.RecordBatch.from_arrays(columns, schema=reader.message_schema)):
+        for start, end in pieces(sizes[found.column(_ROW).to_numpy()], ROWS_BYTES):
+            rows = found.slice(start, end - start)
+            kept = batch.take(rows.column(_ROW))
+            names = [name for name in rows.schema.names if name != _ROW]
+            yield pa.RecordBatch.from_arrays([*kept.columns, *map(rows.column, names)], names=[*kept.schema.names, *names])

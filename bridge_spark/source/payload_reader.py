@@ -20,7 +20,7 @@ A user's schema may have, beside the columns of the message:
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Optional, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -29,6 +29,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from bridge_spark.source import json_payloads, sparkplug, typed_text
 from bridge_spark.source.avro_payloads import AvroParser
 from bridge_spark.source.avro_schemas import AvroSchemas
+from bridge_spark.source.batch_bytes import pieces, row_bytes
 from bridge_spark.source.json_payloads import JsonParser
 from bridge_spark.source.payload_options import TOPICS, TOPICS_FILE, PayloadOptions
 from bridge_spark.source.protobuf_payloads import ProtobufParser
@@ -46,6 +47,8 @@ _TYPES = {
     "item": pa.int32(),
 }
 PAYLOAD_COLUMNS = ("value", *_TYPES)
+PARSED_BYTES = 4 * 1024 * 1024  # of payloads parsed at once, unless one is larger
+ROWS_BYTES = 16 * 1024 * 1024
 
 
 class PayloadSchemaError(ValueError):
@@ -56,7 +59,7 @@ class PayloadReader:
     """Converts batches of messages to batches of ``schema``.  Raises `PayloadSchemaError`."""
 
     def __init__(self, schema: pa.Schema, options: Optional[PayloadOptions], pattern: Optional[TopicPattern]) -> None:
-        self._schema = schema
+        self.schema = schema
         self._pattern = pattern
         levels = pattern.names if pattern is not None else ()
         asked = [field for field in schema if field.name in (*PAYLOAD_COLUMNS, *levels)]
@@ -80,33 +83,51 @@ class PayloadReader:
             fields + [pa.field(name, kinds[name]) for name in needed if name not in schema.names])
         """The columns of the messages that are needed."""
 
-    def rows(self, messages: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of ``messages``, a batch of `message_schema`."""
-        if not self._made:
-            return messages
-        made: dict[str, pa.Array] = {}
-        if self._parser is not None:
-            payloads = messages.column("payload")
-            parsed = (self._parser.parse(messages.column("topic"), payloads) if isinstance(self._parser, TopicParsers)
-                      else self._parser.parse(payloads))
-            if parsed.payloads is not None:
-                messages = messages.take(parsed.payloads)
-            made = self._payload_columns(messages, parsed)
-        if self._pattern is not None and self._made.intersection(self._pattern.names):
-            made |= _level_columns(self._pattern, messages.column("topic"))
-        arrays = [made[field.name] if field.name in self._made else messages.column(field.name)
-                  for field in self._schema]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+    def rows(self, messages: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The rows of ``messages``, a batch of `message_schema`.
 
-    def _payload_columns(self, messages: pa.RecordBatch, parsed: Parsed) -> dict[str, pa.Array]:
+        Parsing takes a multiple of the payloads' bytes, and each row of a payload repeats the columns of its message.
+        So few payloads are parsed at once, and a batch has at most `ROWS_BYTES` of repeated columns, or one row.
+        """
+        if self._parser is None:
+            yield self._batch(self._message_columns(messages))
+            return
+        for start, end in pieces(row_bytes([messages.column("payload")], len(messages)), PARSED_BYTES):
+            yield from self._parsed_rows(self._parser, messages.slice(start, end - start))
+
+    def _parsed_rows(self, parser: Union[RowParser, TopicParsers], messages: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        payloads = messages.column("payload")
+        parsed = (parser.parse(messages.column("topic"), payloads) if isinstance(parser, TopicParsers)
+                  else parser.parse(payloads))
+        given, made = self._message_columns(messages), self._payload_columns(payloads, parsed)
+        if parsed.payloads is None:
+            yield self._batch({**given, **made})
+            return
+        sizes = row_bytes(given.values(), len(messages))[parsed.payloads.to_numpy()]
+        for start, end in pieces(sizes, ROWS_BYTES):
+            places = parsed.payloads.slice(start, end - start)
+            yield self._batch({**{name: column.take(places) for name, column in given.items()},
+                               **{name: column.slice(start, end - start) for name, column in made.items()}})
+
+    def _batch(self, columns: dict[str, pa.Array]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([columns[field.name] for field in self.schema], schema=self.schema)
+
+    def _message_columns(self, messages: pa.RecordBatch) -> dict[str, pa.Array]:
+        """The columns with the same value in all rows of a message."""
+        found = {field.name: messages.column(field.name) for field in self.schema if field.name not in self._made}
+        if self._pattern is not None and self._made.intersection(self._pattern.names):
+            found |= _level_columns(self._pattern, messages.column("topic"))
+        return found
+
+    def _payload_columns(self, payloads: pa.Array, parsed: Parsed) -> dict[str, pa.Array]:
         made = {"value": parsed.values, "reason": parsed.reasons}
         if "extra" in self._made:
-            made["value"], made["extra"] = _without_extra(parsed.values, self._schema.field("value").type)
+            made["value"], made["extra"] = _without_extra(parsed.values, self.schema.field("value").type)
         if "rejected" in self._made:
-            made["rejected"] = pc.if_else(
-                parsed.reasons.is_valid(), messages.column("payload"), pa.scalar(None, pa.binary()))
+            places = pa.array(range(len(payloads)), pa.int32()) if parsed.payloads is None else parsed.payloads
+            made["rejected"] = payloads.take(pc.if_else(parsed.reasons.is_valid(), places, pa.scalar(None, pa.int32())))
         if "item" in self._made:
-            made["item"] = _items(parsed, len(messages))
+            made["item"] = _items(parsed, len(payloads))
         return made
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bridge_spark.source.json_payloads import JsonParser
 from bridge_spark.source.payload_options import PayloadOptionError, PayloadOptions, payload_options
-from bridge_spark.source.payload_reader import PayloadReader, PayloadSchemaError
+from bridge_spark.source.payload_reader import PARSED_BYTES, ROWS_BYTES, PayloadReader, PayloadSchemaError
 from bridge_spark.source.row_parser import BadPayload, Refused, RowParser
 from bridge_spark.source.sparkplug import FIELDS, SparkplugParser
 from bridge_spark.source.text_payloads import CsvParser, NumberParser
@@ -338,12 +338,39 @@ def test_the_columns_of_the_source() -> None:
         [pa.array([7, 8, 9]), pa.array(payloads, pa.binary()), pa.array(["s/a", "s/b", "s/a"])],
         schema=reader.message_schema,
     )
-    rows = reader.rows(messages)
+    [rows] = reader.rows(messages)
     assert rows.schema == schema
     assert [tuple(row.values()) for row in rows.to_pylist()] == [
         (7, {"n": 1}, None, None, [], 0, "a"), (7, {"n": 2}, None, None, [("z", "true")], 1, "a"),
         (8, None, "not JSON", b"?", None, 0, "b"), (9, {"n": 3}, None, None, [], 0, "a")]
-    assert not reader.rows(messages.slice(0, 0)).num_rows
+    assert not list(reader.rows(messages.slice(0, 0)))
+
+
+@pytest.mark.parametrize("asked", [["payload"], ["levels"], []])
+def test_a_payload_with_very_many_rows_does_not_fill_the_memory(asked: list[str]) -> None:
+    columns = {"payload": pa.binary(), "levels": pa.list_(pa.struct([("name", pa.string())]))}
+    schema = pa.schema([*((name, columns[name]) for name in asked), ("value", VALUE), ("reason", pa.string()),
+                        ("rejected", pa.binary()), ("item", pa.int32())])
+    reader = PayloadReader(schema, PayloadOptions("json", explode=True), None)
+    payload = b"[" + b",".join([b'{"n":1}'] * 5000) + b"]"
+    levels = [{"name": "x" * 100}] * 400
+    messages = pa.RecordBatch.from_arrays(
+        [pa.array([payload] * 3 if name == "payload" else [levels] * 3, columns[name]) for name in (asked or ["payload"])]
+        + [pa.array([payload] * 3, pa.binary())] * (asked == ["levels"]), schema=reader.message_schema)
+    rows = 0
+    for batch in reader.rows(messages):
+        assert batch.select(asked).nbytes < ROWS_BYTES + 1_000_000
+        if not rows:
+            assert batch.column("item")[:3].to_pylist() == [0, 1, 2]
+        rows += len(batch)
+    assert rows == 15_000
+
+
+def test_payloads_are_parsed_few_at_once() -> None:
+    reader = PayloadReader(pa.schema([("value", VALUE), ("reason", pa.string())]), PayloadOptions("json"), None)
+    payload = b'{"n": 1, "z": "' + b"x" * (PARSED_BYTES // 2) + b'"}'
+    messages = pa.RecordBatch.from_arrays([pa.array([payload, b"{}", payload, b"{}"], pa.binary())], schema=reader.message_schema)
+    assert [len(batch) for batch in reader.rows(messages)] == [2, 2]
 
 
 @pytest.mark.parametrize(
