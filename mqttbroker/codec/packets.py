@@ -10,7 +10,7 @@ and SUBACK have codes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Optional
+from typing import ClassVar, Final, Optional
 
 from mqttbroker.codec import reason_codes as rc
 from mqttbroker.codec.data_types import decode_binary, decode_utf8, encode_binary, encode_utf8
@@ -26,6 +26,8 @@ from mqttbroker.codec.properties import (
     forwarded_will_properties,
 )
 from mqttbroker.codec.reason_codes import MQTTError, is_legal
+
+_BRIDGE: Final = 0x80  # of a protocol level
 
 
 class Packet:
@@ -60,7 +62,10 @@ class Will:
 
 
 class Connect(Packet):
-    """CONNECT (3.1). ``clean_start`` is Clean Session below version 5."""
+    """CONNECT (3.1). ``clean_start`` is Clean Session below version 5.
+
+    ``bridge`` is Mosquitto's mark of a connection of another broker, in the protocol level's highest bit.
+    """
 
     packet_type: ClassVar[int] = rc.CONNECT
 
@@ -84,6 +89,7 @@ class Connect(Packet):
         self.username = username
         self.password = password
         self.properties: Properties = Properties() if properties is None else properties
+        self.bridge = False
 
     def encode(self, version: int = 0) -> bytes:
         """The packet's bytes, at its own version; the argument is ignored."""
@@ -100,7 +106,8 @@ class Connect(Packet):
         if self.password is not None:
             flags |= 64
             payload += encode_binary(self.password)
-        head = encode_utf8(self.protocol_name) + bytes((self.version, flags))
+        level = self.version | (_BRIDGE if self.bridge else 0)
+        head = encode_utf8(self.protocol_name) + bytes((level, flags))
         head += self.keep_alive.to_bytes(2, "big") + _properties(self.properties, self.version, rc.CONNECT)
         return encode_frame(rc.CONNECT, head + payload)
 
@@ -498,12 +505,15 @@ def _decode_connect(data: bytes, pos: int, end: int) -> Connect:
         raise MQTTError(rc.UNSUPPORTED_PROTOCOL_VERSION, "unknown protocol name")  # [MQTT-3.1.2-1]
     if pos >= end:
         raise MQTTError(rc.MALFORMED_PACKET, "packet too short")
-    level: int = data[pos]
+    bridge: bool = data[pos] & _BRIDGE != 0
+    level: int = data[pos] & ~_BRIDGE
     if (level != 3) if protocol_name == "MQIsdp" else (level != 4 and level != 5):
         detail = f"{protocol_name} level {level}"
         raise MQTTError(rc.UNSUPPORTED_PROTOCOL_VERSION, detail, level)  # [MQTT-3.1.2-2]
     try:
-        return _decode_connect_rest(data, pos + 1, end, level)
+        packet = _decode_connect_rest(data, pos + 1, end, level)
+        packet.bridge = bridge
+        return packet
     except MQTTError as error:
         error.protocol_level = level
         raise

@@ -65,6 +65,7 @@ class Connection(ClientConnection):
         # Flags and numbers of one byte stand side by side, so that a compiled object has no gaps.
         self.restricted = True  # the rules are asked before a PUBLISH is accepted
         self.problem_information = True
+        self.bridge = False  # of a broker that cannot ask for No Local and Retain As Published
         self.flush_requested = False
         self.halted = False  # no more packets are handled in this iteration of the event loop
         self.state: u8 = AWAIT_CONNECT

@@ -213,6 +213,7 @@ class Protocol:
         connection = self.connection
         properties = packet.properties
         connection.version = 5 if packet.version == 5 else 4
+        connection.bridge = packet.bridge and packet.version < 5
         connection.client_id = packet.client_id
         connection.zero_copy_version = connection.version
         if packet.version == 3:

@@ -124,8 +124,15 @@ _NO_TARGETS: Final[List[Target]] = []  # of discarded routes; stays empty
 
 
 def is_reserved(topic: str) -> bool:
-    """Whether no client may publish to the topic: $SYS is the broker's, and $share/ is a form of subscription."""
-    return topic.startswith("$") and (topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith("$share/"))
+    """Whether no client may publish to the topic: $SYS is the broker's, and $share/ is a form of subscription.
+
+    Bridges of other brokers say in ``$SYS/broker/connection/<name>/state`` whether they are connected, as with Mosquitto.
+    """
+    if not topic.startswith("$"):
+        return False
+    if topic.startswith("$SYS/broker/connection/") and topic.endswith("/state") and topic.count("/") == 4:
+        return False
+    return topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith("$share/")
 
 
 def permitted_members(rules: Optional[Rules], group: Group, topic: str) -> Group:

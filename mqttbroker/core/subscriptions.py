@@ -36,7 +36,7 @@ from mqttbroker.core.turns import LongWork, Turns
 from sessions.context import SessionContext
 from sessions.journal import Journal
 from sessions.rows import SubscriptionRow
-from sessions.session import Session, Subscription
+from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED, Session, Subscription
 from topic_matcher.filters import is_valid_filter, parse_shared, text_bytes
 
 # Memory of a subscription in bytes, as measured: of one with its own node in the trie, of one with its own group, and of
@@ -146,12 +146,15 @@ class Subscriptions:
         # The same filters, subscribed again and again. What waits takes no more memory than the subscriptions.
         if len(session.pending_retained) + len(replay) >= 2 * len(session.subscriptions) + FREE_REPLAYS:
             return QUOTA_EXCEEDED
-        subscription = Subscription(session, full_filter, request.options, identifier)
+        options: int = request.options
+        if connection.bridge:
+            options |= RETAIN_AS_PUBLISHED if shared is not None else RETAIN_AS_PUBLISHED | NO_LOCAL
+        subscription = Subscription(session, full_filter, options, identifier)
         self.load(subscription)
         if shared is None and (request.retain_handling == 0 or (request.retain_handling == 1 and old is None)):
             replay.append(subscription)
         if session.id != 0:
-            row = SubscriptionRow(session.id, full_filter, request.qos, request.options, identifier)
+            row = SubscriptionRow(session.id, full_filter, request.qos, options, identifier)
             self.journal.save_subscription(row)
         return request.qos
 
