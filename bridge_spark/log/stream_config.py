@@ -34,7 +34,8 @@ class StreamConfig:
 
     ``retention_age`` and ``segment_age`` are seconds, ``retention_bytes`` (for all partitions together) and
     ``segment_bytes`` bytes; None is unlimited.  ``seal`` rewrites closed segments as Parquet.  ``archive`` is the
-    location to which sealed segments are copied, with a retention of its own; local retention keeps what is not there.
+    location to which sealed segments are copied, with a retention of its own; local retention keeps segments that
+    are not archived.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the schema files of Avro and Protobuf have in common."""
+"""Finds the schema files of Avro and Protobuf in a directory by their ids."""
 
 from __future__ import annotations
 

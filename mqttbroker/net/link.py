@@ -58,7 +58,7 @@ class LinkTransport:
         self._reading = True
         self._not_taken: i64 = 0  # bytes received that the worker has not been told about
         self._held: Optional[Deque[bytes]] = None  # received while not reading
-        self._closed: Optional[str] = None  # why the client is gone, behind what is held
+        self._closed: Optional[str] = None  # the reason of a close that follows the held data
 
     # -- from the worker --------------------------------------------------------
 
@@ -92,7 +92,7 @@ class LinkTransport:
         self._not_taken = 0
 
     def deliver_held(self, now: float) -> None:
-        """Deliver what was received while not reading."""
+        """Deliver the data that arrived while reading was paused."""
         held = self._held
         while self._reading and held:
             data = held.popleft()
@@ -187,7 +187,7 @@ class LinkTransport:
             self.link.deliver_later(self)
 
     def can_write_eof(self) -> bool:
-        """The worker does what the listener's type allows."""
+        """True for each kind of listener: the worker knows whether its socket can be closed in one direction."""
         return True
 
     def write_eof(self) -> None:

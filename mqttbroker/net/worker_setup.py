@@ -44,7 +44,7 @@ class WorkerSetup(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """An accepted connection: the index of its listener, the client's address, and what a proxy told (`ProxiedPeer`)."""
+    """An accepted connection: the index of its listener, the client's address, and its `ProxiedPeer`."""
 
     listener: int
     address: str

@@ -1,7 +1,7 @@
 """The worker's end of a link: sockets of clients on one side, frames on the other.
 
-What a client sends goes into the link at the end of the event loop's iteration, together with what others sent. A
-client is not read while `WINDOW` bytes of it wait for the broker, or while the link itself takes nothing.
+At the end of the event loop's iteration the bytes of all clients are written to the link together. A client is not
+read while `WINDOW` bytes of it wait for the broker, or while the link itself takes nothing.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class LinkedClient:
             self._report()
 
     def _report(self) -> None:
-        """Tell the broker what the system has taken."""
+        """Tell the broker how many bytes the socket has taken."""
         if self._transport is None:
             return
         unsent: i64 = self._transport.get_write_buffer_size()

@@ -1,8 +1,8 @@
 """The process of a connection worker: ``python -m mqttbroker.worker NUMBER DESCRIPTOR``.
 
 The number tells operators which worker it is. The descriptor is that of the link, whose first frame is a `WorkerSetup`.
-The process ends with the link: it closes its
-clients behind what was written to them. Signals are for the broker's process, which the operator knows.
+The process ends with the link: it sends its clients the bytes that wait for them, and closes them. Operators send
+signals to the broker's process only.
 """
 
 from __future__ import annotations

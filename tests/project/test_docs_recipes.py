@@ -69,7 +69,7 @@ def write_files(directory: Path, broker: BrokerProcess) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_dbt_adds_what_is_new(tmp_path: Path) -> None:
+def test_dbt_adds_new_rows(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     install = command("pip install", "dbt-core")
     assert install[0] == "pip"

@@ -44,8 +44,8 @@ class BrokerProcess:
 
     Flags for the ports and the data directory override ``config``. A ``data_dir`` is kept; without one a temporary
     directory is used until `close`. The log level must be info or debug, because the ports are read from the log.
-    ``program`` is what Python runs in the place of the package. With TEST_WORKERS=N in the environment brokers that say
-    nothing else have so many connection workers. Starts with `start` or ``with``.
+    ``program`` is a script that Python runs in the place of the package. With TEST_WORKERS=N in the environment a broker
+    whose configuration has no `workers` has N connection workers. Starts with `start` or ``with``.
     """
 
     def __init__(

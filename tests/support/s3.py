@@ -28,7 +28,7 @@ ENVIRONMENT = {
 
 
 class S3Server:
-    """A running server with the bucket ``bucket``.  ``endpoint`` is HOST:PORT, ``environment`` what clients need."""
+    """A running server with the bucket ``bucket``.  ``endpoint`` is HOST:PORT, ``environment`` the variables for clients."""
 
     def __init__(self) -> None:
         found = os.environ.get("MOTO_SERVER") or shutil.which("moto_server", path=Path(sys.executable).parent)

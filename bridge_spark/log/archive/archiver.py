@@ -143,9 +143,9 @@ class Archiver:
                 left.remove(number)
         return failures
 
-    def _run_job(self, archive: StreamArchive, what: str, size: int = 0, **more: object) -> object:
+    def _run_job(self, archive: StreamArchive, kind: str, size: int = 0, **more: object) -> object:
         """Run a job that transfers `size` bytes."""
-        job = {"do": what, "location": str(archive.config.archive), "stream": archive.config.name, **more}
+        job = {"do": kind, "location": str(archive.config.archive), "stream": archive.config.name, **more}
         return self._worker.run_within(job, JOB_TIMEOUT + size / LOWEST_RATE)
 
     # -- start ----------------------------------------------------------------

@@ -29,7 +29,7 @@ class ArchiveError(Exception):
 
 
 class S3Options(NamedTuple):
-    """What the SDK of AWS takes from its environment unless it is given here."""
+    """Settings for S3; the SDK of AWS takes those that are None from its environment."""
 
     access_key: Optional[str] = None
     secret_key: Optional[str] = None

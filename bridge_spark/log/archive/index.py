@@ -43,7 +43,7 @@ class ArchivedSegment(NamedTuple):
 
 
 class ArchiveState(NamedTuple):
-    """What an archive has of a partition: offsets from ``start`` up to, not including, ``end``."""
+    """The segments of a partition in its archive: offsets from ``start`` up to, not including, ``end``; bytes in all."""
 
     start: int
     end: int
@@ -128,7 +128,7 @@ class IndexReader:
             return max(records[until - 1].total - before, 0) if until else 0
 
     def check(self) -> ArchiveState:
-        """Read all records; return what the archive has."""
+        """Read all records; return the state."""
         with _Records(self.path) as records:
             for _ in records.from_(0):
                 pass

@@ -1,4 +1,4 @@
-"""Protobuf payloads: what the package protobuf encodes is what the parser returns; bad payloads and descriptor files are
+"""Protobuf payloads: the parser returns the values that the package protobuf encodes; bad payloads and descriptor files are
 one line each."""
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ PARSER = ProtobufParser(READ, alone(SET, "plant.Reading"), "ms")
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(ROWS, EITHER), min_size=1, max_size=4))
-def test_rows_are_those_that_were_encoded(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
+def test_parsed_rows_equal_the_encoded_rows(rows: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     payloads = [filled({**row, **either}).SerializeToString() for row, either in rows]
     for (row, either), (value, reason) in zip(rows, results(PARSER, payloads), strict=True):
         expected = {**row, "whole": None, "words": None, "piece": None, "more": None, **either,

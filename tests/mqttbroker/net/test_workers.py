@@ -190,7 +190,7 @@ def test_a_client_that_does_not_read(broker: BrokerProcess, connect: Connect) ->
 
 
 def test_a_publisher_that_leaves_after_a_flood(broker: BrokerProcess, connect: Connect) -> None:
-    """What it sent before it closed the connection is handled."""
+    """The broker handles packets that a client sent before it closed the connection."""
     reader = connect("reader")
     reader.subscribe("flood")
     with RawClient(broker.port) as publisher:
