@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from bridge_spark.source.schema_files import UnusableSchema, files_by_id
+from bridge_spark.source.schema_files import UnusableSchema, files_by_id, read_schema
 
 SUFFIX = ".avsc"
 MAX_DEPTH = 64
@@ -48,9 +48,8 @@ def _read(path: str) -> Any:
     if not path.endswith(SUFFIX):
         raise UnusableSchema(f"{path!r}: the name of a schema file ends with {SUFFIX}")
     try:
-        with open(path, "rb") as file:
-            if not isinstance(json.load(file), dict):
-                raise UnusableSchema(f"{path!r}: not the schema of a record")
+        if not isinstance(json.loads(read_schema(path)), dict):
+            raise UnusableSchema(f"{path!r}: not the schema of a record")
         return load_schema(path)
     except OSError as error:
         reason = error.strerror or "cannot be read"

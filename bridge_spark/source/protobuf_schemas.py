@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from bridge_spark.source.schema_files import UnusableSchema, files_by_id
+from bridge_spark.source.schema_files import UnusableSchema, files_by_id, read_schema
 
 SUFFIX = ".desc"
 """Of the files of a registry's schemas; a single file may have any name."""
@@ -49,7 +49,7 @@ class MessageType:
 
 def read_file(path: str, message: str) -> ProtobufSchemas:
     """Raises `UnusableSchema`, or ImportError without the package protobuf."""
-    data = _read(path)
+    data = read_schema(path)
     try:
         message_type(data, message)
     except UnusableSchema as error:
@@ -61,20 +61,12 @@ def read_directory(path: str, message: str) -> ProtobufSchemas:
     """The schemas of a registry, from files named ``<id>.desc``.  Raises `UnusableSchema`, or ImportError."""
     found = {}
     for number, name in files_by_id(path, SUFFIX):
-        found[number] = _read(name)
+        found[number] = read_schema(name)
         try:
             message_types(found[number])
         except UnusableSchema as error:
             raise UnusableSchema(f"{name!r}: {error}") from None
     return ProtobufSchemas(path, message, by_id=found)
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise UnusableSchema(f"{path!r}: {error.strerror or 'cannot be read'}") from None
 
 
 def message_type(data: bytes, name: str) -> MessageType:

@@ -1,13 +1,30 @@
-"""Finds the schema files of Avro and Protobuf in a directory by their ids."""
+"""Reads the schema files of Avro and Protobuf, and finds them in a directory by their ids."""
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
+
+MAX_BYTES = 16 * 1024 * 1024  # of a schema file
 
 
 class UnusableSchema(ValueError):
     """A schema that cannot be read, or that cannot fill the columns; the message is one line."""
+
+
+def read_schema(path: str) -> bytes:
+    """The content of a regular file, or of one to which a symbolic link points.  Raises `UnusableSchema`."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a named pipe would wait for a writer
+            raise UnusableSchema(f"{path!r}: not a regular file")
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UnusableSchema(f"{path!r}: {error.strerror or 'cannot be read'}") from None
+    if len(data) > MAX_BYTES:
+        raise UnusableSchema(f"{path!r}: larger than {MAX_BYTES >> 20} MiB")
+    return data
 
 
 def files_by_id(directory: str, suffix: str) -> Iterator[tuple[int, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -21,10 +22,11 @@ from support.spark_session import StreamWriter, message, spark
 
 from bridge_spark.ingest import run
 from bridge_spark.source.avro_payloads import AvroParser
-from bridge_spark.source.avro_schemas import AvroSchemas, UnusableSchema, read_directory, read_file
+from bridge_spark.source.avro_schemas import AvroSchemas, read_directory, read_file
 from bridge_spark.source.payload_options import PayloadOptionError, payload_options
 from bridge_spark.source.payload_reader import PayloadReader, PayloadSchemaError
 from bridge_spark.source.row_parser import BadPayload
+from bridge_spark.source.schema_files import MAX_BYTES, UnusableSchema
 from bridge_spark.tables.config_section import ConfigError
 from bridge_spark.tables.ingest_config import parse_config
 
@@ -288,6 +290,14 @@ def test_files_of_schemas(tmp_path: Path) -> None:
         assert name in str(caught.value) and "\n" not in str(caught.value)
     with pytest.raises(UnusableSchema, match="No such file"):
         read_file(str(tmp_path / "h.avsc"))
+    os.mkfifo(tmp_path / "i.avsc")
+    with pytest.raises(UnusableSchema, match="not a regular file"):
+        read_file(str(tmp_path / "i.avsc"))
+    write("j.avsc", {**record(("text", "string")), "doc": "x" * MAX_BYTES})
+    with pytest.raises(UnusableSchema, match="larger than 16 MiB"):
+        read_file(str(tmp_path / "j.avsc"))
+    (tmp_path / "link.avsc").symlink_to(path)
+    assert read_file(str(tmp_path / "link.avsc")).alone == read_file(path).alone
 
 
 def test_unusable_options_are_one_line(tmp_path: Path) -> None:
