@@ -27,5 +27,7 @@ def archive_options(given: Mapping[str, str]) -> ArchiveOptions:
         raise OptionError(name, "missing: both keys are needed, or none to use those of the environment")
     if session is not None and access is None:
         raise OptionError("archive.sessionToken", "needs 'archive.accessKey' and 'archive.secretKey'")
+    if "@" in given.get("archive.endpoint", ""):
+        raise OptionError("archive.endpoint", "must not have credentials: give 'archive.accessKey' and 'archive.secretKey'")
     region, endpoint = given.get("archive.region") or None, given.get("archive.endpoint") or None
     return ArchiveOptions(location, S3Options(access, secret, session, region, endpoint))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
+from urllib.parse import urlsplit
 
 from bridge_spark.source.options import OptionError, parse_options
 from bridge_spark.source.payload_options import PAYLOAD_KEYS, PayloadOptionError, in_keys, payload_options
@@ -262,6 +263,8 @@ class _TablePlace:
             return text
         if not is_url(text):
             return str(Path(text).absolute())
+        if ":" in urlsplit(text).netloc.rpartition("@")[0]:
+            raise section.error(key, "must not have credentials: give them in [storage]")
         if self.table_format == "parquet":
             raise section.error(key, f"{text!r} is a URL: Parquet tables are published by renaming directories, which "
                                      f"object storage does not have; use table_format = \"delta\" or \"iceberg\"")

@@ -51,6 +51,8 @@ def parse_location(text: str) -> ArchiveLocation:
         if name not in S3_PARAMETERS or not value:
             known = ", ".join(S3_PARAMETERS)
             raise ValueError(f"has the parameter {name!r}, or no value for it; those of S3 are {known}")
+    if "@" in parameters.get("endpoint_override", ""):
+        raise ValueError("must not have credentials in endpoint_override: they come from the environment or ~/.aws")
     if parameters.get("scheme", "https") not in ("http", "https"):
         raise ValueError("must have http or https as scheme")
     if parts.fragment:

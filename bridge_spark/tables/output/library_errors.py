@@ -11,8 +11,9 @@ from bridge_spark.tables.output.batch_table import ForeignBatch, TableError
 
 MAX_CHARACTERS = 400
 _SECRETS = re.compile(
-    r"(?i)((?:[\w.-]*(?:secret|token|password|credential|signature|access[_-]?key)[\w.-]*)[\"']?\s*[=:]\s*[\"']?)"
-    r"[^\s\"'&,;)]+|(://[^/\s:@]+:)[^/\s@]+(?=@)"
+    r"(?i)((?:[\w.-]*(?:secret|token|password|credential|signature|(?:access|account|private|shared)[_-]?key)[\w.-]*"
+    r"|\bsig|[\w.-]*authorization)[\"']?\s*[=:]\s*)(?:\"[^\"]*|'[^']*|(?:(?:bearer|basic)\s+)?[^\s\"'&,;)]+)"
+    r"|(://[^/\s:@]+:)[^/\s@]+(?=@)"
 )
 
 

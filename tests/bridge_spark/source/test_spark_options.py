@@ -90,6 +90,7 @@ REFUSED = [
     (BASE | {"archive.location": "history"}, "archive.location", "must be \"s3://BUCKET/PREFIX\" or the absolute path"),
     (BASE | {"archive.accessKey": "k"}, "archive.secretKey", "missing: both keys are needed"),
     (BASE | {"archive.secretKey": "k"}, "archive.accessKey", "missing: both keys are needed"),
+    (BASE | {"archive.endpoint": "http://k:s@h"}, "archive.endpoint", "must not have credentials"),
     (BASE | {"archive.sessionToken": "t"}, "archive.sessionToken", "needs 'archive.accessKey' and 'archive.secretKey'"),
     (BASE | {"includeHeaders": "true"}, "includeHeaders", "option of the Kafka source is 'includeUserProperties'"),
     ({"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "is 'url'"),

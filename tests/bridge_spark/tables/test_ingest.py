@@ -79,6 +79,7 @@ REFUSED = [
           ({"table_format": "orc"}, "table_format: 'orc' is none of parquet, delta, iceberg"),
           ({"output": "s3://b/t"}, "output: 's3://b/t' is a URL: Parquet tables are published by renaming directories"),
           ({"dead_letters": "s3://b/t"}, "dead_letters: 's3://b/t' is a URL"),
+          ({"output": "s3://k:hidden@b/t", "table_format": "delta"}, "output: must not have credentials"),
           ({"output": "s3://b/t", "table_format": "delta"}, "checkpoint: is missing: give a directory on the driver's disk"),
           ({"output": "s3://b/t", "table_format": "delta", "checkpoint": "s3://b/c"}, "checkpoint: 's3://b/c' is a URL"),
           ({"output": "tables/t", "table_format": "iceberg"}, "output: 'tables/t' is not the name of a table in the catalog"),
