@@ -29,6 +29,7 @@ from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.data_files import restrict, set_umask
 from mqttbroker.admin.http import HttpServer
+from mqttbroker.admin.http_accounts import AccountRoutes
 from mqttbroker.admin.http_api import Api, Operations
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
@@ -276,6 +277,7 @@ class Server:
             context = http_context(settings)
             filters = {stream.name: stream.filters for stream in self.settings.streams}
             api = Api(self._operations(), self.streams, self.consumers, filters)
+            accounts = AccountRoutes(self.security, self.broker, self.control_runner)
             self.http = HttpServer(
                 settings.host,
                 settings.port,
@@ -288,7 +290,7 @@ class Server:
                 counters=self.metrics.http_counters,
                 consumers=self.consumers,
                 max_connections=settings.max_connections,
-                routes=api.routes(),
+                routes=[*api.routes(), *accounts.routes()],
                 warnings=self._warnings,
             )
             api.http_bans = self.http.bans

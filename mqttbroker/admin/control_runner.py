@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future
-from typing import Any, Awaitable, Callable, Deque, ParamSpec, Set, TypeVar
+from typing import Any, Awaitable, Callable, Deque, ParamSpec, Set, Tuple, TypeVar
 
 from mqttbroker.admin.control import ControlError, Slices
 
@@ -26,7 +26,7 @@ class ControlRunner:
     """Operations from all threads, one slice of one of them per iteration of the event loop.
 
     ``tell_time`` sets the broker's clock and is called before each slice. ``reload`` reads settings and files again.
-    `call`, `scan` and `reload` may be called on any thread, the loop's included, where nobody may wait for the future
+    `call`, `scan`, `start` and `reload` may be called on any thread, the loop's included, where nobody may wait for the future
     but with `asyncio.wrap_future`. Cancelling a future ends its operation before the next slice.
     """
 
@@ -44,6 +44,7 @@ class ControlRunner:
         self._futures: Set[Future[Any]] = set()  # those that are not done
         self._operations: Deque[_Operation] = deque()  # those with a slice to run
         self._scheduled = False
+        self._tasks: Set[asyncio.Future[None]] = set()  # those that run
 
     def call(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run an operation of one slice."""
@@ -59,8 +60,12 @@ class ControlRunner:
 
     def reload(self) -> Future[None]:
         """Reload settings, password and ACL files and certificates, as SIGHUP does; problems are in the log."""
-        future: Future[None] = Future()
-        self._submit(future, self._begin_reload, future)
+        return self.start(self._reload)
+
+    def start(self, begin: Callable[[], Awaitable[T]]) -> Future[T]:
+        """Run a coroutine, which ``begin`` makes on the event loop."""
+        future: Future[T] = Future()
+        self._submit(future, self._begin_task, (future, begin))
         return future
 
     def close(self) -> None:
@@ -109,19 +114,22 @@ class ControlRunner:
             self._operations.append(operation)
         self._schedule()
 
-    def _begin_reload(self, future: Future[None]) -> None:
+    def _begin_task(self, given: Tuple[Future[Any], Callable[[], Awaitable[Any]]]) -> None:
+        future, begin = given
         if self._closed:
             return
 
-        async def reload() -> None:
+        async def run() -> None:
             try:
-                await self._reload()
+                result = await begin()
             except Exception as error:
                 _finish(future, None, error)
             else:
-                _finish(future, None, None)
+                _finish(future, result, None)
 
-        self._reloading = asyncio.ensure_future(reload())
+        task = asyncio.ensure_future(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 class _Operation:

@@ -7,26 +7,21 @@ are problem details (RFC 9457), whose ``field`` names the parameter or key that 
 from __future__ import annotations
 
 import asyncio
-import functools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, TypeVar
-
-from aiohttp import web
+from typing import Any, Dict, List, NamedTuple, Optional, TypeVar
 
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
-from mqttbroker.admin.access import Principal, Right
+from mqttbroker.admin.access import Right
 from mqttbroker.admin.backup import BackupError
 from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.control import MAX_BAN, MAX_PAGE, SORTS, BrokerControl, ControlError
+from mqttbroker.admin.control import MAX_BAN, SORTS, BrokerControl, ControlError
 from mqttbroker.admin.control_runner import BrokerStopping, ControlRunner
 from mqttbroker.admin.http_consumers import CONSUMERS, describe
-from mqttbroker.admin.http_gate import log_action
+from mqttbroker.admin.http_operations import CURSOR, LIMIT, Call, page, page_of, route
 from mqttbroker.admin.http_parameters import (
-    MAX_BODY,
     MAX_NAME,
     MAX_TEXT,
     Field,
@@ -38,11 +33,8 @@ from mqttbroker.admin.http_parameters import (
     Word,
     decode_cursor,
     encode_cursor,
-    read_json,
-    read_texts,
-    read_values,
 )
-from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, RequestError, Route, read_body
+from mqttbroker.admin.http_routes import Answer, RequestError, Route
 from mqttbroker.admin.http_schemas import (
     BOOLEAN,
     INTEGER,
@@ -57,12 +49,11 @@ from mqttbroker.admin.http_schemas import (
 from mqttbroker.admin.http_streams import StreamAccess
 from mqttbroker.admin.message_json import MESSAGE, message_fields, message_json, payload_of, properties_of
 from mqttbroker.admin.views import BanView, BrokerStatus, SessionDetail, SessionFilter, SessionSummary, SubscriptionView
-from mqttbroker.config.setting_kinds import Boolean, Choice, Integer
+from mqttbroker.config.setting_kinds import Boolean, Choice
 from mqttbroker.core.bans import Bans
 
 T = TypeVar("T")
 
-DEFAULT_PAGE = 100
 VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 NEVER = 0xFFFFFFFF  # seconds of a Session Expiry Interval that is no limit
 LEVELS = ("debug", "info", "warning", "error")
@@ -130,17 +121,8 @@ SETTING = record(
     source=described(TEXT, 'the file, variable or flag that set it; "default"'),
 )
 
-# Parameters and keys that the audit log has.
-_TARGETS = (
-    "client_id", "topic", "filter", "retain", "protocol", "address", "username", "seconds", "reason", "name", "level"
-)  # fmt: skip
-_PAYLOADS = ("payload", "payload_base64")  # keys of which a body has one at most
-_BAN_KEY = ("address", "username", "client_id")  # of which it has one at least
-
 BACKUP_NAME = Word(1, 100, r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", "a name of A-Z a-z 0-9 _ . -")
 PREFIX = Field("prefix", Word(), "client ids that begin with this", "")
-LIMIT = Field("limit", Integer(1, MAX_PAGE), "the most entries of a page", DEFAULT_PAGE)
-CURSOR = Field("cursor", Word(1), "where the page begins: next_cursor of the page before", None)
 CLIENT_ID = Field("client_id", Word(1), "a client id, percent-encoded")
 STREAM_NAME = Field("name", Word(1), "the name of a stream")
 
@@ -160,25 +142,6 @@ class Operations(NamedTuple):
     set_level: Callable[[str], None]
     reload: Callable[[], Awaitable[List[str]]]
     back_up: Optional[Callable[[str], str]]
-
-
-@dataclass(frozen=True)
-class Call:
-    """One request: its sender, and the values of its parameters and of the keys of its body."""
-
-    principal: Principal
-    values: Mapping[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
-
-
-Operation = Callable[[Call], Awaitable[Any]]
-
-
-def page(items: Schema) -> Schema:
-    """A page of a list."""
-    return record(items=array(items), next_cursor=described(nullable(TEXT), "of the next page; null = none follows"))
 
 
 class Api:
@@ -219,30 +182,30 @@ class Api:
         of_protocol = Field("protocol", Choice("mqtt", "http"), "of MQTT clients or of HTTP senders", "mqtt")
         done = Answer("done")
         return [
-            self._route("GET", "/status", self._status, status, "Counters and gauges", {"type": "object"},
+            route("GET", "/status", self._status, status, "Counters and gauges", {"type": "object"},
                         tag="broker"),
-            self._route("GET", "/listeners", self._listeners, lists, "Listeners", record(items=array(LISTENER)),
+            route("GET", "/listeners", self._listeners, lists, "Listeners", record(items=array(LISTENER)),
                         tag="broker"),
-            self._route("GET", "/configuration", self._configuration, lists,
+            route("GET", "/configuration", self._configuration, lists,
                         "Settings in force, with the place that set each", record(items=array(SETTING)),
                         [Field("prefix", Word(), "keys that begin with this", "")], tag="broker"),
-            self._route("GET", "/log/level", self._level, lists, "The log level", record(level=TEXT), tag="broker"),
-            self._route("PUT", "/log/level", self._set_level, administer, "Change the log level until the next reload",
+            route("GET", "/log/level", self._level, lists, "The log level", record(level=TEXT), tag="broker"),
+            route("PUT", "/log/level", self._set_level, administer, "Change the log level until the next reload",
                         record(level=TEXT), body=[Field("level", Choice(*LEVELS), "the level")],
                         action="set_log_level", tag="broker"),
-            self._route("POST", "/reload", self._reload, administer, "Reload the configuration, as SIGHUP does",
+            route("POST", "/reload", self._reload, administer, "Reload the configuration, as SIGHUP does",
                         record(problems=array(TEXT)), action="reload", tag="broker"),
-            self._route("POST", "/backup", self._back_up, administer,
+            route("POST", "/backup", self._back_up, administer,
                         "Back up now, to a directory below http.backup_dir", record(summary=TEXT),
                         body=[Field("name", BACKUP_NAME, "the name of the directory")], action="backup", tag="broker",
                         errors=(409, 500)),
-            self._route("POST", "/publish", self._publish, operate, "Publish a message in the name of the broker",
+            route("POST", "/publish", self._publish, operate, "Publish a message in the name of the broker",
                         record(recipients=described(INTEGER, "subscriptions and streams that got it")),
                         body=message_fields(Field("topic", Topic(MAX_TEXT), "a topic name"),
                                             Field("retain", Boolean(), "retain the message", False)),
                         action="publish", tag="messages", errors=(409,)),
 
-            self._route("GET", "/clients", self._clients, lists, "Clients and their sessions", page(CLIENT),
+            route("GET", "/clients", self._clients, lists, "Clients and their sessions", page(CLIENT),
                         [PREFIX, Field("contains", Word(), "client ids that contain this", ""),
                          Field("username", Word(), "of this user", None),
                          Field("connected", Boolean(), "connected ones, or others", None),
@@ -250,107 +213,56 @@ class Api:
                          Field("address", Network(), "connected from this address or network", ""),
                          sort, Field("order", Choice("asc", "desc"), "ascending or descending", "asc"), LIMIT, CURSOR],
                         tag="clients", errors=(404,)),
-            self._route("GET", "/clients/{client_id}", self._client, lists, "One client and its session", CLIENT_DETAIL,
+            route("GET", "/clients/{client_id}", self._client, lists, "One client and its session", CLIENT_DETAIL,
                         [CLIENT_ID], tag="clients", errors=(404,)),
-            self._route("GET", "/clients/{client_id}/subscriptions", self._client_subscriptions, lists,
+            route("GET", "/clients/{client_id}/subscriptions", self._client_subscriptions, lists,
                         "Subscriptions of a client", page(SUBSCRIPTION), [CLIENT_ID, LIMIT, CURSOR], tag="clients",
                         errors=(404,)),
-            self._route("POST", "/clients/{client_id}/disconnect", self._disconnect, operate,
+            route("POST", "/clients/{client_id}/disconnect", self._disconnect, operate,
                         "Disconnect a client (reason code 0x98); its session stays", None, [CLIENT_ID], done=done,
                         action="disconnect_client", tag="clients", errors=(404,)),
-            self._route("DELETE", "/clients/{client_id}", self._delete_session, operate,
+            route("DELETE", "/clients/{client_id}", self._delete_session, operate,
                         "Disconnect a client and delete its session; its will is published", None, [CLIENT_ID],
                         done=done, action="delete_session", tag="clients", errors=(404,)),
 
-            self._route("GET", "/subscriptions", self._subscriptions, lists, "Subscriptions to exactly a filter",
+            route("GET", "/subscriptions", self._subscriptions, lists, "Subscriptions to exactly a filter",
                         page(SUBSCRIPTION), [Field("filter", Filter(True), "a topic filter, with $share/NAME/ or not"),
                                              LIMIT, CURSOR], tag="subscriptions", errors=(404,)),
-            self._route("GET", "/receivers", self._receivers, lists, "Subscriptions that get the messages of a topic",
+            route("GET", "/receivers", self._receivers, lists, "Subscriptions that get the messages of a topic",
                         page(SUBSCRIPTION), [topic, LIMIT, CURSOR], tag="subscriptions", errors=(404,)),
 
-            self._route("GET", "/retained", self._retained, content, "Retained messages that match a filter",
+            route("GET", "/retained", self._retained, content, "Retained messages that match a filter",
                         page(MESSAGE), [Field("filter", Filter(), "a topic filter", "#"), LIMIT, CURSOR],
                         tag="messages", errors=(404,)),
-            self._route("DELETE", "/retained", self._clear_retained, operate,
+            route("DELETE", "/retained", self._clear_retained, operate,
                         "Delete the retained messages that match a filter", record(deleted=INTEGER),
                         [Field("filter", Filter(), "a topic filter")], action="delete_retained", tag="messages",
                         errors=(409,)),
-            self._route("GET", "/retained/message", self._retained_message, content, "The retained message of a topic",
+            route("GET", "/retained/message", self._retained_message, content, "The retained message of a topic",
                         MESSAGE, [topic], tag="messages", errors=(404,)),
-            self._route("PUT", "/retained/message", self._set_retained, operate,
+            route("PUT", "/retained/message", self._set_retained, operate,
                         "Publish a retained message in the name of the broker", record(recipients=INTEGER), [topic],
                         body=message_fields(low=1), action="set_retained", tag="messages", errors=(409,)),
-            self._route("DELETE", "/retained/message", self._delete_retained, operate,
+            route("DELETE", "/retained/message", self._delete_retained, operate,
                         "Delete the retained message of a topic", None, [topic], done=done,
                         action="delete_retained", tag="messages", errors=(404, 409)),
 
-            self._route("GET", "/bans", self._bans, lists, "Bans in force", page(BAN), [of_protocol, LIMIT, CURSOR],
+            route("GET", "/bans", self._bans, lists, "Bans in force", page(BAN), [of_protocol, LIMIT, CURSOR],
                         tag="bans", errors=(404,)),
-            self._route("POST", "/bans", self._ban, operate,
+            route("POST", "/bans", self._ban, operate,
                         "Ban clients of MQTT; those that are connected are disconnected", record(disconnected=INTEGER),
                         body=[*banned, Field("seconds", Seconds(MAX_BAN), "absent = until it is lifted", None),
                               Field("reason", Word(), "for lists and the log", "")],
                         action="ban", tag="bans"),
-            self._route("DELETE", "/bans", self._lift_ban, operate, "Lift the bans of exactly these clients or senders",
+            route("DELETE", "/bans", self._lift_ban, operate, "Lift the bans of exactly these clients or senders",
                         None, [of_protocol, *ban_key], done=done, action="lift_ban", tag="bans", errors=(404,)),
 
-            self._route("GET", "/streams", self._streams, Right.NONE, "Streams and their partitions",
+            route("GET", "/streams", self._streams, Right.NONE, "Streams and their partitions",
                         record(items=array(STREAM)), tag="streams"),
-            self._route("GET", "/streams/{name}/consumers", self._stream_consumers, Right.NONE,
+            route("GET", "/streams/{name}/consumers", self._stream_consumers, Right.NONE,
                         "Consumers of a stream and their lag", record(items=array(CONSUMERS)), [STREAM_NAME],
                         tag="streams", errors=(404,)),
         ]  # fmt: skip
-
-    def _route(
-        self,
-        method: str,
-        path: str,
-        operation: Operation,
-        right: Right,
-        summary: str,
-        schema: Optional[Schema],
-        parameters: Sequence[Field] = (),
-        body: Optional[Sequence[Field]] = None,
-        done: Optional[Answer] = None,
-        action: str = "",
-        tag: str = "",
-        errors: Sequence[int] = (),
-    ) -> Route:
-        problem = Answer("refused", PROBLEM_SCHEMA, PROBLEM)
-        statuses = {400, 401, 403, 421, 429, 503, *errors, *(() if body is None else (408, 413))}
-        answers = {status: problem for status in sorted(statuses)}
-        answers = {204: done, **answers} if done is not None else {200: Answer("the result", schema), **answers}
-        placed = [
-            Parameter(each.name, each.schema, each.description, *_place(each, path)) for each in parameters
-        ]
-        return Route(
-            method, API + path, functools.partial(self._run, operation, tuple(parameters), body, action), right,
-            summary, answers, tuple(placed), None if body is None else _body_schema(body), tag=tag,
-            operation_id=getattr(operation, "__name__").strip("_"),
-        )  # fmt: skip
-
-    async def _run(
-        self,
-        operation: Operation,
-        parameters: Sequence[Field],
-        body: Optional[Sequence[Field]],
-        action: str,
-        request: web.Request,
-        principal: Principal,
-    ) -> web.StreamResponse:
-        texts = {**request.query, **request.match_info}
-        values = read_texts(parameters, texts, [*request.query, *request.match_info])
-        if body is not None:
-            values = {**values, **read_values(body, read_json(await read_body(request, MAX_BODY)))}
-        try:
-            result = await operation(Call(principal, values))
-        except BrokerStopping:
-            raise
-        except ControlError as error:
-            raise RequestError(400, str(error)) from None
-        if action:
-            log_action(action, _target(values), request, principal)
-        return web.Response(status=204) if result is None else web.json_response(result)
 
     async def _call(self, future: Future[T]) -> T:
         return await asyncio.wrap_future(future)
@@ -404,14 +316,14 @@ class Api:
             found = await self._call(self._operations.runner.scan(
                 self._control.sessions, where, "" if cursor is None else cursor[0], call["limit"]
             ))  # fmt: skip
-            return _page(map(client_json, found.sessions), self._cursors.encode(found.after) if found.after else None)
+            return page_of(map(client_json, found.sessions), self._cursors.encode(found.after) if found.after else None)
         parts = self._cursors.decode(call["cursor"], (int, float), str)
         after = None if parts is None else (parts[0], parts[1])
         ordered = await self._call(self._operations.runner.scan(
             self._control.sorted_sessions, call["sort"], descending, where, after, call["limit"]
         ))  # fmt: skip
         following = self._cursors.encode(*ordered.after) if ordered.after else None
-        return _page(map(client_json, ordered.sessions), following)
+        return page_of(map(client_json, ordered.sessions), following)
 
     async def _client(self, call: Call) -> Any:
         detail = await self._call(self._operations.runner.call(self._control.session, call["client_id"]))
@@ -442,7 +354,7 @@ class Api:
     async def _subscription_page(self, call: Call, begin: Callable[[str], int], of: str) -> Any:
         cursor = await self._cursor(call, begin, of)
         found = await self._next(self._operations.runner.scan(self._control.subscriptions, cursor, call["limit"]))
-        return _page(map(subscription_json, found.subscriptions), encode_cursor(found.cursor) if found.cursor else None)
+        return page_of(map(subscription_json, found.subscriptions), encode_cursor(found.cursor) if found.cursor else None)
 
     async def _cursor(self, call: Call, begin: Callable[..., int], *of: str) -> int:
         """The cursor of the request, or a new one."""
@@ -466,7 +378,7 @@ class Api:
         cursor = await self._cursor(call, self._control.open_retained, call["filter"])
         found = await self._next(self._operations.runner.scan(self._control.retained, cursor, call["limit"]))
         readable = (message for message in found.messages if call.principal.may_read(message.topic))
-        return _page(map(message_json, readable), encode_cursor(found.cursor) if found.cursor else None)
+        return page_of(map(message_json, readable), encode_cursor(found.cursor) if found.cursor else None)
 
     async def _retained_message(self, call: Call) -> Any:
         topic = call["topic"]
@@ -529,7 +441,7 @@ class Api:
         cursor = int(parts[0]) if parts is not None else await self._call(runner.call(control.open_bans))
         listed = await self._next(runner.call(control.bans, cursor, call["limit"]))
         items = (ban_json(ban, "mqtt") for ban in listed.bans)
-        return _page(items, encode_cursor(listed.cursor) if listed.cursor else None)
+        return page_of(items, encode_cursor(listed.cursor) if listed.cursor else None)
 
     def _http_bans(self, call: Call) -> Any:
         """Bans of HTTP senders, in the order of their addresses."""
@@ -542,7 +454,7 @@ class Api:
         found = (places[place] for place in shown)
         views = (BanView(*ban.key, ban.cause, ban.reason, ban.number, ban.until - now) for ban in found)
         following = encode_cursor(*shown[-1]) if len(shown) < len(left) else None
-        return _page((ban_json(view, "http") for view in views), following)
+        return page_of((ban_json(view, "http") for view in views), following)
 
     async def _ban(self, call: Call) -> Any:
         if not (call["address"] or call["username"] or call["client_id"]):
@@ -597,37 +509,6 @@ def _payload(call: Call) -> bytes:
         return payload_of(call.values)
     except ValueError as error:
         raise RequestError(400, f"payload_base64: {error}", "payload_base64") from None
-
-
-def _target(values: Mapping[str, Any]) -> str:
-    """The target of a change, for the audit log: no content of messages."""
-    return " ".join(f"{name}={values[name]}" for name in _TARGETS if values.get(name) not in (None, ""))
-
-
-def _place(field: Field, path: str) -> Tuple[str, bool]:
-    return ("path", True) if f"{{{field.name}}}" in path else ("query", field.required)
-
-
-def _body_schema(fields: Sequence[Field]) -> Schema:
-    names = {each.name for each in fields}
-    together: Schema = {}
-    if names.issuperset(_BAN_KEY):
-        together = {"anyOf": [{"required": [name]} for name in _BAN_KEY]}
-    elif names.issuperset(_PAYLOADS) and "retain" in names:
-        together = {"not": {"required": list(_PAYLOADS)}}
-    elif names.issuperset(_PAYLOADS):
-        together = {"oneOf": [{"required": [name]} for name in _PAYLOADS]}
-    return {
-        **together,
-        "type": "object",
-        "properties": {each.name: {**each.schema, "description": each.description} for each in fields},
-        "required": [each.name for each in fields if each.required],
-        "additionalProperties": False,
-    }
-
-
-def _page(items: Any, cursor: Optional[str]) -> Dict[str, Any]:
-    return {"items": list(items), "next_cursor": cursor}
 
 
 def client_json(session: SessionSummary) -> Dict[str, Any]:

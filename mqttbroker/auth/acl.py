@@ -210,9 +210,9 @@ def parse_acl(text: str, name: str) -> Acl:
                     raise ValueError("user without a name")
                 section = acl.users.setdefault(rest, Section())
             elif words[0] == "topic":
-                section.add(_rule(rest))
+                section.add(parse_rule(rest, False))
             elif words[0] == "pattern":
-                acl.patterns.add(_pattern(rest))
+                acl.patterns.add(parse_rule(rest, True))
             else:
                 raise ValueError(f'must begin with "user", "topic" or "pattern", not {words[0]!r}')
         except ValueError as error:
@@ -220,8 +220,11 @@ def parse_acl(text: str, name: str) -> Acl:
     return acl
 
 
-def _rule(text: str) -> Rule:
-    """The rule in ``[read|write|readwrite|deny] FILTER``; ValueError with the reason."""
+def parse_rule(text: str, pattern: bool) -> Rule:
+    """The rule in ``[read|write|readwrite|deny] FILTER``, the rest of a line that begins with ``topic`` or ``pattern``.
+
+    Raises ValueError with the reason.
+    """
     access = READ | WRITE
     words = text.split(None, 1)
     if len(words) == 2:
@@ -233,12 +236,8 @@ def _rule(text: str) -> Rule:
         raise ValueError("no topic filter")
     if not is_valid_filter(text) or text.startswith("$share/"):
         raise ValueError(f"not a topic filter: {text!r}")
+    if pattern:
+        for level in text.split("/"):
+            if level != "%c" and level != "%u" and ("%c" in level or "%u" in level):
+                raise ValueError(f"%c and %u must be a whole level, not part of {level!r}")
     return Rule(access, text)
-
-
-def _pattern(text: str) -> Rule:
-    rule = _rule(text)
-    for level in rule.topic_filter.split("/"):
-        if level != "%c" and level != "%u" and ("%c" in level or "%u" in level):
-            raise ValueError(f"%c and %u must be a whole level, not part of {level!r}")
-    return rule

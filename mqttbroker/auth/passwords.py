@@ -18,7 +18,6 @@ import hmac
 import os
 import re
 import stat
-import tempfile
 from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import Mapping, Optional, Protocol
@@ -27,6 +26,7 @@ import argon2
 from argon2.exceptions import InvalidHashError, VerificationError
 
 from mqttbroker.auth import scram
+from mqttbroker.auth.replace_file import rewrite_file
 
 # The parameters of Mosquitto 2.1, recommended by OWASP: 46 MiB, one pass, one lane.
 _ARGON2 = argon2.PasswordHasher(time_cost=1, memory_cost=47104, parallelism=1)
@@ -43,6 +43,7 @@ _ENCODED = re.compile(
 SCRAM_ITERATIONS = 15_000
 _KEY_BYTES = 64
 _MAX_NAME_BYTES = 65535
+PASSWORD_FILE_MODES = 0o600 | stat.S_IRGRP  # permissions that a rewritten password file keeps
 
 
 class PasswordFileError(Exception):
@@ -50,13 +51,17 @@ class PasswordFileError(Exception):
 
 
 class Hash(Protocol):
-    """A stored password."""
+    """A stored password. ``kind`` names its algorithm."""
+
+    kind: str
 
     def verify(self, password: bytes) -> bool:
         """Whether this is the password. May take a second; safe in any thread."""
 
 
 class Argon2id:
+    kind = "argon2id"
+
     def __init__(self, encoded: str) -> None:
         match = _ENCODED.fullmatch(encoded)
         if match is None:
@@ -74,6 +79,8 @@ class Argon2id:
 
 
 class Pbkdf2:
+    kind = "pbkdf2-sha512"
+
     def __init__(self, iterations: str, salt: str, key: str) -> None:
         self._iterations = _iterations(iterations)
         self._salt = _decoded(salt, "salt")
@@ -85,6 +92,8 @@ class Pbkdf2:
 
 
 class Sha512:
+    kind = "sha512"
+
     def __init__(self, salt: str, key: str) -> None:
         self._salt = _decoded(salt, "salt")
         self._key = _key(key)
@@ -94,6 +103,8 @@ class Sha512:
 
 
 class Scram:
+    kind = "scram-sha-256"
+
     def __init__(self, iterations: str, salt: str, stored_key: str, server_key: str) -> None:
         self.credentials = scram.Credentials(
             _iterations(iterations),
@@ -233,13 +244,23 @@ def set_password(path: Path, username: str, encoded: Optional[str]) -> bool:
     Returns whether the user was in the file. Raises OSError, and ValueError for an invalid user name or file.
     """
     check_name(username)
-    path = Path(os.path.realpath(path))
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         text = ""
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8 at byte {error.start}") from None
+    changed, known = with_password(text, username, encoded)
+    if changed != text:
+        rewrite_file(path, changed.encode(), PASSWORD_FILE_MODES)
+    return known
+
+
+def with_password(text: str, username: str, encoded: Optional[str]) -> tuple[str, bool]:
+    """The text of a password file with another hash of a user, None = without the user; and whether the user was there.
+
+    Comments and the order of the lines stay.
+    """
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
@@ -253,30 +274,4 @@ def set_password(path: Path, username: str, encoded: Optional[str]) -> bool:
         lines[mine[0] : mine[0] + 1] = new
     else:
         lines += new
-    if mine or new:
-        _replace(path, "".join(lines))
-    return bool(mine)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Replace the text of a file atomically; keep its owner and whether its group may read it."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            if path.exists():
-                owner = path.stat()
-                if (owner.st_uid, owner.st_gid) != (os.geteuid(), os.getegid()):
-                    os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
-                os.fchmod(file.fileno(), 0o600 | owner.st_mode & stat.S_IRGRP)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    return "".join(lines) if mine or new else text, bool(mine)

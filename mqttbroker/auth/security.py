@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import ipaddress
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Optional
 
@@ -21,8 +22,9 @@ from mqttbroker.auth.ban_file import BanFile
 from mqttbroker.auth.certificates import CertificateAuthenticator
 from mqttbroker.auth.external import ExternalAuthenticator
 from mqttbroker.auth.external_specs import EXTERNAL, spec_of, terms_of
-from mqttbroker.auth.passwords import PasswordFileError, Passwords, parse_passwords
+from mqttbroker.auth.passwords import PASSWORD_FILE_MODES, PasswordFileError, Passwords, parse_passwords
 from mqttbroker.auth.proven_passwords import ProvenPasswords
+from mqttbroker.auth.replace_file import Contents, FileChanged, read_contents, rewrite_file
 from mqttbroker.auth.worker_process import WorkerFailed
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
 from mqttbroker.config.load import ConfigError
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")
 
+Edit = Callable[[str], str]
+
 
 class Security:
     """The policies and rules in the files that the settings name. Raises ConfigError for an invalid file."""
@@ -58,6 +62,8 @@ class Security:
         self._proven = ProvenPasswords(0 if remember == "off" else settings.logins.max_remembered)
         self._password_authenticators: dict[Path, PasswordAuthenticator] = {}
         self._acls: dict[Path, Acl] = {}
+        self._versions: dict[Path, str] = {}  # of the contents in force of each file
+        self._reading = asyncio.Lock()  # held while files are read or changed, and put in force
         self.jwt: Optional[JwtAuthenticator] = None
         self._external: dict[str, ExternalAuthenticator] = {}
         # The key that names each file, for errors; the first if there are several.
@@ -86,8 +92,9 @@ class Security:
             problems += error.problems
         for path, key in self._password_files.items():
             try:
+                passwords, self._versions[path] = _read_passwords(path, key)
                 self._password_authenticators[path] = PasswordAuthenticator(
-                    _read_passwords(path, key),
+                    passwords,
                     self._settings.limits.connect_timeout,
                     capacity=self._settings.logins.max_waiting,
                     max_bytes=self._settings.limits.max_total_connect_bytes,
@@ -98,7 +105,7 @@ class Security:
                 problems += error.problems
         for path, key in self._acl_files.items():
             try:
-                self._acls[path] = _read_acl(path, key)
+                self._acls[path], self._versions[path] = _read_acl(path, key)
             except ConfigError as error:
                 problems += error.problems
         if not problems:  # else no process is needed
@@ -208,22 +215,20 @@ class Security:
 
     async def reload(self, broker: Broker) -> list[str]:
         """Read the files again and apply each valid one; returns the problems of the others."""
+        async with self._reading:
+            return await self._reload(broker)
+
+    async def _reload(self, broker: Broker) -> list[str]:
         loop = asyncio.get_running_loop()
         problems: list[str] = []
         for path, key in self._password_files.items():
             try:
-                passwords = await loop.run_in_executor(None, _read_passwords, path, key)
-                authenticator = self._password_authenticators[path]
-                _disconnect_users(broker, authenticator, authenticator.replace(passwords))
-                audit.info("event=passwords_reloaded file=%s users=%d", path, len(passwords.hashes))
+                self._use_passwords(broker, path, *await loop.run_in_executor(None, _read_passwords, path, key))
             except ConfigError as error:
                 problems += error.problems
         for path, key in self._acl_files.items():
             try:
-                acl = await loop.run_in_executor(None, _read_acl, path, key)
-                self._acls[path].replace(acl)
-                broker.rules_changed()
-                audit.info("event=acl_reloaded file=%s users=%d", path, len(acl.users))
+                self._use_acl(broker, path, *await loop.run_in_executor(None, _read_acl, path, key))
             except ConfigError as error:
                 problems += error.problems
         for background in self._background():
@@ -231,6 +236,70 @@ class Security:
         for problem in problems:
             log.error("event=reload_failed reason=%s", problem)
         return problems
+
+    def _use_passwords(self, broker: Broker, path: Path, passwords: Passwords, version: str) -> None:
+        authenticator = self._password_authenticators[path]
+        _disconnect_users(broker, authenticator, authenticator.replace(passwords))
+        self._versions[path] = version
+        audit.info("event=passwords_reloaded file=%s users=%d", path, len(passwords.hashes))
+
+    def _use_acl(self, broker: Broker, path: Path, acl: Acl, version: str) -> None:
+        self._acls[path].replace(acl)
+        broker.rules_changed()
+        self._versions[path] = version
+        audit.info("event=acl_reloaded file=%s users=%d", path, len(acl.users))
+
+    # --- changes of the files ---------------------------------------------------------------------------------------
+
+    @property
+    def password_files(self) -> Sequence[Path]:
+        """The password files, that of all listeners first."""
+        return tuple(self._password_files)
+
+    @property
+    def acl_files(self) -> Sequence[Path]:
+        """The ACL files, that of all listeners first."""
+        return tuple(self._acl_files)
+
+    def passwords_in_force(self, path: Path) -> Passwords:
+        """The users of one of `password_files`; for any thread."""
+        return self._password_authenticators[path].passwords
+
+    def acl_in_force(self, path: Path) -> Acl:
+        """The rules of one of `acl_files`; for any thread."""
+        return self._acls[path]
+
+    @staticmethod
+    def version_of(data: bytes) -> str:
+        """A word that names the contents of a file."""
+        return _version(data)
+
+    def version_in_force(self, path: Path) -> str:
+        """`version_of` the contents of a file that are in force; for any thread."""
+        return self._versions[path]
+
+    async def change_passwords(self, broker: Broker, path: Path, edit: Edit) -> str:
+        """Rewrite one of `password_files` by ``edit`` and put it in force, as `reload` does; returns its version.
+
+        ``edit`` makes the new text of the old one, in a thread, and may raise an error. Raises FileChanged if the file
+        is not the one in force, which an operator may be editing; OSError if it cannot be written; PasswordFileError if
+        its new text is invalid. Then nothing is changed.
+        """
+        async with self._reading:
+            passwords, version = await asyncio.get_running_loop().run_in_executor(
+                None, _rewritten_passwords, path, self._versions[path], edit
+            )
+            self._use_passwords(broker, path, passwords, version)
+            return version
+
+    async def change_acl(self, broker: Broker, path: Path, edit: Edit) -> str:
+        """`change_passwords` for one of `acl_files`. Raises AclError if its new text is invalid."""
+        async with self._reading:
+            acl, version = await asyncio.get_running_loop().run_in_executor(
+                None, _rewritten_acl, path, self._versions[path], edit
+            )
+            self._use_acl(broker, path, acl, version)
+            return version
 
 
 def ban_terms(settings: Settings) -> BanTerms:
@@ -271,31 +340,60 @@ def _disconnect_users(broker: Broker, authenticator: PasswordAuthenticator, user
             connection.disconnect(NOT_AUTHORIZED, "the password was changed")
 
 
-def _read_passwords(path: Path, key: str) -> Passwords:
+def _read_passwords(path: Path, key: str) -> tuple[Passwords, str]:
     try:
-        return parse_passwords(_text(path), str(path))
+        text, version = _text(path)
+        return parse_passwords(text, str(path)), version
     except (PasswordFileError, _Unreadable) as error:
         raise ConfigError([f"{key}: {error}"]) from None
 
 
-def _read_acl(path: Path, key: str) -> Acl:
+def _read_acl(path: Path, key: str) -> tuple[Acl, str]:
     try:
-        return parse_acl(_text(path), str(path))
+        text, version = _text(path)
+        return parse_acl(text, str(path)), version
     except (AclError, _Unreadable) as error:
         raise ConfigError([f"{key}: {error}"]) from None
+
+
+def _rewritten_passwords(path: Path, in_force: str, edit: Edit) -> tuple[Passwords, str]:
+    before, text = _edited(path, in_force, edit)
+    passwords = parse_passwords(text, str(path))
+    rewrite_file(path, text.encode(), PASSWORD_FILE_MODES, before)
+    return passwords, _version(text.encode())
+
+
+def _rewritten_acl(path: Path, in_force: str, edit: Edit) -> tuple[Acl, str]:
+    before, text = _edited(path, in_force, edit)
+    acl = parse_acl(text, str(path))
+    rewrite_file(path, text.encode(), before=before)
+    return acl, _version(text.encode())
+
+
+def _edited(path: Path, in_force: str, edit: Edit) -> tuple[Contents, str]:
+    """The contents of a file, and its new text. Raises FileChanged if they are not those in force."""
+    before = read_contents(path)
+    if _version(before.data) != in_force:
+        raise FileChanged(f"{path} was changed since the broker read it: reload first")
+    return before, edit(before.data.decode())
+
+
+def _version(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 class _Unreadable(Exception):
     """One line: the file and the reason."""
 
 
-def _text(path: Path) -> str:
+def _text(path: Path) -> tuple[str, str]:
+    """The text of a file, and its version."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise _Unreadable(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8"), _version(data)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise _Unreadable(f"{path}:{line}: not UTF-8") from None

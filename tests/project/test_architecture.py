@@ -89,7 +89,7 @@ LAYERS = {
     "mqttbroker.net": "codec config core",
     "mqttbroker.worker": "net allocator file_limit logs memory_limit",
     "mqttbroker.auth": "codec config core",
-    "mqttbroker.admin": "codec config core net",
+    "mqttbroker.admin": "codec config core net auth",
     "mqttbroker.cli": "codec config core net auth admin server config_check logs",
 }
 

@@ -13,7 +13,16 @@ from support.core import Core, CoreClient
 from support.core_sessions import durable
 
 from mqttbroker.admin import control as control_module
-from mqttbroker.admin.control import MAX_CURSORS, MAX_PAGE, PAGE_BYTES, SLICE, SORTS, BrokerControl, ControlError, Slices
+from mqttbroker.admin.control import (
+    MAX_CURSORS,
+    MAX_PAGE,
+    PAGE_BYTES,
+    SLICE,
+    SORTS,
+    BrokerControl,
+    ControlError,
+    Slices,
+)
 from mqttbroker.admin.views import (
     RetainedMessage,
     SessionDetail,

@@ -30,10 +30,14 @@ CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance,
 
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with a client, retained messages, a ban, and a stream that has a consumer."""
+    """A broker with users, rules, a client, a retained message, and a stream."""
     backups = tmp_path_factory.mktemp("backups")
     http = {"token": TOKEN, "backup_dir": str(backups)}
-    with BrokerProcess(config={"http": http, "streams": {"plant": {"filters": ["plant/#"]}}}) as broker:
+    files = {name: str(backups.parent / name) for name in ("password_file", "acl_file")}
+    Path(files["password_file"]).write_text("")
+    Path(files["acl_file"]).write_text("topic readwrite #\n")
+    streams = {"plant": {"filters": ["plant/#"]}}
+    with BrokerProcess(config={"http": http, "streams": streams, "allow_anonymous": True, **files}) as broker:
         with RawClient(broker.port) as client:
             client.connect("dev")
             client.subscribe("plant/#")

@@ -20,8 +20,8 @@ from bridge_spark.log.segment_names import segment_file_name
 from mqttbroker.admin.repair import DATABASE, check, repair, set_aside
 from mqttbroker.codec.packets import Puback, Publish
 from mqttbroker.codec.properties import Properties
-from sessions.store.pages import PageFile
 from sessions.store.interface import StoreError
+from sessions.store.pages import PageFile
 
 STREAM = {"streams": {"s": {"filters": ["s/#"], "partitions": 1, "segment_bytes": "4KiB", "seal": False}}}
 COUNT = 400
