@@ -253,6 +253,12 @@ class PublishHandler:
         session = cast(Session, publisher.session)
         if qos == 2:
             session.add_received(packet_id, False)
+        # Before the message, which the publisher may have subscribed to.
+        packet_type = PUBACK if qos == 1 else PUBREC
+        if route.matched:
+            publisher.send_ack(packet_type, packet_id)
+        else:
+            publisher.send(encode_ack(packet_type, packet_id, NO_MATCHING_SUBSCRIBERS, version))
         if route.work:
             self.broker.router.work += route.work
         outgoing: Optional[Outgoing] = None
@@ -284,11 +290,6 @@ class PublishHandler:
         if route.groups:
             whole = rest if more is None else b"".join((rest, *more))
             self._forward_to_groups(whole, route, first, payload, properties)
-        packet_type = PUBACK if qos == 1 else PUBREC
-        if route.matched:
-            publisher.send_ack(packet_type, packet_id)
-        else:
-            publisher.send(encode_ack(packet_type, packet_id, NO_MATCHING_SUBSCRIBERS, version))
 
     def _forward_to_groups(
         self, rest: bytes, route: Route, first: i64, payload: i64, properties: Optional[PublishProperties]
@@ -371,11 +372,11 @@ class PublishHandler:
             self._refuse(2, packet_id)
             return
         if message.qos == 1 and not route.durable and not message.retain and acks.length == 0:
-            publisher.publish(outgoing, route, session, None)
-            if route.has_targets:
+            if route.matched:
                 connection.send_ack(PUBACK, packet_id)
             else:
                 connection.send(encode_ack(PUBACK, packet_id, NO_MATCHING_SUBSCRIBERS, connection.version))
+            publisher.publish(outgoing, route, session, None)
             return
         gate: AckGate
         if message.qos == 1:

@@ -131,6 +131,33 @@ def test_order_of_messages_and_of_acknowledgements(connect: Callable[..., RawCli
         assert [int(subscriber.take().payload) for _ in range(300)] == list(range(1, 301))
 
 
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_publisher_gets_its_acknowledgement_before_its_own_message(
+    connect: Callable[..., RawClient], version: int, qos: int
+) -> None:
+    """As with Mosquitto, if no session or stream keeps the message."""
+    topic = f"echo/{version}/{qos}"
+    client = connect(f"echo-{version}-{qos}", version)
+    for topic_filter in (topic, f"$share/echo/{topic}") if version == 5 else (topic,):
+        client.subscribe(topic_filter, options=qos)
+        client.send(Publish(topic, b"x", qos, packet_id=7))
+        assert isinstance(client.receive(), Puback if qos == 1 else Pubrec)
+        assert isinstance(client.receive(), Publish)
+        client.unsubscribe(topic_filter)
+        if qos == 2:
+            client.send(Pubrel(7))
+            client.wait_for(Pubcomp)
+
+
+def test_a_shared_subscription_matches_where_full_queues_refuse(tmp_path: Path) -> None:
+    with Core(tmp_path, queue_full="refuse") as core:
+        core.connect("s").subscribe("$share/g/t", options=0)
+        publisher = core.connect("p")
+        assert publisher.publish("t", b"x", 1) == 0
+        assert publisher.publish("u", b"x", 1) == 0x10
+
+
 def test_a_repeated_qos_2_message_is_published_once(connect: Callable[..., RawClient]) -> None:
     subscriber, publisher = connect("once"), connect("again")
     subscriber.subscribe("once")
