@@ -209,4 +209,4 @@ bench: bench-tools
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .hypothesis bench/results bench/mqtt_load bench/sync_count.so
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .hypothesis bench/results bench/mqtt_load bench/link_load bench/sync_count.so

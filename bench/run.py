@@ -25,11 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import report
-from runner import HERE, OURS, OURS_OFF, Bench, Peer, Run, build_generator, fsync_us
-from scenarios import GROUPS, PARQUET, Scenario, all_scenarios, chosen, spark_scenarios
+from runner import HERE, OURS, OURS_OFF, OURS_WORKERS, Bench, Peer, Run, build_generator, fsync_us
+from scenarios import BUSY_WORKER, GROUPS, PARQUET, Scenario, all_scenarios, chosen, link_scenarios, spark_scenarios
 
 SPARK_ROWS = 4_000_000
 SPARK_SHARE = 0.3  # of the time limit, if there are other scenarios
+LINKS_SHARE = 0.4  # the same
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -84,7 +85,7 @@ def surroundings(directory: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-SHOWN = ("cpu_us_per_delivered", "delivered_per_s", "connects_per_s", "rows_per_s", "cpu_s_per_m", "p50_ms", "error")
+SHOWN = ("cpu_us_per_delivered", "core_us_per_delivered", "delivered_per_s", "connects_per_s", "rows_per_s", "cpu_s_per_m", "p50_ms", "error")
 
 
 def show_run(run: Run) -> None:
@@ -102,6 +103,21 @@ def measure_spark(options: argparse.Namespace, names: list[str], minutes: float)
     rows = max(int(SPARK_ROWS * options.scale), 100)
     command = [sys.executable, str(HERE / "spark.py"), "--rows", str(rows), "--rounds", str(options.rounds)]
     command += ["--minutes", str(minutes), "--seconds", str(10 * options.duration), *names]
+    return run_lines(command)
+
+
+def measure_links(options: argparse.Namespace, runs: list[Run], names: list[str], minutes: float) -> list[Run]:
+    """Run these scenarios with links.py, on links of workers as busy ones were found to be in the other runs."""
+    command = [sys.executable, str(HERE / "links.py"), "--rounds", str(options.rounds), "--scale", str(options.scale)]
+    command += ["--minutes", str(minutes), "--seconds", str(options.duration)]
+    worker_us = report.median(report.of(runs, f"workers-{BUSY_WORKER}", OURS_WORKERS), "workers_us_per_delivered")
+    if worker_us:
+        command += ["--worker-us", str(worker_us)]
+    return run_lines([*command, *names])
+
+
+def run_lines(command: list[str]) -> list[Run]:
+    """Run a program that prints a line of JSON per run."""
     found = []
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -111,21 +127,22 @@ def measure_spark(options: argparse.Namespace, names: list[str], minutes: float)
     return found
 
 
-def measure(bench: Bench, options: argparse.Namespace, began: float) -> None:
+def measure(bench: Bench, options: argparse.Namespace, began: float, minutes: float) -> None:
+    scenarios = [scenario for scenario in options.chosen if not scenario.spark and not scenario.links]
     longest = 0.0
     for number in range(options.rounds):
         start = time.monotonic()
-        if number and start - began + longest > options.minutes * 60:
-            print(f"# {number} rounds: another would take longer than {options.minutes:g} minutes", file=sys.stderr)
+        if number and start - began + longest > minutes * 60:
+            print(f"# {number} rounds: another would take longer than {minutes:g} minutes", file=sys.stderr)
             return
-        bench.round([scenario for scenario in options.chosen if not scenario.spark], number, show_run)
+        bench.round(scenarios, number, show_run)
         longest = max(longest, time.monotonic() - start)
 
 
 def names_of(bench: Bench) -> list[str]:
     """The brokers that ran, in the order of the table's columns."""
     ran = {run["broker"] for run in bench.runs}
-    return [name for name in [OURS, OURS_OFF, *(peer.name for peer in bench.peers[1:]), PARQUET] if name in ran]
+    return [name for name in [OURS, OURS_OFF, OURS_WORKERS, *(peer.name for peer in bench.peers[1:]), PARQUET] if name in ran]
 
 
 def write(options: argparse.Namespace, bench: Bench, around: dict[str, Any]) -> Path:
@@ -149,6 +166,7 @@ def show(options: argparse.Namespace, bench: Bench) -> None:
 
 def listing(scenarios: dict[str, Scenario]) -> str:
     lines = [f"{name:20} {scenario.arguments}" for name, scenario in scenarios.items()]
+    lines += [f"{scenario.name:20} links.py" for scenario in link_scenarios()]
     lines += [f"{scenario.name:20} spark.py" for scenario in spark_scenarios()]
     return "\n".join(lines + [f"group {name:14} {' '.join(members)}" for name, members in GROUPS.items()])
 
@@ -168,8 +186,13 @@ def main(arguments: list[str]) -> int:
             if names := [scenario.name for scenario in options.chosen if scenario.spark]:
                 alone = len(names) == len(options.chosen)
                 bench.runs += measure_spark(options, names, options.minutes * (1.0 if alone else SPARK_SHARE))
-            if len(names) < len(options.chosen):
-                measure(bench, options, began)
+            linked = [scenario.name for scenario in options.chosen if scenario.links]
+            alone = len(linked) + len(names) == len(options.chosen)
+            if not alone:
+                measure(bench, options, began, options.minutes * (1 - LINKS_SHARE if linked else 1))
+            if linked:
+                left = options.minutes - (time.monotonic() - began) / 60
+                bench.runs += measure_links(options, bench.runs, linked, left)
         except KeyboardInterrupt:
             print("bench: interrupted; what is there follows", file=sys.stderr)
         if not bench.runs:
@@ -177,7 +200,7 @@ def main(arguments: list[str]) -> int:
         out = write(options, bench, around)
         show(options, bench)
     print(f"\nfsync on this disk: {around['fsync_us']} µs; every run, and a plot: {out}")
-    return 0 if all(run["ok"] for run in bench.runs if run["broker"] in (OURS, OURS_OFF)) else 1
+    return 0 if all(run["ok"] for run in bench.runs if run["broker"] in (OURS, OURS_OFF, OURS_WORKERS)) else 1
 
 
 if __name__ == "__main__":

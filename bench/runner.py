@@ -32,6 +32,7 @@ from scenarios import ELSEWHERE, Scenario
 HERE = Path(__file__).resolve().parent
 OURS = "mqttbroker"
 OURS_OFF = "durability off"
+OURS_WORKERS = "with workers"
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 RUN_SECONDS = 90.0
@@ -84,6 +85,17 @@ def build_generator() -> Generator:
             subprocess.run([*command, "-DNO_TLS"], check=True)
         made.replace(program)
     return Generator([str(program)], True, build_sync_count(compiler))
+
+
+def build_link_load() -> Optional[Path]:
+    """link_load, compiled if its source changed; None without a C compiler."""
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+    source, program = HERE / "link_load.c", HERE / "link_load"
+    if compiler is not None and is_older(program, [source]):
+        made = program.with_name(f"link_load-{os.getpid()}.o")
+        subprocess.run([compiler, "-O2", "-std=c11", "-o", str(made), str(source)], check=True)
+        made.replace(program)
+    return None if compiler is None else program
 
 
 def build_sync_count(compiler: str) -> Optional[Path]:
@@ -166,6 +178,13 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def cpu_ns(pid: int) -> int:
+    """CPU time of a process by the scheduler's clock, whole milliseconds; 0 if it has ended."""
+    with suppress(OSError):
+        return time.clock_gettime_ns((~pid << 3) | 2) // 1_000_000 * 1_000_000
+    return 0
+
+
 class RunningBroker:
     """A broker's processes, in a directory of their own, until `stop`."""
 
@@ -190,6 +209,16 @@ class RunningBroker:
         if self.process.returncode == 3:
             return "not offered"
         return f"did not start: {self.log.read_text(errors='replace')[-300:]}"
+
+    def wait_until_it_rests(self, processes: int) -> None:
+        """Wait until there are so many processes, and none has used CPU time for a while."""
+        deadline = time.monotonic() + START_SECONDS
+        used: Optional[dict[int, int]] = None
+        while time.monotonic() < deadline:
+            before, used = used, {pid: cpu_ns(pid) for pid in descendants(self.process.pid)}
+            if used == before and len(used) >= processes:
+                return
+            time.sleep(0.15)
 
     def stop(self) -> None:
         processes = descendants(self.process.pid)
@@ -241,7 +270,9 @@ class Bench:
         self.duration = duration
         self.runs: list[Run] = []
         self.rates: dict[str, float] = {}
-        self.pin = (os.cpu_count() or 1) > 1 and shutil.which("taskset") is not None
+        self.cpus = os.cpu_count() or 1
+        self.workers = max(1, self.cpus - 1)
+        self.pin = self.cpus > 1 and shutil.which("taskset") is not None
         write_passwords(directory / "passwords")
         os.chmod(directory / "passwords", 0o600)
         (directory / "acl").write_text(ACL, encoding="ascii")
@@ -252,11 +283,15 @@ class Bench:
         return (self.generator.in_c or not scenario.needs_c) and (scenario.transport != "tls" or self.has_certificate)
 
     def participants(self, scenario: Scenario) -> list[Peer]:
-        """The peers that have what the scenario needs; if it is ``durable``, also this broker without durability."""
+        """The peers that have what the scenario needs. If it is ``durable``, also this broker without durability; if it is
+        about ``workers``, also this broker with them, and no Mosquitto, which has one thread."""
         found = [peer for peer in self.peers if peer.name == OURS or scenario.guarded or not scenario.stream]
         ours = next((peer for peer in self.peers if peer.name == OURS), None)
         if scenario.durable and ours is not None:
             found.insert(1, Peer(OURS_OFF, ours.script, {**ours.settings, "BENCH_DURABILITY": "off"}))
+        if scenario.workers and ours is not None:
+            found = [peer for peer in found if peer.name != "mosquitto"]
+            found.insert(1, Peer(OURS_WORKERS, ours.script, {**ours.settings, "BENCH_WORKERS": str(self.workers)}))
         return found
 
     def round(self, scenarios: list[Scenario], number: int, report: Callable[[Run], None]) -> None:
@@ -275,11 +310,13 @@ class Bench:
             syncs = Path(name) / "syncs"
             if scenario.durable and self.generator.sync_count is not None:
                 environment |= {"LD_PRELOAD": str(self.generator.sync_count), "SYNC_COUNT": str(syncs)}
-            broker = RunningBroker(peer, environment, Path(name), "0" if pinned else None)
+            broker = RunningBroker(peer, environment, Path(name), self.cpus_of_broker(scenario) if pinned else None)
             try:
                 error = broker.wait_until_it_listens()
                 if error:
                     return {"error": error, "ok": False}
+                if scenario.workers:
+                    broker.wait_until_it_rests(1 + int(environment["BENCH_WORKERS"]) if peer.name == OURS_WORKERS else 1)
                 if http_port and peer.name == OURS:
                     with Scraper(http_port):
                         run = self.load(scenario, broker, syncs)
@@ -290,6 +327,13 @@ class Bench:
                 return run
             finally:
                 broker.stop()
+
+    def cpus_of_broker(self, scenario: Scenario) -> str:
+        """The CPUs that a broker is tied to: the first; all but the generator's if the scenario is about workers."""
+        return f"0-{self.cpus - 2}" if scenario.workers else "0"
+
+    def cpu_of_generator(self, scenario: Scenario) -> str:
+        return str(self.cpus - 1) if scenario.workers else "1"
 
     def environment(self, scenario: Scenario, peer: Peer, http_port: int) -> dict[str, str]:
         """The start script's variables; all are always set, to "" if they do not apply."""
@@ -303,6 +347,7 @@ class Bench:
             "BENCH_STREAM": scenario.stream or (ELSEWHERE if guarded else ""),
             "BENCH_HTTP_PORT": str(http_port) if http_port else "off",
             "BENCH_DURABILITY": "commit",
+            "BENCH_WORKERS": "0" if peer.name == OURS else str(self.workers) if scenario.workers else "",
             **peer.settings,
         }
 
@@ -317,7 +362,8 @@ class Bench:
         if syncs.exists():
             arguments += ["--sync-count", str(syncs)]
         pinned = self.pin and not scenario.durable
-        command = [*(["taskset", "-c", "1"] if pinned else []), *self.generator.command, "--port", str(broker.port)]
+        pin = ["taskset", "-c", self.cpu_of_generator(scenario)] if pinned else []
+        command = [*pin, *self.generator.command, "--port", str(broker.port)]
         command += ["--broker-pid", ",".join(map(str, descendants(broker.process.pid)))]
         command += ["--mqtt-version", str(scenario.mqtt), *arguments]
         try:

@@ -55,6 +55,10 @@ class Scenario:
     """py_load.py does not have this scenario."""
     spark: bool = False
     """Measured by spark.py."""
+    workers: bool = False
+    """This broker also runs with connection workers: as many as there are CPUs, less one."""
+    links: bool = False
+    """Measured by links.py."""
 
     @property
     def timed(self) -> bool:
@@ -165,6 +169,64 @@ def featured() -> list[Scenario]:
     ]
 
 
+CORE = Figure("CPU µs/message of the core", "core_us_per_delivered")
+WORKERS = Figure("of the workers", "workers_us_per_delivered")
+CORE_SHARE = Figure("core % of a CPU", "core_cpu_pct")
+
+
+def with_workers(scale: float) -> list[Scenario]:
+    """Loads of the broker with and without connection workers, those of single messages after those of many."""
+
+    def number(full: int) -> int:
+        return max(int(full * scale), 10)
+
+    pairs = f"--scenario p2p --publishers {number(1000)} --subscribers {number(1000)}"
+    both = (CPU, CORE, WORKERS)
+    p50 = Figure("p50 latency µs", "latency_us/p50")
+    loads = {
+        "p2p-q0": (f"{PAIRS} --qos 0", both),
+        "p2p-q1": (f"{PAIRS} --qos 1", both),
+        "fanin100-q0": ("--scenario fanin --publishers 100 --subscribers 1 --qos 0", both),
+        "fanout100-q0": ("--scenario fanout --publishers 1 --subscribers 100 --qos 0", both),
+        "pairs1000-q0": (f"{pairs} --qos 0 --rate 10", both),
+        "pairs1000-q1": (f"{pairs} --qos 1 --rate 10", both),
+        BUSY_WORKER: (f"{pairs} --qos 0 --rate 50", (*both, RATE)),
+        "storm5000": (f"--connect-storm {number(5000)} --concurrency 100",
+                      (Figure("CPU µs/connection", "cpu_us_per_connect"), Figure("of the core", "core_us_per_connect"))),
+        "idle10000": (f"--idle-clients {number(10_000)} --idle-subscribe --publishers 0 --concurrency 100",
+                      (Figure("KiB/client", "rss_kb_per_client"), Figure("of the core", "core_kib_per_client"),
+                       Figure("of its worker", "workers_kib_per_client"))),
+        "low-load-q0": (f"{PAIRS} --qos 0 --rate 20", (p50, P99)),
+    }  # fmt: skip
+    found = [Scenario(f"workers-{name}", arguments, figures, workers=True) for name, (arguments, figures) in loads.items()]
+    for qos in (0, 1):
+        found.append(Scenario(f"workers-half-load-q{qos}", f"{PAIRS} --qos {qos} --rate {{rate}}", (p50, P99),
+                              half_of=f"workers-p2p-q{qos}", workers=True))  # fmt: skip
+    return found
+
+
+BUSY_WORKER = "pairs1000-busy-q0"
+"""The scenario that tells what a busy worker takes for a message."""
+BATCHES = (1, 4, 16, 64)
+"""Messages per read of a link."""
+WORKER_COUNTS = (1, 2, 4, 8, 16)
+
+
+def link_scenarios() -> list[Scenario]:
+    """What links.py measures."""
+    alone = Figure("÷ QoS 0 alone", "of_alone")
+    found = []
+    for qos in (0, 1):
+        found.append(Scenario(f"direct-q{qos}", "", (CORE,), links=True))
+        found += [Scenario(f"link-q{qos}-{batch}", "", (CORE, alone), links=True) for batch in BATCHES]
+    idle = (Figure("KiB/client of the core", "core_kib_per_client"), Figure("CPU µs/CONNECT", "core_us_per_idle_connect"))
+    found.append(Scenario("link-idle", "", idle, links=True))
+    fed = (Figure("offered/s", "offered_per_s"), RATE, CORE, CORE_SHARE, Figure("load % of a CPU", "self_cpu_pct"),
+           Figure("messages/write", "messages_per_write"), Figure("messages/s of a full core", "core_rate"),
+           Figure("busy workers of a full core", "workers_fed"))  # fmt: skip
+    return [*found, *(Scenario(f"capacity-{count}", "", fed, links=True) for count in WORKER_COUNTS)]
+
+
 PARQUET = "Parquet files"
 """Spark's Parquet source with the same rows, in the column of a peer."""
 SPARK_READS = {
@@ -192,22 +254,27 @@ GROUPS: dict[str, list[str]] = {
     "commit": ["durable-q1", "durable-q2", "offline-q1", "streamed-offline-q1", "paced-offline-q1", "paced-q2",
                "one-by-one-q1", "one-by-one-q2", "one-by-one-streamed-q1", "one-by-one-streamed-q2"],
     "features": [scenario.name for scenario in featured()],
+    "workers": [scenario.name for scenario in (*with_workers(1), *link_scenarios())],
     "spark": [scenario.name for scenario in spark_scenarios()],
 }
 
 
 def all_scenarios(scale: float = 1.0) -> dict[str, Scenario]:
     """The scenarios of mqtt_load by name, in the order in which they run."""
-    found = simple() + crowds(scale) + other_wires() + kept(scale) + featured()
+    found = simple() + crowds(scale) + other_wires() + kept(scale) + featured() + with_workers(scale)
     return {scenario.name: scenario for scenario in found}
 
 
 def chosen(names: str, scale: float = 1.0) -> list[Scenario]:
-    """The scenarios of a list of names and groups, separated by commas or spaces; raises ValueError."""
-    known = {**all_scenarios(scale), **{scenario.name: scenario for scenario in spark_scenarios()}}
+    """The scenarios of a list of names and groups, separated by commas or spaces; "all" is all but the group "workers".
+
+    Raises ValueError.
+    """
+    elsewhere = (*link_scenarios(), *spark_scenarios())
+    known = {**all_scenarios(scale), **{scenario.name: scenario for scenario in elsewhere}}
     wanted: list[str] = []
     for name in names.replace(",", " ").split():
         if name != "all" and name not in GROUPS and name not in known:
             raise ValueError(f"unknown scenario {name!r}; there are {', '.join([*known, *GROUPS, 'all'])}")
-        wanted += known if name == "all" else GROUPS.get(name, [name])
+        wanted += set(known).difference(GROUPS["workers"]) if name == "all" else GROUPS.get(name, [name])
     return [scenario for name, scenario in known.items() if name in wanted]

@@ -27,6 +27,7 @@ STOP_TIMEOUT = 10.0  # seconds in which a worker has to end after its link
 ENDS = 10  # of one worker in `ENDS_SECONDS`, after which the broker ends
 ENDS_SECONDS = 60.0
 LINK_SOCKET_BYTES = 1_048_576  # asked for the buffers of a link's sockets
+COMMAND = [sys.executable, "-P", "-m", "mqttbroker.worker"]  # and the worker's number, and the descriptor of its link
 
 
 ENDED = ["ended"]  # the problem of a worker whose link was closed before it answered
@@ -70,7 +71,7 @@ class Worker:
         mine.setblocking(False)
         with its:
             descriptors = [its.fileno(), *pool.descriptors()]
-            command = [sys.executable, "-P", "-m", "mqttbroker.worker", str(self.number), str(its.fileno())]
+            command = [*COMMAND, str(self.number), str(its.fileno())]
             self.process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, pass_fds=descriptors
             )

@@ -55,6 +55,28 @@ def test_small_loads_give_every_figure(tmp_path: Path, generator: runner.Generat
     assert "| features-q1" in done.stdout
 
 
+@pytest.mark.timeout(180)
+def test_the_core_is_measured_behind_links_and_beside_real_workers(tmp_path: Path, generator: runner.Generator) -> None:
+    if not generator.in_c:
+        pytest.skip("needs a C compiler")
+    links = "direct-q0 link-q0-4 link-q1-16 capacity-2 link-idle"
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "run.py"), "--rounds", "1", "--duration", "0.2", "--scale", "0.02", "--no-mosquitto",
+         "--scenarios", f"workers-pairs1000-q1 {links}", "--results", str(tmp_path / "results")],
+        env={**os.environ, **OURS, "PEERS": ""}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "results").glob("*.json")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    by_process = found["medians"]["workers-pairs1000-q1"]
+    assert all(by_process[title][runner.OURS_WORKERS] for title in ("CPU µs/message of the core", "of the workers"))
+    assert by_process["of the workers"][runner.OURS] is None
+    runs = {one["scenario_name"]: one for one in found["runs"]}
+    assert all(runs[name]["delivered"] == runs[name].get("published", runs[name]["delivered"]) > 0 for name in links.split())
+    assert runs["link-q0-4"]["messages_per_write"] == 4 and runs["link-q1-16"]["messages_per_write"] == 16
+    assert runs["link-q1-16"]["of_alone"] > 0 and runs["capacity-2"]["links"] == 2 and runs["capacity-2"]["workers_fed"] > 0
+
+
 def test_the_generator_without_a_compiler(tmp_path: Path) -> None:
     slow = runner.Generator([sys.executable, str(BENCH / "py_load.py")], False)
     peer = runner.Peer(runner.OURS, BENCH / "brokers" / "mqttbroker.sh", OURS)
@@ -125,7 +147,7 @@ def test_no_round_begins_that_would_exceed_the_time_limit(monkeypatch: pytest.Mo
             rounds.append(number)
             clock[0] += 100
 
-    run.measure(Slow(), run.parse(["--rounds", "9", "--minutes", "6"]), 0.0)  # type: ignore[arg-type]
+    run.measure(Slow(), run.parse(["--rounds", "9", "--minutes", "6"]), 0.0, 6.0)  # type: ignore[arg-type]
     assert rounds == [0, 1, 2]
 
 
