@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import time
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Tuple
 
 from bridge_spark.log.archive.index import ArchivedSegment
 from bridge_spark.log.partition import Partition
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
+from bridge_spark.log.sealed.worker_thread import WorkerThread
 from bridge_spark.log.stream_config import StreamConfig
 from bridge_spark.log.stream_log import StreamLogs
 
@@ -60,43 +60,20 @@ class Archiver:
         self._clock = clock
         self._worker = WorkerProcess()
         self._archives = [StreamArchive(config) for config in logs.archiving()]
-        self._stopping = False
-        self._thread: Optional[threading.Thread] = None
+        self._thread = WorkerThread("archive", logs.segment_sealed, self._worker, self.work, self._pause)
 
     def start(self) -> None:
         if self._archives:
-            self._thread = threading.Thread(target=self._run, name="archive", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """Stop at once.  A segment that is being copied is copied again after the next start."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self._stopping = True
-        self._logs.segment_sealed.set()
-        while thread.is_alive():
-            self._worker.kill()
-            thread.join(0.05)
+        self._thread.stop()
 
     def problems(self) -> List[str]:
         """One line for each archive whose last job failed.  For any thread."""
         return [f"archive of stream {archive.config.name}: {archive.problem}"
                 for archive in self._archives if archive.problem]
-
-    def _run(self) -> None:
-        segment_sealed = self._logs.segment_sealed
-        segment_sealed.set()
-        while not self._stopping:
-            segment_sealed.wait(self._pause())
-            segment_sealed.clear()
-            try:
-                self.work()
-            except Exception:
-                # A defect must not end archiving, as retention keeps everything that is not archived.
-                logger.exception("event=defect in=archive")
-            finally:
-                self._worker.close()
 
     def _pause(self) -> float:
         """Seconds until the next retry, or the next check of retention."""
@@ -113,7 +90,7 @@ class Archiver:
                 self._work(archive)
             except JOB_ERRORS as error:
                 self._worker.close()
-                if not self._stopping:
+                if not self._thread.stopping:
                     self._failed(archive, error)
             else:
                 archive.problem, archive.retry_wait = "", FIRST_RETRY / 2
@@ -181,7 +158,7 @@ class Archiver:
         """Archive the oldest segment that is not archived; False if there is none, or it is not sealed yet."""
         partition = self._partition(archive, number)
         waiting = partition.unarchived()
-        if self._stopping or not waiting or not waiting[0].sealed:
+        if self._thread.stopping or not waiting or not waiting[0].sealed:
             return False
         source = partition.directory / waiting[0].file
         name = ArchivedSegment(waiting[0].first_offset, waiting[0].end_offset, 0, 0, 0, 0).file

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Dict, Optional, Set, Tuple
 from bridge_spark.log.files import sync_directory
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
+from bridge_spark.log.sealed.worker_thread import WorkerThread
 from bridge_spark.log.segment import Segment, read_sealed_segment
 from bridge_spark.log.segment_names import UNFINISHED_SUFFIX, sealed_file_name
 from bridge_spark.log.stream_log import Key, StreamLogs
@@ -38,43 +38,23 @@ class Sealer:
     def __init__(self, logs: StreamLogs) -> None:
         self._logs = logs
         self._worker = WorkerProcess()
-        self._stopping = False
-        self._thread: Optional[threading.Thread] = None
+        self._thread = WorkerThread("sealing", logs.segment_closed, self._worker, self._seal_all, self._pause)
         self._not_before: Dict[Tuple[Key, int], float] = {}  # when to try a segment again; infinity once it is done
         self._retry_waits: Dict[Tuple[Key, int], float] = {}
 
     def start(self) -> None:
         if self._logs.has_sealed_streams:
-            self._thread = threading.Thread(target=self._run, name="sealing", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """Stop at once.  A segment that is being sealed stays unsealed."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return
-        self._stopping = True
-        self._logs.segment_closed.set()
-        while thread.is_alive():
-            self._worker.kill()
-            thread.join(0.05)
-
-    def _run(self) -> None:
-        segment_closed = self._logs.segment_closed
-        segment_closed.set()
-        while not self._stopping:
-            segment_closed.wait(self._pause())
-            segment_closed.clear()
-            self._seal_all()
+        self._thread.stop()
 
     def _seal_all(self) -> None:
         """Seal every segment that is not waiting for a retry."""
         failures = 0
-        try:
-            while not self._stopping and failures < MAX_FAILURES and (job := self._next()) is not None:
-                failures = 0 if self._seal(*job) else failures + 1
-        finally:
-            self._worker.close()
+        while not self._thread.stopping and failures < MAX_FAILURES and (job := self._next()) is not None:
+            failures = 0 if self._seal(*job) else failures + 1
 
     def _pause(self) -> Optional[float]:
         """Seconds until the next retry; None if there is none."""
@@ -104,7 +84,7 @@ class Sealer:
         except (SealingFailed, SegmentError, OSError) as error:
             with suppress(OSError):
                 unfinished.unlink()
-            if not self._stopping and (directory / segment.file).exists():
+            if not self._thread.stopping and (directory / segment.file).exists():
                 self._failed(name, directory / segment.file, error)
                 return False
             self._not_before[name] = float("inf")

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from disk.fixtures import directory, layer  # noqa: F401 - fixtures
 from disk.image import Disk
 from disk.layer import RENAME, Layer, calls
 from support.broker_process import BrokerProcess
+from support.core import wait_until
 from support.damaged_log import END, EVERYTHING, KEY, make
 from support.paths import TESTS
 from support.raw_client import RawClient
@@ -190,10 +192,27 @@ def test_a_segment_removed_by_retention_is_not_a_failure(
     logs.close()
 
 
+def test_a_defect_does_not_end_sealing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path)
+    logs = opened(tmp_path)
+    sealer = Sealer(logs)
+    with caplog.at_level(logging.INFO):
+        monkeypatch.setattr(sealer, "_next", lambda: 1 // 0)
+        sealer.start()
+        wait_until(lambda: caplog.messages == ["event=defect in=sealing"])
+        monkeypatch.undo()
+        logs.segment_closed.set()
+        wait_until(lambda: sum("event=segment_sealed" in message for message in caplog.messages) == 2, 60)
+    sealer.stop()
+    logs.close()
+
+
 def test_without_sealed_streams_there_is_no_thread(tmp_path: Path) -> None:
     sealer = Sealer(StreamLogs(tmp_path, [StreamConfig("s", ["#"])]))
     sealer.start()
-    assert sealer._thread is None
+    assert "sealing" not in {thread.name for thread in threading.enumerate()}
     sealer.stop()
 
 
