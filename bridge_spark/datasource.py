@@ -52,6 +52,7 @@ from bridge_spark.sink.writer import BatchWriter, StreamWriter
 from bridge_spark.source import offsets, read_range
 from bridge_spark.source.errors import SourceError
 from bridge_spark.source.explain import explain_plan
+from bridge_spark.source.known_columns import check_column
 from bridge_spark.source.offsets import Offsets
 from bridge_spark.source.open_storage import open_storage
 from bridge_spark.source.options import (
@@ -325,15 +326,8 @@ def _payload_reader(options: SourceOptions, schema: StructType) -> PayloadReader
         if name in known or name in PAYLOAD_COLUMNS:
             raise OptionError("topicPattern", f"a level cannot be named {name!r}, which is a column")
     for field in schema.fields:
-        if field.name in PAYLOAD_COLUMNS or field.name in levels:
-            continue
-        kind = known.get(field.name)
-        if kind is None:
-            raise StreamError(f"mqtt source: there is no column {field.name!r}; "
-                              f"the columns are {', '.join([*known, *PAYLOAD_COLUMNS, *levels])}")
-        if field.dataType != kind:
-            raise StreamError(f"mqtt source: column {field.name!r} is {kind.simpleString()}, "
-                              f"not {field.dataType.simpleString()}: parse it after reading")
+        if field.name not in PAYLOAD_COLUMNS and field.name not in levels:
+            check_column(field, known, [*known, *PAYLOAD_COLUMNS, *levels])
     try:
         return PayloadReader(to_arrow_schema(schema, timezone="UTC"), options.payload, options.topic_pattern)
     except PayloadSchemaError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Optional, Union
+from typing import Any, ClassVar, NoReturn, Optional, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -28,6 +28,7 @@ from pyspark.sql.types import (
 )
 
 from bridge_spark.sink.errors import SinkError
+from bridge_spark.source.known_columns import check_column
 from bridge_spark.source.spark_workarounds import FailedStreamReader, is_writing
 from bridge_spark.source.state_options import (
     RETAINED_SELECTION,
@@ -51,62 +52,6 @@ class StateFormat:
     path: str
     columns: Callable[[StateOptions], Sequence[tuple[str, DataType]]]
     row: Callable[[dict[str, Any]], dict[str, Any]]
-
-
-class StateSource:
-    """A format with the options of one read, for Spark's data source of that format."""
-
-    def __init__(self, state: StateFormat, options: Mapping[str, str]) -> None:
-        self._format = state
-        self._given = GivenOptions(options)
-        self._parsed: Optional[StateOptions] = None
-        if not is_writing() and self._given.has("url"):
-            self._parsed = self._check(self._given.of_query())
-
-    def schema(self) -> Union[StructType, str]:
-        """The schema that the user gave, or all columns."""
-        options = self._options_for(None)
-        columns = self._format.columns(options)
-        return self._given.keep_in(options.schema or StructType([StructField(*column) for column in columns]))
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the columns of ``schema``; raises `StreamError` for others."""
-        options = self._options_for(schema)
-        name, known = self._format.name, dict(self._format.columns(options))
-        for field in schema.fields:
-            kind = known.get(field.name)
-            if kind is None:
-                raise StreamError(f"mqtt source: there is no column {field.name!r}; the columns of {name} are "
-                                  f"{', '.join(known)}")
-            if field.dataType != kind:
-                raise StreamError(f"mqtt source: column {field.name!r} is {kind.simpleString()}, "
-                                  f"not {field.dataType.simpleString()}: convert it after reading")
-        return StateReader(options, self._format.path, self._format.row, to_arrow_schema(schema, timezone="UTC"))
-
-    def stream_reader(self) -> DataSourceStreamReader:
-        """A reader that says at its first call that a stream cannot be read."""
-        return FailedStreamReader(StreamError(
-            f"mqtt source: {self._format.name} is for batch reads: read a stream of the broker with format('mqtt')"))
-
-    def refuse_writing(self) -> NoReturn:
-        """Raise `SinkError`."""
-        raise SinkError(f"{self._format.name} is for reading: write with format('mqtt')")
-
-    def _options_for(self, schema: Optional[StructType]) -> StateOptions:
-        if self._parsed is None:
-            self._parsed = self._check(self._given.for_schema(
-                schema, "url", "give the broker's HTTP address; for a table, CREATE TABLE must have no list of columns, as "
-                "Spark drops its options then"))
-        return self._parsed
-
-    def _check(self, given: Mapping[str, str]) -> StateOptions:
-        parsed = parse_state_options(given, self._format.name, self._format.options)
-        client = parsed.client(patient=False)
-        try:
-            check_access(client)
-        finally:
-            client.close()
-        return parsed
 
 
 class StateReader(DataSourceReader):
@@ -207,55 +152,71 @@ _RETAINED = StateFormat("mqtt.retained", (*RETAINED_SELECTION, "includeUserPrope
 _SESSIONS = StateFormat("mqtt.sessions", SESSIONS_SELECTION, f"{API}/clients", _session_columns, _session_row)
 
 
-class RetainedDataSource(DataSource):
+class StateDataSource(DataSource):
+    """The data source of a format with the options of one read.  Subclasses name the format, as Spark makes a source by
+    its class."""
+
+    format: ClassVar[StateFormat]
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._given = GivenOptions(options)
+        self._parsed: Optional[StateOptions] = None
+        if not is_writing() and self._given.has("url"):
+            self._parsed = self._check(self._given.of_query())
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.format.name
+
+    def schema(self) -> Union[StructType, str]:
+        """The schema that the user gave, or all columns."""
+        options = self._options_for(None)
+        columns = self.format.columns(options)
+        return self._given.keep_in(options.schema or StructType([StructField(*column) for column in columns]))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = self._options_for(schema)
+        known = dict(self.format.columns(options))
+        for field in schema.fields:
+            check_column(field, known, known)
+        return StateReader(options, self.format.path, self.format.row, to_arrow_schema(schema, timezone="UTC"))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """A reader that says at its first call that a stream cannot be read."""
+        return FailedStreamReader(StreamError(
+            f"mqtt source: {self.format.name} is for batch reads: read a stream of the broker with format('mqtt')"))
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
+        raise SinkError(f"{self.format.name} is for reading: write with format('mqtt')")
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
+        self.writer(schema, overwrite)
+
+    def _options_for(self, schema: Optional[StructType]) -> StateOptions:
+        if self._parsed is None:
+            self._parsed = self._check(self._given.for_schema(
+                schema, "url", "give the broker's HTTP address; for a table, CREATE TABLE must have no list of columns, as "
+                "Spark drops its options then"))
+        return self._parsed
+
+    def _check(self, given: Mapping[str, str]) -> StateOptions:
+        parsed = parse_state_options(given, self.format.name, self.format.options)
+        client = parsed.client(patient=False)
+        try:
+            check_access(client)
+        finally:
+            client.close()
+        return parsed
+
+
+class RetainedDataSource(StateDataSource):
     """`spark.read.format("mqtt.retained")`: the retained message of each topic, in one row at most."""
 
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self._source = StateSource(_RETAINED, options)
-
-    @classmethod
-    def name(cls) -> str:
-        return _RETAINED.name
-
-    def schema(self) -> Union[StructType, str]:
-        return self._source.schema()
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return self._source.reader(schema)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return self._source.stream_reader()
-
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        self._source.refuse_writing()
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        self._source.refuse_writing()
+    format = _RETAINED
 
 
-class SessionsDataSource(DataSource):
+class SessionsDataSource(StateDataSource):
     """`spark.read.format("mqtt.sessions")`: the sessions of clients, connected or not."""
 
-    def __init__(self, options: Any) -> None:
-        super().__init__(options)
-        self._source = StateSource(_SESSIONS, options)
-
-    @classmethod
-    def name(cls) -> str:
-        return _SESSIONS.name
-
-    def schema(self) -> Union[StructType, str]:
-        return self._source.schema()
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return self._source.reader(schema)
-
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        return self._source.stream_reader()
-
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
-        self._source.refuse_writing()
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
-        self._source.refuse_writing()
+    format = _SESSIONS
