@@ -26,11 +26,13 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from decimal import Context, Decimal
+from functools import partial
 from typing import Any, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from bridge_spark.source.avro_schemas import MAX_DEPTH, AvroSchemas
+from bridge_spark.source.fitting_schemas import use_one, use_some
 from bridge_spark.source.registry_header import HEADER, id_in_header
 from bridge_spark.source.row_parser import PORTION, BadPayload, Refused, RowParser
 from bridge_spark.source.schema_files import UnusableSchema
@@ -64,27 +66,10 @@ class AvroParser(RowParser):
         self._by_id: dict[int, _Reader] = {}
         self._unusable: dict[int, str] = {}
         if schemas.by_id is None:
-            plan = _Plan(schemas.alone, type)
-            if plan.absent:
-                raise UnusableSchema(f"there is no field {sorted(plan.absent)[0]!r}")
-            self._alone = plan.reader()
-            return
-        present: set[str] = set()
-        absent: set[str] = set()
-        for number, schema in schemas.by_id.items():
-            try:
-                plan = _Plan(schema, type)
-            except UnusableSchema as error:
-                self._unusable[number] = f"cannot be used: {error}"
-                continue
-            self._by_id[number] = plan.reader()
-            present |= plan.present
-            absent |= plan.absent
-        if not self._by_id:
-            number, reason = next(iter(self._unusable.items()))
-            raise UnusableSchema(f"schema {number} {reason}")
-        for name in sorted(absent - present):
-            raise UnusableSchema(f"no usable schema has a field {name!r}")
+            self._alone = use_one(schemas.alone, partial(_Plan, type=type)).reader()
+        else:
+            plans, self._unusable = use_some(schemas.by_id, partial(_Plan, type=type))
+            self._by_id = {number: plan.reader() for number, plan in plans.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return AvroParser, (self.type, self._schemas)

@@ -33,6 +33,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from bridge_spark.source import typed_text
+from bridge_spark.source.fitting_schemas import use_one, use_some
 from bridge_spark.source.json_payloads import UNITS
 from bridge_spark.source.protobuf_schemas import MessageType, ProtobufSchemas, message_type
 from bridge_spark.source.registry_header import HEADER, id_in_header
@@ -77,29 +78,15 @@ class ProtobufParser(RowParser):
         self._alone: Optional[_Reader] = None
         self._by_id: dict[int, _Reader] = {}
         self._unusable: dict[int, str] = {}
+
+        def use(data: bytes) -> _Reader:
+            return _Reader(message_type(data, schemas.message), type, timestamps)
+
         if schemas.by_id is None:
             assert schemas.alone is not None
-            reader = _Reader(message_type(schemas.alone, schemas.message), type, timestamps)
-            if reader.absent:
-                raise UnusableSchema(f"there is no field {sorted(reader.absent)[0]!r}")
-            self._alone = reader
-            return
-        present: set[str] = set()
-        absent: set[str] = set()
-        for number, data in schemas.by_id.items():
-            try:
-                reader = _Reader(message_type(data, schemas.message), type, timestamps)
-            except UnusableSchema as error:
-                self._unusable[number] = f"cannot be used: {error}"
-                continue
-            self._by_id[number] = reader
-            present |= reader.present
-            absent |= reader.absent
-        if not self._by_id:
-            number, reason = next(iter(self._unusable.items()))
-            raise UnusableSchema(f"schema {number} {reason}")
-        for name in sorted(absent - present):
-            raise UnusableSchema(f"no usable schema has a field {name!r}")
+            self._alone = use_one(schemas.alone, use)
+        else:
+            self._by_id, self._unusable = use_some(schemas.by_id, use)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProtobufParser, (self.type, self._schemas, self._timestamps)

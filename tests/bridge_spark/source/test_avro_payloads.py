@@ -9,7 +9,7 @@ import pickle
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import fastavro
 import pyarrow as pa
@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from support.ingest_jobs import parquet_rows
+from support.payload_results import results
 from support.spark_session import StreamWriter, message, spark
 
 from bridge_spark.ingest import run
@@ -25,7 +26,6 @@ from bridge_spark.source.avro_payloads import AvroParser
 from bridge_spark.source.avro_schemas import AvroSchemas, read_directory, read_file
 from bridge_spark.source.payload_options import PayloadOptionError, payload_options
 from bridge_spark.source.payload_reader import PayloadReader, PayloadSchemaError
-from bridge_spark.source.row_parser import BadPayload
 from bridge_spark.source.schema_files import MAX_BYTES, UnusableSchema
 from bridge_spark.tables.config_section import ConfigError
 from bridge_spark.tables.ingest_config import parse_config
@@ -100,20 +100,6 @@ def alone(schema: Any) -> AvroSchemas:
 
 def registry(**schemas: Any) -> AvroSchemas:
     return AvroSchemas("schemas", by_id={int(name[1:]): fastavro.parse_schema(schema) for name, schema in schemas.items()})
-
-
-def results(parser: AvroParser, payloads: list[bytes]) -> list[tuple[Any, Optional[str]]]:
-    """(value, reason) of each payload; checks that the payloads give the same one by one."""
-    found = parser.parse(pa.array(payloads, pa.binary()))
-    found.values.validate(full=True)
-    values, reasons = found.values.to_pylist(), found.reasons.to_pylist()
-    for payload, value, reason in zip(payloads, values, reasons, strict=True):
-        try:
-            single, why = pa.array(parser.one(payload), parser.type)[0].as_py(), None
-        except BadPayload as bad:
-            single, why = None, str(bad)
-        assert (repr(single), why) == (repr(value), reason)
-    return list(zip(values, reasons))
 
 
 PARSER = AvroParser(READ, alone(WRITTEN))

@@ -8,7 +8,7 @@ import re
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from support.ingest_jobs import parquet_rows
+from support.payload_results import results
 from support.protobuf import descriptor_set, message_class
 from support.spark_session import StreamWriter, message, spark
 
@@ -25,7 +26,6 @@ from bridge_spark.source.payload_options import PayloadOptionError, payload_opti
 from bridge_spark.source.payload_reader import PayloadReader, PayloadSchemaError
 from bridge_spark.source.protobuf_payloads import ProtobufParser
 from bridge_spark.source.protobuf_schemas import ProtobufSchemas, read_directory, read_file
-from bridge_spark.source.row_parser import BadPayload
 from bridge_spark.source.schema_files import UnusableSchema
 from bridge_spark.tables.config_section import ConfigError
 from bridge_spark.tables.ingest_config import parse_config
@@ -139,20 +139,6 @@ def filled(row: dict[str, Any]) -> Any:
 
 def alone(data: bytes, name: str) -> ProtobufSchemas:
     return ProtobufSchemas("plant.desc", name, data)
-
-
-def results(parser: ProtobufParser, payloads: list[bytes]) -> list[tuple[Any, Optional[str]]]:
-    """(value, reason) of each payload; checks that the payloads give the same one by one."""
-    found = parser.parse(pa.array(payloads, pa.binary()))
-    found.values.validate(full=True)
-    values, reasons = found.values.to_pylist(), found.reasons.to_pylist()
-    for payload, value, reason in zip(payloads, values, reasons, strict=True):
-        try:
-            single, why = pa.array(parser.one(payload), parser.type)[0].as_py(), None
-        except BadPayload as bad:
-            single, why = None, str(bad)
-        assert (repr(single), why) == (repr(value), reason)
-    return list(zip(values, reasons))
 
 
 PARSER = ProtobufParser(READ, alone(SET, "plant.Reading"), "ms")
