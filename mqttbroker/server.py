@@ -1,6 +1,7 @@
 """The server: a broker with its store, streams, listeners and HTTP endpoint, from start to stop.
 
-SIGTERM and SIGINT disconnect every client, write everything that is pending and end the process with status 0.
+SIGTERM and SIGINT disconnect every client, write everything that is pending and end the process with status 0. SIGUSR2
+does the same, and starts the broker again in this process with the same listening sockets.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ from mqttbroker.memory_limit import MemoryWatch, ProcessMemory, part_limits
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
+from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
 from mqttbroker.net.tls import http_context
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.reload import Reloader
+from mqttbroker.restart import restart
 from mqttbroker.service_manager import ServiceManager
 from sessions.store.disk import is_full
 from sessions.store.interface import Store, StoreError
@@ -59,6 +62,7 @@ from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, WriteSet
 
 log = logging.getLogger("mqttbroker")
+audit = logging.getLogger("mqttbroker.audit")
 
 TICK = 0.25  # seconds between checks of keep alives, wills and expiries
 # Each collection of the young generations takes milliseconds. A full one takes time in proportion to all objects: it is
@@ -71,13 +75,16 @@ GC_THRESHOLDS = (10_000, 5, 10 * GC_FULL)
 class Server:
     """One broker with its store, streams, listeners and HTTP endpoint.
 
-    ``reread`` loads the settings again, for SIGHUP. ``manager`` is told the state. Raises ConfigError if a file that the settings name cannot be
-    used.
+    ``reread`` loads the settings again, for SIGHUP. ``manager`` is told the state. The listeners use the sockets of
+    ``passed`` that have their addresses. Raises ConfigError if a file that the settings name cannot be used.
     """
 
-    def __init__(self, settings: Settings, reread: Callable[[], Settings], manager: ServiceManager) -> None:
+    def __init__(
+        self, settings: Settings, reread: Callable[[], Settings], manager: ServiceManager, passed: PassedSockets
+    ) -> None:
         self.settings = settings
         self.manager = manager
+        self.passed = passed
         self.reread = reread
         self.security = Security(settings)
         self.streams: Optional[StreamLogs] = None
@@ -97,6 +104,9 @@ class Server:
         self.http: Optional[HttpServer] = None
         self.workers: Optional[WorkerPool] = None
         self.failure = ""  # why the broker stops by itself
+        self.restarting = False
+        self.released: List[ListeningSocket] = []  # for the broker that follows
+        self._restart_check: Optional[asyncio.Task[None]] = None
 
     def load(self) -> None:
         """Read the store and build the broker; the store repairs itself first if the settings say so."""
@@ -121,7 +131,7 @@ class Server:
         self.metrics = Metrics(self.streams, len(aside), self.consumers, self._authenticators, self._workers)
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT."""
+        """Serve until SIGTERM or SIGINT, or SIGUSR2: then `released` are the listening sockets, still open."""
         loop = asyncio.get_running_loop()
         self.loop = loop
         self.scheduler = FlushScheduler(
@@ -142,6 +152,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
         loop.add_signal_handler(signal.SIGHUP, reloader.start)
+        loop.add_signal_handler(signal.SIGUSR2, self._request_restart)
         self.control = BrokerControl(self.broker, loop.time)
         self.control_runner = ControlRunner(loop, self.scheduler.update_clock, reloader.reload)
         try:
@@ -153,16 +164,22 @@ class Server:
             self.scheduler.tick()  # wills and sessions that expired while the broker was down go before any client
             for listener in self.settings.listeners:
                 await self._open_listener(listener)
+            self._settle_sockets()
             if self.settings.worker_count:
                 await self._start_workers(self.settings.worker_count)
             log.info("event=started version=%s build=%s", __version__, build_kind())
             self.manager.ready()
             await self.stopping.wait()
         finally:
-            self.manager.stopping()
+            if self.restarting:
+                self.manager.reloading()
+            else:
+                self.manager.stopping()
             reloader.stop()
             self.memory_watch.stop()
             for open_listener in self.listeners:
+                if self.restarting:
+                    self.released += open_listener.release()
                 open_listener.close()
             if self.workers is not None:
                 self.workers.stop_listening()
@@ -333,9 +350,37 @@ class Server:
         )
         workers = self.settings.worker_count > 0
         open_listener = OpenListener(listener, policy, self.scheduler, self.sockets, workers)
-        await open_listener.open()
+        await open_listener.open(self.passed)
         await open_listener.refresh_revocations(self.settings.crl.expiry_warning)
         self.listeners.append(open_listener)
+
+    def _settle_sockets(self) -> None:
+        """Close the passed sockets that no listener has taken, and have the service manager keep those in use."""
+        for address in self.passed.close():
+            log.info("event=passed_socket_closed address=%s", address)
+        if self.manager.keeps_sockets:
+            bound = [one.sock.fileno() for listener in self.listeners for one in listener.sockets_bound]
+            self.manager.store(OWN, bound)
+            for listener in self.listeners:
+                listener.keep_file()
+
+    def _request_restart(self) -> None:
+        audit.info("event=admin action=restart user=%s", "SIGUSR2")
+        if self._restart_check is None or self._restart_check.done():
+            self._restart_check = asyncio.create_task(self._restart_if_possible())
+
+    async def _restart_if_possible(self) -> None:
+        """Restart, unless the new broker would not start with the settings as they are now."""
+        try:
+            settings = await self.loop.run_in_executor(None, self.reread)
+            problems = await self.loop.run_in_executor(None, config_check.check, settings)
+        except ConfigError as error:
+            problems = error.problems
+        for problem in problems:
+            log.error("event=restart_refused reason=%s", problem)
+        if not problems:
+            self.restarting = True
+            self.stopping.set()
 
     async def _start_workers(self, count: int) -> None:
         def log_settings() -> tuple[str, str]:
@@ -450,7 +495,7 @@ class Server:
 
 
 def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence[str] = ()) -> int:
-    """Run a broker until SIGTERM or SIGINT; returns the exit status of the process.
+    """Run a broker until SIGTERM or SIGINT, or start it again at SIGUSR2; returns the exit status of the process.
 
     ``warnings`` are those of loading the settings. An error that prevents the start is one line on stderr.
     """
@@ -468,8 +513,11 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
     keep_freed_memory()
     manager = ServiceManager(os.environ)
 
-    async def main() -> None:
-        server = Server(settings, reread, manager)
+    async def main() -> Server:
+        passed = PassedSockets(os.environ)
+        if passed:
+            log.info("event=sockets_passed count=%d", len(passed))
+        server = Server(settings, reread, manager, passed)
         # No collection while the store loads, and none of the loaded objects later: it would only cost time.
         gc.disable()
         server.load()
@@ -477,9 +525,14 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
         gc.enable()
         gc.set_threshold(*GC_THRESHOLDS)
         await server.run()
+        return server
 
     try:
-        uvloop.run(main())
+        server = uvloop.run(main())
+        if server.restarting:
+            log.info("event=restarting")
+            close()
+            restart(server.released, manager)
     except ConfigError as error:
         close()  # the error is the last line
         print(error, file=sys.stderr)

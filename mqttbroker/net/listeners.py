@@ -23,6 +23,7 @@ from mqttbroker.net.acceptor import Acceptor, Handshake, LocalAdmission
 from mqttbroker.net.listener_policy import REFUSALS, ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.packet_log import PacketLog
+from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
 from mqttbroker.net.revocation import RevocationLists, RevokedCertificates, file_version
 from mqttbroker.net.tls import ListenerContext, server_context
@@ -69,7 +70,7 @@ class OpenListener:
         secure = listener.type in ("tls", "wss")
         websocket = listener.type in ("ws", "wss")
         self._endpoint = Endpoint(scheduler, listener_policy, sockets, new_client_id, defect, secure, websocket)
-        self._sockets: List[socket.socket] = []
+        self._sockets: List[ListeningSocket] = []
         self._servers: List[asyncio.AbstractServer] = []
         self._acceptors: List[Acceptor] = []
         self._inode: Optional[Tuple[int, int]] = None
@@ -90,24 +91,26 @@ class OpenListener:
             self._refusal if secure else None,
         )
 
-    async def open(self) -> None:
-        """Start listening. Raises OSError with the address and the reason."""
+    async def open(self, passed: PassedSockets) -> None:
+        """Start listening, on the sockets of ``passed`` that have the listener's address, else on new ones. Raises
+        OSError with the address and the reason."""
         listener = self.listener
         try:
             context = self._context = self._read_context()
             if listener.type == "unix":
                 assert listener.path is not None
-                self._sockets = [_unix_socket(listener.path, listener.mode)]
-                found = listener.path.stat()
-                self._inode = (found.st_dev, found.st_ino)
+                self._sockets = [_unix_socket(listener.path, listener.mode, passed)]
+                if self._sockets[0].name == OWN:
+                    found = listener.path.stat()
+                    self._inode = (found.st_dev, found.st_ino)
             else:
-                self._sockets = await _tcp_sockets(listener.host, listener.port)
+                self._sockets = await _tcp_sockets(listener.host, listener.port, passed)
             await self._serve(context)
         except OSError as error:
             self.close()
             reason = error.strerror or str(error)
             raise OSError(f"cannot listen on {listener.address}: {reason}") from None
-        for sock in self._sockets:
+        for sock, _ in self._sockets:
             if listener.type == "unix":
                 log.info("event=listening type=unix path=%s", listener.path)
             else:
@@ -217,7 +220,7 @@ class OpenListener:
 
     def describe(self) -> dict[str, Any]:
         """Type, address, ports, and how many connections have sent CONNECT."""
-        ports = {sock.getsockname()[1] for sock in self._sockets} if self.listener.type != "unix" else set()
+        ports = {sock.getsockname()[1] for sock, _ in self._sockets} if self.listener.type != "unix" else set()
         return {
             "type": self.listener.type,
             "address": self.listener.address,
@@ -231,13 +234,28 @@ class OpenListener:
         for acceptor in self._acceptors:
             acceptor.timeout = self.listener_policy.terms.connect_timeout
 
+    @property
+    def sockets_bound(self) -> List[ListeningSocket]:
+        """The listening sockets that a broker has bound, this one or one before a restart."""
+        return [one for one in self._sockets if one.name == OWN]
+
+    def keep_file(self) -> None:
+        """Have `close` leave the file of a Unix socket, because others hold the socket."""
+        self._inode = None
+
+    def release(self) -> List[ListeningSocket]:
+        """The listening sockets, which `close` then leaves open."""
+        released, self._sockets = self._sockets, []
+        self._inode = None
+        return released
+
     def close(self) -> None:
         """Stop accepting; open connections stay."""
         for server in self._servers:
             server.close()
         for acceptor in self._acceptors:
             acceptor.close()
-        for sock in self._sockets:
+        for sock, _ in self._sockets:
             sock.close()
         if self._inode is not None:
             _remove_socket(self.listener.path, self._inode)
@@ -246,7 +264,7 @@ class OpenListener:
         loop = asyncio.get_running_loop()
         start: Any = loop.create_unix_server if self.listener.type == "unix" else loop.create_server
         proxied = ProxiedSockets(self.listener.proxy_sources) if self.listener.proxy_protocol else None
-        for sock in self._sockets:
+        for sock, _ in self._sockets:
             if self.workers:
                 sock.listen(BACKLOG)
                 continue
@@ -301,7 +319,7 @@ class OpenListener:
     @property
     def descriptors(self) -> List[int]:
         """Those of the listening sockets."""
-        return [sock.fileno() for sock in self._sockets]
+        return [sock.fileno() for sock, _ in self._sockets]
 
     def setup(self) -> ListenerSetup:
         """The listener as a worker is to serve it now."""
@@ -323,44 +341,49 @@ class OpenListener:
 # --- TCP --------------------------------------------------------------------
 
 
-async def _tcp_sockets(host: str, port: int) -> List[socket.socket]:
+async def _tcp_sockets(host: str, port: int, passed: PassedSockets) -> List[ListeningSocket]:
     """A bound socket for each address of the host, all with the same port."""
-    if host in _EVERYWHERE and socket.has_dualstack_ipv6():
-        return [_bound(socket.AF_INET6, ("::", port), True)]
+    if host in _EVERYWHERE:
+        found = passed.take_everywhere(port)
+        if found:
+            return found
+        if socket.has_dualstack_ipv6():
+            return [ListeningSocket(_bound(socket.AF_INET6, ("::", port), True))]
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(
+    known = await loop.getaddrinfo(
         "0.0.0.0" if host in _EVERYWHERE else host,
         port,
         type=socket.SOCK_STREAM,
         flags=socket.AI_PASSIVE,
     )
-    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+    addresses = list(dict.fromkeys((family, address) for family, _, _, _, address in known))
     for _ in range(_SAME_PORT_TRIES):
         try:
-            return _bind_all(addresses, port)
+            return _bind_all(addresses, port, passed)
         except OSError as error:
             if port or error.errno != errno.EADDRINUSE:
                 raise
     raise OSError("no free port that all its addresses have in common")
 
 
-def _bind_all(addresses: List[Any], port: int) -> List[socket.socket]:
+def _bind_all(addresses: List[Any], port: int, passed: PassedSockets) -> List[ListeningSocket]:
     """A bound socket for each of the addresses that this machine has; OSError if it has none of them."""
-    sockets: List[socket.socket] = []
+    sockets: List[ListeningSocket] = []
     missing: Optional[OSError] = None
     try:
         for family, address in addresses:
+            full_address = (address[0], port, *address[2:])
             try:
-                sock = _bound(family, (address[0], port, *address[2:]), False)
+                one = passed.take(family, full_address) or ListeningSocket(_bound(family, full_address, False))
             except OSError as error:
                 if error.errno not in _NO_SUCH_ADDRESS:
                     raise
                 missing = error
                 continue
-            sockets.append(sock)
-            port = sock.getsockname()[1]
+            sockets.append(one)
+            port = one.sock.getsockname()[1]
     except OSError:
-        for sock in sockets:
+        for sock, _ in sockets:
             sock.close()
         raise
     if not sockets and missing is not None:
@@ -385,8 +408,13 @@ def _bound(family: int, address: Any, dual_stack: bool) -> socket.socket:
 # --- Unix sockets -----------------------------------------------------------
 
 
-def _unix_socket(path: Path, mode: int) -> socket.socket:
+def _unix_socket(path: Path, mode: int, passed: PassedSockets) -> ListeningSocket:
     """A bound socket. Replaces the file of a socket on which no process listens."""
+    found = passed.take_unix(path)
+    if found is not None:
+        if found.name == OWN:
+            path.chmod(mode)
+        return found
     if path.is_socket() and not _is_in_use(path):
         path.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -400,7 +428,7 @@ def _unix_socket(path: Path, mode: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE and not path.is_socket():
             raise OSError("the file exists and is not a socket") from None
         raise
-    return sock
+    return ListeningSocket(sock)
 
 
 def _is_in_use(path: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,37 +13,22 @@ from typing import Callable
 import pytest
 from support.broker_process import BrokerProcess
 from support.raw_client import RawClient
+from support.service_manager import NotifySocket
 
 from mqttbroker.service_manager import ServiceManager
 
 Start = Callable[..., BrokerProcess]
 
 
-class Manager:
-    """A service manager's end of the socket."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
-        self.socket.settimeout(20)
-
-    def receive(self) -> dict[str, str]:
-        """The next message that is no sign of life."""
-        while (message := self.socket.recv(4096).decode()) == "WATCHDOG=1":
-            pass
-        return dict(line.split("=", 1) for line in message.split("\n"))
-
-
 @pytest.fixture(params=["file", "abstract"])
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Manager]:
-    opened = Manager(str(tmp_path / "notify") if request.param == "file" else f"@mqttbroker-test-{os.getpid()}")
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NotifySocket]:
+    opened = NotifySocket(str(tmp_path / "notify") if request.param == "file" else f"@mqttbroker-test-{os.getpid()}")
     yield opened
-    opened.socket.close()
+    opened.close()
 
 
 @pytest.mark.one_build
-def test_start_reload_and_stop_are_reported(start_broker: Start, manager: Manager) -> None:
+def test_start_reload_and_stop_are_reported(start_broker: Start, manager: NotifySocket) -> None:
     broker = start_broker(config={"sys_interval": "0s"}, env={"NOTIFY_SOCKET": manager.address})
     assert manager.receive() == {"READY": "1"}
     with RawClient(broker.port) as client:
@@ -64,7 +48,7 @@ def test_start_reload_and_stop_are_reported(start_broker: Start, manager: Manage
 
 @pytest.mark.one_build
 def test_loop_that_hangs_sends_no_signs_of_life(start_broker: Start, tmp_path: Path) -> None:
-    manager = Manager(str(tmp_path / "notify"))
+    manager = NotifySocket(str(tmp_path / "notify"))
     broker = start_broker(env={"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "100000"})
     messages = [manager.socket.recv(4096) for _ in range(5)]
     assert messages.count(b"READY=1") == 1 and messages.count(b"WATCHDOG=1") == 4
@@ -78,7 +62,7 @@ def test_loop_that_hangs_sends_no_signs_of_life(start_broker: Start, tmp_path: P
         os.kill(broker.pid, signal.SIGCONT)
     manager.socket.settimeout(20)
     assert manager.socket.recv(4096) == b"WATCHDOG=1"
-    manager.socket.close()
+    manager.close()
 
 
 def test_broker_runs_without_a_manager_that_answers(start_broker: Start, tmp_path: Path) -> None:
@@ -104,7 +88,7 @@ def test_child_processes_do_not_notify() -> None:
     ({}, False),
 ])  # fmt: skip
 def test_signs_of_life_are_sent_if_they_are_expected(variables: dict[str, str], alive: bool, tmp_path: Path) -> None:
-    manager = Manager(str(tmp_path / "notify"))
+    manager = NotifySocket(str(tmp_path / "notify"))
     task = ServiceManager({"NOTIFY_SOCKET": manager.address, **variables}).keep_alive()
 
     async def run() -> bool:
@@ -121,4 +105,4 @@ def test_signs_of_life_are_sent_if_they_are_expected(variables: dict[str, str], 
     else:
         with pytest.raises(BlockingIOError):
             manager.socket.recv(4096)
-    manager.socket.close()
+    manager.close()

@@ -34,7 +34,8 @@ def worker_pids(broker: int) -> list[int]:
     found = []
     for child in Path(f"/proc/{broker}/task/{broker}/children").read_text(encoding="ascii").split():
         with suppress(FileNotFoundError):
-            if b"mqttbroker.worker\0" in Path(f"/proc/{child}/cmdline").read_bytes():
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+            if command.startswith(b"mqttbroker: worker ") or b"\0mqttbroker.worker\0" in command:
                 found.append(int(child))
     return found
 
@@ -44,8 +45,9 @@ class BrokerProcess:
 
     Flags for the ports and the data directory override ``config``. A ``data_dir`` is kept; without one a temporary
     directory is used until `close`. The log level must be info or debug, because the ports are read from the log.
-    ``program`` is a script that Python runs in the place of the package. With TEST_WORKERS=N in the environment a broker
-    whose configuration has no `workers` has N connection workers. Starts with `start` or ``with``.
+    ``program`` is a script that Python runs in the place of the package; it inherits the descriptors ``pass_fds``. With
+    TEST_WORKERS=N in the environment a broker whose configuration has no `workers` has N connection workers. Starts with
+    `start` or ``with``.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class BrokerProcess:
         env: Optional[Mapping[str, str]] = None,
         arguments: Sequence[str] = (),
         program: Sequence[str] = ("-m", "mqttbroker"),
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="mqttbroker-test-"))
         self.data_dir = self.directory / "data" if data_dir is None else Path(data_dir)
@@ -62,6 +65,7 @@ class BrokerProcess:
         self.config.write_text(config if isinstance(config, str) else to_toml(config or {}), encoding="utf-8")
         self.arguments = list(arguments)
         self.program = list(program)
+        self.pass_fds = tuple(pass_fds)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("MQTTBROKER_")}
         workers = os.environ.get("TEST_WORKERS")
         self.env = {**clean, **({"MQTTBROKER_WORKERS": workers} if workers else {}), **(env or {})}
@@ -101,6 +105,7 @@ class BrokerProcess:
             errors="replace",
             env=self.env,
             cwd=self.directory,
+            pass_fds=self.pass_fds,
         )
         self._ended_by_test = False
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
