@@ -167,8 +167,9 @@ class Server:
             self._settle_sockets()
             if self.settings.worker_count:
                 await self._start_workers(self.settings.worker_count)
-            log.info("event=started version=%s build=%s", __version__, build_kind())
-            self.manager.ready()
+            if not self.stopping.is_set():
+                log.info("event=started version=%s build=%s", __version__, build_kind())
+                self.manager.ready()
             await self.stopping.wait()
         finally:
             if self.restarting:
@@ -390,7 +391,13 @@ class Server:
         self.workers = self.reloader.workers = workers
         for listener in self.listeners:
             listener.on_reloaded = workers.reload
-        await workers.start()
+        starting, stopping = asyncio.create_task(workers.start()), asyncio.create_task(self.stopping.wait())
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if starting.done():
+            starting.result()
+        else:
+            starting.cancel()
 
     def _fail(self, reason: str) -> None:
         """Stop, with an error."""

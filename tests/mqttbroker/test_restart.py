@@ -85,13 +85,13 @@ def broker_on(port: int, workers: int, **options: Any) -> BrokerProcess:
 def restart_by_signal(broker: BrokerProcess) -> None:
     first = len(broker.lines)
     os.kill(broker.pid, signal.SIGUSR2)
-    broker.wait_for_log("event=started", timeout=30, after=first)
+    broker.wait_for_log("event=started", timeout=60, after=first)
 
 
 def restart_with_new_process(broker: BrokerProcess, kill: bool = False) -> None:
     first = len(broker.lines)
     broker.restart(kill)
-    broker.wait_for_log("event=started", timeout=30, after=first)
+    broker.wait_for_log("event=started", timeout=60, after=first)
 
 
 # --- nobody is refused --------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def restart_with_new_process(broker: BrokerProcess, kill: bool = False) -> None:
 
 def restarts_by_signal(workers: int, count: int) -> None:
     with broker_on(free_port(), workers) as broker:
-        broker.wait_for_log("event=started", timeout=30)
+        broker.wait_for_log("event=started", timeout=60)
         pid = broker.pid
         with ConnectingClient(broker.port) as client:
             for _ in range(count):
@@ -119,7 +119,7 @@ def restarts_with_a_socket_unit(workers: int, count: int) -> None:
         program = program_with([("mqtt.socket", sock)])
         with broker_on(port, workers, program=program, pass_fds=[sock.fileno()]) as broker:
             broker.wait_for_log("event=sockets_passed count=1")
-            broker.wait_for_log("event=started", timeout=30)
+            broker.wait_for_log("event=started", timeout=60)
             with ConnectingClient(port) as client:
                 for number in range(count):
                     restart_with_new_process(broker, kill=number % 2 == 1)
@@ -142,6 +142,7 @@ def restarts_with_stored_sockets(manager: NotifySocket, workers: int, count: int
         assert client.refused == [] and client.connected >= count
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_nobody_is_refused(manager: NotifySocket, workers: int) -> None:
     restarts_by_signal(workers, 1)

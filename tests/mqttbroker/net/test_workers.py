@@ -155,6 +155,12 @@ def test_workers_end_with_the_broker(start: Start) -> None:
         wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and is_running(pid) for pid in workers))
 
 
+def test_a_broker_that_is_stopped_while_its_workers_start(start_broker: Start) -> None:
+    broker = start_broker(arguments=["--workers", "2"])
+    wait_until(lambda: len(worker_pids(broker.pid)) > 0)
+    assert broker.terminate() == 0
+
+
 def is_running(pid: int) -> bool:
     try:
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
