@@ -307,7 +307,7 @@ class _Builder:
         return found
 
     def source(self, tree: Any, path: _Path) -> str:
-        """The source of a path; "" if it has its default."""
+        """The source of a path: a variable, a flag, or the file and its line; "" if it has its default."""
         for said, name in self.sources.items():
             if said[: len(path)] == path:
                 return name
@@ -318,7 +318,7 @@ class _Builder:
                 tree = tree[name]
             else:
                 return ""
-        return self.file
+        return self._place(self.former.get(path, path)) if self.file else ""
 
     def override(self, tree: dict[str, Any], path: _Path, text: str, source: str) -> None:
         """Put the value of a variable or flag into the tree."""

@@ -63,7 +63,7 @@ def test_variables_count_as_for_serve(tmp_path: Path, variable: str, value: str,
 def test_problem_of_the_file_names_the_file_beside_variables(tmp_path: Path) -> None:
     (tmp_path / "broker.toml").write_text(f'password_file = "{tmp_path}/none"\n')
     done = run("check-config", "broker.toml", cwd=tmp_path, env={"MQTTBROKER_LOG__LEVEL": "debug"})
-    assert done.returncode == 2 and one_line(done.stderr).startswith("broker.toml: password_file: ")
+    assert done.returncode == 2 and one_line(done.stderr).startswith("broker.toml:1: password_file: ")
 
 
 def test_variable_mends_the_file(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_secrets_without_tls_are_a_warning(
     file = tmp_path / "broker.toml"
     file.write_text(to_toml(config))
     done = run("check-config", str(file), cwd=tmp_path)
-    assert done.returncode == 0 and re.fullmatch(rf"warning: {file}: {warning}", one_line(done.stderr))
+    assert done.returncode == 0 and re.fullmatch(rf"warning: {file}(:\d+)?: {warning}", one_line(done.stderr))
     broker = start_broker(config=config)
     broker.wait_for_log("event=started")
     lines = [line for line in broker.log.splitlines() if "event=configuration_warning" in line]

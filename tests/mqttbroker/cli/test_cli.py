@@ -129,4 +129,4 @@ def test_check_config_warns_of_a_memory_limit_below_the_sum_of_its_parts(tmp_pat
     (tmp_path / "x.toml").write_text("limits.max_memory = '1GiB'\n")
     done = run("check-config", "x.toml", cwd=tmp_path)
     assert (done.returncode, one_line(done.stdout)) == (0, "x.toml: fine")
-    assert one_line(done.stderr).startswith("warning: x.toml: limits.max_memory: 1,024 MiB is less than all parts")
+    assert one_line(done.stderr).startswith("warning: x.toml:1: limits.max_memory: 1,024 MiB is less than all parts")
