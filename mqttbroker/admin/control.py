@@ -143,8 +143,12 @@ class BrokerControl:
             if client_ids:
                 start = client_ids[-1] + "\0"
                 yield 0.0
-        found = [registry.sessions[client_id] for _, client_id in best[:limit] if client_id in registry.sessions]
-        return SortedPage(tuple(map(self._summary, found)), best[limit - 1] if len(best) > limit else None)
+        found: List[SessionSummary] = []
+        for first in range(0, min(limit, len(best)), SLICE):
+            shown = best[first : min(limit, first + SLICE)]
+            found += [self._summary(registry.sessions[name]) for _, name in shown if name in registry.sessions]
+            yield 0.0
+        return SortedPage(tuple(found), best[limit - 1] if len(best) > limit else None)
 
     def session(self, client_id: str) -> Optional[SessionDetail]:
         """The session of a client identifier; None if there is none."""
@@ -162,6 +166,10 @@ class BrokerControl:
             has_will=session.will is not None,
             congested=connection is not None and connection.outbox.writing_paused,
             worker=0 if connection is None or connection.wire is None else connection.wire.worker,
+            bytes_received=0 if connection is None else connection.bytes_received,
+            bytes_sent=0 if connection is None else connection.outbox.bytes_sent,
+            messages_received=0 if connection is None else connection.publish_received,
+            messages_sent=0 if connection is None else connection.outbox.publish_sent,
         )
 
     def _summary(self, session: Session) -> SessionSummary:

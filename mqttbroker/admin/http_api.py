@@ -85,6 +85,10 @@ CLIENT_DETAIL = record(
     has_will=BOOLEAN,
     congested=described(BOOLEAN, "the client's socket takes no more"),
     worker=described(INTEGER, "number of the connection worker that has the socket; 0 = none"),
+    bytes_received=described(INTEGER, "in this connection, as MQTT packets: without TLS and WebSocket"),
+    bytes_sent=described(INTEGER, "likewise"),
+    messages_received=described(INTEGER, "PUBLISH packets received in this connection"),
+    messages_sent=described(INTEGER, "PUBLISH packets sent in this connection, or waiting for its socket"),
 )
 SUBSCRIPTION = record(
     client_id=TEXT,

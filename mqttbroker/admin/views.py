@@ -50,6 +50,11 @@ class SessionDetail(NamedTuple):
     has_will: bool
     congested: bool  # the client's socket takes no more
     worker: int  # the connection worker that has the socket; 0 = none
+    # Of the connection: bytes as MQTT packets, without those of TLS and WebSocket; messages are PUBLISH packets.
+    bytes_received: int
+    bytes_sent: int
+    messages_received: int
+    messages_sent: int
 
 
 class SessionPage(NamedTuple):

@@ -91,6 +91,8 @@ class Connection(ClientConnection):
         self.keep_alive = 0.0  # seconds; 0 = off
         self.accepted = now
         self.last_received = now
+        self.bytes_received: i64 = 0
+        self.publish_received: i64 = 0  # PUBLISH packets
         self.maximum_packet_size: i64 = 0xFFFFFFFF
         self.topic_aliases: Optional[TopicAliases] = None  # None if the client accepts none
         self.user: Optional[User] = None  # if it is counted

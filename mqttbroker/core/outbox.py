@@ -75,6 +75,8 @@ class Outbox:
         self.control_bytes: i64 = 0  # bytes of packets other than PUBLISH, queued while `carried_over`
         self.largest_overflow: i64 = 0  # bytes of the largest PUBLISH that exceeded the high-water mark
         self.first_part_sent: i64 = 0  # bytes of the first part that have left
+        self.bytes_sent: i64 = 0
+        self.publish_sent: i64 = 0  # PUBLISH packets, with those that still wait here
         # Flags stand side by side, so that a compiled object has no gaps.
         self.writing_paused = False  # the socket's buffer is full
         self.restricted = False  # `writing_paused`, or there is a `throttle`
@@ -115,6 +117,7 @@ class Outbox:
         more than its rate."""
         backlog: i64 = self.backlog + size
         self.backlog = backlog
+        self.publish_sent += 1
         if size >= LARGE_PART:
             self.has_large_part = True
         if self.restricted and self._is_full_with(size):
@@ -165,6 +168,7 @@ class Outbox:
         data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
         self.outbound.counters.bytes_sent += len(data)
+        self.bytes_sent += len(data)
         self._reset()
         return data
 
@@ -198,6 +202,7 @@ class Outbox:
         del parts[:count]
         size: i64 = limit - room
         self.outbound.counters.bytes_sent += size
+        self.bytes_sent += size
         if parts:
             self.backlog = max(0, self.backlog - size)
             self.carried_over = True

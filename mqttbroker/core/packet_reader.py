@@ -39,6 +39,8 @@ class PacketReader(PacketBuffer):
         """
         connection = self.connection
         connection.last_received = now
+        counters = connection.outbound.counters
+        published: i64 = counters.publish_received
         self.protocol.broker.router.work = 0
         position: i64 = start
         size: i64 = len(data)
@@ -52,7 +54,9 @@ class PacketReader(PacketBuffer):
         except MQTTError as error:
             self.protocol.reject(error)
             position = size
-        connection.outbound.counters.bytes_received += position - start
+        counters.bytes_received += position - start
+        connection.bytes_received += position - start
+        connection.publish_received += counters.publish_received - published
         if self._incomplete or self._long is not None or self.counted:
             self._count_incomplete()
         session = connection.session
@@ -71,10 +75,13 @@ class PacketReader(PacketBuffer):
         ):
             data = bytes(self._incomplete)
             self._incomplete = _NOTHING
+            counters = self.connection.outbound.counters
+            published: i64 = counters.publish_received
             try:
                 self._read_packets(data, 0, len(data))
             except MQTTError as error:
                 self.protocol.reject(error)
+            self.connection.publish_received += counters.publish_received - published
             self._count_incomplete()
 
     def hold_before(self, more: i64) -> None:

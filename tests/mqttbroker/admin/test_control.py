@@ -34,6 +34,7 @@ from mqttbroker.admin.views import (
 from mqttbroker.codec.packets import Connect, Disconnect, Publish
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION
+from mqttbroker.core.connection import Connection
 from sessions.counters import Counters
 from sessions.session import Subscription
 
@@ -151,7 +152,9 @@ def test_filters_on_connections(core: Core) -> None:
 def test_sorting_visits_a_bounded_number_of_sessions_per_slice(core: Core) -> None:
     many_sessions(core, 20 * SLICE)
     slices, page = count_slices(core.control.sorted_sessions("subscriptions", True, limit=5))
-    assert slices == 21 and len(page.sessions) == 5
+    assert slices == 22 and len(page.sessions) == 5
+    slices, page = count_slices(core.control.sorted_sessions("subscriptions", True, limit=1000))
+    assert slices == 25 and len(page.sessions) == 1000
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -215,6 +218,8 @@ def test_one_session(core: Core) -> None:
     core.advance(10)
     now = core.seconds
     detail = core.control.session("sub")
+    connection = core.broker.registry.sessions["sub"].connection
+    assert isinstance(connection, Connection)
     assert detail == SessionDetail(
         SessionSummary("sub", None, 5, True, True, "memory", "127.0.0.1:1883", now - 10, 0.0, 2, 5,
                        5 * 9, 2, 0xFFFFFFFF),
@@ -226,7 +231,12 @@ def test_one_session(core: Core) -> None:
         has_will=False,
         congested=False,
         worker=0,
+        bytes_received=connection.bytes_received,
+        bytes_sent=connection.outbox.bytes_sent,
+        messages_received=0,
+        messages_sent=2,
     )
+    assert detail.bytes_received > 0 and detail.bytes_sent > 0
     client.disconnect()
     detail = core.control.session("sub")
     assert detail is not None

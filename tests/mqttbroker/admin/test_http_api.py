@@ -260,16 +260,50 @@ def test_configuration_names_the_source_of_each_value_and_no_secret(start_broker
     )
     api = Api(broker)
     found = {item["key"]: (item["value"], item["source"]) for item in api.get("/configuration")["items"]}
-    assert found["limits.max_inflight"] == (7, str(broker.config))
+    lines = broker.config.read_text().splitlines()
+    places = {line.partition(" ")[0].strip('"'): f"{broker.config}:{number}" for number, line in enumerate(lines, 1)}
+    assert found["limits.max_inflight"] == (7, places["limits"])
     assert found["limits.max_sessions"] == (500, "MQTTBROKER_LIMITS__MAX_SESSIONS")
     assert found["durability"] == ("interval", "--durability")
     assert found["sys_interval"] == (10.0, "default")
-    assert found["streams.0.filters"] == (["plant/#"], str(broker.config))
+    assert found["streams.0.filters"] == (["plant/#"], places["streams"])
     assert found["streams.0.key"] == ("client", "MQTTBROKER_STREAMS__PLANT__KEY")
     assert [each["token"] for each in found["http.access"][0]] == ["***"] * len(ACCESS)
     assert "t-admin" not in json.dumps(found)
     begins = {item["key"] for item in api.get("/configuration", prefix="bans.f")["items"]}
     assert begins == {"bans.failures", "bans.first"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_connection_counts_its_bytes_and_messages(start_broker: Start, workers: int) -> None:
+    broker = start_broker(config={"http": {"access": ACCESS}, "workers": workers})
+    api = Api(broker)
+    counted = ("bytes_received", "bytes_sent", "messages_received", "messages_sent")
+
+    def counts(client_id: str) -> list[int]:
+        detail = api.get(f"/clients/{client_id}")
+        return [detail[name] for name in counted]
+
+    with RawClient(broker.port) as sender, RawClient(broker.port) as receiver:
+        for client, name in ((sender, "sender"), (receiver, "receiver")):
+            client.connect(name)
+        receiver.subscribe("c/#")
+        before = counts("sender")
+        packet = Publish("c/1", b"x" * 100, 0, False, False, 0, None).encode(5)
+        sender.send(packet * 9 + packet[:50])  # the last one in two reads
+        assert counts("sender")[2] in range(10)
+        sender.send(packet[50:])
+        sender.send(Publish("c/2", b"y" * 300_000, 0, False, False, 0, None).encode(5))
+        assert [len(receiver.take().payload) for _ in range(11)] == 10 * [100] + [300_000]
+        sender.ping()
+        received, sent, published, delivered = counts("sender")
+        large = len(Publish("c/2", b"y" * 300_000, 0, False, False, 0, None).encode(5))
+        assert (received - before[0], published) == (10 * len(packet) + large + 2, 11)
+        assert (sent - before[1], delivered) == (2, 0)
+        receiver.ping()
+        assert counts("receiver")[2:] == [0, 11] and counts("receiver")[1] > 10 * len(packet) + large
+        receiver.publish("c/3", b"z", qos=2)
+        assert counts("receiver")[2:] == [1, 12]
 
 
 def test_backup_goes_below_its_directory(api: Api, tmp_path: Path, start_broker: Start) -> None:
