@@ -32,7 +32,14 @@ _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKN
 
 
 class HttpError(Exception):
-    """The request failed; the message is one line."""
+    """The request failed; the message is one line.
+
+    ``status`` is that of the answer, 0 without one; ``detail`` and ``field`` are those of the broker's problem (RFC 9457).
+    """
+
+    status = 0
+    detail = ""
+    field = ""
 
 
 class NotFound(HttpError):
@@ -118,6 +125,21 @@ class HttpClient:
         except ValueError:
             raise HttpError(f"{self.url}{path} did not answer with JSON: is this the broker's HTTP address?") from None
 
+    def call(self, method: str, path: str, content: Optional[bytes] = None) -> Any:
+        """Send a request, again only as a GET may be; returns the JSON of the answer, None without one.
+
+        Raises `HttpError`.
+        """
+        if method == "GET":
+            return self.get_json(path)
+        retries, self._retries = self._retries, 0
+        self.close()  # a request is sent again if a connection from before has been closed
+        try:
+            body = self._request(method, path, content, None)
+        finally:
+            self._retries = retries
+        return json.loads(body) if body else None
+
     def send(self, method: str, path: str, content: Optional[bytes] = None) -> None:
         """Send an idempotent request that changes something; raises `HttpError`."""
         self._request(method, path, content, None)
@@ -184,24 +206,30 @@ class HttpClient:
         """Raise the error for an unexpected status."""
         status = response.status
         answer = f"{status} {response.reason}".strip()
+        problem = _problem_in(response.read(MAX_ERROR_BYTES))
+        said = problem.get("detail")
         if status >= 500 or status in (408, 429):
             after = response.headers.get("Retry-After", "")
-            raise _TryAgain(answer, float(after) if after.isdecimal() else 0.0)
-        said = _error_in(response.read(MAX_ERROR_BYTES))
+            reason = f"{answer}: {said}" if said is not None else answer
+            raise _TryAgain(reason, float(after) if after.isdecimal() else 0.0)
+        kind, text = NotFound if status == 404 and said is not None else HttpError, ""
         if status in (401, 403):
             detail = f": {said}" if status == 403 and _is_problem(response) and said is not None else ""
-            if self._headers:
-                raise HttpError(f"option 'token': {self.url} refused it ({status}){detail}")
-            raise HttpError(f"{self.url} wants a 'token' ({status}){detail}")
-        if status == 404 and said is not None:
-            raise NotFound(f"{self.url}{path} answered {answer}: {said}")
-        if status == 200 and wanted is not None:
-            raise HttpError(f"{self.url}{path} answered with the whole file instead of a range of it: "
-                            f"does a proxy in between drop the Range header?")
-        if 300 <= status < 400:
-            answer += f" ({response.headers.get('Location')})"
-        doubt = "" if said is not None else ": is this the broker's HTTP address?"
-        raise HttpError(f"{self.url}{path} answered {answer}{f': {said}' if said else ''}{doubt}")
+            refused = f"option 'token': {self.url} refused it" if self._headers else f"{self.url} wants a 'token'"
+            text = f"{refused} ({status}){detail}"
+        elif kind is NotFound:
+            text = f"{self.url}{path} answered {answer}: {said}"
+        elif status == 200 and wanted is not None:
+            text = (f"{self.url}{path} answered with the whole file instead of a range of it: "
+                    f"does a proxy in between drop the Range header?")
+        else:
+            if 300 <= status < 400:
+                answer += f" ({response.headers.get('Location')})"
+            doubt = "" if said is not None else ": is this the broker's HTTP address?"
+            text = f"{self.url}{path} answered {answer}{f': {said}' if said else ''}{doubt}"
+        error = kind(text)
+        error.status, error.detail, error.field = status, said or "", problem.get("field", "")
+        raise error
 
     def _reason(self, error: Exception) -> str:
         """Why an attempt failed; raises `HttpError` if a retry would fail as well."""
@@ -254,14 +282,15 @@ def _is_problem(response: http.client.HTTPResponse) -> bool:
     return response.headers.get_content_type() == "application/problem+json"
 
 
-def _error_in(body: bytes) -> Optional[str]:
-    """The broker's error message, or the detail of its problem (RFC 9457); None if the body is not from a broker."""
+def _problem_in(body: bytes) -> dict[str, str]:
+    """The ``detail`` of the broker's error, and the ``field`` that it names; empty if the body is not from a broker."""
     try:
         document = json.loads(body)
-        said = document["detail"] if "detail" in document else document["error"]
+        found = {"detail": document["detail"] if "detail" in document else document["error"]}
+        found |= {"field": document["field"]} if "field" in document else {}
     except (ValueError, KeyError, TypeError):
-        return None
-    return " ".join(said.split()) if isinstance(said, str) else None
+        return {}
+    return {key: " ".join(text.split()) for key, text in found.items() if isinstance(text, str)}
 
 
 def _changed(ca_file: Optional[str]) -> int:

@@ -6,16 +6,13 @@ Exit status: 0 if no consumer is at risk, 1 if one is or the request failed, 2 i
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from pathlib import Path
-from typing import Any, Optional
-from urllib.parse import quote, urlsplit
+from typing import Any
 
-from mqttbroker.config.load import load_settings, secret_in
+from mqttbroker.cli.broker_api import WRONG_CALL, BrokerApi, CommandError, add_options, broker_api, in_path
+from mqttbroker.cli.tables import cell, duration, print_json, print_table
 
 COLUMNS = ("STREAM", "CONSUMER", "PARTITION", "OFFSET", "LAG", "BEHIND", "REPORTED", "RETENTION")
-_ANY_ADDRESS = ("", "*", "::", "0.0.0.0")
 
 
 def add_parser(commands: Any) -> None:
@@ -23,66 +20,47 @@ def add_parser(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "consumers", help="say how far the readers of streams have come", allow_abbrev=False)
     parser.add_argument("stream", metavar="STREAM", nargs="?", help="of this stream only")
-    parser.add_argument("--url", metavar="URL", help="the broker's HTTP address; else that of its configuration")
-    parser.add_argument("--token-file", metavar="FILE", type=Path,
-                        help="file of the bearer token; else that of the configuration")
-    parser.add_argument("--token", metavar="TOKEN",
-                        help="the token itself, which other users of this machine can see in the list of processes")
-    parser.add_argument("--ca-file", metavar="FILE", help="authorities that sign the broker's certificate")
-    parser.add_argument("--config", metavar="FILE", type=Path, help="the broker's TOML file")
     parser.add_argument("--forget", metavar="CONSUMER", help="forget this consumer of STREAM")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; raises ConfigError if the settings cannot be read."""
-    from bridge_spark.source.http_client import HttpClient, HttpError
+    try:
+        if options.forget is not None and options.stream is None:
+            raise CommandError("--forget needs the name of a STREAM", WRONG_CALL)
+        api = broker_api(options)
+        try:
+            return _run(api, options)
+        finally:
+            api.close()
+    except CommandError as error:
+        print(f"mqttbroker consumers: {cell(str(error))}", file=sys.stderr)
+        return 2 if error.status == WRONG_CALL else 1
 
-    http = load_settings(options.config, os.environ).http
-    url = options.url
-    if url is None:
-        host = "localhost" if http.host in _ANY_ADDRESS else http.host
-        url = f"{'http' if http.certfile is None else 'https'}://{f'[{host}]' if ':' in host else host}:{http.port}"
-    if urlsplit(url).scheme not in ("http", "https") or (options.url is None and not http.port):
-        return _fail("--url must be the broker's HTTP address, like http://localhost:18083", 2)
-    if options.forget is not None and options.stream is None:
-        return _fail("--forget needs the name of a STREAM", 2)
-    if urlsplit(url).username is not None:
-        return _fail("--url must not carry a name or password: give --token-file", 2)
-    if options.token is not None and options.token_file is not None:
-        return _fail("give --token or --token-file, not both", 2)
-    try:
-        token = options.token or (http.command_token if options.token_file is None else secret_in(options.token_file))
-    except ValueError as error:
-        return _fail(f"--token-file: {options.token_file}: {error}", 2)
-    client = HttpClient(url, token, options.ca_file, retries=1)
-    try:
-        if options.forget is not None:
-            stream, consumer = quote(options.stream, safe=""), quote(options.forget, safe="")
-            client.send("DELETE", f"/streams/{stream}/consumers/{consumer}")
-            return 0
-        streams = [options.stream] if options.stream is not None else client.get_json("/streams")["streams"]
-        rows = [row for stream in streams for row in _rows(client, stream)]
-    except HttpError as error:
-        return _fail(str(error), 1)
-    except (KeyError, TypeError) as error:
-        return _fail(f"{url} did not answer as a broker of this version does ({error!r})", 1)
-    finally:
-        client.close()
-    _print_table([COLUMNS, *rows])
+
+def _run(api: BrokerApi, options: argparse.Namespace) -> int:
+    if options.forget is not None:
+        path = f"/streams/{in_path(options.stream)}/consumers/{in_path(options.forget)}"
+        api.request("DELETE", path, None, {})
+        return 0
+    with api.as_expected():
+        names = [options.stream] if options.stream else api.request("GET", "/streams", None, {})["streams"]
+        found = {name: api.request("GET", f"/streams/{in_path(name)}/consumers", None, {})["consumers"] for name in names}
+        rows = [row for name, consumers in found.items() for row in _rows(name, consumers)]
+    if options.json:
+        print_json([{"stream": name, **consumer} for name, consumers in found.items() for consumer in consumers])
+    else:
+        print_table(COLUMNS, rows, COLUMNS[2:7])
     return 1 if any(row[-1] for row in rows) else 0
 
 
-def _fail(reason: str, status: int) -> int:
-    print(f"mqttbroker consumers: {reason}", file=sys.stderr)
-    return status
-
-
-def _rows(client: Any, stream: str) -> list[tuple[str, ...]]:
-    document = client.get_json(f"/streams/{quote(stream, safe='')}/consumers")
+def _rows(stream: str, consumers: list[Any]) -> list[tuple[str, ...]]:
     return [
         (stream, consumer["consumer"], str(place["partition"]), str(place["offset"]), str(place["lag"]),
-         _seconds(place["lag_seconds"]), _seconds(consumer["report_age_seconds"]) + " ago", _retention(place))
-        for consumer in document["consumers"] for place in consumer["partitions"]
+         duration(place["lag_seconds"]), duration(consumer["report_age_seconds"]) + " ago", _retention(place))
+        for consumer in consumers for place in consumer["partitions"]
     ]
 
 
@@ -93,23 +71,6 @@ def _retention(place: dict[str, Any]) -> str:
     if not place["at_risk"]:
         return ""
     seconds, size = place["seconds_left"], place["bytes_left"]
-    left = [_seconds(seconds)] if seconds is not None else []
+    left = [duration(seconds)] if seconds is not None else []
     left += [f"{size} B"] if size is not None else []
     return f"{' or '.join(left)} left"
-
-
-def _seconds(seconds: Optional[float]) -> str:
-    """A duration in the form of the configuration: "0s", "90s", "12m", "30h", "9d"."""
-    value = float(seconds or 0)
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if value >= 2 * size:
-            return f"{int(value // size)}{unit}"
-    return f"{int(value)}s"
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    for row in rows:
-        cells = [cell.rjust(width) if 2 <= column <= 6 else cell.ljust(width)
-                 for column, (cell, width) in enumerate(zip(row, widths))]
-        print("  ".join(cells).rstrip())

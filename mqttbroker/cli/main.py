@@ -7,7 +7,6 @@ status 1. Modules are imported by the commands that need them, so that the other
 from __future__ import annotations
 
 import argparse
-import getpass
 import os
 import platform
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
-from mqttbroker.cli import consumers_command
+from mqttbroker.cli import api_commands, consumers_command
 from mqttbroker.cli.store_commands import COMMANDS, add_parsers, run
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
 from mqttbroker.config.settings import Settings
@@ -64,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
 
     add_parsers(commands)
     consumers_command.add_parser(commands)
+    api_commands.add_parsers(commands)
+    completion = commands.add_parser("completion", help="print a script that completes commands in a shell")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
     commands.add_parser("compact", help="merge the small files of those tables", add_help=False)
     commands.add_parser("java-home", help="print a JAVA_HOME for Spark", add_help=False)
@@ -85,7 +87,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         from bridge_spark.java import main as java_home
 
         return java_home(words[1:])
-    options = _parser().parse_args(words)
+    options = _parser().parse_args(api_commands.with_action(words))
+    if options.command == "completion":
+        return _completion(options.shell)
     if options.command == "passwd":
         return _passwd(options.file, options.user, options.delete, options.scram)
     try:
@@ -95,6 +99,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             return run(options)
         if options.command == "consumers":
             return consumers_command.run(options)
+        if hasattr(options, "api_command"):
+            return api_commands.run(options)
         return _serve(options)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -127,6 +133,13 @@ def _serve(options: argparse.Namespace) -> int:
     return serve(settings, reread, warnings)
 
 
+def _completion(shell: str) -> int:
+    import shtab
+
+    print(shtab.complete(_parser(), shell=shell))
+    return 0
+
+
 def _passwd(file: Path, user: str, delete: bool, scram: bool) -> int:
     from mqttbroker.auth.passwords import (
         check_name,
@@ -134,10 +147,11 @@ def _passwd(file: Path, user: str, delete: bool, scram: bool) -> int:
         scram_password,
         set_password,
     )
+    from mqttbroker.cli.new_password import ask_password
 
     try:
         check_name(user)
-        encoded = None if delete else (scram_password if scram else hash_password)(_ask(user))
+        encoded = None if delete else (scram_password if scram else hash_password)(ask_password(user))
         known = set_password(file, user, encoded)
     except ValueError as error:
         print(f"mqttbroker passwd: {error}", file=sys.stderr)
@@ -149,16 +163,3 @@ def _passwd(file: Path, user: str, delete: bool, scram: bool) -> int:
         print(f"mqttbroker passwd: {file}: no user {user!r}", file=sys.stderr)
         return 1
     return 0
-
-
-def _ask(user: str) -> bytes:
-    """A new password: typed twice on a terminal, else the first line of standard input."""
-    if sys.stdin.isatty():
-        password = getpass.getpass(f"Password for {user}: ").encode()
-        if getpass.getpass("Again: ").encode() != password:
-            raise ValueError("the two passwords differ")
-    else:
-        password = sys.stdin.buffer.readline().rstrip(b"\r\n")
-    if not password:
-        raise ValueError("the password is empty")
-    return password

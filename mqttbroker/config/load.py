@@ -51,7 +51,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
 _STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 # Kubernetes sets these variables in every pod for a service named "mqttbroker"; MQTTBROKER_COMPILE belongs to the
 # build.
-_NOT_SETTINGS = re.compile(r"SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP)(_.+)?|COMPILE")
+_NOT_SETTINGS = re.compile(r"SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP)(_.+)?|COMPILE|API_(URL|TOKEN|TOKEN_FILE|CA_FILE)")
 
 
 class ConfigError(Exception):
