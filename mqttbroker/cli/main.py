@@ -66,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     api_commands.add_parsers(commands)
     completion = commands.add_parser("completion", help="print a script that completes commands in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    commands.add_parser("pub", help="publish messages, with the options of mosquitto_pub", add_help=False)
+    commands.add_parser("sub", help="print messages, with the options of mosquitto_sub", add_help=False)
     commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
     commands.add_parser("compact", help="merge the small files of those tables", add_help=False)
     commands.add_parser("java-home", help="print a JAVA_HOME for Spark", add_help=False)
@@ -87,6 +89,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         from bridge_spark.java import main as java_home
 
         return java_home(words[1:])
+    if words[:1] in (["pub"], ["sub"]):
+        from mqttbroker.cli import mqtt_commands
+
+        return (mqtt_commands.pub if words[0] == "pub" else mqtt_commands.sub)(words[1:])
     options = _parser().parse_args(api_commands.with_action(words))
     if options.command == "completion":
         return _completion(options.shell)
