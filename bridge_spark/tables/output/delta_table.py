@@ -18,22 +18,19 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from bridge_spark.log.files import sync
 from bridge_spark.tables.ingest_config import EXPIRE_AFTER_S, MERGE_FILES, is_url
-from bridge_spark.tables.output.batch_table import ForeignBatch, Marker, PackageMissing, TableError
+from bridge_spark.tables.output.batch_table import PackageMissing, TableError
 from bridge_spark.tables.output.data_files import (
     PREFIX,
     DataFile,
     DataFileWriter,
-    StagedFiles,
     SyncedFile,
-    arrow_schema,
     batch_prefix,
-    write_rows,
 )
-from bridge_spark.tables.output.library_errors import library_errors, warn
+from bridge_spark.tables.output.file_table import FileTable
+from bridge_spark.tables.output.library_errors import library_errors
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
-    from pyspark.sql import DataFrame
 
 COMMIT_ATTEMPTS = 5
 
@@ -63,78 +60,34 @@ class DeltaStorage:
         return DeltaStorageHandler(self.place, dict(self.options))
 
 
-class DeltaBatchTable:
+class DeltaBatchTable(FileTable):
     """The batches in the Delta table at ``place``, a directory or a URL.
 
-    Its markers have the checkpoint and the batch only.  ``merge_files`` is the number of batches after which files are
-    merged, None for never.  Files that only versions older than ``expire_after`` seconds need are deleted.
+    Files that only versions older than ``expire_after`` seconds need are deleted.
     """
 
     def __init__(
         self, place: str, merge_files: Optional[int] = MERGE_FILES, expire_after: int = EXPIRE_AFTER_S,
         options: Mapping[str, str] = {},
     ) -> None:
-        self.place = place
-        self._merge_files = merge_files
+        super().__init__(place, merge_files)
         self._expire_after = expire_after
         self._options = dict(options)
         self._storage = DeltaStorage(place, self._options)
         self._directory = None if is_url(place) else Path(place)
-        self._published: Optional[int] = None  # the last batch of the checkpoint that `committed` was asked for
 
     def prepare(self) -> None:
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
 
-    def clean(self) -> None:
-        """Nothing to do: each batch removes the files that it does not publish."""
-
     def has_batches(self) -> bool:
         with library_errors(self.place):
             return self._open() is not None
 
-    def stage(self, rows: DataFrame, batch: int) -> StagedFiles:
-        return self.stage_named(rows, batch_prefix(batch))
-
-    def stage_named(self, rows: DataFrame, prefix: str) -> StagedFiles:
-        """Write rows to files whose names begin with ``prefix``, for `replace`."""
-        return write_rows(rows, self.writer(prefix, arrow_schema(rows)))
-
     def writer(self, prefix: str, schema: Any) -> DataFileWriter:
-        """The writer of rows with the Arrow ``schema``."""
         return DataFileWriter(self._storage, schema, prefix)
 
-    def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
-        with library_errors(self.place):
-            table = self._open()
-            self._published = None if table is None else table.transaction_version(checkpoint)
-            if self._published is not None and self._published >= batch:
-                return {"checkpoint": checkpoint, "batch": self._published}
-            if table is not None and self._published is None and table.version() > 0 and batch > 0:
-                raise ForeignBatch(f"the rows in {self.place} were made by another checkpoint")
-            return None
-
-    def publish(self, batch: int, staged: StagedFiles, marker: Marker) -> None:
-        self._check(staged)
-        with library_errors(self.place):
-            self._commit(batch, staged.files, marker["checkpoint"])
-
-    def publish_empty(self, batch: int, staged: Optional[StagedFiles] = None) -> None:
-        if staged is not None:
-            staged.discard()
-        with library_errors(self.place):
-            if self._published is not None and self._published >= batch:
-                self._commit(batch, (), None)
-
-    def maintain(self, batch: int) -> None:
-        if self._merge_files is not None and batch % self._merge_files == self._merge_files - 1:
-            try:
-                self.compact()
-            except TableError as error:
-                warn(f"{error}: files are not merged now")
-
     def compact(self) -> int:
-        """Run Delta's `optimize` and `vacuum`; return how many files were merged."""
         with library_errors(self.place):
             table = self._open()
             if table is None:
@@ -147,26 +100,26 @@ class DeltaBatchTable:
             return merged
 
     def replace(self, prefix: str, files: Sequence[DataFile]) -> None:
-        """Put ``files`` in the place of those whose names begin with ``prefix``, in one commit.
-
-        The table exists, or there are files.
-        """
         with library_errors(self.place):
             table = self._with_columns(files) if files else self._open()
             if table is not None:
                 self._write(table, _removals(table, prefix) + _additions(files), None)
 
     def names(self) -> list[str]:
-        """The names of the data files of the newest version, within the table."""
         with library_errors(self.place):
             table = self._open()
             return [] if table is None else list(_sizes(table))
+
+    def _last_batch(self, checkpoint: str) -> tuple[Optional[int], bool]:
+        table = self._open()
+        return (None, False) if table is None else (table.transaction_version(checkpoint), table.version() > 0)
 
     def _commit(self, batch: int, files: Sequence[DataFile], checkpoint: Optional[str]) -> None:
         from deltalake import Transaction
         from deltalake.exceptions import DeltaError
 
-        replaced = self._published is not None and self._published >= batch
+        self._check(files)
+        replaced = self._has_published(batch)
         for attempt in range(COMMIT_ATTEMPTS):
             table = self._with_columns(files) if files else self._open()
             assert table is not None
@@ -196,11 +149,11 @@ class DeltaBatchTable:
             commit_properties=CommitProperties(app_transactions=None if version is None else [version]))
         self._sync_log(before)
 
-    def _check(self, staged: StagedFiles) -> None:
+    def _check(self, files: Sequence[DataFile]) -> None:
         """Check that the files are on this disk, if the table is: executors on other machines may use other disks."""
         if self._directory is None:
             return
-        for file in staged.files:
+        for file in files:
             path = self._directory / file.name
             if not path.exists() or path.stat().st_size != file.size:
                 raise TableError(f"{path} was written by an executor and is not there: the driver and all executors "

@@ -19,23 +19,21 @@ from typing import TYPE_CHECKING, Any, Optional, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from bridge_spark.tables.ingest_config import EXPIRE_AFTER_S, MERGE_FILES, CatalogConfig, is_url
-from bridge_spark.tables.output.batch_table import ForeignBatch, Marker, PackageMissing, TableError
+from bridge_spark.tables.output.batch_table import PackageMissing, TableError
 from bridge_spark.tables.output.data_files import (
     PREFIX,
     DataFile,
     DataFileWriter,
     StagedFiles,
-    arrow_schema,
     batch_prefix,
-    write_rows,
 )
-from bridge_spark.tables.output.library_errors import library_errors, warn
+from bridge_spark.tables.output.file_table import FileTable
+from bridge_spark.tables.output.library_errors import library_errors
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile as IcebergFile
     from pyiceberg.table import Table, Transaction
-    from pyspark.sql import DataFrame
 
 T = TypeVar("T")
 ATTEMPTS = 6  # of a commit, and of reading the table's metadata: pyarrow repeats not all requests that S3 throttles
@@ -81,23 +79,19 @@ class IcebergStorage:
         return load_file_io(dict(self.io), self.location)
 
 
-class IcebergBatchTable:
+class IcebergBatchTable(FileTable):
     """The batches in the Iceberg table ``place``, its name in the catalog.
 
-    Its markers have the checkpoint and the batch only.  ``merge_files`` is the number of batches after which files are
-    merged, None for never.  Snapshots older than ``expire_after`` seconds are removed, with the files that only they
-    need.
+    Snapshots older than ``expire_after`` seconds are removed, with the files that only they need.
     """
 
     def __init__(
         self, place: str, catalog: CatalogConfig, merge_files: Optional[int] = MERGE_FILES,
         expire_after: int = EXPIRE_AFTER_S,
     ) -> None:
-        self.place = place
+        super().__init__(place, merge_files)
         self._config = catalog
-        self._merge_files = merge_files
         self._expire_after = expire_after
-        self._published: Optional[int] = None  # the last batch of the checkpoint that `committed` was asked for
 
     def prepare(self) -> None:
         """Connect to the catalog."""
@@ -105,57 +99,17 @@ class IcebergBatchTable:
             catalog = self._catalog
             _repeated(lambda: catalog.table_exists(self.place))
 
-    def clean(self) -> None:
-        """Nothing to do: each batch removes the files that it does not publish."""
-
     def has_batches(self) -> bool:
         with library_errors(self.place):
             table = self._open()
             return table is not None and table.current_snapshot() is not None
 
-    def stage(self, rows: DataFrame, batch: int) -> StagedFiles:
-        return self.stage_named(rows, batch_prefix(batch))
-
-    def stage_named(self, rows: DataFrame, prefix: str) -> StagedFiles:
-        """Write rows to files whose names begin with ``prefix``, for `replace`."""
-        return write_rows(rows, self.writer(prefix, arrow_schema(rows)))
-
     def writer(self, prefix: str, schema: Any) -> DataFileWriter:
-        """The writer of rows with the Arrow ``schema``, whose columns the table gets."""
         with library_errors(self.place):
             table = self._with_columns(schema)
             return DataFileWriter(_storage(table), _arrow_schema(table, schema.names), prefix)
 
-    def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
-        with library_errors(self.place):
-            table = self._open()
-            self._published = None if table is None else _batch(table, checkpoint)
-            if self._published is not None and self._published >= batch:
-                return {"checkpoint": checkpoint, "batch": self._published}
-            if table is not None and self._published is None and table.current_snapshot() is not None and batch > 0:
-                raise ForeignBatch(f"the rows in {self.place} were made by another checkpoint")
-            return None
-
-    def publish(self, batch: int, staged: StagedFiles, marker: Marker) -> None:
-        with library_errors(self.place):
-            self._commit(batch, staged.files, marker["checkpoint"])
-
-    def publish_empty(self, batch: int, staged: Optional[StagedFiles] = None) -> None:
-        if staged is not None:
-            staged.discard()
-        with library_errors(self.place):
-            if self._published is not None and self._published >= batch:
-                self._commit(batch, (), None)
-
-    def maintain(self, batch: int) -> None:
-        if self._merge_files is not None and batch % self._merge_files == self._merge_files - 1:
-            try:
-                self.compact()
-            except TableError as error:
-                warn(f"{error}: files are not merged now")
-
     def compact(self) -> int:
-        """Merge small files, remove old snapshots and the files that no snapshot needs; return how many were merged."""
         with library_errors(self.place):
             table = self._open()
             if table is None:
@@ -168,23 +122,22 @@ class IcebergBatchTable:
             return merged
 
     def replace(self, prefix: str, files: Sequence[DataFile]) -> None:
-        """Put ``files`` in the place of those whose names begin with ``prefix``, in one commit.
-
-        The table exists, or there are files.
-        """
         with library_errors(self.place):
             self._change(lambda table: (_named(table, prefix), files), {}, None)
 
     def names(self) -> list[str]:
-        """The names of the data files of the current snapshot, without directories."""
         with library_errors(self.place):
             table = self._open()
             return [] if table is None else [_name(file.file_path) for file in _data_files(table)]
 
     # --- commits --------------------------------------------------------------------------------------------------
 
+    def _last_batch(self, checkpoint: str) -> tuple[Optional[int], bool]:
+        table = self._open()
+        return (None, False) if table is None else (_batch(table, checkpoint), table.current_snapshot() is not None)
+
     def _commit(self, batch: int, files: Sequence[DataFile], checkpoint: Optional[str]) -> None:
-        replaced = self._published is not None and self._published >= batch
+        replaced = self._has_published(batch)
         summary = {_BATCH: str(batch), **({} if checkpoint is None else {_CHECKPOINT: checkpoint})}
 
         def landed(table: Table) -> bool:

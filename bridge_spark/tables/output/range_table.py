@@ -6,14 +6,13 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
+from typing import TYPE_CHECKING, Any, Optional, Protocol
 
 from bridge_spark.log.files import sync, sync_directory
 from bridge_spark.tables.ingest_config import SinkConfig
 from bridge_spark.tables.output.batch_table import Staged, TableError
 from bridge_spark.tables.output.data_files import StagedFiles
-from bridge_spark.tables.output.delta_table import DeltaBatchTable
-from bridge_spark.tables.output.iceberg_table import IcebergBatchTable
+from bridge_spark.tables.output.file_table import FileTable
 from bridge_spark.tables.output.parquet_table import StagedDirectory
 from bridge_spark.tables.output.swap import swap
 from bridge_spark.tables.output.table_format import in_directory, open_table
@@ -84,7 +83,7 @@ class RangeDirectories:
 class RangeFiles:
     """The ranges in a Delta or Iceberg table: the names of a range's files begin with it."""
 
-    def __init__(self, table: Union[DeltaBatchTable, IcebergBatchTable]) -> None:
+    def __init__(self, table: FileTable) -> None:
         self.place = table.place
         self._table = table
 
@@ -107,8 +106,7 @@ class RangeFiles:
 def open_ranges(sink: SinkConfig, place: str, staging: Path) -> RangeTable:
     """The ranges at ``place``: directories of Parquet files, or a table of the configured format."""
     table = None if in_directory(sink, place) else open_table(sink, place)
-    return RangeFiles(table) if isinstance(table, (DeltaBatchTable, IcebergBatchTable)) \
-        else RangeDirectories(Path(place), staging)
+    return RangeFiles(table) if isinstance(table, FileTable) else RangeDirectories(Path(place), staging)
 
 
 def _file_prefix(name: str) -> str:
