@@ -150,7 +150,8 @@ def _check_sources(config: IngestConfig) -> None:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="mqttbroker ingest", description="Write streams to Parquet, Delta or Iceberg tables.")
+    parser = argparse.ArgumentParser(
+        prog="mqttbroker ingest", description="Write streams to Parquet, Delta or Iceberg tables.")
     parser.add_argument("config", type=Path, help="TOML file of tables, see conf/ingest.toml")
     parser.add_argument("--once", action="store_true", help="read everything available and end")
     parser.add_argument("--backfill", nargs=2, metavar=("FROM", "TO"),

@@ -61,12 +61,13 @@ def _parsed(reader: PayloadReader, batch: pa.RecordBatch) -> Iterator[pa.RecordB
         if field.name == _ROW:
             columns.append(pa.array(range(len(batch)), pa.int64()))
         else:
-            column = batch.column(field.name)
-            columns.append(column if not column.null_count else pc.fill_null(column, b"" if field.name == "payload" else ""))
+            empty = b"" if field.name == "payload" else ""
+            columns.append(pc.fill_null(batch.column(field.name), empty))
     sizes = row_bytes(batch.columns, len(batch))
     for found in reader.rows(pa.RecordBatch.from_arrays(columns, schema=reader.message_schema)):
         for start, end in pieces(sizes[found.column(_ROW).to_numpy()], ROWS_BYTES):
             rows = found.slice(start, end - start)
             kept = batch.take(rows.column(_ROW))
             names = [name for name in rows.schema.names if name != _ROW]
-            yield pa.RecordBatch.from_arrays([*kept.columns, *map(rows.column, names)], names=[*kept.schema.names, *names])
+            yield pa.RecordBatch.from_arrays(
+                [*kept.columns, *map(rows.column, names)], names=[*kept.schema.names, *names])

@@ -28,6 +28,6 @@ def archive_options(given: Mapping[str, str]) -> ArchiveOptions:
     if session is not None and access is None:
         raise OptionError("archive.sessionToken", "needs 'archive.accessKey' and 'archive.secretKey'")
     if "@" in given.get("archive.endpoint", ""):
-        raise OptionError("archive.endpoint", "must not have credentials: give 'archive.accessKey' and 'archive.secretKey'")
+        raise OptionError("archive.endpoint", "must not have credentials: give 'archive.accessKey', 'archive.secretKey'")
     region, endpoint = given.get("archive.region") or None, given.get("archive.endpoint") or None
     return ArchiveOptions(location, S3Options(access, secret, session, region, endpoint))

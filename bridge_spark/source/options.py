@@ -21,8 +21,8 @@ from bridge_spark.source.topic_levels import PatternError, TopicPattern, parse_p
 from bridge_spark.source.where import parse_where
 from topic_matcher.filters import is_valid_filter
 
-__all__ = ["EARLIEST", "LATEST", "OPTION_NAMES", "SPARK_INTERNAL", "OffsetSpec", "OptionError", "SourceOptions", "ca_file_of",
-           "check_for_batch", "check_for_stream", "parse_options", "row_selection", "token_of", "topic_filter_of"]
+__all__ = ["EARLIEST", "LATEST", "OPTION_NAMES", "SPARK_INTERNAL", "OffsetSpec", "OptionError", "SourceOptions",
+           "ca_file_of", "check_for_batch", "check_for_stream", "parse_options", "row_selection", "token_of", "topic_filter_of"]
 
 OPTION_NAMES = (
     "path",

@@ -2,9 +2,9 @@
 
 | option | default | |
 |---|---|---|
-| payloadFormat | | `json`, `csv`, `number`, `sparkplug`, `avro` or `protobuf`: fills the columns `value` and `reason`; |
+| payloadFormat | | `json`, `csv`, `number`, `sparkplug`, `avro`, `protobuf`: fills the columns `value`, `reason`; |
 |  | | `topics`: the format depends on the topic, see `TOPICS_FILE` |
-| payloadTimestamps | iso | JSON timestamps: `iso` strings, or numbers since the epoch in `s`, `ms` or `us`; Protobuf: numbers |
+| payloadTimestamps | iso | JSON: `iso` strings, or numbers since the epoch in `s`, `ms` or `us`; Protobuf: numbers |
 | payloadExplode | false | one row per object of a JSON array, or per line of CSV |
 | payloadDelimiter | , | CSV, one character |
 | payloadQuote | " | CSV, one character |
@@ -225,8 +225,8 @@ def _schemas(given: Mapping[str, str], kind: str) -> Union[AvroSchemas, Protobuf
     except UnusableSchema as error:
         raise PayloadOptionError(name, str(error)) from None
     except ImportError:
-        raise PayloadOptionError(
-            "payloadFormat", f"{kind!r} needs the package {_PACKAGES[kind]}: pip install 'mqttbroker[{kind}]'") from None
+        reason = f"{kind!r} needs the package {_PACKAGES[kind]}: pip install 'mqttbroker[{kind}]'"
+        raise PayloadOptionError("payloadFormat", reason) from None
 
 
 def _character(given: Mapping[str, str], name: str, default: str) -> str:

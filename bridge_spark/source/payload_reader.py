@@ -95,7 +95,9 @@ class PayloadReader:
         for start, end in pieces(row_bytes([messages.column("payload")], len(messages)), PARSED_BYTES):
             yield from self._parsed_rows(self._parser, messages.slice(start, end - start))
 
-    def _parsed_rows(self, parser: Union[RowParser, TopicParsers], messages: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _parsed_rows(
+        self, parser: Union[RowParser, TopicParsers], messages: pa.RecordBatch
+    ) -> Iterator[pa.RecordBatch]:
         payloads = messages.column("payload")
         parsed = (parser.parse(messages.column("topic"), payloads) if isinstance(parser, TopicParsers)
                   else parser.parse(payloads))

@@ -55,7 +55,7 @@ _Convert = Callable[[list[Any]], pa.Array]
 
 
 class _BadRow(Exception):
-    """The value at ``row`` makes its payload a dead letter; ``rows`` are the reasons of this row and of further ones."""
+    """The value at ``row`` makes its payload a dead letter; ``rows`` has the reasons of this and of further rows."""
 
     def __init__(self, row: int, reason: str, rows: Optional[dict[int, str]] = None) -> None:
         super().__init__(row, reason)
@@ -96,7 +96,8 @@ class ProtobufParser(RowParser):
         found = [self._portion(payloads.slice(start, PORTION)) for start in range(0, len(payloads), PORTION)]
         if not found:
             return super().parse(payloads)
-        return Parsed(pa.concat_arrays([part.values for part in found]), pa.concat_arrays([part.reasons for part in found]), None)
+        values, reasons, _ = zip(*found)
+        return Parsed(pa.concat_arrays(values), pa.concat_arrays(reasons), None)
 
     def _portion(self, payloads: pa.Array) -> Parsed:
         given = payloads.to_pylist()
@@ -286,8 +287,8 @@ class _Plan:
         types = pa.types
         if types.is_timestamp(kind) and kind.tz is not None:
             if self._timestamps is None:
-                raise UnusableSchema(
-                    f"field {where!r} is {_kind_name(found)}, which fills {kind} only with the option 'payloadTimestamps'")
+                raise UnusableSchema(f"field {where!r} is {_kind_name(found)}, which fills {kind} only with the option "
+                                     f"'payloadTimestamps'")
             return _Instants(UNITS[self._timestamps], kind, signed, where)
         digits = {32: 10, 64: 19 if signed else 20}[bits]
         decimal = types.is_decimal128(kind) and kind.scale >= 0 and kind.precision - kind.scale >= digits
@@ -383,7 +384,7 @@ class _Entries:
         maps = list(map(self._get, messages))
         try:
             sorted_keys = list(map(sorted, maps))
-            items = list(chain.from_iterable(map(entries.__getitem__, keys) for entries, keys in zip(maps, sorted_keys)))
+            items = [entries[key] for entries, keys in zip(maps, sorted_keys) for key in keys]
         except (TypeError, UnicodeError):  # as in `_texts`
             row = next(row for row, entries in enumerate(maps) if any(isinstance(key, bytes) for key in entries))
             raise _BadRow(row, f"field '{self._where}' is not UTF-8") from None

@@ -80,7 +80,8 @@ def message_type(data: bytes, name: str) -> MessageType:
     if len(matching) != 1:
         own = sorted(full for full in known if not full.startswith("google.protobuf."))
         listed = ", ".join(own[:10]) + (", ..." if len(own) > 10 else "")
-        raise UnusableSchema(f"there is {'more than one' if matching else 'no'} message type {name!r}; there are {listed}")
+        count = "more than one" if matching else "no"
+        raise UnusableSchema(f"there is {count} message type {name!r}; there are {listed}")
     paths = {path: full for full, path in files[last].items()}
     found = GetMessageClass(pool.FindMessageTypeByName(matching[0]))
     return MessageType(found, pool, files[last].get(matching[0]), paths)

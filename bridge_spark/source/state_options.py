@@ -1,4 +1,4 @@
-"""The options of the Spark data sources `mqtt.retained` and `mqtt.sessions`, checked at load time like those of `mqtt`."""
+"""The options of the data sources `mqtt.retained` and `mqtt.sessions`, checked at load time like those of `mqtt`."""
 
 from __future__ import annotations
 

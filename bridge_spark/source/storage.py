@@ -120,7 +120,8 @@ def segments_between(
     Yields each with the first and end offset to read of it.  Where both have it, that of the data directory.
     """
     local = state.local_start
-    archived = storage.archived(partition, start, min(end, local)) if start < local and state.archive is not None else []
+    has_archived = start < local and state.archive is not None
+    archived = storage.archived(partition, start, min(end, local)) if has_archived else []
     reached = start
     for segment, limit in [*((each, local) for each in archived), *((each, end) for each in state.segments)]:
         first, last = max(reached, segment.first_offset), min(segment.end_offset, limit, end)

@@ -17,8 +17,8 @@ NO_FORMAT = "no format for the topic"
 class TopicParsers:
     """Parses to ``type``, a struct.  The first filter that matches a topic counts.
 
-    A parser's type is a struct of some fields of ``type``; the other fields are NULL.  A message that no filter matches is
-    a dead letter.
+    A parser's type is a struct of some fields of ``type``; the other fields are NULL.  A message that no filter matches
+    is a dead letter.
     """
 
     def __init__(self, type: pa.StructType, parsers: Sequence[tuple[str, RowParser]]) -> None:

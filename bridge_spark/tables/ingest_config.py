@@ -432,7 +432,7 @@ def _sink(section: Section, place: _TablePlace, output: str, checkpoint: Path, s
     expire_after = EXPIRE_AFTER_S
     if "expire_after" in section.values:
         if place.table_format == "parquet":
-            raise section.error("expire_after", "is for table_format \"delta\" and \"iceberg\": Parquet has no versions")
+            raise section.error("expire_after", 'is for table_format "delta" and "iceberg": Parquet has no versions')
         expire_after = _duration(section, "expire_after")
         if expire_after < EXPIRE_AFTER_MIN_S:
             raise section.error("expire_after", "is less than 1 hour: readers and other writers may need the files")
@@ -443,11 +443,12 @@ def _sink(section: Section, place: _TablePlace, output: str, checkpoint: Path, s
     for key, given in (("deduplicate_by", keys), ("aggregates", aggregates)):
         if given and watermark is None:
             raise section.error(key, "needs a 'watermark': how late a message may come, like \"10 minutes\"")
+    storage = Section(section.where, f"{section.name}.storage", section.table("storage"))
     return SinkConfig(
         table_format=place.table_format,
         merge_files=(section.number("compact_after") or MERGE_FILES) if compacts else None,
         expire_after=expire_after,
-        storage={**shared.options, **Section(section.where, f"{section.name}.storage", section.table("storage")).secrets()},
+        storage={**shared.options, **storage.secrets()},
         catalog=shared.catalog,
         event_time=section.text("event_time") if "event_time" in section.values else None,
         watermark=watermark,

@@ -143,8 +143,8 @@ class Archiver:
             if answer["leftovers"]:
                 archive.removals.append((number, answer["leftovers"]))
             for file in answer["renamed"]:
-                logger.warning("event=archive_file_renamed stream=%s partition=%d file=%s reason=%s", name, number, file,
-                               "the log does not have these offsets")
+                logger.warning("event=archive_file_renamed stream=%s partition=%d file=%s "
+                               "reason=the log does not have these offsets", name, number, file)
             if answer["lost"]:
                 logger.error("event=archive_files_missing stream=%s partition=%d count=%d files=%s", name, number,
                              answer["lost"], ",".join(answer["missing"]))

@@ -172,9 +172,10 @@ class S3Files:
         self._fs = fs
         self._bucket = location.root.partition("/")[0]
         self._last: Optional[tuple[str, Any]] = None  # the file read last: tasks read one file at a time
-        given = {**location.parameters, **{
-            name: value for name, value in (("region", options.region), ("endpoint_override", options.endpoint)) if value
-        }}
+        given = dict(location.parameters)
+        for name, value in (("region", options.region), ("endpoint_override", options.endpoint)):
+            if value:
+                given[name] = value
         for variable in ENDPOINT_VARIABLES:  # which pyarrow knows in URLs only
             if os.environ.get(variable):
                 given.setdefault("endpoint_override", os.environ[variable])

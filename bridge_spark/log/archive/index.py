@@ -43,7 +43,7 @@ class ArchivedSegment(NamedTuple):
 
 
 class ArchiveState(NamedTuple):
-    """The segments of a partition in its archive: offsets from ``start`` up to, not including, ``end``; bytes in all."""
+    """The segments of a partition in its archive: offsets from ``start`` to before ``end``; ``size`` bytes."""
 
     start: int
     end: int
@@ -122,8 +122,8 @@ class IndexReader:
     def size_before(self, offset: int) -> int:
         """The bytes of the segments that end at or before `offset`."""
         with _Records(self.path) as records:
-            first = bisect_right(range(records.count), records.last.start, key=lambda number: records[number].end_offset)
-            until = bisect_right(range(records.count), offset, key=lambda number: records[number].end_offset)
+            first, until = (bisect_right(range(records.count), each, key=lambda number: records[number].end_offset)
+                            for each in (records.last.start, offset))
             before = records[first - 1].total if first else records[0].total - records[0].size if records.count else 0
             return max(records[until - 1].total - before, 0) if until else 0
 
@@ -251,7 +251,8 @@ class ArchiveIndex(IndexReader):
     def remove_before(self, offset: int) -> None:
         """Take out, durably, the segments that end at or before `offset`.  Raises `OSError`."""
         last = self._last
-        self._append(_Record(last.end_offset, last.end_offset, 0, 0, 0, last.latest, last.total, last.number, offset, 0))
+        end = last.end_offset
+        self._append(_Record(end, end, 0, 0, 0, last.latest, last.total, last.number, offset, 0))
 
     def _append(self, record: _Record) -> None:
         new = not self._size

@@ -1,7 +1,8 @@
 """Reads a range of a stream again, into a table of its own.
 
 A range is created or replaced atomically: one directory, `range=<from>_<to>/`, or the files of that name in a Delta or
-Iceberg table.  So repeating a range changes nothing, and overlapping ranges are refused.  The job's own table is not written, as it may have those messages already.
+Iceberg table.  So repeating a range changes nothing, and overlapping ranges are refused.  The job's own table is not
+written, as it may have those messages already.
 """
 
 from __future__ import annotations

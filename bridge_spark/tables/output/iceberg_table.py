@@ -355,7 +355,7 @@ def _small_files(table: Table) -> Iterator[list[Any]]:
 
 
 def _remove_orphans(table: Table, before: datetime) -> None:
-    """Delete data files of this writer and files of metadata that no snapshot needs and that are older than ``before``."""
+    """Delete data files of this writer, and files of metadata, that no snapshot needs and older than ``before``."""
     from pyarrow.fs import FileSelector, FileType  # type: ignore[import-untyped]
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
