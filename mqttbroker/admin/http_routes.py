@@ -60,7 +60,7 @@ class Answer(NamedTuple):
 class Route:
     """One operation. ``right`` is needed to call it; None = no credentials either.
 
-    ``action`` names it in the audit log, if it changes something.
+    ``action`` names it in the audit log, if it changes something. The OpenAPI document has it if ``documented``.
     """
 
     method: str
@@ -76,6 +76,7 @@ class Route:
     description: str = ""
     tag: str = ""
     operation_id: str = field(default="")
+    documented: bool = True
 
 
 def error(

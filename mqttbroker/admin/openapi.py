@@ -18,6 +18,8 @@ def document(routes: Sequence[Route]) -> Dict[str, Any]:
     """The document of these routes."""
     paths: Dict[str, Any] = {}
     for route in routes:
+        if not route.documented:
+            continue
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     schemes = {
         "token": {"type": "http", "scheme": "bearer"},

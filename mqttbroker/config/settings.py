@@ -334,6 +334,7 @@ class Http:
     client_certificate: str = _key(Choice("none", "optional", "required"), "none")
     tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
     backup_dir: Optional[Path] = _key(OptionalPath(), "")
+    dashboard: bool = _key(Boolean(), True)
     access: tuple[HttpAccess, ...] = _tables(HttpAccess)
 
     def problems(self) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,57 @@
+// Numbers, sizes, times and payloads as text.
+
+const NUMBER = new Intl.NumberFormat("en");
+const SMALL = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+/** 12,345 */
+export const count = (value) => NUMBER.format(value);
+
+/** 12.3K; below 100 with one decimal */
+export const short = (value) => (Math.abs(value) < 100 ? SMALL : COMPACT).format(value);
+
+/** 1.5 MiB */
+export function bytes(value) {
+  const unit = value < 1024 ? 0 : Math.min(Math.floor(Math.log2(value) / 10), UNITS.length - 1);
+  return `${SMALL.format(value / 1024 ** unit)} ${UNITS[unit]}`;
+}
+
+/** 3 h 20 min, of seconds */
+export function duration(seconds) {
+  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
+  const s = Math.floor(seconds);
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
+  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+}
+
+/** 2026-01-31 13:05:07, in the time zone of the browser; of Unix seconds */
+export function time(seconds) {
+  const date = new Date(seconds * 1000);
+  const two = (value) => String(value).padStart(2, "0");
+  const day = [date.getFullYear(), two(date.getMonth() + 1), two(date.getDate())].join("-");
+  return `${day} ${clock(date)}`;
+}
+
+/** 13:05:07 */
+export const clock = (date) => date.toTimeString().slice(0, 8);
+
+/** A payload as text if it is UTF-8, else in hexadecimal; at most `limit` characters. */
+export function payload(data, limit = 2000) {
+  const cut = data.subarray(0, limit);
+  let text;
+  try {
+    // A cut may split a character, so the decoder is told that more follows.
+    text = new TextDecoder("utf-8", { fatal: true }).decode(cut, { stream: cut.length < data.length });
+    if (/[\0-\x08\x0e-\x1f\x7f]/.test(text)) throw new TypeError("control characters");
+  } catch {
+    text = Array.from(cut.subarray(0, limit / 3), (byte) => byte.toString(16).padStart(2, "0")).join(" ");
+    if (cut.length > limit / 3) return `${text} …`;
+  }
+  return cut.length < data.length ? `${text}…` : text;
+}
+
+/** The bytes of base64. */
+export const fromBase64 = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));

@@ -1,0 +1,27 @@
+// The views, in the order of the navigation. A view is a function of the page's services that returns its title, its element,
+// `refresh(status)`, called after each answer of /status, and perhaps `shown` and `close`.
+
+import { client } from "./client.js";
+import { clients } from "./clients.js";
+import { overview } from "./overview.js";
+
+export const VIEWS = [
+  { path: "overview", name: "Overview", open: overview },
+  { path: "clients", name: "Clients", open: clients, one: client },
+];
+
+/** The view that the fragment of the address names: #/clients, #/clients/ID */
+export function viewOf(fragment) {
+  const [path, ...rest] = fragment.replace(/^#\//, "").split("/");
+  const view = VIEWS.find((each) => each.path === path) ?? VIEWS[0];
+  if (rest.length && view.one) return { view, open: (services) => view.one(services, decode(rest.join("/"))) };
+  return { view, open: view.open };
+}
+
+function decode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text; // a % that encodes nothing
+  }
+}
