@@ -120,6 +120,12 @@ class Session(DeliveryOwner):
             self.pending_retained = deque()
         self.pending_retained.extend(subscriptions)
 
+    def retained_sent(self) -> None:
+        """The retained messages of the first subscription in `pending_retained` were sent, or need not be."""
+        self.pending_retained.popleft()
+        if not self.pending_retained:
+            self.pending_retained = _NO_SUBSCRIPTIONS
+
     def set_will(self, will: Optional[SessionWill]) -> None:
         """Set or delete the will."""
         context = self.context

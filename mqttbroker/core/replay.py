@@ -220,7 +220,7 @@ class Replay:
             return 0
         subscription = session.pending_retained[0]
         if subscription.topic_filter not in session.subscriptions:  # unsubscribed meanwhile
-            session.pending_retained.popleft()
+            session.retained_sent()
             return 1
         source = self._source
         if source is None or subscription is not self._subscription:
@@ -236,7 +236,7 @@ class Replay:
             visited = max(1, source.visited)
         sent = self._send(subscription, source, budget, just_read)
         if source.done and not self._unsent:
-            session.pending_retained.popleft()
+            session.retained_sent()
             self._source = None
         return max(visited, sent)
 
