@@ -110,8 +110,11 @@ class LinkTransport:
         """The worker has sent bytes to the client."""
         self._unsent -= size
         self.link.outbound.linked_bytes -= size
-        if self._writing_paused and self._unsent < RESUME_BELOW and not self.link.congested:
-            self._resume_writing()
+        if self._writing_paused and self._unsent < RESUME_BELOW:
+            if self.link.congested:
+                self.link.waiting.append(self)
+            else:
+                self._resume_writing()
 
     def resume_writing(self) -> None:
         """The link has room again."""
@@ -222,7 +225,7 @@ class Link(FrameHandler):
         self.worker = worker
         self.clients: Dict[int, LinkTransport] = {}
         self.congested = False
-        self.waiting: List[LinkTransport] = []  # those that were written to while the link was congested
+        self.waiting: List[LinkTransport] = []  # those that are not written to because the link is congested
         self.outbound = scheduler.broker.outbound
         self._scheduler = scheduler
         self._control = control

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import ssl
@@ -23,7 +24,11 @@ from support.stream_client import StreamClient, tcp_socket
 
 from mqttbroker.codec.packets import Publish, Will
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED
+from mqttbroker.net.link import LINK_BUFFER, SEND_WINDOW, WINDOW
+from mqttbroker.net.wire import LARGE_WRITE
+from mqttbroker.worker import clients as worker_clients
 
+MIB = 1 << 20
 Start = Callable[..., BrokerProcess]
 Connect = Callable[..., RawClient]
 
@@ -72,6 +77,12 @@ def of_workers(broker: BrokerProcess, name: str) -> dict[str, float]:
 def pid_of(broker: BrokerProcess, worker: int) -> int:
     started = [line for line in broker.lines if f"event=worker_started worker={worker} " in line]
     return int(started[-1].rpartition("pid=")[2])
+
+
+def resident(pid: int) -> int:
+    """Resident memory of a process in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
 
 def on_each_worker(broker: BrokerProcess, connect: Connect, prefix: str) -> dict[int, tuple[str, RawClient]]:
@@ -193,6 +204,62 @@ def test_a_client_that_does_not_read(broker: BrokerProcess, connect: Connect) ->
         assert [slow.take().payload for _ in range(40)] == [payload] * 40
         slow.unsubscribe("much")
         bystander.unsubscribe("little")
+
+
+def test_a_worker_that_does_not_read_its_link(broker: BrokerProcess, connect: Connect) -> None:
+    """What waits for it is bounded, and holds up neither its clients' publishers nor the other worker."""
+    (stopped, (_, silent)), (_, (_, publisher)) = on_each_worker(broker, connect, "c").items()
+    names = (f"d{number}" for number in range(400))
+    waiting = [silent]
+    while len(waiting) < 24:
+        client = connect(name := next(names))
+        if worker_of(broker, name) == stopped:
+            waiting.append(client)
+    for client in waiting:
+        client.subscribe("much", options=0)
+    publisher.subscribe("little")
+    payload = bytes(100_000)
+    os.kill(pid_of(broker, stopped), signal.SIGSTOP)
+    try:
+        for _ in range(30):
+            publisher.publish("much", payload, 1)  # so that each is a write
+        publisher.publish("little", b"x", 1)
+        assert publisher.take().payload == b"x"
+        held = of_workers(broker, "link_bytes")
+        assert LINK_BUFFER < held[str(stopped)] < LINK_BUFFER + len(waiting) * LARGE_WRITE + MIB
+        assert sum(held.values()) == held[str(stopped)] < len(waiting) * SEND_WINDOW
+    finally:
+        os.kill(pid_of(broker, stopped), signal.SIGCONT)
+    for client in waiting:
+        assert client.take().payload == payload
+        client.ping()
+    wait_until(lambda: of_workers(broker, "link_bytes")[str(stopped)] == 0)
+
+
+def test_clients_are_not_read_while_the_broker_does_not_read_the_link(start: Start) -> None:
+    """A worker holds so many bytes for its link, and one read of each client; the kernel has the rest."""
+    broker = start(workers=1)
+    packet = Publish("much", bytes(60_000), 0, False, False, 0).encode(5)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(RawClient(broker.port)) for _ in range(20)]
+        for number, client in enumerate(clients):
+            client.connect(f"p{number}")
+        (worker,) = worker_pids(broker.pid)
+        before = resident(worker)
+        sent = dict.fromkeys((client.socket for client in clients), 0)
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            while ready := select.select([], list(sent), [], 0.5)[1]:
+                for line in ready:
+                    sent[line] += line.send(packet[sent[line] % len(packet) :], socket.MSG_DONTWAIT)
+            held = resident(worker) - before
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        assert sum(sent.values()) > 2 * worker_clients.LINK_BUFFER
+        assert held < worker_clients.LINK_BUFFER + len(clients) * WINDOW + 4 * MIB
+        for client in clients:
+            client.send(packet[sent[client.socket] % len(packet) :])
+            client.ping()
 
 
 def test_a_publisher_that_leaves_after_a_flood(broker: BrokerProcess, connect: Connect) -> None:
