@@ -39,8 +39,13 @@ RELOAD: Final = 35  # pickled `WorkerSetup`: read the certificates again
 STOP: Final = 36  # accept no more connections
 
 
-def number_bytes(number: int) -> bytes:
-    return number.to_bytes(4, "big")
+_SMALL_NUMBERS: Final[List[bytes]] = [number.to_bytes(4, "big") for number in range(1024)]
+
+
+def number_bytes(number: i64) -> bytes:
+    if 0 <= number < 1024:
+        return _SMALL_NUMBERS[number]
+    return int(number).to_bytes(4, "big")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -127,6 +132,6 @@ class FrameWriter:
         return parts if large else [b"".join(parts)]
 
 
-def data_prefix(kind: int, number: int) -> bytes:
+def data_prefix(kind: int, number: i64) -> bytes:
     """The first bytes of frames of one kind for one client."""
     return kind.to_bytes(1, "big") + number_bytes(number)
