@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """The effect of one abusive client on others: 50 pairs at 20 messages per second, beside each kind of abuse.
 
-    python bench/bystanders.py [--seconds 10] [--rounds 3] [--retained 1000000] [--control] [NAME ...]
+    python bench/bystanders.py [--seconds 10] [--rounds 3] [--retained 1000000] [--workers 0] [--control] [NAME ...]
 
 Runs without abuse alternate with the others on the same broker, so that other load on the machine affects all of them;
 figures are medians over the rounds. With ``--control`` the abuse is also directed at a second broker on the machine:
 that part of the effect is competition for processors. Latency is that of the pairs; a hold is CPU time in which the
-broker's loop served no other client (bench/probe.py). The broker is the one that Python imports, compiled or plain, as
+broker's loop, or a connection worker's, served no other client (bench/probe.py). With one worker all pairs are on the
+link of the abusive client, with more of them a part is. The broker is the one that Python imports, compiled or plain, as
 the output says, or that in the tree BENCH_SOURCE.
 """
 
@@ -220,7 +221,7 @@ def abandoned(port: int, ended: threading.Event, sessions: int) -> str:
 KINDS_USED = (
     "websocket-empty-frames", "websocket-before-connect", "guessed-passwords", "silent", "unfinished-packets",
     "long-topics", "takeovers", "churn", "ended-subscribers", "resubscriptions", "expiring-sessions", "will-storm",
-    "shared-churn", "fan-out", "pings",
+    "shared-churn", "fan-out", "pings", "qos0-flood",
 )  # fmt: skip
 # Kinds whose clients come through a listener with limits.
 LIMITED = {"limited-messages": "qos0-flood", "limited-connects": "churn", "limited-connections": "silent"}
@@ -376,6 +377,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=10)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--retained", type=int, default=1_000_000)
+    options.add_argument("--workers", type=int, default=0, help="connection workers of each broker")
     options.add_argument("--control", action="store_true", help="abuse a second broker, too")
     given = options.parse_args()
     names = given.names or list(ABUSES)
@@ -383,6 +385,7 @@ def main() -> None:
         passwords = slow_password(Path(directory))
         settings = {"MQTTBROKER_ALLOW_ANONYMOUS": "true", "MQTTBROKER_PASSWORD_FILE": str(passwords)}
         settings["MQTTBROKER_LIMITS__MAX_RETAINED_MESSAGES"] = "2000000"
+        settings["MQTTBROKER_WORKERS"] = str(given.workers)
         raise_file_limit()
         more, *ports = listeners()
         broker = pauses.Probed(Path(directory), settings | more)
@@ -409,20 +412,18 @@ def main() -> None:
         if given.control:
             other.end()
     print(f"{broker.build}; {given.retained} retained in {took:.1f} s\n")
-    print("| beside | p50 ms | p99 ms | p99 ÷ without abuse | ÷ abuse of the second broker | longest hold ms | |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
+    print("| beside | p50 ms | p99 ms | p99 ÷ without abuse | ÷ abuse of the second broker | longest hold ms | of a worker | |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |")
     quiet = runs.p99("")
     for name, rows in runs.latencies.items():
         p50, p99 = statistics.median(p50 for p50, _ in rows), runs.p99(name)
         to_other = f"{p99 / control.p99(name):.2f}" if name in control.latencies else ""
-        holds = [
-            took
-            for start, end in runs.times[name]
-            for kind, when, took in events
-            if kind == "hold" and start <= when <= end
-        ]
+        holds: dict[str, float] = {}
+        for start, end in runs.times[name]:
+            for kind, durations in pauses.histogram(events, start, end).items():
+                holds[kind] = max(holds.get(kind, 0.0), durations[-1])
         what = ABUSES[name][0] if name else "nothing"
-        figures = [f"{p50:.2f}", f"{p99:.2f}", f"{p99 / quiet:.2f}", to_other, f"{max(holds, default=0):.1f}"]
+        figures = [f"{p50:.2f}", f"{p99:.2f}", f"{p99 / quiet:.2f}", to_other, f"{holds.get('hold', 0):.1f}", f"{holds.get('worker hold', 0):.1f}"]
         print(f"| {what} | {' | '.join(figures)} | {runs.summaries[name]} |")
     pauses.show("while the retained messages were published", pauses.histogram(events, *filled))
 

@@ -48,15 +48,16 @@ class Probed:
                 time.sleep(0.02)
 
     def cpu(self) -> float:
-        """CPU seconds of the process so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / runner.os.sysconf("SC_CLK_TCK")
+        """CPU seconds of the broker so far, with its connection workers."""
+        return sum(map(runner.cpu_ns, runner.descendants(self.process.pid))) / 1e9
 
     def end(self) -> list[tuple[str, float, float]]:
         """Stop the broker; returns the probe's events as (kind, monotonic seconds, milliseconds)."""
         self.process.terminate()
         self.process.wait(60)
         self.build, *events = json.loads(self.events.read_text(encoding="ascii"))
+        for path in self.events.parent.glob(f"{self.events.name}.*"):  # of its connection workers
+            events += json.loads(path.read_text(encoding="ascii"))[1:]
         return [(kind, when, took) for kind, when, took in events]
 
 
