@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
-from mqttbroker.cli import api_commands, consumers_command
+from mqttbroker.cli import api_commands, consumers_command, import_command
 from mqttbroker.cli.store_commands import COMMANDS, add_parsers, run
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
 from mqttbroker.config.settings import Settings
@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     commands.add_parser("pub", help="publish messages, with the options of mosquitto_pub", add_help=False)
     commands.add_parser("sub", help="print messages, with the options of mosquitto_sub", add_help=False)
+    import_command.add_parser(commands)
     commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
     commands.add_parser("compact", help="merge the small files of those tables", add_help=False)
     commands.add_parser("java-home", help="print a JAVA_HOME for Spark", add_help=False)
@@ -107,6 +108,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             return consumers_command.run(options)
         if hasattr(options, "api_command"):
             return api_commands.run(options)
+        if options.command == import_command.COMMAND:
+            return import_command.run(options)
         return _serve(options)
     except ConfigError as error:
         print(error, file=sys.stderr)

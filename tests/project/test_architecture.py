@@ -90,7 +90,8 @@ LAYERS = {
     "mqttbroker.worker": "net allocator file_limit logs memory_limit",
     "mqttbroker.auth": "codec config core",
     "mqttbroker.admin": "codec config core net auth",
-    "mqttbroker.cli": "codec config core net auth admin server config_check logs",
+    "mqttbroker.migration": "codec config core auth admin",
+    "mqttbroker.cli": "codec config core net auth admin migration server config_check logs",
 }
 
 

@@ -1,0 +1,1 @@
+"""Conversion of configurations and databases of other brokers."""
