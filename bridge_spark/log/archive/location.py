@@ -6,10 +6,12 @@ sealed segment as it was in the data directory.  `<location>/<stream>/_archive.j
 
 from __future__ import annotations
 
+import re
 from typing import Dict, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 OWNER_FILE = "_archive.json"
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 S3_PARAMETERS = ("region", "scheme", "endpoint_override")
 
 
@@ -44,7 +46,7 @@ def parse_location(text: str) -> ArchiveLocation:
         return _directory(text)
     if parts.username is not None or parts.password is not None:
         raise ValueError("must not have credentials: they come from the environment or ~/.aws")
-    if not parts.netloc or ":" in parts.netloc:
+    if _BUCKET.fullmatch(parts.netloc) is None:
         raise ValueError("must name a bucket, like s3://BUCKET/PREFIX")
     parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name, value in parameters.items():
@@ -71,4 +73,6 @@ def _directory(path: str) -> ArchiveLocation:
 def _checked(levels: list[str]) -> list[str]:
     if ".." in levels or "." in levels:
         raise ValueError("must not have . or .. in its path")
+    if not all(map(str.isprintable, levels)):
+        raise ValueError("must not have control characters in its path")
     return levels

@@ -233,6 +233,8 @@ def test_history_in_s3(start_broker: StartBroker, tmp_path: Path, s3: S3Server, 
     "lines, problem",
     [
         ('archive = "s3://"', "streams.s.archive: must name a bucket"),
+        ('archive = "s3://a&b/x"', "streams.s.archive: must name a bucket"),
+        ('archive = "s3://bucket/a%0Ab"', "streams.s.archive: must not have control characters"),
         ('archive = "s3://key:secret@bucket/x"', "streams.s.archive: must not have credentials"),
         ('archive = "s3://bucket/x?endpoint_override=key:secret@host"', "must not have credentials in endpoint_override"),
         ('archive = "s3://bucket/x?acl=private"', "streams.s.archive: has the parameter 'acl'"),
