@@ -61,9 +61,9 @@ class Admission(Protocol):
 class LocalAdmission:
     """The admission to a listener of this process. An `Admission`.
 
-    Handshakes, each an object like `Handshake`, count in ``sockets`` and, with a ``policy``, by its limits of half-open connections. ``refusal`` gives
-    the reason, or "", why the connection of an address is closed before the handshake. ``name`` is the listener's in
-    the log.
+    Handshakes, each an object like `Handshake`, count in ``sockets`` and, with a ``policy``, by its limits of half-open
+    connections. ``refusal`` gives the reason, or "", why the connection of an address is closed before the handshake.
+    ``name`` is the listener's in the log.
     """
 
     def __init__(

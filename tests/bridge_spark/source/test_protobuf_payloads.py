@@ -228,7 +228,8 @@ def test_proto2_has_required_fields_and_defaults() -> None:
 
 def test_types_of_spark_that_hold_each_value_are_filled() -> None:
     texts = parser_of("google.protobuf.Struct a = 1;", pa.string())
-    struct = message_class(descriptor_set('syntax = "proto3"; import "google/protobuf/struct.proto"; message M { google.protobuf.Struct a = 1; }'), "M")()
+    text = 'syntax = "proto3"; import "google/protobuf/struct.proto"; message M { google.protobuf.Struct a = 1; }'
+    struct = message_class(descriptor_set(text), "M")()
     struct.a.update({"z": [1.5, None, "\u00e4"], "b": {"c": True}})
     assert results(texts, [struct.SerializeToString()]) == [({"a": '{"b": {"c": true}, "z": [1.5, null, "\\u00e4"]}'}, None)]
     enum = "enum E { X = 0; Y = 2; } E a = 1;"
