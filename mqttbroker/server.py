@@ -18,6 +18,7 @@ from datetime import datetime, timezone
 from typing import Callable, List, Optional, Sequence
 
 import uvloop
+from setproctitle import setproctitle
 
 from bridge_spark.log.archive.archiver import Archiver
 from bridge_spark.log.sealed.sealer import Sealer
@@ -520,6 +521,8 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
     set_umask(settings.data_mode)
     keep_freed_memory()
     manager = ServiceManager(os.environ)
+    if settings.worker_count:
+        setproctitle(f"mqttbroker: core {' '.join(sys.argv[1:])}")
 
     async def main() -> Server:
         passed = PassedSockets(os.environ)

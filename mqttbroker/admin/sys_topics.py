@@ -65,6 +65,19 @@ class SysTopics:
             values[f"streams/{name}/consumers/lag"] = max((consumer.lag for consumer in found), default=0)
         return values
 
+    def _workers(self) -> dict[str, object]:
+        """For each connection worker: what `WorkerStatus` has."""
+        values: dict[str, object] = {}
+        for worker in self.metrics.workers():
+            prefix = f"workers/{worker.number}"
+            values[f"{prefix}/up"] = int(worker.up)
+            values[f"{prefix}/clients"] = worker.clients
+            values[f"{prefix}/cpu_seconds"] = f"{worker.cpu_seconds:.2f}"
+            values[f"{prefix}/resident_bytes"] = worker.resident_bytes
+            values[f"{prefix}/link_bytes"] = worker.link_bytes
+            values[f"{prefix}/starts"] = worker.starts
+        return values
+
     def values(self, status: BrokerStatus) -> dict[str, str]:
         """All topics with their values."""
         totals = status.totals
@@ -125,6 +138,7 @@ class SysTopics:
             values[f"{prefix}/failures"] = each.failures
             values[f"{prefix}/restarts"] = each.restarts
         values.update(self._streams())
+        values.update(self._workers())
         loads = {
             "messages/received": totals.messages_received,
             "messages/sent": totals.messages_sent,

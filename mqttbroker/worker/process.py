@@ -1,6 +1,6 @@
 """The process of a connection worker: ``python -m mqttbroker.worker NUMBER DESCRIPTOR``.
 
-The number tells operators which worker it is. The descriptor is that of the link, whose first frame is a `WorkerSetup`.
+The title of the process has the number. The descriptor is that of the link, whose first frame is a `WorkerSetup`.
 The process ends with the link: it sends its clients the bytes that wait for them, and closes them. Operators send
 signals to the broker's process only.
 """
@@ -21,6 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 import uvloop
+from setproctitle import setproctitle
 
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.file_limit import raise_file_limit
@@ -122,6 +123,7 @@ def main(arguments: list[str]) -> int:
     """Run a worker; ``arguments`` are those of the command line."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    setproctitle(f"mqttbroker: worker {arguments[0]}")
     raise_file_limit()
     keep_freed_memory()
     gc.freeze()

@@ -110,6 +110,34 @@ def test_clients_of_all_workers_are_clients_of_one_broker(broker: BrokerProcess,
     wait_until(lambda: min(of_workers(broker, "resident_bytes").values()) > 0)
 
 
+def title(pid: int) -> str:
+    """The title of a process, as ps shows it."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+
+
+def test_titles_say_which_process_is_which(broker: BrokerProcess) -> None:
+    assert title(broker.pid).startswith(f"mqttbroker: core serve --config {broker.config}")
+    assert {title(pid) for pid in worker_pids(broker.pid)} == {"mqttbroker: worker 1", "mqttbroker: worker 2"}
+    assert title(pid_of(broker, 2)) == "mqttbroker: worker 2"
+
+
+def test_sys_topics_of_each_worker(start: Start) -> None:
+    broker = start(config={"sys_interval": "100ms"})
+    found: dict[str, str] = {}
+    with RawClient(broker.port) as client:
+        client.connect("c")
+        client.subscribe("$SYS/broker/workers/#")
+        while sum(int(found.get(f"{n}/clients", 0)) for n in (1, 2)) < 1 or not all(
+            int(found.get(f"{n}/resident_bytes", 0)) for n in (1, 2)
+        ):
+            message = client.take()
+            found[message.topic.removeprefix("$SYS/broker/workers/")] = message.payload.decode()
+        here = worker_of(broker, "c")
+        assert found[f"{here}/clients"] == "1" and found[f"{3 - here}/clients"] == "0"
+        assert [found[f"{n}/{name}"] for n in (1, 2) for name in ("up", "starts", "link_bytes")] == ["1", "1", "0"] * 2
+        assert all(float(found[f"{n}/cpu_seconds"]) > 0 for n in (1, 2))
+
+
 def test_a_takeover_by_a_client_of_another_worker(broker: BrokerProcess, connect: Connect) -> None:
     (name, first), (_, _) = on_each_worker(broker, connect, "c").values()
     mine = worker_of(broker, name)
