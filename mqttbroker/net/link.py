@@ -18,10 +18,12 @@ from mqttbroker.net.link_frames import (
     CLOSED,
     DATA,
     END,
+    LARGEST_BODY,
     TAKEN,
     FrameHandler,
     FrameReader,
     FrameWriter,
+    LinkError,
     data_prefix,
     number_bytes,
 )
@@ -58,6 +60,7 @@ class LinkTransport:
         self._reading = True
         self._not_taken: i64 = 0  # bytes received that the worker has not been told about
         self._held: Optional[Deque[bytes]] = None  # received while not reading
+        self._incomplete: i64 = 0  # bytes of an incomplete WebSocket frame that the worker has
         self._closed: Optional[str] = None  # the reason of a close that follows the held data
 
     # -- from the worker --------------------------------------------------------
@@ -108,6 +111,8 @@ class LinkTransport:
 
     def taken(self, size: i64) -> None:
         """The worker has sent bytes to the client."""
+        if size > self._unsent:
+            raise LinkError(f"{size} bytes were taken of {self._unsent}")
         self._unsent -= size
         self.link.outbound.linked_bytes -= size
         if self._writing_paused and self._unsent < RESUME_BELOW:
@@ -115,6 +120,15 @@ class LinkTransport:
                 self.link.waiting.append(self)
             else:
                 self._resume_writing()
+
+    def hold_before(self, more: i64) -> None:
+        """The worker has so many bytes more, or fewer, of an incomplete WebSocket frame."""
+        self._incomplete += more
+        if self._incomplete < 0:
+            raise LinkError(f"{self._incomplete} bytes of an incomplete frame")
+        wire = self.wire
+        if wire is not None:
+            wire.hold_before(more)
 
     def resume_writing(self) -> None:
         """The link has room again."""
@@ -230,8 +244,9 @@ class Link(FrameHandler):
         self._scheduler = scheduler
         self._control = control
         self._on_lost = on_lost
+        self.error = ""  # why the link was closed from this side
         self._transport: Any = None
-        self._reader = FrameReader(self)
+        self._reader = FrameReader(self, LARGEST_BODY)
         self._writer = FrameWriter()
         self._writing = False  # there are frames for the end of this iteration
         self._reading_on = False  # frames of an earlier read wait for the next iteration
@@ -250,6 +265,8 @@ class Link(FrameHandler):
         transport.set_write_buffer_limits(LINK_BUFFER)
 
     def data_received(self, data: bytes) -> None:
+        if self.error:
+            return
         self._reader.feed(data)
         if not self._reading_on:
             self._read()
@@ -277,14 +294,19 @@ class Link(FrameHandler):
 
     def _read(self) -> None:
         """Handle frames for up to `READ_TIME`; the rest follows in the next iteration, after other clients."""
-        if self._transport is None:
+        if self._transport is None or self.error:
             return
         scheduler = self._scheduler
         now = self._now = scheduler.update_clock()
         until = now + READ_TIME
         more = True
         while more and now < until:
-            more = self._reader.read(FRAMES_AT_ONCE)
+            try:
+                more = self._reader.read(FRAMES_AT_ONCE)
+            except LinkError as error:
+                self.error = str(error)
+                self._transport.abort()
+                return
             now = self._now = scheduler.update_clock()
         if more:
             if not self._reading_on:
@@ -302,10 +324,12 @@ class Link(FrameHandler):
         elif kind == DATA:
             client.received(data[start:end], self._now)
         elif kind == TAKEN:
+            if end - start != 4:
+                raise LinkError(f"a number of {end - start} bytes")
             client.taken(int.from_bytes(data[start:end], "big"))
         elif kind == CLOSED:
             del self.clients[number]
-            client.closed(data[start:end].decode())
+            client.closed(data[start:end].decode("utf-8", "replace"))
         else:
             self._control(kind, number, data[start:end])
 

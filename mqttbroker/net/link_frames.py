@@ -11,6 +11,8 @@ from typing import Final, List
 from mypy_extensions import i64, mypyc_attr
 
 HEADER_BYTES: Final = 9
+LARGEST_DATA: Final = 262_144  # bytes of DATA that a worker sends in one frame
+LARGEST_BODY: Final = 1_048_576  # bytes of any frame of a worker
 
 # Both ways.
 DATA: Final = 1  # bytes of MQTT, from the client or for it
@@ -39,6 +41,10 @@ RELOAD: Final = 35  # pickled `WorkerSetup`: read the certificates again
 STOP: Final = 36  # accept no more connections
 
 
+class LinkError(Exception):
+    """The other end of a link sent what no such process sends."""
+
+
 _SMALL_NUMBERS: Final[List[bytes]] = [number.to_bytes(4, "big") for number in range(1024)]
 
 
@@ -57,10 +63,11 @@ class FrameHandler:
 
 
 class FrameReader:
-    """Cuts the bytes of a link into frames."""
+    """Cuts the bytes of a link into frames. A body may have up to ``largest`` bytes."""
 
-    def __init__(self, handler: FrameHandler) -> None:
+    def __init__(self, handler: FrameHandler, largest: i64 = 0xFFFFFFFF) -> None:
         self._handler = handler
+        self._largest = largest
         self._data: bytes = b""
         self._position: i64 = 0
 
@@ -73,7 +80,8 @@ class FrameReader:
         self._position = 0
 
     def read(self, count: i64) -> bool:
-        """Hand up to ``count`` whole frames to the handler; whether there may be more."""
+        """Hand up to ``count`` whole frames to the handler; whether there may be more. Raises LinkError for a longer
+        frame than allowed."""
         data = self._data
         size: i64 = len(data)
         position = self._position
@@ -82,6 +90,8 @@ class FrameReader:
             length |= (data[position + 7] << 8) | data[position + 8]
             start: i64 = position + HEADER_BYTES
             if length > size - start:
+                if length > self._largest:
+                    raise LinkError(f"a frame of {length} bytes")
                 break
             number: i64 = (data[position + 1] << 24) | (data[position + 2] << 16)
             number |= (data[position + 3] << 8) | data[position + 4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import Any, Callable, Optional, Sequence
 
@@ -12,6 +11,7 @@ from mqttbroker.net.link_frames import (
     ADMITTED,
     BEGUN,
     CLOSED,
+    DATA,
     FAILED,
     HELD,
     LEFT,
@@ -21,12 +21,13 @@ from mqttbroker.net.link_frames import (
     SECURED,
     STATUS,
     WEBSOCKET_FAILED,
+    LinkError,
 )
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.proxied_sockets import ProxiedPeer
 from mqttbroker.net.tls import ListenerContext
 from mqttbroker.net.wire import FlushScheduler
-from mqttbroker.net.worker_setup import Failed, Opened, Secured
+from mqttbroker.net.worker_setup import Failed, Opened, Secured, from_worker, listener_index
 
 log = logging.getLogger("mqttbroker")
 
@@ -63,7 +64,8 @@ class LinkedHandshake:
 class WorkerClients:
     """Handles the frames of one worker's link other than the bytes of clients.
 
-    ``on_message`` is called with the kind and body of the frames that are about the worker itself.
+    ``on_message`` is called with the kind and body of the frames that are about the worker itself. Frames that no honest
+    worker sends, such as those of more than ``max_clients``, raise LinkError, which ends the link.
     """
 
     def __init__(
@@ -73,11 +75,13 @@ class WorkerClients:
         scheduler: FlushScheduler,
         on_message: Callable[[int, bytes], None],
         on_lost: Callable[[], None],
+        max_clients: int,
     ) -> None:
         self.link = Link(scheduler, worker, self._control, self._link_lost)
         self._listeners = listeners
         self._on_message = on_message
         self._on_lost = on_lost
+        self._max_clients = max_clients
         self._handshakes: dict[int, LinkedHandshake] = {}
 
     def _link_lost(self, _: Link) -> None:
@@ -87,13 +91,13 @@ class WorkerClients:
 
     def _control(self, kind: int, number: int, body: bytes) -> None:
         if kind == BEGUN:
-            self._begun(number, self._listeners[json.loads(body)])
+            self._begun(number, self._listener(from_worker(listener_index, body)))
         elif kind == OPENED:
-            self._opened(number, Opened.decode(body))
+            self._opened(number, from_worker(Opened.decode, body))
         elif kind == SECURED:
-            self._secured(number, Secured.decode(body))
+            self._secured(number, from_worker(Secured.decode, body))
         elif kind == FAILED:
-            self._failed(number, Failed.decode(body))
+            self._failed(number, from_worker(Failed.decode, body))
         elif kind == CLOSED:
             self._end_handshake(number)
         elif kind in (READY, STATUS):
@@ -101,25 +105,40 @@ class WorkerClients:
         else:
             self._of_client(kind, number, body)
 
+    def _listener(self, index: int) -> OpenListener:
+        if not 0 <= index < len(self._listeners):
+            raise LinkError(f"there is no listener {index}")
+        return self._listeners[index]
+
+    def _check_new(self, number: int) -> None:
+        """Whether this may be the number of a new client."""
+        if number in self.link.clients or number in self._handshakes:
+            raise LinkError(f"there is a client {number}")
+        if len(self.link.clients) + len(self._handshakes) >= self._max_clients:
+            raise LinkError(f"more than {self._max_clients} clients")
+
     def _of_client(self, kind: int, number: int, body: bytes) -> None:
         """A frame of a client's WebSocket."""
         client = self.link.clients.get(number)
         if client is None or client.wire is None:
             return
         wire = client.wire
-        if kind == HELD:
-            wire.hold_before(int.from_bytes(body, "big", signed=True))
+        if kind == HELD and len(body) == 4:
+            client.hold_before(int.from_bytes(body, "big", signed=True))
         elif kind == LEFT:
             answers = wire.take_answers()
             if answers:
                 client.write(answers)
-            wire.lost(body.decode())
-        elif kind == REFUSED:
-            wire.refuse(body[0], body[1:].decode())
+            wire.lost(body.decode("utf-8", "replace"))
+        elif kind == REFUSED and body:
+            wire.refuse(body[0], body[1:].decode("utf-8", "replace"))
         elif kind == WEBSOCKET_FAILED:
             wire.websocket_failed()
+        elif kind != DATA:
+            raise LinkError(f"a frame of kind {kind}")
 
     def _begun(self, number: int, listener: OpenListener) -> None:
+        self._check_new(number)
         handshake = LinkedHandshake(self.link, number, listener)
         if listener.admission.begin(handshake):
             self._handshakes[number] = handshake
@@ -127,22 +146,26 @@ class WorkerClients:
             handshake.abort()
 
     def _opened(self, number: int, opened: Opened) -> None:
-        listener = self._listeners[opened.listener]
+        listener = self._listener(opened.listener)
         if not listener.secure:
             self._end_handshake(number)
+            self._check_new(number)
             self._connect(number, listener, opened, None)
             return
         handshake = self._handshakes.get(number)
         if handshake is None:
             return  # it was aborted
-        handshake.opened = opened
+        if handshake.opened is not None or handshake.listener is not listener:
+            raise LinkError(f"client {number} was opened before")
         if listener.admission.admits(handshake, opened.address):
+            handshake.opened = opened
             self.link.send(ADMITTED, number, b"")
         else:
             handshake.abort()
 
     def _secured(self, number: int, secured: Secured) -> None:
         handshake = self._end_handshake(number)
+        self._check_new(number)
         if handshake is None or handshake.opened is None:
             self.link.send(ABORT, number, b"")
             return
@@ -150,7 +173,7 @@ class WorkerClients:
         self._connect(number, handshake.listener, handshake.opened, tls)
 
     def _failed(self, number: int, failed: Failed) -> None:
-        admission = self._listeners[failed.listener].admission
+        admission = self._listener(failed.listener).admission
         if failed.header:
             admission.header_failed(failed.address, failed.reason)
             return

@@ -6,8 +6,8 @@ A worker that ends is started again at once. One that ends again and again ends 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import resource
 import socket
 import sys
 from collections import deque
@@ -18,12 +18,13 @@ from mqttbroker.net.link_frames import READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import WorkerClients
-from mqttbroker.net.worker_setup import Status, WorkerSetup
+from mqttbroker.net.worker_setup import Status, WorkerSetup, decode_problems, from_worker
 
 log = logging.getLogger("mqttbroker")
 
-ANSWER_TIMEOUT = 30.0  # seconds in which a worker has to listen, or to reload
+ANSWER_TIMEOUT = 60.0  # seconds in which a worker has to listen, or to reload
 STOP_TIMEOUT = 10.0  # seconds in which a worker has to end after its link
+MOST_FILES = 1_048_576  # of a process, unless fs.nr_open was raised
 ENDS = 10  # of one worker in `ENDS_SECONDS`, after which the broker ends
 ENDS_SECONDS = 60.0
 LINK_SOCKET_BYTES = 1_048_576  # asked for the buffers of a link's sockets
@@ -31,6 +32,12 @@ COMMAND = [sys.executable, "-P", "-m", "mqttbroker.worker"]  # and the worker's 
 
 
 ENDED = ["ended"]  # the problem of a worker whose link was closed before it answered
+
+
+def most_sockets() -> int:
+    """How many sockets one process may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
 
 
 class WorkerEnded(OSError):
@@ -45,6 +52,7 @@ class Worker:
         self.status = Status(0.0, 0)
         self.starts = 0
         self.listens = False
+        self._linked = False  # the link is open
         self.clients: Optional[WorkerClients] = None
         self.process: Optional[asyncio.subprocess.Process] = None
         self._pool = pool
@@ -77,16 +85,17 @@ class Worker:
             )
         self.starts += 1
         clients = self.clients = WorkerClients(
-            self.number, pool.listeners, pool.scheduler, self._received, self._link_lost
+            self.number, pool.listeners, pool.scheduler, self._received, self._link_lost, most_sockets()
         )
         link: Any = clients.link
         await loop.connect_accepted_socket(lambda: link, mine)
+        self._linked = True
         reloads = pool.reloads
         problems = await self._ask(SETUP)
         while not problems and reloads != pool.reloads:
             reloads = pool.reloads
             problems = await self._ask(RELOAD)
-        if problems == ENDED:
+        if problems == ENDED or not self._linked:
             raise WorkerEnded
         if problems:
             clients.link.close()
@@ -103,6 +112,8 @@ class Worker:
     async def _ask(self, kind: int) -> list[str]:
         """Send the setup in a frame of this kind; returns the problems that the worker has with it."""
         assert self.clients is not None
+        if not self._linked:
+            return ENDED
         answer = self._answer = asyncio.get_running_loop().create_future()
         self.clients.link.send(kind, 0, self._pool.setup().encode())
         try:
@@ -112,16 +123,21 @@ class Worker:
 
     def _received(self, kind: int, body: bytes) -> None:
         if kind == STATUS:
-            self.status = Status.decode(body)
+            self.status = from_worker(Status.decode, body)
         elif kind == READY:
-            self._answered(json.loads(body))
+            self._answered(from_worker(decode_problems, body))
 
     def _answered(self, problems: list[str]) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(problems)
 
     def _link_lost(self) -> None:
+        self._linked = False
         self._answered(ENDED)
+        if self.clients is not None and self.clients.link.error and self.process is not None:
+            log.error("event=worker_killed worker=%d reason=%s", self.number, self.clients.link.error)
+            with suppress(ProcessLookupError):
+                self.process.kill()
         if self.listens:
             self.listens = False
             self._pool.worker_ended(self)

@@ -1,7 +1,7 @@
 """The values that the broker and a connection worker exchange, other than clients' bytes.
 
 Those for a worker are pickled: it trusts the broker. Those from a worker are JSON, because a worker handles the bytes
-of unknown clients.
+of unknown clients. What cannot come from an honest worker raises LinkError.
 """
 
 from __future__ import annotations
@@ -9,10 +9,55 @@ from __future__ import annotations
 import base64
 import json
 import pickle
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from mqttbroker.config.settings import Listener
+from mqttbroker.net.link_frames import LinkError
 from mqttbroker.net.revocation import verified_chain
+
+T = TypeVar("T")
+
+NUMBER, TEXT, FLAG, TEXT_OR_NONE = (int,), (str,), (bool,), (str, type(None))
+MAX_CPU_SECONDS = 1e12
+MAX_RESIDENT_BYTES = 1 << 50
+MAX_JSON = 65_536  # bytes from a worker, other than certificates
+
+
+def from_worker(decode: Callable[[bytes], T], body: bytes) -> T:
+    """The decoded body of a frame from a worker."""
+    try:
+        return decode(body)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise LinkError(f"{decode.__qualname__}: {error}") from None
+
+
+def _json(body: bytes, *kinds: tuple[type, ...]) -> list[Any]:
+    """A list of values in JSON, each of one of its types."""
+    if len(body) > MAX_JSON:
+        raise ValueError(f"{len(body)} bytes")
+    return _typed(json.loads(body), kinds)
+
+
+def _typed(values: Any, kinds: tuple[tuple[type, ...], ...]) -> list[Any]:
+    if not isinstance(values, list) or len(values) != len(kinds):
+        raise ValueError(f"not a list of {len(kinds)}")
+    for value, types in zip(values, kinds):
+        if type(value) not in types:
+            raise ValueError(f"a value of type {type(value).__name__}")
+    return values
+
+
+def decode_problems(body: bytes) -> list[str]:
+    """What keeps a worker from listening, or from a reload."""
+    found = json.loads(body)
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise ValueError("not a list of texts")
+    return found
+
+
+def listener_index(body: bytes) -> int:
+    """The index of the listener at which a handshake begins."""
+    return int(_json(b"[%s]" % body, NUMBER)[0])
 
 
 class ListenerSetup(NamedTuple):
@@ -57,7 +102,7 @@ class Opened(NamedTuple):
 
     @staticmethod
     def decode(data: bytes) -> Opened:
-        return Opened(*json.loads(data))
+        return Opened(*_json(data, NUMBER, TEXT, FLAG, FLAG, TEXT_OR_NONE))
 
 
 class Secured(NamedTuple):
@@ -85,7 +130,11 @@ class Secured(NamedTuple):
 
     @staticmethod
     def decode(data: bytes) -> Secured:
-        version, session_reused, certificate, chain, der = json.loads(data)
+        version, session_reused, certificate, chain, der = _typed(
+            json.loads(data), (NUMBER, FLAG, (dict, type(None)), (list,), TEXT_OR_NONE)
+        )
+        if certificate is not None and not _is_certificate(certificate):
+            raise ValueError("names of a certificate that are no names")
         return Secured(
             version,
             session_reused,
@@ -93,6 +142,19 @@ class Secured(NamedTuple):
             tuple(map(base64.b64decode, chain)),
             None if der is None else base64.b64decode(der),
         )
+
+
+def _is_certificate(certificate: dict[str, Any]) -> bool:
+    """Whether the names of the client are as the ssl module has them."""
+    subject, others = certificate.get("subject", []), certificate.get("subjectAltName", [])
+    if not isinstance(subject, list) or not all(isinstance(relative, list) for relative in subject):
+        return False
+    pairs = [*(pair for relative in subject for pair in relative), *(others if isinstance(others, list) else [None])]
+    return all(
+        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)
+        and (isinstance(pair[1], str) or pair[0] == "DirName" and isinstance(pair[1], list))
+        for pair in pairs
+    )  # fmt: skip
 
 
 def _tuples(value: Any) -> Any:
@@ -114,7 +176,7 @@ class Failed(NamedTuple):
 
     @staticmethod
     def decode(data: bytes) -> Failed:
-        return Failed(*json.loads(data))
+        return Failed(*_json(data, NUMBER, TEXT, FLAG, TEXT))
 
 
 class Status(NamedTuple):
@@ -128,4 +190,7 @@ class Status(NamedTuple):
 
     @staticmethod
     def decode(data: bytes) -> Status:
-        return Status(*json.loads(data))
+        status = Status(*_json(data, (int, float), NUMBER))
+        if not (0 <= status.cpu_seconds < MAX_CPU_SECONDS and 0 <= status.resident_bytes < MAX_RESIDENT_BYTES):
+            raise ValueError(f"{status} is not possible")
+        return status

@@ -19,6 +19,7 @@ from mqttbroker.net.link_frames import (
     DATA,
     END,
     HELD,
+    LARGEST_DATA,
     LEFT,
     REFUSED,
     TAKEN,
@@ -65,8 +66,15 @@ class LinkedClient:
 
     def data_received(self, data: bytes) -> None:
         link = self._link
-        self._not_taken += len(data)
-        link.send_data(self._prefix, data)
+        size: i64 = len(data)
+        self._not_taken += size
+        if size <= LARGEST_DATA:
+            link.send_data(self._prefix, data)
+        else:  # a long WebSocket message
+            start: i64 = 0
+            while start < size:
+                link.send_data(self._prefix, data[start : start + LARGEST_DATA])
+                start += LARGEST_DATA
         if not self._reading_paused and (self._not_taken > WINDOW or link.congested):
             self._reading_paused = True
             self._transport.pause_reading()

@@ -11,10 +11,8 @@ import asyncio
 import gc
 import json
 import logging
-import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -30,7 +28,7 @@ from mqttbroker.memory_limit import ProcessMemory
 from mqttbroker.net.link_frames import ABORT, ADMITTED, READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.worker_setup import Status, WorkerSetup
 from mqttbroker.worker.clients import WorkerLink
-from mqttbroker.worker.listeners import LinkedListener, LinkedHandshake
+from mqttbroker.worker.listeners import LinkedHandshake, LinkedListener
 
 log = logging.getLogger("mqttbroker")
 
