@@ -13,6 +13,7 @@ import re
 from typing import Any, Callable, List, Optional
 
 from mqttbroker.admin.access import access_list
+from mqttbroker.admin.client_events import ClientEvents
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.assembly import apply_limits, apply_to_listener
 from mqttbroker.auth.external_specs import EXTERNAL
@@ -34,7 +35,7 @@ audit = logging.getLogger("mqttbroker.audit")
 
 # Keys that may change while the broker runs, beside the contents of the files that others name.
 RELOADABLE = re.compile(
-    r"allow_anonymous|reveal_denials|response_information|sys_interval|log\.level|redirect\.\w+|limits\.\w+"
+    r"allow_anonymous|reveal_denials|response_information|sys_interval|sys_client_events|alarms\.\w+|log\.level|redirect\.\w+|limits\.\w+"
     r"|bans\.\w+|crl\.\w+|logins\.max_waiting|jwt\.\w+|http\.(token(_file)?|access)"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum|client_id_from"
     r"|certificate_identity|use_identity_as_username|client_certificate|certfile|keyfile|cafile|crlfile|tls_version)"
@@ -44,8 +45,8 @@ RELOADABLE = re.compile(
 class Reloader:
     """Applies a changed configuration. ``settings`` are those in force.
 
-    ``reread`` loads the settings again and raises ConfigError. ``http`` is set once the HTTP server is open, and
-    ``workers`` if there are any.
+    ``reread`` loads the settings again and raises ConfigError. ``http`` and ``client_events`` are set once there
+    are any, and so is ``workers``.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Reloader:
         self.settings = settings
         self.http: Optional[HttpServer] = None
         self.workers: Optional[WorkerPool] = None
+        self.client_events: Optional[ClientEvents] = None
         self.problems: List[str] = []  # of the last reload
         self.reloaded = asyncio.Event()  # set, and replaced by a new one, after each reload
         self._reread = reread
@@ -139,6 +141,8 @@ class Reloader:
 
     def _apply(self, before: Settings) -> None:
         settings = self.settings
+        if self.client_events is not None:
+            self.client_events.enable(settings.sys_client_events)
         set_level(settings.log.level)
         log.info("event=log_level to=%s", settings.log.level)
         apply_limits(self._broker, settings)

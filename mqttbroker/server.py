@@ -25,13 +25,16 @@ from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind, config_check
 from mqttbroker.admin.access import access_list, streams_open
+from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.backup import back_up
+from mqttbroker.admin.client_events import ClientEvents
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.data_files import restrict, set_umask
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.http_accounts import AccountRoutes
+from mqttbroker.admin.http_alarms import AlarmRoutes
 from mqttbroker.admin.http_api import Api, Operations
 from mqttbroker.admin.http_dashboard import dashboard_routes
 from mqttbroker.admin.metrics import Metrics
@@ -41,6 +44,7 @@ from mqttbroker.admin.views import AuthenticatorStatus, JwksStatus, WorkerStatus
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import build_broker, listener_terms, restore, stream_configs
 from mqttbroker.auth.security import Security, http_ban_terms
+from mqttbroker.conditions import Conditions
 from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Settings
@@ -156,6 +160,16 @@ class Server:
         loop.add_signal_handler(signal.SIGHUP, reloader.start)
         loop.add_signal_handler(signal.SIGUSR2, self._request_restart)
         self.control = BrokerControl(self.broker, loop.time)
+        self.alarms = Alarms(self.control.publish_own)
+        self.metrics.alarms = self.alarms
+        client_events = ClientEvents(
+            self.broker.clients,
+            lambda topic, payload: self.control.publish_own(topic, payload, retain=False),
+            lambda: self.control.waiting,
+            time.time,
+        )
+        client_events.enable(self.settings.sys_client_events)
+        reloader.client_events = client_events
         self.control_runner = ControlRunner(loop, self.scheduler.update_clock, reloader.reload)
         try:
             if self.consumers is not None:
@@ -269,6 +283,14 @@ class Server:
         jwks = None if self.security.jwt is None else self.security.jwt.jwks
         if jwks is not None:
             self.metrics.jwks = JwksStatus(jwks.successes, jwks.failures, jwks.key_count, jwks.fetched_at)
+        contexts = {one.listener.address: one.context for one in self.listeners}
+        if self.http is not None:
+            contexts["http"] = self.http.gate.context
+        self.metrics.certificate_expiries = {
+            name: context.certificate_expires.timestamp()
+            for name, context in contexts.items()
+            if context is not None and context.certificate_expires is not None
+        }
         self.metrics.crl_expiries = {
             one.listener.address: one.revocations.expires.timestamp()
             for one in self.listeners
@@ -297,6 +319,7 @@ class Server:
             context = http_context(settings)
             filters = {stream.name: stream.filters for stream in self.settings.streams}
             api = Api(self._operations(), self.streams, self.consumers, filters)
+            alarms = AlarmRoutes(self.alarms, self.control_runner)
             accounts = AccountRoutes(self.security, self.broker, self.control_runner)
             self.http = HttpServer(
                 settings.host,
@@ -310,7 +333,10 @@ class Server:
                 counters=self.metrics.http_counters,
                 consumers=self.consumers,
                 max_connections=settings.max_connections,
-                routes=[*api.routes(), *accounts.routes(), *(dashboard_routes() if settings.dashboard else ())],
+                routes=[
+                    *api.routes(), *accounts.routes(), *alarms.routes(),
+                    *(dashboard_routes() if settings.dashboard else ()),
+                ],
                 warnings=self._warnings,
             )
             api.http_bans = self.http.bans
@@ -451,6 +477,7 @@ class Server:
         tasks.append(asyncio.create_task(self.manager.keep_alive()))
         tasks.append(asyncio.create_task(self._publish_sys_topics()))
         tasks.append(asyncio.create_task(self._refresh_revocations()))
+        tasks.append(asyncio.create_task(self._conditions().watch(self.alarms)))
         if self.settings.durability == "interval":
             tasks.append(asyncio.create_task(self._write_at_intervals()))
         return tasks
@@ -485,6 +512,20 @@ class Server:
                 topics.publish()
             with suppress(TimeoutError):
                 await asyncio.wait_for(reloaded.wait(), interval or None)
+
+    def _conditions(self) -> Conditions:
+        return Conditions(
+            self.broker,
+            lambda: self.reloader.settings,
+            self.listeners,
+            lambda: None if self.http is None else self.http.gate.context,
+            self.consumers,
+            self._authenticators,
+            self._workers,
+            lambda: self.store.damage,
+            lambda: self.reloader.problems,
+            lambda: [] if self.archiver is None else self.archiver.problems(),
+        )
 
     async def _refresh_revocations(self) -> None:
         """Look at the revocation lists at intervals."""

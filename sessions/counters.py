@@ -25,11 +25,13 @@ class Counters:
         self.publish_dropped_denied = 0
         self.publish_dropped_retained = 0
         self.publish_refused = 0  # a queue was full
-        self.publish_bytes_received: i64 = 0
-        self.publish_bytes_sent: i64 = 0
+        self.publish_bytes_received: i64 = 0  # of payloads
+        self.publish_bytes_sent: i64 = 0  # likewise
+        self.publish_packet_bytes_sent: i64 = 0
         self.bytes_received: i64 = 0
         self.bytes_sent: i64 = 0
-        self.connections = 0
+        self.connections = 0  # sockets
+        self.connects = 0  # CONNECT packets
         self.connections_refused = 0  # no socket was free
         self.limits_reached: Dict[str, int] = {}  # by the name of the setting
         self.connections_evicted = 0  # closed without a CONNECT, for newer connections

@@ -21,12 +21,16 @@ def message_from_row(row: RetainedRow) -> Message:
 
 
 class Retained:
-    """The retained messages of one broker; ``size`` is the sum of their sizes in bytes."""
+    """The retained messages of one broker.
+
+    ``size`` is the sum of their sizes in bytes, ``payload_bytes`` that of their payloads.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._tree = TopicTree()
         self.size = 0
+        self.payload_bytes = 0
         self.expiring = 0  # messages that have an expiry
         self._sweep: Optional[RetainedScan] = None
 
@@ -45,6 +49,7 @@ class Retained:
 
     def _count(self, message: Message, times: int) -> None:
         self.size += times * message.size
+        self.payload_bytes += times * len(message.payload)
         if message.expires_at != 0:
             self.expiring += times
 

@@ -497,6 +497,7 @@ class BrokerControl:
             shared_subscriptions=len(broker.router.groups),
             retained_messages=len(broker.retained),
             retained_bytes=broker.retained.size,
+            retained_payload_bytes=broker.retained.payload_bytes,
             route_cache_entries=len(broker.router.cache),
             queued_messages=context.queued_messages,
             queued_bytes=context.queued_bytes,
@@ -519,9 +520,14 @@ class BrokerControl:
         """Whether messages of the broker wait to be published, because they have very many subscribers."""
         return self._broker.messages.waiting > 0
 
-    def publish_own(self, topic: str, payload: bytes) -> None:
-        """Publish a retained message of the broker itself (``$SYS``); it is not stored."""
-        self._broker.messages.publish_status(topic, payload, True)
+    @property
+    def waiting(self) -> int:
+        """The number of messages of the broker, of operators and of wills that wait to be published."""
+        return self._broker.messages.waiting
+
+    def publish_own(self, topic: str, payload: bytes, retain: bool = True) -> None:
+        """Publish a message of the broker itself (``$SYS``); a retained one is not stored."""
+        self._broker.messages.publish_status(topic, payload, retain)
 
     def _wake(self) -> None:
         """Have the next flush hand the gathered batch of the journal to the store."""

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__, build_kind
+from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.views import AuthenticatorStatus, BrokerStatus, JwksStatus, MemoryStatus, WorkerStatus
 from sessions.counters import Counters
@@ -47,6 +48,8 @@ class Metrics:
         self.jwks: Optional[JwksStatus] = None
         self.log_lines_dropped = 0
         self.crl_expiries: dict[str, float] = {}  # Unix seconds, by listener
+        self.certificate_expiries: dict[str, float] = {}  # likewise; "http" is that of the HTTP server
+        self.alarms: Optional[Alarms] = None
         self.http_requests: Counter[Tuple[str, int]] = Counter()  # by role and status
         self._started = time.monotonic()
         self._process = CollectorRegistry(auto_describe=False)
@@ -80,6 +83,20 @@ class Metrics:
         for listener, expiry in self.crl_expiries.items():
             expiries.add_metric([listener], expiry)
         yield expiries
+        certificates = GaugeMetricFamily(
+            "mqttbroker_certificate_expiry_timestamp_seconds",
+            "When the certificate of a listener, or of the HTTP server, expires.",
+            labels=["listener"],
+        )
+        for listener, expiry in self.certificate_expiries.items():
+            certificates.add_metric([listener], expiry)
+        yield certificates
+        if self.alarms is not None:
+            active = GaugeMetricFamily("mqttbroker_alarm", "1 for each alarm that is active.", labels=["alarm"])
+            for alarm in self.alarms.active:
+                active.add_metric([alarm.name], 1)
+            yield active
+            yield CounterMetricFamily("mqttbroker_alarms_raised", "Alarms raised.", value=self.alarms.raised)
         yield from self._jwks_metrics()
         yield from self._authenticator_metrics()
         yield from self._worker_metrics()
@@ -172,6 +189,9 @@ class Metrics:
             ("publish_received", "PUBLISH packets received.", totals.publish_received),
             ("publish_sent", "PUBLISH packets sent.", totals.publish_sent),
             ("connections", "Network connections accepted.", totals.connections),
+            ("connects", "CONNECT packets received.", totals.connects),
+            ("publish_bytes_received", "Payload bytes of PUBLISH packets received.", totals.publish_bytes_received),
+            ("publish_bytes_sent", "Payload bytes of PUBLISH packets sent.", totals.publish_bytes_sent),
             ("connections_refused", "Connections closed because no socket was free.", totals.connections_refused),
             ("connections_evicted", "Connections without a CONNECT that were closed for newer ones.",
              totals.connections_evicted),
@@ -215,7 +235,7 @@ class Metrics:
             ("sessions", "Sessions, connected or not.", status.sessions),
             ("subscriptions", "Subscriptions; a shared one counts once.", status.subscriptions),
             ("retained_messages", "Retained messages.", status.retained_messages),
-            ("retained_bytes", "Payload bytes of retained messages.", status.retained_bytes),
+            ("retained_bytes", "Bytes of retained messages: topics, payloads and properties.", status.retained_bytes),
             ("route_cache_entries", "Topics in the route cache.", status.route_cache_entries),
             ("queued_messages", "Messages queued on disk for persistent sessions.", status.queued_messages),
             ("queued_bytes", "Bytes of messages queued on disk for persistent sessions.", status.queued_bytes),

@@ -83,6 +83,8 @@ class SysTopics:
         totals = status.totals
         self._heap_maximum = max(self._heap_maximum, status.memory.used)
         disconnected = status.sessions - status.clients_connected
+        stored = status.retained_messages + status.queued_messages
+        dropped = sum(status.drops.values())
         values: dict[str, object] = {
             "version": f"mqttbroker version {__version__}",
             "uptime": f"{int(self.metrics.uptime)} seconds",
@@ -95,11 +97,11 @@ class SysTopics:
             "clients/expired": status.sessions_expired,
             "messages/received": totals.messages_received,
             "messages/sent": totals.messages_sent,
-            "messages/stored": status.retained_messages,
+            "messages/stored": stored,
             "store/durability": status.durability,
             "store/set_aside": self.metrics.set_aside,
-            "store/messages/count": status.retained_messages,
-            "store/messages/bytes": status.retained_bytes,
+            "store/messages/count": stored,
+            "store/messages/bytes": status.retained_payload_bytes + status.queued_bytes,
             "queued/messages/count": status.queued_messages,
             "queued/messages/bytes": status.queued_bytes,
             "publishers/waiting": status.publishers_waiting,
@@ -108,7 +110,7 @@ class SysTopics:
             "bytes/sent": totals.bytes_sent,
             "publish/messages/received": totals.publish_received,
             "publish/messages/sent": totals.publish_sent,
-            "publish/messages/dropped": sum(status.drops.values()),
+            "publish/messages/dropped": dropped,
             "publish/bytes/received": totals.publish_bytes_received,
             "publish/bytes/sent": totals.publish_bytes_sent,
             "subscriptions/count": status.subscriptions,
@@ -146,7 +148,9 @@ class SysTopics:
             "bytes/sent": totals.bytes_sent,
             "publish/received": totals.publish_received,
             "publish/sent": totals.publish_sent,
-            "connections": totals.connections,
+            "publish/dropped": dropped,
+            "connections": totals.connects,
+            "sockets": totals.connections,
         }
         for name, count in loads.items():
             load = self._loads.setdefault(name, _Load())

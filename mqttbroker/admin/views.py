@@ -147,11 +147,12 @@ class Totals(NamedTuple):
     messages_sent: int
     publish_received: int
     publish_sent: int
-    publish_bytes_received: int
+    publish_bytes_received: int  # of payloads
     publish_bytes_sent: int
     bytes_received: int
     bytes_sent: int
     connections: int
+    connects: int  # CONNECT packets
     connections_refused: int
     connections_evicted: int
     protocol_errors: int
@@ -219,6 +220,7 @@ class BrokerStatus(NamedTuple):
     shared_subscriptions: int
     retained_messages: int
     retained_bytes: int
+    retained_payload_bytes: int
     route_cache_entries: int
     queued_messages: int  # of persistent sessions, on disk
     queued_bytes: int

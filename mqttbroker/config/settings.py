@@ -437,6 +437,14 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Alarms:
+    """When alarms are raised; 0 = never."""
+
+    disk_free: int = _key(Size("0B", "1024TiB"), "256MiB")
+    certificate_expiry: float = _key(Duration("0s", "3650d"), "14d")
+
+
+@dataclass(frozen=True)
 class Crl:
     """The revocation lists of listeners; ``refresh_interval`` 0 = they are read again on SIGHUP only."""
 
@@ -613,6 +621,7 @@ class Settings:
     acl_file: Optional[Path] = _key(OptionalPath(), "")
     reveal_denials: bool = _key(Boolean(), True)
     sys_interval: float = _key(Duration("0s", "1d"), "10s")
+    sys_client_events: bool = _key(Boolean(), False)
     workers: Optional[int] = _key(Count(MAX_WORKERS), 0)
     shared_subscription_strategy: str = _key(
         Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin"
@@ -627,6 +636,7 @@ class Settings:
     plugin: Plugin = _section(Plugin)
     bans: Bans = _section(Bans)
     crl: Crl = _section(Crl)
+    alarms: Alarms = _section(Alarms)
     redirect: Redirect = _section(Redirect)
     consumers: Consumers = _section(Consumers)
     listeners: tuple[Listener, ...] = (Listener(),)

@@ -7,7 +7,7 @@ where the standard allows it.
 from __future__ import annotations
 
 import logging
-from typing import Dict, Final, List, Optional
+from typing import Callable, Dict, Final, List, Optional
 
 from mqttbroker.codec.reason_codes import KEEP_ALIVE_TIMEOUT, NOT_AUTHORIZED, SERVER_SHUTTING_DOWN
 from mqttbroker.core.connection import AUTHENTICATING, AWAIT_CONNECT, CLOSED, CONNECTED, Connection
@@ -15,8 +15,8 @@ from mqttbroker.core.pending_connect import PendingConnect
 from mqttbroker.core.redirector import Redirector
 from mqttbroker.core.session_lifecycle import SessionLifecycle
 from mqttbroker.core.terms import BrokerTerms
-from mqttbroker.core.users import Users
 from mqttbroker.core.turns import PART_WORK, LongWork, Turns
+from mqttbroker.core.users import Users
 from sessions.registry import Registry
 
 CHECKED_PER_WORK: Final = 8  # connections that are not overdue
@@ -29,7 +29,9 @@ audit = logging.getLogger("mqttbroker.audit")
 class Clients:
     """All connections of one broker.
 
-    ``pending`` holds, by client id, the CONNECTs that have a session and wait for the store.
+    ``pending`` holds, by client id, the CONNECTs that have a session and wait for the store. ``on_connected`` is called
+    with the connection and the Clean Start of a client after its CONNACK, ``on_disconnected`` with the connection and the
+    reason when it ends.
     """
 
     def __init__(
@@ -46,6 +48,8 @@ class Clients:
         self.pending: Dict[str, PendingConnect] = {}
         self.connected = 0
         self.connected_maximum = 0
+        self.on_connected: Optional[Callable[[Connection, bool], None]] = None
+        self.on_disconnected: Optional[Callable[[Connection, str], None]] = None
 
     def count_connected(self) -> None:
         """A client was sent its CONNACK."""
@@ -89,6 +93,8 @@ class Clients:
                 username or connection.username or "",
                 connection.terms.listener,
             )
+        if was_connected and self.on_disconnected is not None:
+            self.on_disconnected(connection, reason)
         session = connection.session
         pending = self.pending.get(connection.client_id)
         if pending is not None and pending.connection is connection:

@@ -105,6 +105,7 @@ class ConnectHandler:
 
     def connect(self, connection: Connection, packet: Connect) -> None:
         """Handle a CONNECT; the CONNACK may be sent in a later call."""
+        connection.outbound.counters.connects += 1
         redirect = self.terms.redirect
         if redirect is not None:
             self.refuse(connection, redirect.reason_code, "clients go to another server", packet.username)
@@ -405,6 +406,8 @@ class ConnectHandler:
             connection.username or "",
             connection.terms.listener,
         )
+        if self.clients.on_connected is not None:
+            self.clients.on_connected(connection, packet.clean_start)
         if pending.session_present:
             session.redeliver()
             self.replays.begin(connection)

@@ -175,23 +175,25 @@ class Connection(ClientConnection):
     def send_pubrel(self, packet_id: int) -> None:
         self.send_ack(PUBREL, packet_id)
 
-    def send_publish(self, packet: bytes, droppable: bool) -> bool:
-        """Queue a PUBLISH; ``droppable`` at QoS 0. False if it was dropped."""
-        if not self._admit(len(packet), droppable):
+    def send_publish(self, packet: bytes, payload: i64, droppable: bool) -> bool:
+        """Queue a PUBLISH with ``payload`` bytes of payload; ``droppable`` at QoS 0. False if it was dropped."""
+        if not self._admit(len(packet), payload, droppable):
             return False
         self.outbox.parts.append(packet)
         return True
 
-    def send_publish_pieces(self, first: bytes, pieces: List[bytes], size: i64) -> None:
-        """Queue or drop a QoS 0 PUBLISH of ``size`` bytes in the pieces in which it was received."""
-        if self._admit(size, True):
+    def send_publish_pieces(self, first: bytes, pieces: List[bytes], size: i64, payload: i64) -> None:
+        """Queue or drop a QoS 0 PUBLISH of ``size`` bytes, ``payload`` of them payload, in the pieces in which it was
+        received."""
+        if self._admit(size, payload, True):
             parts = self.outbox.parts
             parts.append(first)
             parts += pieces
 
-    def send_publish_parts(self, header: bytes, packet_id: i64, rest: bytes, size: i64) -> None:
-        """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes; all but the packet id is shared with other subscribers."""
-        self._admit(size, False)
+    def send_publish_parts(self, header: bytes, packet_id: i64, rest: bytes, size: i64, payload: i64) -> None:
+        """Queue a QoS 1 or 2 PUBLISH of ``size`` bytes, ``payload`` of them payload; all but the packet id is shared with
+        other subscribers."""
+        self._admit(size, payload, False)
         parts = self.outbox.parts
         parts.append(header)
         parts.append(TWO_BYTES[packet_id])
@@ -216,7 +218,7 @@ class Connection(ClientConnection):
         topic_field: bytes = EMPTY_TOPIC if alias > 0 else TWO_BYTES[len(topic)] + topic
         remaining: i64 = len(topic_field) + (2 if packet_id else 0) + (4 if alias else 1) + len(rest)
         header = publish_header(flags, remaining)
-        if not self._admit(len(header) + remaining, packet_id == 0):
+        if not self._admit(len(header) + remaining, len(rest) - properties_size, packet_id == 0):
             return
         parts = self.outbox.parts
         parts.append(header)
@@ -232,8 +234,9 @@ class Connection(ClientConnection):
         if alias < 0:
             self._assign_alias(aliases, topic)
 
-    def _admit(self, size: i64, droppable: bool) -> bool:
-        """Count a PUBLISH of ``size`` bytes, which the caller queues; false if it is dropped."""
+    def _admit(self, size: i64, payload: i64, droppable: bool) -> bool:
+        """Count a PUBLISH of ``size`` bytes, ``payload`` of them payload, which the caller queues; false if it is
+        dropped."""
         outbox = self.outbox
         counters = self.outbound.counters
         if droppable and outbox.restricted and outbox.drops(size):
@@ -242,7 +245,8 @@ class Connection(ClientConnection):
             self.ready = False
         counters.messages_sent += 1
         counters.publish_sent += 1
-        counters.publish_bytes_sent += size
+        counters.publish_bytes_sent += payload
+        counters.publish_packet_bytes_sent += size
         if not self.flush_requested:
             self._enter_flush_queue()
         return True
@@ -262,7 +266,7 @@ class Connection(ClientConnection):
         if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
             self.outbound.counters.publish_dropped_too_large += 1
             return
-        self.send_publish(packet, True)
+        self.send_publish(packet, len(outgoing.message.payload), True)
 
     def send_retained(self, message: Message, subscription_ids: bytes) -> None:
         """Send or drop a retained message at QoS 0, without a copy of its payload."""
@@ -282,7 +286,7 @@ class Connection(ClientConnection):
         size: i64 = len(header) + remaining
         if size > self.maximum_packet_size:  # [MQTT-3.1.2-25]
             self.outbound.counters.publish_dropped_too_large += 1
-        elif self._admit(size, True):
+        elif self._admit(size, len(payload), True):
             parts = self.outbox.parts
             parts.append(header)
             parts.append(TWO_BYTES[len(topic)])
@@ -306,7 +310,7 @@ class Connection(ClientConnection):
         if packet_id == 0:
             return False
         packet = outgoing.encode(self.version, qos, retain, False, packet_id, subscription_ids)
-        return self.send_publish(packet, False)
+        return self.send_publish(packet, len(message.payload), False)
 
     def send_entry(self, entry: Delivery, duplicate: bool) -> None:
         """Send the PUBLISH of an entry of the session, which has its packet id."""
@@ -340,9 +344,9 @@ class Connection(ClientConnection):
             self.outbound.counters.publish_dropped_too_large += 1
             entry.session.abandon(entry)
         elif packet:
-            self.send_publish(packet, False)
+            self.send_publish(packet, len(outgoing.message.payload), False)
         else:
-            self.send_publish_parts(header, packet_id, rest, size)
+            self.send_publish_parts(header, packet_id, rest, size, len(outgoing.message.payload))
 
     def _send_encoded_aliased(
         self, outgoing: Outgoing, qos: int, retain: bool, duplicate: bool, packet_id: i64, subscription_ids: bytes
@@ -362,7 +366,7 @@ class Connection(ClientConnection):
             if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
                 self.outbound.counters.publish_dropped_too_large += 1
                 return False
-        if self.send_publish(packet, qos == 0) and alias < 0:
+        if self.send_publish(packet, len(outgoing.message.payload), qos == 0) and alias < 0:
             self._assign_alias(aliases, topic)
         return True
 

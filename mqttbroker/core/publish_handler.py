@@ -127,7 +127,8 @@ class PublishHandler:
             return False
         counters = connection.outbound.counters
         counters.publish_received += 1
-        counters.publish_bytes_received += end - start
+        payload_size: i64 = end - payload
+        counters.publish_bytes_received += payload_size
         if alias and properties is not None:
             encoded = properties.without_alias()
             available = data[payload:end]
@@ -155,6 +156,7 @@ class PublishHandler:
                 return True
         if route.large and not self.broker.publisher.fan_out.done:
             counters.publish_received -= 1
+            counters.publish_bytes_received -= payload_size
             self.broker.publisher.fan_out.wait(connection)
             return False
         if route.work:
@@ -196,9 +198,9 @@ class PublishHandler:
                 if size > connection.maximum_packet_size:  # [MQTT-3.1.2-25]
                     connection.outbound.counters.publish_dropped_too_large += 1
                 elif more is None:
-                    connection.send_publish(packet, True)
+                    connection.send_publish(packet, size - payload, True)
                 else:
-                    connection.send_publish_pieces(packet, more, size)
+                    connection.send_publish_pieces(packet, more, size, size - payload)
                 continue
             if version >= 5 and target.zero_copy and more is None:
                 properties_size: i64 = packet[properties_start]
@@ -248,6 +250,7 @@ class PublishHandler:
         size: i64 = len(route.qos1_header) + 2 + len(rest)
         if more is not None:
             size += total_size(more)
+        payload_size: i64 = size - len(route.qos1_header) - 2 - payload
         qos: i64 = first >> 1
         qos &= 3
         session = cast(Session, publisher.session)
@@ -274,7 +277,7 @@ class PublishHandler:
                         receiver_id = receiver.allocate_unpersisted(granted)
                     if receiver_id:
                         header = route.qos1_header if granted == 1 else route.qos2_header
-                        connection.send_publish_parts(header, receiver_id, rest, size)
+                        connection.send_publish_parts(header, receiver_id, rest, size, payload_size)
                         if more is not None:
                             connection.outbox.parts += more
                         continue
@@ -308,7 +311,9 @@ class PublishHandler:
                 connection = cast(Connection, session.connection)
                 if connection.zero_copy_version == version and size <= connection.maximum_packet_size:
                     shared = self._shared_in_flight(route, rest, payload, properties, group.complete)
-                    connection.send_publish_parts(route.qos1_header, session.allocate_shared(shared), rest, size)
+                    connection.send_publish_parts(
+                        route.qos1_header, session.allocate_shared(shared), rest, size, len(rest) - payload
+                    )
                     continue
             if outgoing is None:
                 outgoing = self._outgoing(route, rest, first, payload, properties)

@@ -181,6 +181,11 @@ class OpenListener:
             log.log(level, "event=%s listener=%s reason=%s", event, self.listener.address, problem)
 
     @property
+    def context(self) -> Optional[ListenerContext]:
+        """The one for new connections; None without TLS."""
+        return self._context
+
+    @property
     def revocations(self) -> Optional[RevocationLists]:
         return None if self._context is None else self._context.revocations
 

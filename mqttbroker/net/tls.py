@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from cryptography import x509
+
 from mqttbroker.config.settings import Http, Listener
 from mqttbroker.net.revocation import RevocationLists, authorities_of
 from mqttbroker.net.tls_alert import AlertContext
@@ -25,9 +27,13 @@ _ALPN = {"tls": "mqtt", "wss": "http/1.1"}
 
 
 class ListenerContext(AlertContext):
-    """The context of a listener or of the HTTP server; ``revocations`` None = no ``crlfile``."""
+    """The context of a listener or of the HTTP server; ``revocations`` None = no ``crlfile``.
+
+    ``certificate_expires`` is when the first certificate of ``certfile`` expires; None = unknown.
+    """
 
     revocations: Optional[RevocationLists] = None
+    certificate_expires: Optional[datetime] = None
 
     def refusal(self, ssl_object: Any, now: datetime) -> Optional[str]:
         """Why a connection is refused although its handshake succeeded, None if it is not.
@@ -80,10 +86,19 @@ def _verify_clients(context: ListenerContext, settings: Union[Listener, Http]) -
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN if whole else ssl.VERIFY_CRL_CHECK_LEAF
 
 
-def _prepare(context: ssl.SSLContext, certfile: Path, keyfile: Path, oldest: str, protocol: str) -> None:
+def _prepare(context: ListenerContext, certfile: Path, keyfile: Path, oldest: str, protocol: str) -> None:
     context.minimum_version = _VERSIONS[oldest]
     context.set_alpn_protocols([protocol])
     _load_certificate(context, certfile, keyfile)
+    context.certificate_expires = _expiry(certfile)
+
+
+def _expiry(certfile: Path) -> Optional[datetime]:
+    """When the first certificate of a chain expires; None if only OpenSSL can read one of them."""
+    try:
+        return min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(certfile.read_bytes()))
+    except (OSError, ValueError):
+        return None
 
 
 def _load_certificate(context: ssl.SSLContext, certfile: Path, keyfile: Path) -> None:

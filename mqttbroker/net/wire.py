@@ -78,7 +78,7 @@ class FlushScheduler:
         self._written: i64 = 0  # how many of them are done
         self._flushes = 0  # that this round has taken
         self._gathering = 0  # flushes that leave them as they are
-        self._gathered_until = 0  # `Counters.publish_bytes_sent`
+        self._gathered_until = 0  # `Counters.publish_packet_bytes_sent`
         self._to_resume: Deque[Wire] = deque()  # wires that continue to read
         self._loud: Deque[Wire] = deque()  # the same, of clients that send much; in turn
         self._links: List[Any] = []  # `Link`s that have something to write
@@ -186,7 +186,7 @@ class FlushScheduler:
         """Whether those left over are not written in this flush."""
         if self._gathering:
             self._gathering -= 1
-            if self._loud and self.broker.outbound.counters.publish_bytes_sent < self._gathered_until:
+            if self._loud and self.broker.outbound.counters.publish_packet_bytes_sent < self._gathered_until:
                 return True
             self._gathering = 0
         return False
@@ -211,7 +211,7 @@ class FlushScheduler:
         self._round = self._written = 0
         if self._flushes:
             self._gathering = min(2 * self._flushes, GATHERING_FLUSHES)
-            self._gathered_until = self.broker.outbound.counters.publish_bytes_sent + GATHERED_BYTES
+            self._gathered_until = self.broker.outbound.counters.publish_packet_bytes_sent + GATHERED_BYTES
             self._flushes = 0
 
     @property
@@ -526,14 +526,14 @@ class Wire:
         throttle = connection.throttle
         counters = scheduler.broker.outbound.counters
         published: i64 = counters.publish_received
-        sent: i64 = counters.publish_bytes_sent
+        sent: i64 = counters.publish_packet_bytes_sent
         try:
             position = self.reader.receive(data, now, start, min(stop, position))
         except Exception:
             # A defect of the broker ends the connection that met it, and no other.
             self.endpoint.on_error(connection)
         handled: i64 = position - start
-        self._has_crowd = counters.publish_bytes_sent - sent > CROWD * handled
+        self._has_crowd = counters.publish_packet_bytes_sent - sent > CROWD * handled
         if self.half_open and connection.state != AWAIT_CONNECT:
             self.half_open = False
             self.endpoint.sockets.protect(self)

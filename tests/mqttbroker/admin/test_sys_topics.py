@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.broker_process import BrokerProcess
 from support.core import Core
+from support.mosquitto import NEEDS_MOSQUITTO, mosquitto
 from support.raw_client import RawClient
 
 from mqttbroker.admin.metrics import Metrics
@@ -58,6 +59,65 @@ def test_topics_have_mosquittos_names_and_formats(start_broker: Callable[..., Br
         assert message.topic == "$SYS/broker/uptime" and not message.retain
 
 
+def next_values(port: int) -> dict[str, bytes]:
+    """All topics, as published after this call."""
+    with RawClient(port) as client:
+        client.connect("watch")
+        client.subscribe("$SYS/broker/uptime", options=0)
+        while client.wait_for(Publish).retain:
+            pass
+        return read(client)
+
+
+def use(port: int) -> None:
+    """One client that is connected, one that is away with a queued message, and messages of each QoS."""
+    topic = "t" * 5000
+    kept = Properties()
+    kept.session_expiry_interval = 600
+    with RawClient(port) as away:
+        away.connect("away", properties=kept)
+        away.subscribe("queued")
+    with RawClient(port) as subscriber, RawClient(port, 4) as publisher:
+        subscriber.connect("subscriber")
+        subscriber.subscribe(topic, "other/#")
+        publisher.connect("publisher")
+        for qos in (0, 1, 2):
+            publisher.publish(topic, b"x" * 10_000, qos)
+        publisher.publish("queued", b"y" * 1000, 1)
+        publisher.publish("retained", b"z" * 3000, 1, retain=True)
+        assert [len(subscriber.wait_for(Publish).payload) for _ in range(3)] == [10_000] * 3
+
+
+@NEEDS_MOSQUITTO
+def test_all_topics_of_mosquitto_are_there_and_count_the_same(
+    start_broker: Callable[..., BrokerProcess], tmp_path: Path
+) -> None:
+    broker = start_broker(config={"sys_interval": "1s"})
+    found = []
+    with mosquitto(tmp_path, "sys_interval 1") as other:
+        for port in (other.port, broker.port):
+            before = next_values(port)
+            use(port)
+            found.append((before, next_values(port)))
+    (before, after), (our_before, ours) = found
+    assert after.keys() - ours.keys() == set()
+    for name in (
+        "clients/total", "clients/connected", "clients/disconnected", "subscriptions/count", "retained messages/count",
+        "publish/messages/dropped", "publish/bytes/received", "store/messages/count", "messages/stored",
+    ):
+        assert int(ours[name]) - int(our_before[name]) == int(after[name]) - int(before[name]), name
+    # Mosquitto 2.0 leaves out PUBLISH packets with QoS 2 or RETAIN.
+    assert int(ours["publish/messages/received"]) == 5 == int(after["publish/messages/received"]) + 2
+    # The values of $SYS themselves, which are not the same, count too; headers and topics would be 15,000 bytes more.
+    for name, tolerance in (("publish/bytes/sent", 4000), ("store/messages/bytes", 200)):
+        difference = int(ours[name]) - int(our_before[name]) - int(after[name]) + int(before[name])
+        assert abs(difference) < tolerance, (name, difference)
+    for name in ("load/sockets", "load/connections", "load/publish/dropped"):
+        for minutes in (1, 5, 15):
+            assert re.fullmatch(rb"\d+\.\d\d", ours[f"{name}/{minutes}min"])
+    assert float(ours["load/sockets/1min"]) > 0 and float(ours["load/connections/1min"]) > 0
+
+
 @pytest.fixture
 def core(tmp_path: Path) -> Core:
     return Core(tmp_path)
@@ -89,7 +149,8 @@ def test_values_are_the_counters(core: Core) -> None:
             "publish/messages/received": 4,
             "publish/messages/sent": 6,
             "publish/messages/dropped": 0,
-            "publish/bytes/received": 10 + 12 + 12 + 11,
+            "publish/bytes/received": 3 * 5 + 3,
+            "publish/bytes/sent": 6 * 5,
         }.items():
             assert values[f"$SYS/broker/{name}"] == str(value), name
         counters = core.broker.outbound.counters

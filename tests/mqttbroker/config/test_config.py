@@ -19,13 +19,13 @@ from support.paths import ROOT
 
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
 from mqttbroker.config.settings import (
+    Alarms,
     Bans,
     Consumers,
     Crl,
     Http,
     HttpAccess,
     HttpCallback,
-    Jwt,
     Limits,
     Listener,
     Log,
@@ -64,6 +64,7 @@ def test_the_documented_file_has_every_key() -> None:
         "plugin": Plugin,
         "bans": Bans,
         "crl": Crl,
+        "alarms": Alarms,
         "redirect": Redirect,
         "consumers": Consumers,
         "listeners": Listener,

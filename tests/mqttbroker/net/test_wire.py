@@ -127,14 +127,14 @@ def test_a_long_packet_is_written_in_the_pieces_it_was_received_in(core: Core, q
     writer.data_received(Unsubscribe(2, ["a/+"]).encode(5))
     loop.turn()
     packet = Publish("a/1", bytes(range(250)) * 8000, qos, packet_id=1 if qos else 0).encode(5)
-    reader.transport.written, before = b"", core.broker.outbound.counters.publish_bytes_sent
+    reader.transport.written, before = b"", core.broker.outbound.counters.publish_packet_bytes_sent
     pieces = [packet[at : at + 2 * MIN_PIECE] for at in range(0, len(packet), 2 * MIN_PIECE)]
     for piece in pieces:
         writer.data_received(piece)
         loop.turn()
     loop.run()
     assert reader.transport.written == packet  # the packet id is 1 on either side
-    assert core.broker.outbound.counters.publish_bytes_sent - before == len(packet)
+    assert core.broker.outbound.counters.publish_packet_bytes_sent - before == len(packet)
     sent = [part.obj if isinstance(part, memoryview) else part for part in reader.transport.parts]
     assert set(map(id, sent)) >= set(map(id, pieces[1:]))
 

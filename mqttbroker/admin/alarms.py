@@ -1,0 +1,83 @@
+"""Alarms: conditions of the broker that an operator has to end, raised and cleared.
+
+Each is a retained message below ``$SYS/broker/alarms/``, a log line when it begins and ends, and an item of
+``GET /api/v1/alarms``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Deque, Dict, List, NamedTuple
+
+log = logging.getLogger("mqttbroker")
+
+TOPIC = "$SYS/broker/alarms/"
+MAX_CLEARED = 100  # alarms that are remembered after their end
+
+
+class Alarm(NamedTuple):
+    """One alarm. ``since`` and ``cleared`` are Unix times in seconds; ``cleared`` is 0.0 while it lasts."""
+
+    name: str  # levels of a topic, "certificate/0.0.0.0:8883"
+    reason: str  # as of the last look
+    since: float
+    cleared: float = 0.0
+
+    def to_json(self) -> Dict[str, object]:
+        return {
+            "name": self.name,
+            "active": self.cleared == 0.0,
+            "reason": self.reason,
+            "since": round(self.since, 3),
+            "cleared": round(self.cleared, 3) if self.cleared else None,
+        }
+
+
+class Alarms:
+    """The alarms of one broker; ``publish`` takes a topic and the payload of its retained message.
+
+    To be used on the event loop's thread.
+    """
+
+    def __init__(self, publish: Callable[[str, bytes], None]) -> None:
+        self._publish = publish
+        self._active: Dict[str, Alarm] = {}
+        self._cleared: Deque[Alarm] = deque(maxlen=MAX_CLEARED)
+        self.raised = 0
+
+    def update(self, conditions: Mapping[str, str], now: float) -> None:
+        """Raise an alarm for each new condition, and clear those whose condition has ended.
+
+        ``conditions`` has the reason for each name; ``now`` is the Unix time in seconds. A changed reason is kept for
+        `listed`, and is no new alarm.
+        """
+        for name, reason in conditions.items():
+            known = self._active.get(name)
+            if known is not None:
+                self._active[name] = known._replace(reason=reason)
+                continue
+            alarm = self._active[name] = Alarm(name, reason, now)
+            self.raised += 1
+            log.warning("event=alarm_raised alarm=%s reason=%s", name, reason)
+            self._tell(alarm)
+        for name in [name for name in self._active if name not in conditions]:
+            alarm = self._active.pop(name)._replace(cleared=now)
+            self._cleared.append(alarm)
+            log.info("event=alarm_cleared alarm=%s seconds=%.1f", name, max(0.0, now - alarm.since))
+            self._tell(alarm)
+
+    def _tell(self, alarm: Alarm) -> None:
+        self._publish(TOPIC + alarm.name, json.dumps(alarm.to_json(), ensure_ascii=False).encode("utf-8"))
+
+    @property
+    def active(self) -> List[Alarm]:
+        """Those that last, the oldest first."""
+        return list(self._active.values())
+
+    @property
+    def cleared(self) -> List[Alarm]:
+        """The last `MAX_CLEARED` that ended, the newest first."""
+        return list(reversed(self._cleared))

@@ -1,0 +1,45 @@
+"""Alarms over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Dict, List
+
+from mqttbroker.admin.access import Right
+from mqttbroker.admin.alarms import MAX_CLEARED, Alarms
+from mqttbroker.admin.control_runner import ControlRunner
+from mqttbroker.admin.http_operations import Call, route
+from mqttbroker.admin.http_routes import Route
+from mqttbroker.admin.http_schemas import BOOLEAN, NUMBER, TEXT, array, described, nullable, record
+
+ALARM = record(
+    name=described(TEXT, "the topic below $SYS/broker/alarms/"),
+    active=BOOLEAN,
+    reason=TEXT,
+    since=described(NUMBER, "Unix time in seconds"),
+    cleared=described(nullable(NUMBER), "Unix time in seconds; null = active"),
+)
+ALARMS = record(
+    active=described(array(ALARM), "the oldest first"),
+    cleared=described(array(ALARM), f"the last {MAX_CLEARED} that ended, the newest first"),
+)
+
+
+class AlarmRoutes:
+    """The routes of alarms."""
+
+    def __init__(self, alarms: Alarms, runner: ControlRunner) -> None:
+        self._alarms = alarms
+        self._runner = runner
+
+    def routes(self) -> List[Route]:
+        return [route("GET", "/alarms", self._list_alarms, Right.LIST, "Alarms", ALARMS, tag="broker")]
+
+    async def _list_alarms(self, call: Call) -> Dict[str, Any]:
+        def both() -> Dict[str, Any]:
+            return {
+                "active": [alarm.to_json() for alarm in self._alarms.active],
+                "cleared": [alarm.to_json() for alarm in self._alarms.cleared],
+            }
+
+        return await asyncio.wrap_future(self._runner.call(both))
