@@ -22,8 +22,7 @@ def client_sockets(settings: Settings) -> int:
         if allowed < for_clients:
             log.warning("event=open_files_limited limit=%d needed=%d client_sockets=%d", allowed, for_clients, allowed)
         return min(for_clients, allowed)
-    for_broker = OWN_FILES + settings.http.max_connections
-    for_broker += FILES_PER_PARTITION * sum(stream.partitions for stream in settings.streams)
+    for_broker = _files_of_broker(settings)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = soft
     if soft != resource.RLIM_INFINITY and soft < for_broker + for_clients:
@@ -36,6 +35,19 @@ def client_sockets(settings: Settings) -> int:
     needed = for_broker + for_clients
     log.warning("event=open_files_limited limit=%d needed=%d client_sockets=%d", limit, needed, allowed)
     return allowed
+
+
+def _files_of_broker(settings: Settings) -> int:
+    partitions = sum(stream.partitions for stream in settings.streams)
+    return OWN_FILES + settings.http.max_connections + FILES_PER_PARTITION * partitions
+
+
+def files_needed(settings: Settings) -> int:
+    """The open files that the process with most of them needs for the configured connections."""
+    sockets = settings.limits.max_connections + settings.limits.max_half_open
+    if settings.worker_count:
+        return max(_files_of_broker(settings), OWN_FILES + -(-sockets // settings.worker_count))
+    return _files_of_broker(settings) + sockets
 
 
 def _sockets_of_workers(count: int) -> int:

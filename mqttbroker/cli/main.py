@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
-from mqttbroker.cli import api_commands, consumers_command, import_command
+from mqttbroker.cli import api_commands, consumers_command, doctor, import_command
 from mqttbroker.cli.store_commands import COMMANDS, add_parsers, run
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
 from mqttbroker.config.settings import Settings
@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     add_parsers(commands)
     consumers_command.add_parser(commands)
     api_commands.add_parsers(commands)
+    doctor.add_parser(commands)
     completion = commands.add_parser("completion", help="print a script that completes commands in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     commands.add_parser("pub", help="publish messages, with the options of mosquitto_pub", add_help=False)
@@ -104,6 +105,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             return _check_config(options.file)
         if options.command in COMMANDS:
             return run(options)
+        if options.command == "doctor":
+            return doctor.run(options)
         if options.command == "consumers":
             return consumers_command.run(options)
         if hasattr(options, "api_command"):

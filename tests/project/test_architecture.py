@@ -91,7 +91,7 @@ LAYERS = {
     "mqttbroker.auth": "codec config core",
     "mqttbroker.admin": "codec config core net auth",
     "mqttbroker.migration": "codec config core auth admin",
-    "mqttbroker.cli": "codec config core net auth admin migration server config_check logs",
+    "mqttbroker.cli": "codec config core net auth admin migration server config_check file_limit logs",
 }
 
 
