@@ -11,7 +11,8 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import NoReturn, Optional, Sequence
+from types import MappingProxyType
+from typing import Any, Mapping, NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
 from mqttbroker.cli import api_commands, consumers_command, doctor, import_command
@@ -36,12 +37,21 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+# Commands with a module that few need, which parses the options.
+_OWN_PARSERS = {
+    "top": "a running broker's rates and clients, live",
+    "pub": "publish messages, with the options of mosquitto_pub",
+    "sub": "print messages, with the options of mosquitto_sub",
+}
+
+
+def _parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType({})) -> argparse.ArgumentParser:
+    """The parser of all commands; ``own`` has those of `_OWN_PARSERS`, for completion."""
     parser = _Parser(prog="mqttbroker", description="MQTT 3.1.1 and 5.0 broker with durable streams for Spark",
                      allow_abbrev=False)
     version = f"mqttbroker {__version__} ({build_kind()}, Python {platform.python_version()})"
     parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands: Any = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     serve = commands.add_parser("serve", help="run the broker", allow_abbrev=False)
     serve.add_argument("--config", metavar="FILE", type=Path, help="TOML file (conf/mqttbroker.toml shows every key)")
@@ -67,9 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_parser(commands)
     completion = commands.add_parser("completion", help="print a script that completes commands in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
-    commands.add_parser("pub", help="publish messages, with the options of mosquitto_pub", add_help=False)
-    commands.add_parser("sub", help="print messages, with the options of mosquitto_sub", add_help=False)
     import_command.add_parser(commands)
+    for command, text in _OWN_PARSERS.items():
+        parents = [each for name, each in own.items() if name == command]
+        commands.add_parser(command, help=text, add_help=False, parents=parents)
     commands.add_parser("ingest", help="write streams to tables with Spark", add_help=False)
     commands.add_parser("compact", help="merge the small files of those tables", add_help=False)
     commands.add_parser("java-home", help="print a JAVA_HOME for Spark", add_help=False)
@@ -95,6 +106,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         from mqttbroker.cli import mqtt_commands
 
         return (mqtt_commands.pub if words[0] == "pub" else mqtt_commands.sub)(words[1:])
+    if words[:1] == ["top"]:
+        return _top(words[1:])
     options = _parser().parse_args(api_commands.with_action(words))
     if options.command == "completion":
         return _completion(options.shell)
@@ -145,10 +158,23 @@ def _serve(options: argparse.Namespace) -> int:
     return serve(settings, reread, warnings)
 
 
+def _top(words: Sequence[str]) -> int:
+    from mqttbroker.cli import top
+
+    try:
+        return top.main(words)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
 def _completion(shell: str) -> int:
     import shtab
 
-    print(shtab.complete(_parser(), shell=shell))
+    from mqttbroker.cli import mqtt_commands, top
+
+    own = {"top": top.top_parser(), "pub": mqtt_commands.pub_parser(), "sub": mqtt_commands.sub_parser()}
+    print(shtab.complete(_parser(own), shell=shell))
     return 0
 
 

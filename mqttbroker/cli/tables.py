@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
@@ -19,11 +20,18 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right
         print("  ".join(padded).rstrip())
 
 
-def print_fields(fields: dict[str, Any]) -> None:
+def print_fields(fields: Mapping[str, Any]) -> None:
     """Print one thing: a name and a value per line."""
     width = max(map(len, fields), default=0)
     for name, value in fields.items():
-        print(f"{name.ljust(width)}  {cell(value)}".rstrip())
+        print(f"{name.ljust(width)}  {field_cell(name, value)}".rstrip())
+
+
+def field_cell(name: str, value: object) -> str:
+    """The value of a field; one whose name ends with ``_at`` is in Unix seconds, and is shown as local time."""
+    if name.endswith("_at") and isinstance(value, (int, float)):
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+    return cell(value)
 
 
 def print_json(value: Any) -> None:
