@@ -49,6 +49,7 @@ from topic_matcher.filters import is_valid_filter, is_valid_topic, parse_shared
 from topic_matcher.trie import TrieSearch
 
 SLICE = 256  # sessions, subscriptions or topics visited in one slice: less than a millisecond without compilation
+MAX_VISITS = 20_000  # sessions visited for one page in the order of their identifiers: some 20 ms
 MAX_PAGE = 1000  # sessions, subscriptions or messages in one page
 MATCHES = 2048  # subscriptions that a listing holds; if there are more, all sessions are visited
 PAGE_BYTES = 1 << 20  # payloads and properties of one page; the message that exceeds them is the last of its page
@@ -86,11 +87,13 @@ class BrokerControl:
     ) -> Slices[SessionPage]:
         """The first ``limit`` sessions whose client identifiers are greater than ``after`` and that satisfy ``where``.
 
-        A session that exists from the first page to the last is in exactly one of them.
+        A page after which `MAX_VISITS` sessions were visited has fewer. A session that exists from the first page to the
+        last is in exactly one of them.
         """
         _check_limit(limit)
         registry = self._broker.registry
         found: List[SessionSummary] = []
+        visits = 0
         # No client identifier contains U+0000 [MQTT-1.5.4-2], so this is the least one after ``after``.
         start = max(where.prefix, after + "\0" if after else "")
         while True:
@@ -107,6 +110,9 @@ class BrokerControl:
                         return SessionPage(tuple(found), client_id)
             if len(client_ids) < SLICE:
                 return SessionPage(tuple(found), "")
+            visits += SLICE
+            if visits >= MAX_VISITS:
+                return SessionPage(tuple(found), client_ids[-1])
             start = client_ids[-1] + "\0"
             yield 0.0
 

@@ -45,7 +45,7 @@ _OWN_PARSERS = {
 }
 
 
-def _parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType({})) -> argparse.ArgumentParser:
+def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType({})) -> argparse.ArgumentParser:
     """The parser of all commands; ``own`` has those of `_OWN_PARSERS`, for completion."""
     parser = _Parser(prog="mqttbroker", description="MQTT 3.1.1 and 5.0 broker with durable streams for Spark",
                      allow_abbrev=False)
@@ -108,7 +108,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return (mqtt_commands.pub if words[0] == "pub" else mqtt_commands.sub)(words[1:])
     if words[:1] == ["top"]:
         return _top(words[1:])
-    options = _parser().parse_args(api_commands.with_action(words))
+    options = command_parser().parse_args(api_commands.with_action(words))
     if options.command == "completion":
         return _completion(options.shell)
     if options.command == "passwd":
@@ -174,7 +174,7 @@ def _completion(shell: str) -> int:
     from mqttbroker.cli import mqtt_commands, top
 
     own = {"top": top.top_parser(), "pub": mqtt_commands.pub_parser(), "sub": mqtt_commands.sub_parser()}
-    print(shtab.complete(_parser(own), shell=shell))
+    print(shtab.complete(command_parser(own), shell=shell))
     return 0
 
 

@@ -106,6 +106,17 @@ def test_filters(core: Core) -> None:
     assert len(finish(control.sessions(SessionFilter(prefix="dev-00001"), after="dev-000015")).sessions) == 4
 
 
+def test_a_page_ends_early_after_many_sessions(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_module, "MAX_VISITS", 2 * SLICE)
+    client_ids = many_sessions(core, 5 * SLICE + 7)
+    where = SessionFilter(contains=client_ids[3 * SLICE])
+    pages = [finish(core.control.sessions(where))]
+    while pages[-1].after:
+        pages.append(finish(core.control.sessions(where, after=pages[-1].after)))
+    assert [[each.client_id for each in page.sessions] for page in pages] == [[], [client_ids[3 * SLICE]], []]
+    assert pages[0].after == client_ids[2 * SLICE - 1]
+
+
 def test_sessions_come_and_go_between_pages(core: Core) -> None:
     many_sessions(core, 900)
     registry = core.broker.registry

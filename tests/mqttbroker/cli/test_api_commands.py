@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.server
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -15,12 +17,14 @@ from typing import Any
 import pytest
 from support.api_client import ACCESS
 from support.broker_process import BrokerProcess
+from support.paths import ROOT
 from support.raw_client import RawClient
 
 from mqttbroker import __version__
 from mqttbroker.auth.passwords import parse_passwords
-from mqttbroker.cli.api_commands import COMMANDS, GROUPS
-from mqttbroker.cli.main import main
+from mqttbroker.cli import mqtt_commands, top
+from mqttbroker.cli.api_commands import COMMANDS, GROUPS, with_action
+from mqttbroker.cli.main import command_parser, main
 from mqttbroker.codec.packets import Disconnect
 
 pytestmark = pytest.mark.one_build
@@ -233,3 +237,16 @@ def test_bash_completes_commands(call: Call, words: list[str], completed: list[s
            f"$(complete -p mqttbroker | sed 's/.*-F \\([^ ]*\\).*/\\1/') mqttbroker; printf '%s\\n' \"${{COMPREPLY[@]}}\"")
     done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True, timeout=20)
     assert [word.strip() for word in done.stdout.split()] == completed
+
+
+def test_the_examples_of_the_documentation_can_be_parsed() -> None:
+    parsers = {"pub": mqtt_commands.pub_parser, "sub": mqtt_commands.sub_parser, "top": top.top_parser}
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    calls = [shlex.split(call[1], comments=True) for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+             for call in re.finditer(r"(?:^|\| )mqttbroker (.*)", block, re.MULTILINE)]
+    assert len(calls) > 10
+    for words in calls:
+        if words[0] in parsers:
+            parsers[words[0]]().parse_args(words[1:])
+        else:
+            command_parser().parse_args(with_action(words))
