@@ -11,7 +11,7 @@ from typing import List, Optional, cast
 from sessions.journal import Gate, Journal
 from sessions.message import Message
 from sessions.rows import RetainedRow
-from topic_matcher.topic_tree import Scan, TopicTree
+from topic_matcher.topic_tree import LevelScan, Scan, TopicTree
 
 
 def message_from_row(row: RetainedRow) -> Message:
@@ -84,6 +84,10 @@ class Retained:
     def scan(self, topic_filter: str) -> RetainedScan:
         """The messages that match a filter, to be read in parts."""
         return RetainedScan(self, self._tree.scan(topic_filter))
+
+    def levels(self, prefix: Optional[str]) -> LevelScan:
+        """The levels of topics after ``prefix`` and a slash, those of expired messages included; None = the first levels."""
+        return self._tree.levels(prefix)
 
     def is_current(self, message: Message, now: int) -> bool:
         """Whether the message is still its topic's and has not expired at ``now`` (µs since the Unix epoch)."""

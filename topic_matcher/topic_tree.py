@@ -168,6 +168,77 @@ class Scan:
             self._found.append(entry)
 
 
+class Level:
+    """One level below a prefix of topics."""
+
+    def __init__(self, name: str, own: Optional[Stored], below: bool) -> None:
+        self.name = name
+        self.own = own  # the topic that ends with this level, if it is stored
+        self.below = below  # whether stored topics continue after it
+
+
+class LevelScan:
+    """The levels that follow a prefix of topics; each `read` continues it."""
+
+    def __init__(self, root: _Branch, prefix: list[str]) -> None:
+        self._root = root
+        self._prefix = prefix
+        self._depth = len(prefix)
+        self._begun = False
+        self._next: Optional[Stored] = None
+        self._single = False  # the prefix lies inside of one compressed topic
+
+    def _begin(self) -> None:
+        self._begun = True
+        prefix = self._prefix
+        entry: Stored = self._root
+        for depth in range(len(prefix)):
+            if isinstance(entry, _Branch):
+                child = entry.children.get(prefix[depth])
+                if child is None:
+                    return
+                entry = child
+            else:
+                levels = entry.topic.split("/", depth + 1)
+                if len(levels) <= depth or levels[depth] != prefix[depth]:
+                    return
+        if isinstance(entry, _Branch):
+            self._next = entry.first
+        elif entry.topic.count("/") >= self._depth:
+            self._next = entry
+            self._single = True
+
+    @property
+    def done(self) -> bool:
+        return self._begun and self._next is None
+
+    def read(self, visits: int) -> list[Level]:
+        """The levels of the next ``visits`` entries, each at most once."""
+        if not self._begun:
+            self._begin()
+        found: list[Level] = []
+        entry = self._next
+        while entry is not None and visits > 0:
+            visits -= 1
+            if entry.live:
+                found.append(self._level(entry))
+            entry = None if self._single else entry.next
+        self._next = entry
+        return found
+
+    def _level(self, entry: Stored) -> Level:
+        depth = self._depth
+        if not isinstance(entry, _Branch):
+            levels = entry.topic.split("/", depth + 1)
+            below = len(levels) > depth + 1
+            return Level(levels[depth], None if below else entry, below)
+        named: Stored = entry  # a branch that is no topic has children
+        while not named.topic and isinstance(named, _Branch) and named.first is not None:
+            named = named.first
+        name = named.topic.split("/", depth + 1)[depth]
+        return Level(name, entry if entry.topic else None, len(entry.children) > 0)
+
+
 class TopicTree:
     """A map of valid topic names to values other than None."""
 
@@ -254,6 +325,10 @@ class TopicTree:
     def scan(self, topic_filter: str) -> Scan:
         """A search for the topics that match a valid filter without ``$share``."""
         return Scan(self._root, topic_filter)
+
+    def levels(self, prefix: Optional[str]) -> LevelScan:
+        """The levels after ``prefix`` and a slash; the first levels of all topics for None."""
+        return LevelScan(self._root, [] if prefix is None else prefix.split("/"))
 
     def _split(self, branch: _Branch, leaf: Stored, levels: list[str], depth: int) -> _Branch:
         """Replace the leaf at ``levels[depth]`` by branches for the levels that its topic shares with ``levels``."""

@@ -17,6 +17,7 @@ from mqttbroker.admin.views import (
     BanPage,
     BanView,
     BrokerStatus,
+    LevelPage,
     MemoryPart,
     MemoryStatus,
     RetainedMessage,
@@ -28,6 +29,7 @@ from mqttbroker.admin.views import (
     SortedPage,
     SubscriptionPage,
     SubscriptionView,
+    TopicLevel,
     Totals,
 )
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION, MQTTError
@@ -78,6 +80,7 @@ class BrokerControl:
         self._monotonic = monotonic
         self._subscription_cursors: _Cursors[_SubscriptionListing] = _Cursors()
         self._retained_cursors: _Cursors[_RetainedListing] = _Cursors()
+        self._level_cursors: _Cursors[_LevelListing] = _Cursors()
         self._ban_cursors: _Cursors[List[Ban]] = _Cursors()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
@@ -385,6 +388,39 @@ class BrokerControl:
             if len(found) == limit or room <= 0:
                 return RetainedPage(tuple(found), self._retained_cursors.open(listing))
             yield 0.0
+
+    def open_levels(self, parent: Optional[str]) -> int:
+        """A cursor for the levels that follow ``parent`` in retained topics; None = their first levels."""
+        return self._level_cursors.open(_LevelListing(self._broker, parent))
+
+    def levels(
+        self, cursor: int, limit: int = 100, readable: Optional[Callable[[str], bool]] = None
+    ) -> Slices[LevelPage]:
+        """The next levels of a cursor. Those without a topic for which ``readable`` holds are left out.
+
+        To find one it visits all topics below a level, unless ``readable`` is None: every topic is readable.
+        """
+        _check_limit(limit)
+        listing = self._level_cursors.take(cursor)
+        found: List[TopicLevel] = []
+        while not listing.scan.done and len(found) < limit:
+            for level in listing.step(min(SLICE, limit - len(found))):
+                if readable is None or (yield from self._shows(level, readable)):
+                    readable_here = readable is None or readable(level.topic)
+                    found.append(level if readable_here else level._replace(message=None))
+            yield 0.0
+        return LevelPage(tuple(found), 0 if listing.scan.done else self._level_cursors.open(listing))
+
+    def _shows(self, level: TopicLevel, readable: Callable[[str], bool]) -> Slices[bool]:
+        """Whether there is a retained message that may be read at or below a level."""
+        if level.message is not None and readable(level.topic):
+            return True
+        below = _RetainedListing(self._broker, f"{level.topic}/#") if level.below else None
+        while below is not None and not below.done:
+            if any(readable(message.topic) for message in below.step(SLICE)):
+                return True
+            yield 0.0
+        return False
 
     def set_retained(self, topic: str, payload: bytes, qos: int = 1, properties: bytes = b"") -> None:
         """Publish a retained message in the name of the broker: subscribers get it, too."""
@@ -729,6 +765,28 @@ class _RetainedListing:
                 found.append(message)
                 room -= _content_bytes(message)
         del self._scanned[:visited]
+        return found
+
+
+class _LevelListing:
+    """The levels that follow a prefix of retained topics, a slice at a time."""
+
+    def __init__(self, broker: Broker, parent: Optional[str]) -> None:
+        self._broker = broker
+        self._parent = parent
+        self.scan = broker.retained.levels(parent)
+
+    def step(self, visits: int) -> List[TopicLevel]:
+        retained, now = self._broker.retained, self._broker.context.clock.now
+        found: List[TopicLevel] = []
+        for level in self.scan.read(visits):
+            topic = level.name if self._parent is None else f"{self._parent}/{level.name}"
+            message = None if level.own is None else retained.get(topic)
+            if message is not None and not retained.is_current(message, now):
+                message = None
+            if message is not None or level.below:
+                shown = None if message is None else _retained_message(message)
+                found.append(TopicLevel(topic, level.name, level.below, shown))
         return found
 
 

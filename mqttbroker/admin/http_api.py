@@ -47,7 +47,7 @@ from mqttbroker.admin.http_schemas import (
     record,
 )
 from mqttbroker.admin.http_streams import StreamAccess
-from mqttbroker.admin.message_json import MESSAGE, message_fields, message_json, payload_of, properties_of
+from mqttbroker.admin.message_json import LEVEL, MESSAGE, level_json, message_fields, message_json, payload_of, properties_of
 from mqttbroker.admin.views import BanView, BrokerStatus, SessionDetail, SessionFilter, SessionSummary, SubscriptionView
 from mqttbroker.config.setting_kinds import Boolean, Choice
 from mqttbroker.core.bans import Bans
@@ -245,6 +245,9 @@ class Api:
                         "Delete the retained messages that match a filter", record(deleted=INTEGER),
                         [Field("filter", Filter(), "a topic filter")], action="delete_retained", tag="messages",
                         errors=(409,)),
+            route("GET", "/retained/levels", self._levels, content, "One level of the tree of retained topics",
+                        page(LEVEL), [Field("parent", Word(), "the levels before; absent = none", None), LIMIT, CURSOR],
+                        tag="messages", errors=(404,)),
             route("GET", "/retained/message", self._retained_message, content, "The retained message of a topic",
                         MESSAGE, [topic], tag="messages", errors=(404,)),
             route("PUT", "/retained/message", self._set_retained, operate,
@@ -368,7 +371,7 @@ class Api:
         found = await self._next(self._operations.runner.scan(self._control.subscriptions, cursor, call["limit"]))
         return page_of(map(subscription_json, found.subscriptions), encode_cursor(found.cursor) if found.cursor else None)
 
-    async def _cursor(self, call: Call, begin: Callable[..., int], *of: str) -> int:
+    async def _cursor(self, call: Call, begin: Callable[..., int], *of: Optional[str]) -> int:
         """The cursor of the request, or a new one."""
         parts = decode_cursor(call["cursor"], int)
         if parts is not None:
@@ -391,6 +394,13 @@ class Api:
         found = await self._next(self._operations.runner.scan(self._control.retained, cursor, call["limit"]))
         readable = (message for message in found.messages if call.principal.may_read(message.topic))
         return page_of(map(message_json, readable), encode_cursor(found.cursor) if found.cursor else None)
+
+    async def _levels(self, call: Call) -> Any:
+        principal = call.principal
+        cursor = await self._cursor(call, self._control.open_levels, call["parent"])
+        readable = None if principal.rules is None else principal.may_read
+        found = await self._next(self._operations.runner.scan(self._control.levels, cursor, call["limit"], readable))
+        return page_of(map(level_json, found.levels), encode_cursor(found.cursor) if found.cursor else None)
 
     async def _retained_message(self, call: Call) -> Any:
         topic = call["topic"]

@@ -6,8 +6,8 @@ import base64
 from typing import Any, Dict, List, Mapping
 
 from mqttbroker.admin.http_parameters import MAX_TEXT, Base64, Field, Pairs, Topic, Word
-from mqttbroker.admin.http_schemas import INTEGER, TEXT, array, described, nullable, record
-from mqttbroker.admin.views import RetainedMessage
+from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, TEXT, array, described, nullable, record
+from mqttbroker.admin.views import RetainedMessage, TopicLevel
 from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.properties import Properties, decode_properties, encode_properties
 from mqttbroker.codec.reason_codes import PUBLISH
@@ -26,6 +26,30 @@ MESSAGE = record(
     correlation_data_base64=nullable(TEXT),
     user_properties=described(array(array(TEXT)), "[name, value], in their order"),
 )
+
+
+PREVIEW = 256  # bytes of a payload in a list of levels
+LEVEL = record(
+    level=TEXT,
+    topic=described(TEXT, "the levels up to this one"),
+    below=described(BOOLEAN, "retained topics continue after it"),
+    payload_base64=described(nullable(TEXT), f"the first {PREVIEW} bytes; null = this topic has no retained message"),
+    payload_bytes=nullable(INTEGER),
+    timestamp_us=described(nullable(INTEGER), "when the broker received it, in microseconds since 1970"),
+)
+
+
+def level_json(level: TopicLevel) -> Dict[str, Any]:
+    """A level as `LEVEL` describes it."""
+    message = level.message
+    return {
+        "level": level.level,
+        "topic": level.topic,
+        "below": level.below,
+        "payload_base64": None if message is None else base64.b64encode(message.payload[:PREVIEW]).decode(),
+        "payload_bytes": None if message is None else len(message.payload),
+        "timestamp_us": None if message is None else round(message.received_at * 1_000_000),
+    }
 
 
 def message_json(message: RetainedMessage) -> Dict[str, Any]:

@@ -109,6 +109,22 @@ class RetainedPage(NamedTuple):
     cursor: int  # of the next page; 0 if this is the last one
 
 
+class TopicLevel(NamedTuple):
+    """One level of the tree of retained topics."""
+
+    topic: str  # up to this level
+    level: str
+    below: bool  # retained topics continue after it
+    message: Optional[RetainedMessage]  # of the topic that ends here
+
+
+class LevelPage(NamedTuple):
+    """Levels in no particular order."""
+
+    levels: Tuple[TopicLevel, ...]
+    cursor: int  # of the next page; 0 if this is the last one
+
+
 class WorkerStatus(NamedTuple):
     """A connection worker. CPU time and memory are those of its process now, as of a second ago."""
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topic_matcher.filters import is_valid_filter, matches
-from topic_matcher.topic_tree import Stored, TopicTree
+from topic_matcher.topic_tree import Level, Stored, TopicTree
 
 LEVEL = st.sampled_from(["", "a", "b", "c", "$x"])
 TOPICS = st.lists(LEVEL, min_size=1, max_size=4).map("/".join).filter(bool)
@@ -150,3 +150,47 @@ def test_leading_wildcards_do_not_match_dollar_topics() -> None:
     tree.set("x/$SYS", 2)
     assert pairs(tree.match("#")) == [("x/$SYS", 2)] and tree.match("+/a") == []
     assert pairs(tree.match("$SYS/#")) == [("$SYS/a", 1)] and pairs(tree.match("x/+")) == [("x/$SYS", 2)]
+
+
+def expected_levels(plain: dict[str, int], prefix: str | None) -> dict[str, tuple[object, bool]]:
+    """Each level after a prefix, with the value of the topic that it ends and whether topics continue."""
+    start = "" if prefix is None else f"{prefix}/"
+    names = {topic[len(start) :].split("/")[0] for topic in plain if topic.startswith(start)}
+    return {
+        name: (plain.get(start + name), any(topic.startswith(f"{start}{name}/") for topic in plain)) for name in names
+    }
+
+
+def levels_of(found: list[Level]) -> dict[str, tuple[object, bool]]:
+    assert len({level.name for level in found}) == len(found)
+    return {level.name: (level.own and level.own.value, level.below) for level in found}
+
+
+@given(CHANGES, st.one_of(st.none(), TOPICS, st.just("")), st.integers(1, 3))
+def test_levels_are_those_of_all_topics(changes: list[tuple[str, str]], prefix: str | None, visits: int) -> None:
+    tree = TopicTree()
+    plain: dict[str, int] = {}
+    change(tree, plain, changes)
+    scan = tree.levels(prefix)
+    found: list[Level] = []
+    while not scan.done:
+        found += scan.read(visits)
+    assert levels_of(found) == expected_levels(plain, prefix)
+
+
+@given(CHANGES, CHANGES, st.one_of(st.none(), TOPICS))
+def test_levels_that_stay_are_found_once_while_the_tree_changes(
+    changes: list[tuple[str, str]], later: list[tuple[str, str]], prefix: str | None
+) -> None:
+    tree = TopicTree()
+    plain: dict[str, int] = {}
+    change(tree, plain, changes)
+    scan = tree.levels(prefix)
+    found = scan.read(1)
+    before = dict(plain)
+    absent = change(tree, plain, later)
+    while not scan.done:
+        found += scan.read(1)
+    stayed = {topic: value for topic, value in before.items() if topic not in absent}
+    names = Counter(level.name for level in found)
+    assert all(names[name] == 1 for name in expected_levels(stayed, prefix))

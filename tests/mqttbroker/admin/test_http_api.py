@@ -170,6 +170,41 @@ def test_retained_messages_are_set_listed_and_deleted(api: Api, connect: Callabl
     api.refused(409, None, "PUT", "/retained/message", {"payload": "x"}, topic="$SYS/broker/uptime")
 
 
+def test_tree_of_retained_topics_is_listed_level_by_level(api: Api, connect: Callable[..., RawClient]) -> None:
+    client = connect("tree")
+    for topic in ("tree/a", "tree/a/1", "tree/b/1/x", "tree/b/2", "tree/c", "tree//1"):
+        client.publish(topic, topic.encode() * 50, 1, True)
+
+    def levels(parent: str) -> dict[str, tuple[bool, bool]]:
+        found = api.pages("/retained/levels", 2, parent=parent)
+        assert all(item["topic"] == f"{parent}/{item['level']}" for item in found)
+        return {item["level"]: (item["payload_base64"] is not None, item["below"]) for item in found}
+
+    assert levels("tree") == {"a": (True, True), "b": (False, True), "c": (True, False), "": (False, True)}
+    assert levels("tree/b") == {"1": (False, True), "2": (True, False)} and levels("tree/b/1") == {"x": (True, False)}
+    assert levels("tree/") == {"1": (True, False)} and levels("tree/c") == levels("tree/none") == {}
+    roots = {item["level"]: item["below"] for item in api.pages("/retained/levels", 1)}
+    assert roots["tree"] is True and roots["$SYS"] is True
+    item = next(each for each in api.pages("/retained/levels", 10, parent="tree") if each["level"] == "c")
+    assert base64.b64decode(item["payload_base64"]) == (b"tree/c" * 50)[:256] and item["payload_bytes"] == 300
+
+
+def test_levels_have_no_topic_that_the_user_may_not_read(start_broker: Callable[..., BrokerProcess], tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("topic readwrite #\nuser bound\ntopic read plant/+/open\n")
+    bound = {"name": "bound", "role": "viewer", "token": "t-bound", "user": "bound"}
+    broker = start_broker(config={"acl_file": str(rules), "allow_anonymous": True, "http": {"access": [bound]}})
+    with RawClient(broker.port) as client:
+        client.connect("dev")
+        for topic in ("plant/1/open", "plant/1/secret", "plant/2/secret", "plant/3", "secret/1", "plant/4/open/secret"):
+            client.publish(topic, b"x", 1, True)
+    api = Api(broker, "bound")
+    found = {parent: {item["level"] for item in api.pages("/retained/levels", 1, parent=parent)}
+             for parent in ("plant", "plant/1", "plant/4", "secret")}  # fmt: skip
+    assert found == {"plant": {"1"}, "plant/1": {"open"}, "plant/4": set(), "secret": set()}
+    assert [item["level"] for item in api.pages("/retained/levels", 10)] == ["plant"]
+
+
 def test_publishing_reaches_subscribers_and_streams_and_is_stored(api: Api, connect: Callable[..., RawClient]) -> None:
     subscriber = connect("publish-sub")
     subscriber.subscribe("plant/#", options=1)
