@@ -1,15 +1,16 @@
-// The page: its header, the view that the address names, and one request for /status after another, which also tells whether
-// the broker answers.
+// The page: its header, the view that the address names, and a request for /status and /readyz every two seconds, which also
+// tells whether the broker answers.
 
-import { get, token } from "./api.js";
+import { alarmsOf } from "./alarms.js";
+import { get, readiness, token } from "./api.js";
 import { h, setChildren, setText } from "./dom.js";
 import { clock } from "./format.js";
 import { History } from "./history.js";
 import { login } from "./login.js";
 import { themeButton } from "./theme.js";
-import { VIEWS, viewOf } from "./views.js";
+import { ALARMS, VIEWS, viewOf } from "./views.js";
 
-const INTERVAL = 2000; // ms between requests for /status
+const INTERVAL = 2000; // ms between two requests
 const UNKNOWN = "The token is not known to the broker.";
 const NOTICE = 5000; // ms that a notice stays
 
@@ -103,6 +104,7 @@ async function enter() {
     return;
   }
   found();
+  if (!access.rights.includes("status")) return logIn(`${access.name} has role ${access.role}; the dashboard needs viewer.`);
   showHeader();
   route();
 }
@@ -139,11 +141,14 @@ async function poll() {
   if (document.hidden) return;
   const shown = view;
   try {
-    const status = await get("/status");
+    const [status, ready] = await Promise.all([get("/status"), readiness()]);
     if (access === null) return;
     found();
+    const alarms = alarmsOf(ready);
+    setText(links[ALARMS], alarms.length ? `${VIEWS[ALARMS].name} (${alarms.length})` : VIEWS[ALARMS].name);
+    links[ALARMS].classList.toggle("alert", alarms.length > 0);
     history.add(Date.now(), status);
-    if (shown === view) await shown.refresh(status);
+    if (shown === view) await shown.refresh(status, alarms);
   } catch (error) {
     if (access !== null) failed(error);
   } finally {

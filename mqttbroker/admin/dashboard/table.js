@@ -4,7 +4,8 @@ import { h, setChildren, setText } from "./dom.js";
 
 /**
  * `columns` are objects with `title` and one of `text(item)`, which each refresh calls, and `node(item)`, which is called once
- * for a row; `number: true` aligns to the right. `key(item)` tells rows apart.
+ * for a row; `number: true` aligns to the right, `wide: true` breaks
+ * lines. `key(item)` tells rows apart.
  */
 export function table(label, columns, key, empty) {
   const titles = columns.map((column) => h("th", { scope: "col", class: column.number ? "number" : null }, column.title));
@@ -17,7 +18,7 @@ export function table(label, columns, key, empty) {
   let rows = new Map();
 
   function makeRow(item) {
-    const cells = columns.map((column) => h("td", { class: column.number ? "number" : null }, column.node?.(item)));
+    const cells = columns.map((column) => h("td", { class: column.number ? "number" : column.wide ? "wide" : null }, column.node?.(item)));
     return h("tr", {}, cells);
   }
 

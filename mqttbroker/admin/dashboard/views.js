@@ -1,14 +1,23 @@
 // The views, in the order of the navigation. A view is a function of the page's services that returns its title, its element,
-// `refresh(status)`, called after each answer of /status, and perhaps `shown` and `close`.
+// `refresh(status, alarms)`, called after each answer of /status and /readyz, and perhaps `shown` and `close`.
 
+import { alarms } from "./alarms.js";
 import { client } from "./client.js";
 import { clients } from "./clients.js";
+import { live } from "./live.js";
 import { overview } from "./overview.js";
+import { streams } from "./streams.js";
+import { topics } from "./topics.js";
 
 export const VIEWS = [
   { path: "overview", name: "Overview", open: overview },
   { path: "clients", name: "Clients", open: clients, one: client },
+  { path: "topics", name: "Topics", open: topics },
+  { path: "live", name: "Live messages", open: live },
+  { path: "streams", name: "Streams", open: streams },
+  { path: "alarms", name: "Alarms", open: alarms },
 ];
+export const ALARMS = VIEWS.findIndex(({ path }) => path === "alarms");
 
 /** The view that the fragment of the address names: #/clients, #/clients/ID */
 export function viewOf(fragment) {

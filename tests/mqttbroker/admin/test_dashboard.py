@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from support.api_client import ACCESS
+from support.api_client import ACCESS, Api
 from support.broker_process import BrokerProcess
 from support.browser import WAIT, Errors, browser
 from support.raw_client import RawClient
+
+from mqttbroker.auth.passwords import hash_password, set_password
+from mqttbroker.codec.properties import Properties
 
 pytestmark = pytest.mark.one_build
 Connect = Callable[..., RawClient]
 Open = Callable[..., Page]
 
-HOSTILE = "<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>\"'`&amp;"
+HOSTILE = "<img src=x onerror=\"document.title='run'\">\"'`&amp;"
 
 expect.set_options(timeout=WAIT)
 
 
 @pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerProcess]:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    users = tmp_path_factory.mktemp("users") / "passwords"
+    set_password(users, HOSTILE, hash_password(b"secret"))
     config = {
+        "password_file": str(users),
+        "allow_anonymous": True,
         "http": {"access": ACCESS},
         "listeners": [{}, {"type": "ws", "port": 0}],
         "streams": {"plant": {"filters": ["plant/#"], "partitions": 2}},
@@ -62,6 +72,18 @@ def open_page(broker: BrokerProcess, chromium: Browser) -> Iterator[Open]:
 
 def figure(page: Page, name: str) -> Any:
     return page.locator(".figures div", has_text=re.compile(f"^{name}")).locator("dd")
+
+
+def subscribe(page: Page, topic_filter: str) -> None:
+    """Show the live messages of a filter."""
+    page.get_by_label("Topic filter").fill(topic_filter)
+    expect(page.get_by_label("WebSocket listener")).not_to_have_value("")
+    page.get_by_role("button", name="Start").click()
+    expect(page.get_by_text(f"Subscribed to {topic_filter}")).to_be_visible()
+
+
+def no_script_ran(page: Page) -> None:
+    assert page.title() != "run" and page.locator("main img, main script").count() == 0
 
 
 def test_login_needs_a_token_that_the_broker_knows(open_page: Open) -> None:
@@ -132,12 +154,116 @@ def test_viewer_has_no_buttons_that_change_something(open_page: Open, connect: C
 
 
 def test_hostile_client_id_and_filter_are_text(open_page: Open, connect: Connect) -> None:
-    connect(HOSTILE).subscribe(HOSTILE)
+    connect(HOSTILE, username=HOSTILE, password=b"secret").subscribe(HOSTILE)
     page = open_page("#/clients")
-    page.get_by_role("link", name=HOSTILE).click()
+    row = page.locator("tbody tr", has=page.get_by_role("link", name=HOSTILE))
+    expect(row.get_by_role("cell").nth(2)).to_have_text(HOSTILE)
+    row.get_by_role("link").click()
     expect(page.get_by_role("heading", name=HOSTILE)).to_be_visible()
+    expect(page.locator(".details dd").nth(1)).to_have_text(HOSTILE)
     expect(page.get_by_role("cell", name=HOSTILE)).to_be_visible()
-    assert "run" != page.title() and page.locator("main img, main script").count() == 0
+    no_script_ran(page)
+
+
+def test_hostile_topic_and_payload_are_text(open_page: Open, connect: Connect) -> None:
+    client = connect("hostile")
+    page = open_page("#/live")
+    subscribe(page, "#")
+    properties = Properties()
+    properties.content_type, properties.user_properties = HOSTILE, [(HOSTILE, HOSTILE)]
+    client.publish(f"hostile/{HOSTILE}", HOSTILE.encode(), 1, True, properties)
+    row = page.locator("tbody tr", has_text=f"hostile/{HOSTILE}")
+    expect(row.get_by_role("cell").nth(2)).to_have_text(HOSTILE)
+    expect(row).to_contain_text(f"{HOSTILE}={HOSTILE}")
+    page.get_by_role("link", name="Topics").click()
+    page.get_by_role("region", name="Retained topics").get_by_text("hostile", exact=True).click()
+    page.get_by_role("button", name=HOSTILE).click()
+    detail = page.get_by_role("region", name="Message")
+    expect(detail.locator("pre")).to_have_text(HOSTILE)
+    expect(detail).to_contain_text(f"hostile/{HOSTILE}")
+    expect(detail).to_contain_text(f"{HOSTILE}={HOSTILE}")
+    no_script_ran(page)
+
+
+def test_live_messages_are_those_that_are_published(open_page: Open, connect: Connect) -> None:
+    client = connect("live")
+    client.publish("live/kept", b"before", 1, True)
+    page = open_page("#/live", role="viewer")
+    expect(page.get_by_label("WebSocket listener")).to_have_value(re.compile(r"^ws://127\.0\.0\.1:\d+/mqtt$"))
+    subscribe(page, "live/#")
+    rows = page.locator("tbody tr")
+    expect(rows.first).to_contain_text("live/kept")
+    payloads = ["21.5 °C", '{"a": 1}', "x" * 70_000]
+    for number, text in enumerate(payloads):
+        client.publish(f"live/{number}", text.encode(), 2 if number else 0)
+    client.publish("live/bytes", b"\x00\xff\x10", 0)
+    client.publish("other/1", b"not of the filter", 0)
+    expect(rows).to_have_count(5)
+    expect(rows.first.get_by_role("cell").nth(2)).to_have_text("00 ff 10")
+    shown = rows.locator("td:nth-child(3)").all_inner_texts()
+    assert shown[1:] == ["x" * 1000 + "…", '{"a": 1}', "21.5 °C", "before"]
+    page.get_by_role("button", name="Pause").click()
+    client.publish("live/unseen", b"unseen", 0)
+    expect(page.get_by_text("6 messages")).to_be_visible()
+    expect(rows).to_have_count(5)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("Stopped.")).to_be_visible()
+
+
+def test_live_messages_come_back_after_a_disconnect(open_page: Open, connect: Connect, broker: BrokerProcess) -> None:
+    page = open_page("#/live")
+    subscribe(page, "again/#")
+    api = Api(broker, "operator")
+    viewer = api.get("/clients", prefix="dashboard-")["items"][0]["client_id"]
+    assert api.ask("POST", f"/clients/{viewer}/disconnect")[0] == 204
+    expect(page.get_by_text("disconnected by an operator")).to_be_visible()
+    expect(page.get_by_text("Subscribed to again/#.")).to_be_visible()
+    connect("again").publish("again/1", b"still here", 0)
+    expect(page.get_by_role("cell", name="still here")).to_be_visible()
+
+
+def test_page_tells_how_to_add_a_websocket_listener(open_page: Open, start_broker: Callable[..., BrokerProcess]) -> None:
+    page = open_page("#/live", of=start_broker(), role="")
+    expect(page.locator("pre", has_text='type = "ws"')).to_be_visible()
+
+
+def test_topics_show_the_last_retained_value(open_page: Open, connect: Connect) -> None:
+    client = connect("topics")
+    for topic, text in (("site/1/temperature", "20"), ("site/1/unit/name", "C"), ("site", "whole")):
+        client.publish(topic, text.encode(), 1, True)
+    page = open_page("#/topics")
+    tree = page.get_by_role("region", name="Retained topics")
+    tree.get_by_text("site", exact=True).click()
+    tree.get_by_text("1", exact=True).click()
+    tree.get_by_role("button", name="20").click()
+    detail = page.get_by_role("region", name="Message")
+    expect(detail.locator("pre")).to_have_text("20")
+    expect(detail).to_contain_text("site/1/temperature")
+    client.publish("site/1/temperature", b"30", 1, True)
+    expect(tree.get_by_role("button", name="30")).to_be_visible()
+    expect(detail.locator("pre")).to_have_text("30")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete message").click()
+    expect(tree.get_by_text("temperature", exact=True)).to_have_count(0)
+    expect(tree.get_by_text("unit", exact=True)).to_be_visible()
+
+
+def test_streams_show_records_and_lag(open_page: Open, connect: Connect, broker: BrokerProcess) -> None:
+    client = connect("streams")
+    for number in range(7):
+        client.publish(f"plant/{number}", b"1", 1)
+    request = urllib.request.Request(
+        f"{broker.url}/streams/plant/consumers/hourly", b'{"offsets": {"0": 0, "1": 0}}',
+        {"Authorization": "Bearer t-admin"}, method="PUT",
+    )  # fmt: skip
+    urllib.request.urlopen(request).close()
+    page = open_page("#/streams", role="viewer")
+    expect(page.get_by_text("7 records")).to_be_visible()
+    row = page.get_by_label("Consumers of plant").get_by_role("row", name="hourly")
+    expect(row.get_by_role("cell").nth(1)).to_have_text("7")
+    client.publish("plant/more", b"1", 1)
+    expect(page.get_by_text("8 records")).to_be_visible()
+    expect(row.get_by_role("cell").nth(1)).to_have_text("8")
 
 
 def test_page_says_when_the_broker_is_away_and_comes_back(open_page: Open, start_broker: Callable[..., BrokerProcess]) -> None:
@@ -145,6 +271,15 @@ def test_page_says_when_the_broker_is_away_and_comes_back(open_page: Open, start
     page = open_page(of=broker, role="")  # on the machine of the broker, without tokens
     expect(page.get_by_text("anonymous (viewer)")).to_be_visible()
     expect(figure(page, "Clients")).to_have_text("0")
+    settings = broker.config.read_text()
+    broker.config.write_text("nothing = 1\n")
+    os.kill(broker.pid, signal.SIGHUP)
+    page.get_by_role("link", name="Alarms (1)").click()
+    expect(page.get_by_role("listitem").filter(has_text="nothing")).to_be_visible()
+    broker.config.write_text(settings)
+    os.kill(broker.pid, signal.SIGHUP)
+    expect(page.get_by_text("No alarms")).to_be_visible()
+    page.get_by_role("link", name="Overview").click()
     broker.terminate()
     expect(page.get_by_role("alert")).to_contain_text("no connection to the broker")
     broker.start()
