@@ -1,21 +1,33 @@
-// The alarms: why clients should not connect now, and what else needs an operator, as /readyz has it.
+// The alarms that last, what /readyz says to load balancers, and the alarms that ended.
 
+import { readiness } from "./api.js";
 import { h, setChildren } from "./dom.js";
+import { duration, time } from "./format.js";
+import { table } from "./table.js";
 
-/** The alarms in an answer of /readyz: { severity, text }. */
-export const alarmsOf = ({ reasons = [], warnings = [] }) => [
-  ...reasons.map((text) => ({ severity: "not ready", text })),
-  ...warnings.map((text) => ({ severity: "warning", text })),
-];
+const NAME = { title: "Alarm", text: (alarm) => alarm.name };
+const REASON = { title: "Reason", text: (alarm) => alarm.reason, wide: true };
 
 export function alarms() {
-  const list = h("ul", { class: "stack plain" });
-  const none = h("p", { class: "empty" }, "No alarms: the broker is ready.");
-  const element = h("div", {}, h("h1", {}, "Alarms"), list, none);
+  const active = table("Alarms", [
+    NAME, REASON, { title: "Since", text: (alarm) => time(alarm.since) },
+  ], (alarm) => alarm.name, "No alarms.");
+  const ended = table("Ended alarms", [
+    NAME, REASON,
+    { title: "Ended", text: (alarm) => time(alarm.cleared) },
+    { title: "Lasted", text: (alarm) => duration(alarm.cleared - alarm.since) },
+  ], (alarm) => `${alarm.name} ${alarm.since}`, "None since the broker started.");
+  const ready = h("ul", { class: "plain" });
+  const element = h(
+    "div", { class: "stack" }, h("h1", {}, "Alarms"), active.element, h("h2", {}, "Readiness"), ready, h("h2", {}, "Ended"), ended.element,
+  );
 
-  function refresh(status, present) {
-    setChildren(list, present.map(({ severity, text }) => h("li", { class: `card alarm ${severity === "warning" ? "" : "severe"}` }, h("b", {}, severity), " ", text)));
-    none.hidden = present.length > 0;
+  async function refresh(status, alarms) {
+    active.show(alarms.active);
+    ended.show(alarms.cleared);
+    const { reasons = [], warnings = [] } = await readiness();
+    const state = reasons.length ? "Clients should not connect now:" : "Clients can connect.";
+    setChildren(ready, [state, ...reasons, ...warnings.map((text) => `Warning: ${text}`)].map((text) => h("li", {}, text)));
   }
   return { title: "Alarms", element, refresh };
 }

@@ -1,8 +1,7 @@
-// The page: its header, the view that the address names, and a request for /status and /readyz every two seconds, which also
+// The page: its header, the view that the address names, and requests for /status and /alarms every two seconds, which also
 // tells whether the broker answers.
 
-import { alarmsOf } from "./alarms.js";
-import { get, readiness, token } from "./api.js";
+import { get, token } from "./api.js";
 import { h, setChildren, setText } from "./dom.js";
 import { clock } from "./format.js";
 import { History } from "./history.js";
@@ -11,6 +10,7 @@ import { themeButton } from "./theme.js";
 import { ALARMS, VIEWS, viewOf } from "./views.js";
 
 const INTERVAL = 2000; // ms between two requests
+const NO_ALARMS = { active: [], cleared: [] };
 const UNKNOWN = "The token is not known to the broker.";
 const NOTICE = 5000; // ms that a notice stays
 
@@ -41,6 +41,12 @@ const sender = h("span", { class: "sender" });
 const logout = h("button", { type: "button", class: "quiet", hidden: true, onclick: logOut }, "Log out");
 const nav = h("nav", { "aria-label": "Views" }, links);
 byId("header").append(h("a", { class: "brand", href: "#/overview" }, "mqttbroker"), nav, sender, themeButton(), logout);
+
+function showCount(alarms) {
+  const name = VIEWS[ALARMS].name;
+  setText(links[ALARMS], alarms ? `${name} (${alarms})` : name);
+  links[ALARMS].classList.toggle("alert", alarms > 0);
+}
 
 function showHeader() {
   nav.hidden = access === null;
@@ -141,12 +147,10 @@ async function poll() {
   if (document.hidden) return;
   const shown = view;
   try {
-    const [status, ready] = await Promise.all([get("/status"), readiness()]);
+    const [status, alarms] = await Promise.all([get("/status"), services.may("list") ? get("/alarms") : NO_ALARMS]);
     if (access === null) return;
     found();
-    const alarms = alarmsOf(ready);
-    setText(links[ALARMS], alarms.length ? `${VIEWS[ALARMS].name} (${alarms.length})` : VIEWS[ALARMS].name);
-    links[ALARMS].classList.toggle("alert", alarms.length > 0);
+    showCount(alarms.active.length);
     history.add(Date.now(), status);
     if (shown === view) await shown.refresh(status, alarms);
   } catch (error) {

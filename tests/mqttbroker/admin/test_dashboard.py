@@ -222,11 +222,6 @@ def test_live_messages_come_back_after_a_disconnect(open_page: Open, connect: Co
     expect(page.get_by_role("cell", name="still here")).to_be_visible()
 
 
-def test_page_tells_how_to_add_a_websocket_listener(open_page: Open, start_broker: Callable[..., BrokerProcess]) -> None:
-    page = open_page("#/live", of=start_broker(), role="")
-    expect(page.locator("pre", has_text='type = "ws"')).to_be_visible()
-
-
 def test_topics_show_the_last_retained_value(open_page: Open, connect: Connect) -> None:
     client = connect("topics")
     for topic, text in (("site/1/temperature", "20"), ("site/1/unit/name", "C"), ("site", "whole")):
@@ -271,14 +266,17 @@ def test_page_says_when_the_broker_is_away_and_comes_back(open_page: Open, start
     page = open_page(of=broker, role="")  # on the machine of the broker, without tokens
     expect(page.get_by_text("anonymous (viewer)")).to_be_visible()
     expect(figure(page, "Clients")).to_have_text("0")
+    page.get_by_role("link", name="Live messages").click()
+    expect(page.locator("pre", has_text='type = "ws"')).to_be_visible()  # the page tells how to add a listener
     settings = broker.config.read_text()
     broker.config.write_text("nothing = 1\n")
     os.kill(broker.pid, signal.SIGHUP)
     page.get_by_role("link", name="Alarms (1)").click()
-    expect(page.get_by_role("listitem").filter(has_text="nothing")).to_be_visible()
+    expect(page.get_by_role("region", name="Alarms").get_by_role("row", name="reload")).to_contain_text("nothing")
     broker.config.write_text(settings)
     os.kill(broker.pid, signal.SIGHUP)
-    expect(page.get_by_text("No alarms")).to_be_visible()
+    expect(page.get_by_text("No alarms.")).to_be_visible()
+    expect(page.get_by_role("region", name="Ended alarms").get_by_role("row", name="reload")).to_be_visible()
     page.get_by_role("link", name="Overview").click()
     broker.terminate()
     expect(page.get_by_role("alert")).to_contain_text("no connection to the broker")

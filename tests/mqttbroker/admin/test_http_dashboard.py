@@ -43,9 +43,6 @@ def test_files_need_no_token_and_what_they_show_does(start_broker: Start) -> Non
         assert fetch(broker, path)[0] == 401
     status, headers, _ = fetch(broker, "/api/v1/status", Authorization="Bearer t-viewer")
     assert status == 200 and headers["x-content-type-options"] == "nosniff"
-
-
-def test_policy_allows_no_script_but_the_files(broker: BrokerProcess) -> None:
     headers = fetch(broker, "/")[1]
     policy = dict(each.strip().partition(" ")[::2] for each in headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'" and policy["script-src"] == "'self'" and policy["style-src"] == "'self'"
