@@ -141,7 +141,7 @@ class Server:
         loop = asyncio.get_running_loop()
         self.loop = loop
         self.scheduler = FlushScheduler(
-            self.broker, loop, self.store.submit, self.settings.durability != "interval"
+            self.broker, loop, self._submit, self.settings.durability != "interval"
         )
         self.store.start(self._answered)
         if self.sealer is not None:
@@ -434,10 +434,15 @@ class Server:
 
     # --- the store ------------------------------------------------------------
 
+    def _submit(self, write_set: WriteSet) -> None:
+        self.metrics.latency.commit_began()
+        self.store.submit(write_set)
+
     def _answered(
         self, write_set: WriteSet, pages: List[Page], error: Optional[Exception]
     ) -> None:
         """Called on the writer's thread."""
+        self.metrics.latency.commit_ended()
         reason = "" if error is None else str(error) or type(error).__name__
         disk_full = error is not None and is_full(error)
         self.loop.call_soon_threadsafe(self.scheduler.store_answered, pages, reason, disk_full)
@@ -477,6 +482,7 @@ class Server:
         tasks.append(asyncio.create_task(self.manager.keep_alive()))
         tasks.append(asyncio.create_task(self._publish_sys_topics()))
         tasks.append(asyncio.create_task(self._refresh_revocations()))
+        tasks.append(asyncio.create_task(self.metrics.latency.sample(self.scheduler, self.broker.outbound)))
         tasks.append(asyncio.create_task(self._conditions().watch(self.alarms)))
         if self.settings.durability == "interval":
             tasks.append(asyncio.create_task(self._write_at_intervals()))

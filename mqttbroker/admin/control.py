@@ -44,6 +44,7 @@ from mqttbroker.core.route import is_reserved
 from mqttbroker.core.router import Router
 from sessions.journal import Gate
 from sessions.message import Message
+from sessions.reason_names import REASON_NAMES
 from sessions.registry import Registry
 from sessions.retained import RetainedScan
 from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED, Session, Subscription
@@ -550,6 +551,8 @@ class BrokerControl:
             limits_reached=MappingProxyType(dict(counters.limits_reached)),
             logins=dict(broker.connect_handler.logins),
             logins_failed=broker.bans.failed_logins,
+            connects_refused=MappingProxyType(_refused(broker)),
+            denials=MappingProxyType(dict(broker.outbound.denials.counts)),
             logins_banned=broker.bans.refused_logins,
             publishers_waiting=context.backpressure_monitor.paused,
             publisher_waits=context.backpressure_monitor.pauses,
@@ -870,6 +873,14 @@ def _memory_status(broker: Broker) -> MemoryStatus:
         parts=tuple(MemoryPart(part.name, part.held, part.maximum) for part in memory.parts()),
         refused=MappingProxyType(refused),
     )
+
+
+def _refused(broker: Broker) -> Dict[Tuple[str, ...], float]:
+    """Refused CONNECTs by listener and the name of the reason code, "not_authorized"."""
+    return {
+        (listener, REASON_NAMES.get(code, f"{code:#x}").lower().replace(" ", "_")): count
+        for (listener, code), count in broker.connect_handler.refused.items()
+    }
 
 
 def _connection(session: Session) -> Optional[Connection]:

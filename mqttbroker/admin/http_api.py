@@ -576,6 +576,8 @@ def status_json(status: BrokerStatus) -> Dict[str, Any]:
     values: Dict[str, Any] = _plain(status)
     values["logins"] = [{"authenticator": by, "outcome": outcome, "count": count}
                         for (by, outcome), count in status.logins.items()]  # fmt: skip
+    values["connects_refused"] = [{"listener": listener, "reason": reason, "count": count}
+                                  for (listener, reason), count in status.connects_refused.items()]  # fmt: skip
     return values
 
 

@@ -18,6 +18,7 @@ from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.consumer_lag import ConsumerLag
+from mqttbroker.admin.latency import Latency
 from mqttbroker.admin.views import AuthenticatorStatus, BrokerStatus, JwksStatus, MemoryStatus, WorkerStatus
 from sessions.counters import Counters
 
@@ -50,6 +51,7 @@ class Metrics:
         self.crl_expiries: dict[str, float] = {}  # Unix seconds, by listener
         self.certificate_expiries: dict[str, float] = {}  # likewise; "http" is that of the HTTP server
         self.alarms: Optional[Alarms] = None
+        self.latency = Latency()
         self.http_requests: Counter[Tuple[str, int]] = Counter()  # by role and status
         self._started = time.monotonic()
         self._process = CollectorRegistry(auto_describe=False)
@@ -111,6 +113,7 @@ class Metrics:
             ("role", "status"),
             {(role, str(status_code)): count for (role, status_code), count in sorted(self.http_requests.items())},
         )
+        yield from self.latency.collect()
         yield from self._process.collect()
 
     def _jwks_metrics(self) -> Iterator[Metric]:
@@ -214,6 +217,10 @@ class Metrics:
             ("authenticator", "outcome"),
             {(authenticator or "none", outcome): count for (authenticator, outcome), count in status.logins.items()},
         )
+        yield _counter("connects_refused", "CONNECT packets refused, by listener and reason.", ("listener", "reason"),
+                       status.connects_refused)  # fmt: skip
+        yield _counter("denials", "Requests that the access rules refused, by action.", ("action",),
+                       {(action,): count for action, count in status.denials.items()})  # fmt: skip
         failures = {
             "tls": totals.tls_failures,
             "websocket": totals.websocket_failures,

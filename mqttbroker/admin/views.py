@@ -247,6 +247,8 @@ class BrokerStatus(NamedTuple):
     limits_reached: Mapping[str, int]  # by the name of the setting
     logins: dict[tuple[str, str], int]  # by authenticator and outcome
     logins_failed: int
+    connects_refused: Mapping[Tuple[str, ...], float]  # by listener and reason
+    denials: Mapping[str, int]  # of the access rules, by action
     logins_banned: int  # refused because of a ban
     publishers_waiting: int
     publisher_waits: int

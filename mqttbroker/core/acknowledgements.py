@@ -57,6 +57,11 @@ class AckGate(Gate):
             connection.send_ack(self.packet_type, self.packet_id)
         else:
             connection.send(encode_ack(self.packet_type, self.packet_id, self.reason_code, connection.version))
+        if connection.outbound.sampled_ack is self:
+            outbound = connection.outbound
+            outbound.sampled_ack = None
+            if outbound.on_ack_sample is not None:
+                outbound.on_ack_sample(outbound.clock.monotonic - outbound.ack_sampled_from)
         if self.on_sent is not None:
             self.on_sent()
 
@@ -85,6 +90,11 @@ class AckQueue:
         if gate.pending == 0 and self.length == 0:
             gate.send()
             return
+        outbound = gate.connection.outbound
+        if outbound.ack_sample_wanted:
+            outbound.ack_sample_wanted = False
+            outbound.sampled_ack = gate
+            outbound.ack_sampled_from = outbound.clock.monotonic
         if self._last is None:
             self._first = gate
         else:

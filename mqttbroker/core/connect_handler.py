@@ -102,6 +102,7 @@ class ConnectHandler:
         self.bans = bans
         # Answered authentications by the kind of the authenticator, "" if all ignored the client, and the outcome.
         self.logins: Dict[Tuple[str, str], int] = {}
+        self.refused: Dict[Tuple[str, int], int] = {}  # CONNECTs by listener and reason code
 
     def connect(self, connection: Connection, packet: Connect) -> None:
         """Handle a CONNECT; the CONNACK may be sent in a later call."""
@@ -455,6 +456,8 @@ class ConnectHandler:
         """
         if connection.state == CLOSED:
             return
+        key = (connection.terms.listener, reason_code)
+        self.refused[key] = self.refused.get(key, 0) + 1
         if connection.version >= 5:
             properties = Properties()
             properties.server_reference = self.terms.server_reference(reason_code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Final, Optional
+from typing import Dict, Final, Optional
 
 from mypy_extensions import i64
 
@@ -22,11 +22,13 @@ class Denials:
         self._clock = clock
         self._ends: i64 = 0
         self._count: i64 = 0
+        self.counts: Dict[str, int] = {}  # by action, since the start
 
     def log(
         self, action: str, target: str, client_id: str, peer: str, username: Optional[str], listener: str
     ) -> None:
         """Log that a client may not do ``action`` ("publish", "subscribe", "will") to a topic or filter."""
+        self.counts[action] = self.counts.get(action, 0) + 1
         now: i64 = self._clock.now
         if now >= self._ends:
             if self._count > MAX_LINES:

@@ -58,6 +58,11 @@ class Outbound:
         self.denials = Denials(clock)
         self.flush_queue: List[Connection] = []
         self.on_flush_needed: Any = None  # called when the first connection enters an empty `flush_queue`
+        # One acknowledgement that waits for a commit is timed when `ack_sample_wanted`.
+        self.ack_sample_wanted = False
+        self.on_ack_sample: Any = None  # called with the seconds that it took
+        self.sampled_ack: Any = None
+        self.ack_sampled_from = 0.0  # monotonic time
         self.store_failure = QUOTA_EXCEEDED  # reason code of the last failed commit
 
 

@@ -86,6 +86,9 @@ class FlushScheduler:
         self._write_refused = False  # by the journal, which was held
         self._scheduled = False
         self._monitoring = False
+        self.sample_wanted = False  # time the next work
+        self.on_sample: Optional[Callable[[float], None]] = None  # called with the seconds that it took
+        self._sample_from = -1.0  # monotonic time; negative if nothing is timed
         broker.outbound.on_flush_needed = self.schedule
         broker.context.backpressure_monitor.wake = self._monitor_backpressure
 
@@ -93,6 +96,9 @@ class FlushScheduler:
         """Run `flush` at the end of this event-loop iteration."""
         if not self._scheduled:
             self._scheduled = True
+            if self.sample_wanted and self._sample_from < 0.0:
+                self.sample_wanted = False
+                self._sample_from = self.broker.outbound.clock.monotonic
             self.loop.call_soon(self.flush)
 
     def update_clock(self) -> float:
@@ -127,6 +133,15 @@ class FlushScheduler:
         broker.memory.check()
         self._write_if_due()
         self._flush_links()
+        if self._sample_from >= 0.0 and not (more or self._left_over or broker.outbound.flush_queue):
+            self._end_sample()
+
+    def _end_sample(self) -> None:
+        """Everything that was received before the sample began is handled and written."""
+        seconds: float = self.loop.time() - self._sample_from
+        self._sample_from = -1.0
+        if self.on_sample is not None:
+            self.on_sample(seconds)
 
     def flush_link(self, link: Any) -> None:
         """Flush a link at the end of this event-loop iteration."""

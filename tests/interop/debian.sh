@@ -1,10 +1,13 @@
 #!/bin/sh
-# Installs the missing Debian packages of the tests: mosquitto's commands, the Paho C client, and mosquitto itself to compare
-# decisions with. The mosquitto service is not started, now or at boot.
+# Installs the missing Debian packages of the tests: mosquitto's commands, the Paho C client, mosquitto itself to compare
+# decisions with, and prometheus for the alerts. Their services are not started, now or at boot.
 set -eu
 PATH=$PATH:/usr/local/sbin:/usr/sbin
-packages="" broker=""
-command -v mosquitto >/dev/null || packages=" mosquitto" broker=mosquitto
+packages="" services=""
+for service in mosquitto prometheus; do
+  command -v "$service" >/dev/null || services="$services $service"
+done
+packages="$services"
 command -v mosquitto_rr >/dev/null || packages="$packages mosquitto-clients"
 echo '#include <MQTTClient.h>' | "${CC:-cc}" -E - >/dev/null 2>&1 || packages="$packages gcc libc6-dev libpaho-mqtt-dev"
 test -n "$packages" || exit 0
@@ -13,7 +16,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   exit 1
 fi
 policy=/usr/sbin/policy-rc.d # Debian runs it before it starts a service
-if [ -n "$broker" ] && [ ! -e "$policy" ]; then
+if [ -n "$services" ] && [ ! -e "$policy" ]; then
   trap 'rm -f "$policy"' EXIT
   printf '#!/bin/sh\nexit 101\n' >"$policy"
   chmod +x "$policy"
@@ -21,6 +24,7 @@ fi
 apt-get update -q
 # shellcheck disable=SC2086
 DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $packages
-if [ -n "$broker" ] && command -v systemctl >/dev/null; then
-  systemctl disable --quiet "$broker" || true
+if [ -n "$services" ] && command -v systemctl >/dev/null; then
+  # shellcheck disable=SC2086
+  systemctl disable --quiet $services || true
 fi

@@ -1,0 +1,140 @@
+"""The Grafana dashboard and the Prometheus rules use metrics that the broker has, and Prometheus accepts them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker_process import BrokerProcess
+from support.paths import ROOT
+from support.raw_client import RawClient
+
+RULES = ROOT / "conf" / "prometheus" / "mqttbroker.rules.yml"
+DASHBOARD = ROOT / "conf" / "grafana" / "mqttbroker.json"
+PROMETHEUS = shutil.which("prometheus")
+PROMTOOL = shutil.which("promtool")
+STREAM = {"sys_interval": "0s", "streams": {"log": {"filters": ["a/#"], "partitions": 1}}}
+_SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+
+
+def dashboard_expressions() -> list[str]:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())]
+
+
+def rule_expressions() -> list[str]:
+    return re.findall(r"^ +expr: (.+)$", RULES.read_text(), re.M)
+
+
+def names_in(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:mqttbroker|process|python)_\w+", expression))
+
+
+def metric_names(text: str) -> set[str]:
+    """The names that samples of each family have or would have."""
+    found = set()
+    for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.M):
+        found |= {name.removesuffix("_total") + suffix for suffix in _SUFFIXES.get(kind, ("",))}
+    return found
+
+
+def test_all_metrics_of_the_dashboard_and_the_alerts_exist(start_broker: Callable[..., BrokerProcess]) -> None:
+    found = metric_names(start_broker(config=STREAM).get("/metrics").decode())
+    used = [*dashboard_expressions(), *rule_expressions()]
+    assert len(rule_expressions()) == RULES.read_text().count("- alert:") and len(dashboard_expressions()) > 30
+    assert {name for expression in used for name in names_in(expression)} - found == set()
+
+
+def test_each_alert_has_a_runbook() -> None:
+    rules, text = RULES.read_text(), (ROOT / "docs" / "monitoring.md").read_text()
+    headings = re.findall(r"^### (\w+)$", text, re.M)
+    alerts = re.findall(r"- alert: (\w+)", rules)
+    assert alerts and alerts == headings
+    assert re.findall(r'runbook: "docs/monitoring.md#(\w+)"', rules) == [alert.lower() for alert in alerts]
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool")
+def test_promtool_accepts_the_rules() -> None:
+    done = subprocess.run([str(PROMTOOL), "check", "rules", str(RULES)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+class Prometheus:
+    """A Prometheus that scrapes a broker every second, with the rules."""
+
+    def __init__(self, directory: Path, broker: BrokerProcess) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": [str(RULES)],
+            "scrape_configs": [
+                {"job_name": "mqttbroker", "static_configs": [{"targets": [f"127.0.0.1:{broker.http_port}"]}]}
+            ],
+        }
+        path = directory / "prometheus.yml"
+        path.write_text(json.dumps(config))  # JSON is YAML, too
+        self.process = subprocess.Popen(
+            [str(PROMETHEUS), f"--config.file={path}", f"--storage.tsdb.path={directory / 'data'}",
+             f"--web.listen-address={self.address}"], stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def get(self, path: str, **parameters: str) -> Any:
+        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return json.load(answer)["data"]
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 45
+        while True:
+            try:
+                if condition():
+                    return
+            except (urllib.error.URLError, ConnectionError):
+                pass
+            assert time.monotonic() < deadline and self.process.poll() is None
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.communicate()
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus")
+def test_prometheus_evaluates_the_rules_and_the_dashboard_on_a_broker(
+    start_broker: Callable[..., BrokerProcess], tmp_path: Path
+) -> None:
+    broker = start_broker(config={**STREAM, "alarms": {"disk_free": "1024TiB"}})
+    prometheus = Prometheus(tmp_path, broker)
+    try:
+        with RawClient(broker.port) as client:
+            client.connect("c")
+            client.publish("a/1", b"x", 1)
+
+            def rules() -> list[Any]:
+                return [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+
+            prometheus.wait_until(lambda: bool(rules()) and all(rule["health"] == "ok" for rule in rules()))
+            # The alarm is told to Prometheus; an alert waits for a minute before it fires.
+            prometheus.wait_until(
+                lambda: {rule["name"] for rule in rules() if rule["state"] != "inactive"} == {"MqttBrokerAlarm"}
+            )
+            connected = 'sum(mqttbroker_clients_connected{instance=~".*"})'
+            prometheus.wait_until(lambda: prometheus.get("query", query=connected)["result"][0]["value"][1] == "1")
+            for expression in dashboard_expressions():
+                query = expression.replace("$__rate_interval", "1m").replace("$instance", ".*")
+                assert prometheus.get("query", query=query)["resultType"] == "vector", expression
+    finally:
+        prometheus.stop()
