@@ -52,7 +52,7 @@ from topic_matcher.filters import is_valid_filter, is_valid_topic, parse_shared
 from topic_matcher.trie import TrieSearch
 
 SLICE = 256  # sessions, subscriptions or topics visited in one slice: less than a millisecond without compilation
-MAX_VISITS = 20_000  # sessions visited for one page in the order of their identifiers: some 20 ms
+MAX_VISITS = 20_000  # sessions, subscriptions or topics visited for one page, except in another order: some 20 ms
 MAX_PAGE = 1000  # sessions, subscriptions or messages in one page
 MATCHES = 2048  # subscriptions that a listing holds; if there are more, all sessions are visited
 PAGE_BYTES = 1 << 20  # payloads and properties of one page; the message that exceeds them is the last of its page
@@ -345,17 +345,21 @@ class BrokerControl:
         return _SubscriptionListing([], topic_filter, may_read, search)
 
     def subscriptions(self, cursor: int, limit: int = 100) -> Slices[SubscriptionPage]:
-        """The next ``limit`` subscriptions of a cursor; those that have ended since it was opened are left out."""
+        """The next ``limit`` subscriptions of a cursor; those that have ended since it was opened are left out.
+
+        There are fewer if `MAX_VISITS` subscriptions and sessions were visited.
+        """
         _check_limit(limit)
         listing = self._subscription_cursors.take(cursor)
         found: List[SubscriptionView] = []
-        while True:
+        for _ in range(MAX_VISITS // SLICE):
             found += listing.step(limit - len(found))
             if listing.done:
                 return SubscriptionPage(tuple(found), 0)
             if len(found) == limit:
-                return SubscriptionPage(tuple(found), self._subscription_cursors.open(listing))
+                break
             yield 0.0
+        return SubscriptionPage(tuple(found), self._subscription_cursors.open(listing))
 
     # --- retained messages --------------------------------------------------------------------------------------------
 
@@ -372,7 +376,7 @@ class BrokerControl:
         return self._retained_cursors.open(_RetainedListing(self._broker, topic_filter))
 
     def retained(self, cursor: int, limit: int = 100) -> Slices[RetainedPage]:
-        """The next ``limit`` messages of a cursor, fewer if they have more than `PAGE_BYTES`.
+        """The next ``limit`` messages of a cursor, fewer if they have more than `PAGE_BYTES`, or after `MAX_VISITS` topics.
 
         A topic that has a retained message from the first page to the last is in exactly one of them.
         """
@@ -380,15 +384,16 @@ class BrokerControl:
         listing = self._retained_cursors.take(cursor)
         found: List[RetainedMessage] = []
         room = PAGE_BYTES
-        while True:
+        for _ in range(MAX_VISITS // SLICE):
             messages = listing.step(limit - len(found), room)
             found += map(_retained_message, messages)
             room -= sum(map(_content_bytes, messages))
             if listing.done:
                 return RetainedPage(tuple(found), 0)
             if len(found) == limit or room <= 0:
-                return RetainedPage(tuple(found), self._retained_cursors.open(listing))
+                break
             yield 0.0
+        return RetainedPage(tuple(found), self._retained_cursors.open(listing))
 
     def open_levels(self, parent: Optional[str]) -> int:
         """A cursor for the levels that follow ``parent`` in retained topics; None = their first levels."""

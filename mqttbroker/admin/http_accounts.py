@@ -12,9 +12,9 @@ from typing import Any, Dict, List, Optional, Tuple, TypeVar
 from mqttbroker.admin.access import Right
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.http_operations import CURSOR, LIMIT, Call, page, page_of, route
-from mqttbroker.admin.http_parameters import MAX_TEXT, Field, Word, decode_cursor, encode_cursor
+from mqttbroker.admin.http_parameters import MAX_BODY, MAX_TEXT, Field, Word, decode_cursor, encode_cursor
 from mqttbroker.admin.http_routes import Answer, RequestError, Route
-from mqttbroker.admin.http_schemas import BOOLEAN, TEXT, described, nullable, record
+from mqttbroker.admin.http_schemas import BOOLEAN, TEXT, Schema, described, nullable, record
 from mqttbroker.auth.acl import AclError, parse_rule
 from mqttbroker.auth.acl_text import AclRule, check_username, has_rule, rules_in, with_rule, without_rule
 from mqttbroker.auth.passwords import check_name, hash_password, scram_password, with_password
@@ -25,8 +25,6 @@ from mqttbroker.core.broker import Broker
 from topic_matcher.filters import is_valid_filter
 
 T = TypeVar("T")
-
-MAX_ACL_TEXT = 8 << 20  # characters of a whole ACL file in a request
 
 USER = record(
     username=TEXT,
@@ -88,6 +86,17 @@ class RuleFilter(Word):
         return value
 
 
+class FileText(Word):
+    """The text of a file; only the length of the body limits it."""
+
+    def __init__(self) -> None:
+        super().__init__(0, MAX_BODY)
+
+    @property
+    def schema(self) -> Schema:
+        return {"type": "string", "pattern": self.pattern}
+
+
 class AccountRoutes:
     """The operations. Their methods run on the HTTP server's thread, changes of `Security` on the event loop."""
 
@@ -140,7 +149,7 @@ class AccountRoutes:
                   tag="accounts", errors=(404, 409)),
             route("PUT", "/acl/file", self._set_acl_file, administer, "Replace the text of an ACL file",
                   record(version=TEXT), [file],
-                  body=[Field("text", Word(0, MAX_ACL_TEXT), "the new text"),
+                  body=[Field("text", FileText(), "the new text"),
                         Field("version", Word(1), "of the text that it replaces")],
                   action="set_acl_file", tag="accounts", errors=(404, 409)),
         ]  # fmt: skip

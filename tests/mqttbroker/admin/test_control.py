@@ -117,6 +117,18 @@ def test_a_page_ends_early_after_many_sessions(core: Core, monkeypatch: pytest.M
     assert pages[0].after == client_ids[2 * SLICE - 1]
 
 
+def test_a_page_of_retained_messages_ends_early_after_many_topics(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_module, "MAX_VISITS", SLICE)
+    retain(core, [f"s/{number:04}/{'x' if number == 700 else 'y'}" for number in range(4 * SLICE)])
+    cursor, pages = core.control.open_retained("s/+/x"), 0
+    found: list[str] = []
+    while cursor:
+        page = finish(core.control.retained(cursor))
+        found += [message.topic for message in page.messages]
+        cursor, pages = page.cursor, pages + 1
+    assert found == ["s/0700/x"] and pages > 2
+
+
 def test_sessions_come_and_go_between_pages(core: Core) -> None:
     many_sessions(core, 900)
     registry = core.broker.registry
