@@ -190,8 +190,11 @@ check: $(VENV)/extras
 demo: $(VENV)/demo build
 	$(BIN)/python -P -m mqttbroker.cli.demo $(if $(DATA),--data "$(DATA)")
 
-# Draws the pictures of the docs with the notebook, from DATA=DIR or from a simulated plant.
+# Draws the pictures of the docs: the dashboard of a broker with simulated clients, which takes four minutes, and those of the
+# notebook, from DATA=DIR or from a simulated plant.
 pictures: $(VENV)/extras build
+	@tests/interop/browser.sh
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m support.dashboard_picture docs/pictures/dashboard.png
 	PICTURES="$(CURDIR)/docs/pictures" $(if $(DATA),SENSOR_DATA="$(abspath $(DATA))") \
 	  $(BIN)/jupyter-execute docs/notebooks/anomalies.ipynb
 

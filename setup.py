@@ -215,6 +215,7 @@ def copy_files(names: list[str], source: Path, target: Path) -> None:
 
 
 packages = find_packages(include=["topic_matcher*", "sessions*", "bridge_spark*", "mqttbroker*"])
+packages.append("mqttbroker.admin.dashboard")  # files of a web page, without modules
 package_dir = {}
 # Spark registers the data source of each importable module named pyspark_*, so these are top-level packages.
 for directory in sorted((ROOT / "bridge_spark" / "autoload").glob("pyspark_*")):

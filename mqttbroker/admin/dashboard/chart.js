@@ -26,9 +26,10 @@ export function chart(title, names, format) {
   );
   const element = h("section", { class: "card chart", "aria-label": title }, h("h2", {}, title), legend, drawing);
 
-  function update(series, now) {
+  /** `least` is the smallest value that the top of the grid may have. */
+  function update(series, now, least = 1) {
     const known = series.flat().map(([, value]) => value).filter((value) => value !== null);
-    const top = roundUp(Math.max(1, ...known));
+    const top = roundUp(Math.max(least, ...known));
     grid.forEach(({ label }, step) => setText(label, format((top * step) / 2)));
     series.forEach((points, index) => {
       const place = ([time, value]) => {

@@ -9,6 +9,8 @@ const PAGE = 100;
 const optional = (value, show) => (value == null ? "–" : show(value));
 const yes = (value) => (value ? "yes" : "no");
 
+const EXPIRY = { null: "never", 0: "it ends with the connection" };
+
 const FIELDS = [
   ["State", (client) => (client.connected ? "connected" : "disconnected")],
   ["User", (client) => client.username ?? "anonymous"],
@@ -18,7 +20,7 @@ const FIELDS = [
   ["Connected since", (client) => optional(client.connected_at, time)],
   ["Disconnected since", (client) => optional(client.disconnected_at, time)],
   ["Keep alive", (client) => optional(client.keep_alive, duration)],
-  ["Session expires after", (client) => (client.expiry_interval === null ? "never" : duration(client.expiry_interval))],
+  ["Session expires", (client) => EXPIRY[client.expiry_interval] ?? duration(client.expiry_interval)],
   ["Stored", (client) => yes(client.persistent)],
   ["Queued messages", (client) => `${count(client.queued_messages)} (${bytes(client.queued_bytes)})`],
   ["In flight", (client) => `${count(client.in_flight)} of ${count(client.max_in_flight)}`],
@@ -26,6 +28,8 @@ const FIELDS = [
   ["Retained messages to send", (client) => `${count(client.retained_pending)} subscriptions`],
   ["Will", (client) => yes(client.has_will)],
   ["Socket is full", (client) => yes(client.congested)],
+  ["Received", (client) => `${count(client.messages_received)} messages, ${bytes(client.bytes_received)}`],
+  ["Sent", (client) => `${count(client.messages_sent)} messages, ${bytes(client.bytes_sent)}`],
   ["Connection worker", (client) => (client.worker ? String(client.worker) : "none")],
 ];
 

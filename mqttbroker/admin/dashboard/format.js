@@ -1,14 +1,14 @@
 // Numbers, sizes, times and payloads as text.
 
 const NUMBER = new Intl.NumberFormat("en");
-const SMALL = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+const SMALL = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
 const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 /** 12,345 */
 export const count = (value) => NUMBER.format(value);
 
-/** 12.3K; below 100 with one decimal */
+/** 12.3K; below 100 with two decimals */
 export const short = (value) => (Math.abs(value) < 100 ? SMALL : COMPACT).format(value);
 
 /** 1.5 MiB */
@@ -16,6 +16,9 @@ export function bytes(value) {
   const unit = value < 1024 ? 0 : Math.min(Math.floor(Math.log2(value) / 10), UNITS.length - 1);
   return `${SMALL.format(value / 1024 ** unit)} ${UNITS[unit]}`;
 }
+
+/** 2.5 ms, of seconds */
+export const milliseconds = (seconds) => `${short(seconds * 1000)} ms`;
 
 /** 3 h 20 min, of seconds */
 export function duration(seconds) {

@@ -1,8 +1,10 @@
 // The overview: figures of now, and charts of the last minutes.
 
 import { chart } from "./chart.js";
+import { metrics } from "./api.js";
 import { h, setText } from "./dom.js";
-import { bytes, count, short } from "./format.js";
+import { bytes, count, milliseconds, short } from "./format.js";
+import { histograms, quantile } from "./latency.js";
 
 const perSecond = (value) => `${short(value)}/s`;
 const bytesPerSecond = (value) => `${bytes(value)}/s`;
@@ -52,22 +54,50 @@ const CHARTS = [
   }],
 ];
 
-export function overview({ history }) {
+const POINTS = 100; // of each latency
+
+// Histograms of /metrics, and their names in the chart.
+const LATENCIES = { delivery: "delivery", acknowledgement: "acknowledgement", commit: "commit", event_loop_lag: "event loop" };
+
+export function overview({ every, history }) {
   const figures = FIGURES.map(([name, read]) => ({ read, value: h("dd", {}, "–"), name: h("dt", {}, name) }));
   const charts = CHARTS.map(([title, format, lines]) => ({
     reads: Object.values(lines),
     chart: chart(title, Object.keys(lines), format),
   }));
+  const latency = latencyChart();
   const element = h(
     "div", {},
     h("h1", {}, "Overview"),
     h("dl", { class: "figures" }, figures.map(({ name, value }) => h("div", { class: "card" }, name, value))),
-    h("div", { class: "charts" }, charts.map((each) => each.chart.element)),
+    h("div", { class: "charts" }, charts.map((each) => each.chart.element), latency.element),
   );
+  const due = every(4000);
 
-  function refresh(status) {
+  async function refresh(status) {
     for (const { read, value } of figures) setText(value, read(status));
     for (const each of charts) each.chart.update(each.reads.map((read) => read(history)), Date.now());
+    if (due()) await latency.load();
   }
   return { title: "Overview", element, refresh };
+}
+
+/** The 99th percentiles of the latencies, from /metrics; hidden while the broker measures none. */
+function latencyChart() {
+  const names = Object.keys(LATENCIES);
+  const points = names.map(() => []);
+  const drawing = chart("Latency, 99 % are below", Object.values(LATENCIES), milliseconds);
+  drawing.element.hidden = true;
+  let before = {};
+
+  async function load() {
+    const found = histograms(await metrics());
+    const now = Date.now();
+    names.forEach((name, index) => points[index].push([now, quantile(before[name], found[name], 0.99)]));
+    if (points[0].length > POINTS) points.forEach((each) => each.shift());
+    before = found;
+    drawing.element.hidden = !names.some((name) => found[name]);
+    drawing.update(points, now, 0.001);
+  }
+  return { element: drawing.element, load };
 }

@@ -111,6 +111,9 @@ def test_overview_follows_the_broker(open_page: Open, connect: Connect) -> None:
     rate = page.get_by_label("Messages").locator(".legend li", has_text="received").locator("b")
     expect(rate).to_have_text(re.compile(r"^[1-9]"))
     assert page.get_by_label("Messages").locator("polyline").first.get_attribute("points")
+    publisher.publish("overview/1", b"kept", 1, True)  # is acknowledged after a commit
+    latency = page.get_by_label("Latency").locator(".legend li", has_text="commit").locator("b")
+    expect(latency).to_have_text(re.compile(r"^\d.* ms$"))
 
 
 def test_clients_are_found_and_disconnected(open_page: Open, connect: Connect) -> None:
@@ -128,6 +131,7 @@ def test_clients_are_found_and_disconnected(open_page: Open, connect: Connect) -
     page.get_by_role("button", name="Disconnect").click()
     expect(page.get_by_text("The client was disconnected.")).to_be_visible()
     assert [getattr(packet, "reason_code", None) for packet in doomed.expect_closed()] == [0x98]
+    expect(page.locator(".details dd").first).to_have_text("disconnected")
 
 
 def test_list_of_clients_shows_one_page_at_a_time(open_page: Open, connect: Connect) -> None:
