@@ -1,7 +1,7 @@
 // One client: its session, its subscriptions, and what an operator may do with it.
 
 import { ask, get, segment } from "./api.js";
-import { h, setChildren, setText } from "./dom.js";
+import { h, setText } from "./dom.js";
 import { bytes, count, duration, time } from "./format.js";
 import { table } from "./table.js";
 
@@ -49,10 +49,8 @@ export function client({ every, act, may, notify }, id) {
   const remove = h("button", { type: "button", class: "danger", onclick: () => act(doDelete) }, "Delete session");
   const actions = h("div", { class: "bar" }, may("operate") ? [disconnect, remove] : []);
   const details = h("dl", { class: "details card" }, values.map(({ name, value }) => h("div", {}, h("dt", {}, name), value)));
-  const element = h(
-    "div", {}, h("p", {}, h("a", { href: "#/clients" }, "All clients")), h("h1", { class: "id" }, id), actions, gone, details,
-    h("h2", {}, "Subscriptions"), subscriptions.element, more,
-  );
+  const known = h("div", {}, actions, details, h("h2", {}, "Subscriptions"), subscriptions.element, more);
+  const element = h("div", {}, h("p", {}, h("a", { href: "#/clients" }, "All clients")), h("h1", { class: "id" }, id), gone, known);
   let items = [];
   let cursor = null;
 
@@ -64,9 +62,11 @@ export function client({ every, act, may, notify }, id) {
       if (error.status !== 404) throw error;
       setText(gone, "There is no session with this client id.");
       gone.hidden = false;
-      setChildren(actions, []);
+      known.hidden = true;
       return;
     }
+    gone.hidden = true;
+    known.hidden = false;
     for (const { read, value } of values) setText(value, read(found));
     disconnect.disabled = !found.connected;
     if (found.subscriptions !== items.length && cursor === null) await loadFirst();

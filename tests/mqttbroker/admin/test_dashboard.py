@@ -131,7 +131,18 @@ def test_clients_are_found_and_disconnected(open_page: Open, connect: Connect) -
     page.get_by_role("button", name="Disconnect").click()
     expect(page.get_by_text("The client was disconnected.")).to_be_visible()
     assert [getattr(packet, "reason_code", None) for packet in doomed.expect_closed()] == [0x98]
+    expect(page.get_by_text("There is no session with this client id.")).to_be_visible()
+    expect(page.locator(".details")).to_be_hidden()
+    persistent = Properties()
+    persistent.session_expiry_interval = 600
+    connect("find/me ü", properties=persistent)
+    expect(page.locator(".details dd").first).to_have_text("connected")
+    page.get_by_role("button", name="Disconnect").click()
     expect(page.locator(".details dd").first).to_have_text("disconnected")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete session").click()
+    expect(page.get_by_text("The session was deleted.")).to_be_visible()
+    expect(page.locator(".details")).to_be_hidden()
 
 
 def test_list_of_clients_shows_one_page_at_a_time(open_page: Open, connect: Connect) -> None:
