@@ -1,4 +1,4 @@
-"""Operations of the HTTP API: the values of a request's parameters and body, the answer, and the line of the audit log."""
+"""Operations of the HTTP API: values of a request's parameters and body, the answer, the line of the audit log."""
 
 from __future__ import annotations
 

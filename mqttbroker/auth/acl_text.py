@@ -1,4 +1,4 @@
-"""Single rules of an ACL file, and changes of its text that keep comments, blank lines and the order of the other rules."""
+"""Single rules of an ACL file, and changes of its text that keep comments and the order of the other rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AclRule(NamedTuple):
 
 
 def rules_in(acl: Acl) -> Iterator[AclRule]:
-    """The rules of anonymous clients, of each user, and the patterns; of each, the denials first, as they are checked."""
+    """The rules of anonymous clients, of each user, and the patterns; of each the denials first, as when checked."""
     yield from _of_section(acl.anonymous, None, False)
     for username, section in acl.users.items():
         yield from _of_section(section, username, False)

@@ -25,8 +25,10 @@ from mqttbroker.cli.tables import cell, duration, print_fields, print_json, prin
 
 SORTS = ("client_id", "connected_at", "disconnected_at", "subscriptions", "queued_messages")
 _CLIENT_COLUMNS = ("CLIENT", "USER", "VERSION", "STATE", "SINCE", "ADDRESS", "SUBSCRIPTIONS", "QUEUED", "IN FLIGHT")
-_NUMBERS = ("SUBSCRIPTIONS", "QUEUED", "IN FLIGHT", "QOS", "BYTES", "AGE", "LEFT", "PARTITION", "START", "END", "SEGMENTS",
-            "CLIENTS", "SINCE")
+_NUMBERS = (
+    "SUBSCRIPTIONS", "QUEUED", "IN FLIGHT", "QOS", "BYTES", "AGE", "LEFT", "PARTITION", "START", "END", "SEGMENTS",
+    "CLIENTS", "SINCE",
+)  # fmt: skip
 
 
 class Argument(NamedTuple):
@@ -53,7 +55,8 @@ def _argument(name: str, **more: Any) -> Argument:
 _LIMIT = _argument("--limit", metavar="N", type=int, default=100, help="how many at most; 0 = all (default: 100)")
 _CLIENT = _argument("client_id", metavar="CLIENT", help="a client id")
 _USER = _argument("username", metavar="USER")
-_FILE = _argument("--file", metavar="FILE", help="one of the broker's files, as in its configuration, if it has several")
+_FILE = _argument("--file", metavar="FILE", help="one of the broker's files, if it has several")
+_PROTOCOL = _argument("--protocol", choices=("mqtt", "http"), help="of MQTT clients (default) or HTTP senders")
 _BANNED = (
     _argument("--address", metavar="ADDRESS", help="an address or network"),
     _argument("--user", metavar="USER", dest="username"),
@@ -236,7 +239,8 @@ def _of(rule: Any) -> str:
 
 
 def acl_add(api: BrokerApi, options: argparse.Namespace) -> int:
-    body = {"username": options.username, "pattern": options.pattern, "access": options.access, "filter": options.filter}
+    body = {"username": options.username, "pattern": options.pattern, "access": options.access,
+            "filter": options.filter}
     api.change("POST", "/acl/rules", body, file=options.file)
     return DONE
 
@@ -427,12 +431,12 @@ COMMANDS = (
     Command("acl", "text", "print the ACL file", acl_text, (_FILE,)),
     Command("acl", "edit", "edit the ACL file with $EDITOR", acl_edit, (_FILE,)),
     Command("bans", "list", "list the bans in force", bans_list,
-            (_argument("--protocol", choices=("mqtt", "http"), help="of MQTT clients (default) or HTTP senders"), _LIMIT)),
+            (_PROTOCOL, _LIMIT)),
     Command("bans", "add", "ban clients of MQTT", bans_add,
             (*_BANNED, _argument("--seconds", metavar="N", type=float, help="else until it is lifted"),
              _argument("--reason", metavar="TEXT", help="for lists and the log"))),
     Command("bans", "lift", "lift the bans of exactly these clients", bans_lift,
-            (*_BANNED, _argument("--protocol", choices=("mqtt", "http"), help="of MQTT clients (default) or HTTP senders"))),
+            (*_BANNED, _PROTOCOL)),
     Command("streams", "list", "list streams and their partitions", streams_list),
     Command("status", "", "counters and gauges of a running broker", status),
     Command("listeners", "", "the listeners of a running broker", listeners),
@@ -440,7 +444,8 @@ COMMANDS = (
             (_argument("prefix", metavar="KEY", nargs="?", help="keys that begin with this"),
              _argument("--changed", action="store_true", help="without defaults"))),
     Command("log-level", "", "print or set the log level of a running broker", log_level,
-            (_argument("level", nargs="?", choices=("debug", "info", "warning", "error"), help="until the next reload"),)),
+            (_argument("level", nargs="?", choices=("debug", "info", "warning", "error"),
+                       help="until the next reload"),)),
     Command("reload", "", "have a running broker reload its configuration", reload),
     Command("backup-now", "", "have a running broker back up below its http.backup_dir", backup_now,
             (_argument("name", metavar="NAME", help="of the new directory"),)),
@@ -482,9 +487,10 @@ def _add(parsers: Any, name: str, command: Command) -> None:
 
 def with_action(words: list[str]) -> list[str]:
     """The words of a call, with ``list`` where a group has no action."""
-    if words[:1] and words[0] in GROUPS and (len(words) == 1 or words[1].startswith("-") and words[1] not in ("-h", "--help")):
-        return [words[0], "list", *words[1:]]
-    return words
+    if not words or words[0] not in GROUPS:
+        return words
+    has_action = len(words) > 1 and (not words[1].startswith("-") or words[1] in ("-h", "--help"))
+    return words if has_action else [words[0], "list", *words[1:]]
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,8 +17,8 @@ from mqttbroker.config.load import load_settings, secret_in
 API = "/api/v1"
 DONE, FAILED, WRONG_CALL, AWAY, NO_ACCESS = range(5)
 EXIT_STATUSES = """\
-exit status: 0 done; 1 refused by the broker, or there is no such thing; 2 wrong call; 3 the broker is away or of another
-version; 4 the token is missing or has too little access"""
+exit status: 0 done; 1 refused by the broker, or there is no such thing; 2 wrong call; 3 the broker is away or of
+another version; 4 the token is missing or has too little access"""
 _ENVIRONMENT = "MQTTBROKER_API_"
 _ANY_ADDRESS = ("", "*", "::", "0.0.0.0")
 _PAGE = 1000
@@ -38,8 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--url", metavar="URL",
                        help=f"the broker's HTTP address; else {_ENVIRONMENT}URL, else that of its configuration")
     where.add_argument("--token-file", metavar="FILE", type=Path,
-                       help=f"file of the bearer token; else {_ENVIRONMENT}TOKEN_FILE or {_ENVIRONMENT}TOKEN, else that of the "
-                            "configuration")
+                       help=f"file of the bearer token; else {_ENVIRONMENT}TOKEN_FILE or {_ENVIRONMENT}TOKEN, else "
+                            "that of the configuration")
     where.add_argument("--token", metavar="TOKEN",
                        help="the token itself, which other users of this machine can see in the list of processes")
     where.add_argument("--ca-file", metavar="FILE",
@@ -107,8 +107,10 @@ class BrokerApi:
             return CommandError(error.detail if error.status == 403 and error.detail else str(error), NO_ACCESS)
         if not error.detail:
             return CommandError(str(error), AWAY)
-        if not error.field and error.detail.startswith(("Not Found:", "Method Not Allowed:")) or "unknown parameter" in error.detail:
-            return CommandError(f"{self.url} is {self._version()}, this command is of {__version__}: {error.detail}", AWAY)
+        unknown_path = not error.field and error.detail.startswith(("Not Found:", "Method Not Allowed:"))
+        if unknown_path or "unknown parameter" in error.detail:
+            reason = f"{self.url} is {self._version()}, this command is of {__version__}: {error.detail}"
+            return CommandError(reason, AWAY)
         return CommandError(error.detail, FAILED)
 
     def _version(self) -> str:
@@ -136,7 +138,8 @@ def broker_api(options: argparse.Namespace) -> BrokerApi:
         http = load_settings(options.config, os.environ).http
     if url is None and http is not None:
         if not http.port:
-            raise CommandError("the configuration has no http.port: give --url, like http://localhost:18083", WRONG_CALL)
+            reason = "the configuration has no http.port: give --url, like http://localhost:18083"
+            raise CommandError(reason, WRONG_CALL)
         host = "localhost" if http.host in _ANY_ADDRESS else http.host
         url = f"{'http' if http.certfile is None else 'https'}://{f'[{host}]' if ':' in host else host}:{http.port}"
     check_url(url or "")

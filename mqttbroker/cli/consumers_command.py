@@ -47,7 +47,8 @@ def _run(api: BrokerApi, options: argparse.Namespace) -> int:
         return 0
     with api.as_expected():
         names = [options.stream] if options.stream else api.request("GET", "/streams", None, {})["streams"]
-        found = {name: api.request("GET", f"/streams/{in_path(name)}/consumers", None, {})["consumers"] for name in names}
+        paths = {name: f"/streams/{in_path(name)}/consumers" for name in names}
+        found = {name: api.request("GET", path, None, {})["consumers"] for name, path in paths.items()}
         rows = [row for name, consumers in found.items() for row in _rows(name, consumers)]
     if options.json:
         print_json([{"stream": name, **consumer} for name, consumers in found.items() for consumer in consumers])

@@ -155,7 +155,8 @@ def _port(name: str, host: str, port: int, running: bool) -> Finding:
             probe.bind(address)
             probe.listen(1)
     except socket.gaierror as error:
-        return Finding("port", PROBLEM, f"{where}: {error.strerror}", "give an address of this machine, or a name that resolves")
+        return Finding("port", PROBLEM, f"{where}: {error.strerror}",
+                       "give an address of this machine, or a name that resolves")
     except OSError as error:
         if error.errno == errno.EADDRINUSE and running:
             return Finding("port", OK, f"{where}: in use, and a broker runs on this data directory")

@@ -44,7 +44,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(command: str, text: str) -> argparse.ArgumentParser:
     parser = _Parser(prog=f"mqttbroker {command}", description=text, add_help=False, allow_abbrev=False, epilog=(
-        "exit status: 0 done; 1 failed; 2 wrong call; 27 -W is over; a refused connection: the reason code of the CONNACK"))
+        "exit status: 0 done; 1 failed; 2 wrong call; 27 -W is over; the reason code of a CONNACK that refuses"))
     add_options(parser)
     return parser
 
@@ -129,7 +129,8 @@ class _Session:
         if reason.is_failure:
             # paho names the codes of 3.1.1 as those of 5.0; these are the return codes of section 3.2.2.3.
             codes = {132: 1, 133: 2, 136: 3, 134: 4, 135: 5}
-            code = reason.value if self.options.protocol_version in ("mqttv5", "5") else codes.get(reason.value, reason.value)
+            version5 = VERSIONS[self.options.protocol_version] == MQTT5
+            code = reason.value if version5 else codes.get(reason.value, reason.value)
             self.end(code, f"connection refused: {reason}")
         else:
             self.opened()
@@ -255,8 +256,9 @@ class _Subscriber(_Session):
         options = self.options
         if options.unsubscribe:
             self.client.unsubscribe(options.unsubscribe, properties(options, "unsubscribe"))
-        if options.protocol_version in ("mqttv5", "5"):
-            how = SubscribeOptions(options.qos, retainAsPublished=options.retain_as_published or options.remove_retained)
+        if VERSIONS[options.protocol_version] == MQTT5:
+            as_published = options.retain_as_published or options.remove_retained
+            how = SubscribeOptions(options.qos, retainAsPublished=as_published)
             self.client.subscribe([(each, how) for each in options.topic], properties=self._properties)
         else:
             self.client.subscribe([(each, options.qos) for each in options.topic])

@@ -50,7 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("-p", "--port", type=int, metavar="PORT", help="default: 1883, 8883 with TLS")
     add("--unix", metavar="PATH", help="connect to a Unix socket")
     add("--ws", action="store_true", help="connect by WebSocket")
-    add("-L", "--url", metavar="URL", help="[mqtt|mqtts|ws|wss]://[user[:password]@]host[:port]/topic, in the place of -h -p -t -u -P")
+    add("-L", "--url", metavar="URL",
+        help="[mqtt|mqtts|ws|wss]://[user[:password]@]host[:port]/topic, in the place of -h -p -t -u -P")
     add("-i", "--id", metavar="ID", help="client id")
     add("-I", "--id-prefix", metavar="PREFIX", help="client id, with the process id added")
     add("-u", "--username", metavar="USER")

@@ -39,7 +39,7 @@ def print_json(value: Any) -> None:
 
 
 def cell(value: object) -> str:
-    """A value on one line, without control characters: "" for None, yes and no, lists with commas, other things as JSON."""
+    """A value on one line without control characters: "" for None, yes, no, lists with commas, other things as JSON."""
     if value is None:
         return ""
     if isinstance(value, bool):

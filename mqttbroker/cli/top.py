@@ -66,7 +66,8 @@ def take_sample(api: BrokerApi) -> Sample:
 def rates(before: Sample, after: Sample) -> dict[str, float]:
     """The counters of `_RATES` per second between two samples; 0 after a restart of the broker."""
     seconds = max(after.at - before.at, 1e-6)
-    return {name: max(0.0, after.status["totals"][name] - before.status["totals"][name]) / seconds for name, _ in _RATES}
+    old, new = before.status["totals"], after.status["totals"]
+    return {name: max(0.0, new[name] - old[name]) / seconds for name, _ in _RATES}
 
 
 def number(value: float) -> str:
@@ -87,8 +88,8 @@ def summary(url: str, status: Mapping[str, Any], rate: Mapping[str, float]) -> l
     drops = sum(status["drops"].values())
     return [
         f"mqttbroker {status['version']}  {url}  {time.strftime('%H:%M:%S')}",
-        f"clients {status['clients_connected']} (max {status['clients_connected_maximum']})  sessions {status['sessions']}  "
-        f"subscriptions {status['subscriptions']}  retained {status['retained_messages']}  bans {status['bans']}",
+        f"clients {status['clients_connected']} (max {status['clients_connected_maximum']})  "
+        f"sessions {status['sessions']}  subscriptions {status['subscriptions']}  retained {status['retained_messages']}  bans {status['bans']}",
         "  ".join(f"{label} {number(rate[name])}" for name, label in _RATES),
         f"queued {number(status['queued_messages'])} ({number(status['queued_bytes'])}B)  dropped {number(drops)}  "
         f"waiting for the disk {number(status['store_pending_bytes'])}B  "
