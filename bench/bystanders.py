@@ -310,7 +310,7 @@ def settle(broker: pauses.Probed) -> None:
     while True:
         time.sleep(1)
         before, used = used, broker.cpu()
-        if used - before < 0.1:
+        if used - before < 0.1 * len(runner.descendants(broker.process.pid)):
             return
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import runner
+from py_load import framed, text
 
 HERE = Path(__file__).resolve().parent
 BOUNDS = (1, 2, 5, 10, 20, 50, 100, 1e9)  # milliseconds
@@ -40,12 +41,14 @@ class Probed:
         deadline = time.monotonic() + 30
         while True:
             try:
-                runner.socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
+                with runner.socket.create_connection(("127.0.0.1", self.port), 10) as line:
+                    line.sendall(framed(0x10, text("MQTT") + b"\x04\x02\0\0" + text("first")))
+                    if line.recv(4):
+                        return
             except OSError:
                 if time.monotonic() > deadline or self.process.poll() is not None:
                     raise SystemExit("the broker does not start") from None
-                time.sleep(0.02)
+            time.sleep(0.02)
 
     def cpu(self) -> float:
         """CPU seconds of the broker so far, with its connection workers."""
