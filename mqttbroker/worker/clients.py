@@ -33,6 +33,7 @@ from mqttbroker.net.link_frames import (
 
 LINK_BUFFER: Final = 1_048_576  # bytes that the broker has not read, before no client is read any more
 FRAMES_AT_ONCE: Final = 1 << 30
+READ_AT_ONCE: Final = 524_288  # bytes of the link per iteration of the event loop, after which clients are read first
 
 
 class LinkedClient:
@@ -175,7 +176,9 @@ class WorkerLink(FrameHandler):
         self._transport: Any = None
         self._reader = FrameReader(self)
         self._writer = FrameWriter()
-        self._writing = False
+        self._flushing = False  # `_flush` is called in the next iteration of the event loop
+        self._read: i64 = 0  # bytes of the link in this iteration
+        self._reading_paused = False
         self._last_number = 0
 
     def new_number(self) -> int:
@@ -194,6 +197,11 @@ class WorkerLink(FrameHandler):
         transport.set_write_buffer_limits(LINK_BUFFER)
 
     def data_received(self, data: bytes) -> None:
+        self._read += len(data)
+        if self._read > READ_AT_ONCE and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+        self._request_flush()
         self._reader.feed(data)
         self._reader.read(FRAMES_AT_ONCE)
 
@@ -238,13 +246,20 @@ class WorkerLink(FrameHandler):
         self._request_flush()
 
     def _request_flush(self) -> None:
-        if not self._writing:
-            self._writing = True
+        if not self._flushing:
+            self._flushing = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._writing = False
-        if self._transport is not None:
+        """Write everything gathered, and read the link again."""
+        self._flushing = False
+        self._read = 0
+        if self._transport is None:
+            return
+        if self._reading_paused:
+            self._reading_paused = False
+            self._transport.resume_reading()
+        if self._writer.parts:
             parts: List[bytes] = self._writer.take()
             if len(parts) == 1:
                 self._transport.write(parts[0])
