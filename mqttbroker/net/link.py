@@ -27,7 +27,7 @@ from mqttbroker.net.link_frames import (
     data_prefix,
     number_bytes,
 )
-from mqttbroker.net.wire import FlushScheduler, Wire
+from mqttbroker.net.wire import READ_PAUSE, FlushScheduler, Wire
 
 WINDOW: Final = 262_144  # bytes of one client that a worker sends before the broker has taken some
 SEND_WINDOW: Final = 524_288  # bytes for one client after which nothing more is written until the worker has sent some
@@ -269,7 +269,8 @@ class Link(FrameHandler):
             return
         self._reader.feed(data)
         if not self._reading_on:
-            self._read()
+            # libuv would read a link with much data many times in this iteration.
+            self._handle_frames(len(data) >= READ_PAUSE)
 
     def eof_received(self) -> bool:
         return False
@@ -293,7 +294,13 @@ class Link(FrameHandler):
     # -- reading ----------------------------------------------------------------
 
     def _read(self) -> None:
-        """Handle frames for up to `READ_TIME`; the rest follows in the next iteration, after other clients."""
+        self._handle_frames(False)
+
+    def _handle_frames(self, pause: bool) -> None:
+        """Handle frames for up to `READ_TIME`; the rest follows in the next iteration, after other clients.
+
+        With ``pause`` the link is not read before that iteration either.
+        """
         if self._transport is None or self.error:
             return
         scheduler = self._scheduler
@@ -308,7 +315,7 @@ class Link(FrameHandler):
                 self._transport.abort()
                 return
             now = self._now = scheduler.update_clock()
-        if more:
+        if more or pause:
             if not self._reading_on:
                 self._reading_on = True
                 self._transport.pause_reading()

@@ -15,7 +15,7 @@ from mqttbroker.net.link import RESUME_BELOW, SEND_WINDOW, Link, LinkTransport
 from mqttbroker.net.link_frames import DATA, TAKEN, FrameHandler, FrameReader, FrameWriter, data_prefix, number_bytes
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import LARGE_WRITE, Endpoint, FlushScheduler, Wire
+from mqttbroker.net.wire import LARGE_WRITE, READ_PAUSE, Endpoint, FlushScheduler, Wire
 from sessions.counters import Counters
 
 PAYLOAD = bytes(100_000)
@@ -124,3 +124,13 @@ def test_a_client_that_took_all_while_the_link_was_congested_gets_the_rest(clien
     clients.link.resume_writing()
     clients.loop.run()
     assert list(clients.written()) == [1]
+
+
+def test_a_link_with_much_data_is_read_once_per_iteration(clients: Clients) -> None:
+    clients.receive(1, Publish("t", bytes(1000), 0, False, False, 0).encode(5))
+    assert clients.socket.reading
+    clients.receive(1, Publish("t", bytes(READ_PAUSE), 0, False, False, 0).encode(5))
+    assert not clients.socket.reading
+    clients.loop.turn()
+    assert clients.socket.reading
+    assert clients.written()[2] > 1000 + READ_PAUSE
