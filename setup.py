@@ -28,6 +28,7 @@ COMPILED = [
     "sessions/message.py",
     "sessions/rows.py",
     "sessions/write_set.py",
+    "sessions/pending_changes.py",
     "sessions/producers.py",
     "sessions/journal.py",
     "sessions/backpressure.py",

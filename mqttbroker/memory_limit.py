@@ -126,9 +126,15 @@ class MemoryWatch:
     """
 
     def __init__(
-        self, memory: Memory, process: ProcessMemory, base: int, of_workers: Callable[[], int] = lambda: 0
+        self,
+        memory: Memory,
+        process: ProcessMemory,
+        base: int,
+        of_workers: Callable[[], int] = lambda: 0,
+        unapplied: Callable[[], int] = lambda: 0,
     ) -> None:
         self._memory = memory
+        self._unapplied = unapplied
         self._process = process
         self._of_workers = of_workers
         memory.base = base
@@ -148,6 +154,7 @@ class MemoryWatch:
     def sample(self, now: float) -> bool:
         """``now`` is monotonic time in seconds; returns whether half of ``max_memory`` is used."""
         memory = self._memory
+        memory.unapplied = self._unapplied()
         memory.sampled(self._process.resident() + self._of_workers())
         maximum = memory.terms.max_memory
         near = maximum > 0 and memory.resident * 100 >= maximum * RETURN_PER_CENT
@@ -171,6 +178,7 @@ def part_limits(settings: Settings) -> dict[str, int]:
         "max_connections": limits.max_connections * per_connection,
         "max_retained_bytes": limits.max_retained_bytes + limits.max_retained_messages * RETAINED_BYTES,
         "max_pending_write_bytes": limits.max_pending_write_bytes,
+        "max_unapplied_bytes": limits.max_unapplied_bytes,
         "route_cache_bytes": limits.route_cache_bytes,
         "decisions of access rules": MAX_DECISION_BYTES,
         "bans.max_entries": settings.bans.max_entries * BAN_BYTES,

@@ -103,7 +103,14 @@ class Server:
             self.sealer = Sealer(self.streams)
             self.archiver = Archiver(self.streams)
             self.consumers = ConsumerLag(self.streams, configs, settings.consumers)
-        self.store: Store = SqliteStore(settings.data_dir / DATABASE, settings.durability, self.streams)
+        self.store: Store = SqliteStore(
+            settings.data_dir / DATABASE,
+            settings.durability,
+            self.streams,
+            settings.commit_log_bytes,
+            settings.apply_interval,
+            settings.limits.max_unapplied_bytes,
+        )
         self.process_memory = ProcessMemory()
         self.stopping = asyncio.Event()
         self.listeners: List[OpenListener] = []
@@ -127,7 +134,9 @@ class Server:
             sum(part_limits(self.settings).values()),
             base,
         )
-        self.memory_watch = MemoryWatch(self.broker.memory, self.process_memory, base, self._memory_of_workers)
+        self.memory_watch = MemoryWatch(
+            self.broker.memory, self.process_memory, base, self._memory_of_workers, self._unapplied_memory
+        )
         aside = set_aside(self.settings.data_dir)
         for path in aside:
             log.warning("event=damaged_file_kept file=%s", path)
@@ -135,6 +144,7 @@ class Server:
             client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters
         )
         self.metrics = Metrics(self.streams, len(aside), self.consumers, self._authenticators, self._workers)
+        self.metrics.store_progress = self.store.progress
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, or SIGUSR2: then `released` are the listening sockets, still open."""
@@ -143,7 +153,7 @@ class Server:
         self.scheduler = FlushScheduler(
             self.broker, loop, self._submit, self.settings.durability != "interval"
         )
-        self.store.start(self._answered)
+        self.store.start(self._answered, self._read_done)
         if self.sealer is not None:
             self.sealer.start()
         if self.archiver is not None:
@@ -221,12 +231,13 @@ class Server:
     def unready(self) -> list[str]:
         """The reasons why clients should not connect now, for /readyz; empty if there is none."""
         reasons = []
-        if self.broker.commits.error:
-            reasons.append(f"store: {self.broker.commits.error}")
-        elif self.store.damage:
+        if self.store.damage:
             salvaging = self.settings.on_corrupt_store == "salvage"
             cure = "a restart repairs it" if salvaging else "stop the broker and run mqttbroker repair-store"
-            reasons.append(f"store: {self.store.damage}; {cure}")
+            refusing = "changes are refused, " if self.broker.commits.error else ""
+            reasons.append(f"store: {self.store.damage}; {refusing}{cure}")
+        elif self.broker.commits.error:
+            reasons.append(f"store: {self.broker.commits.error}")
         if self.broker.commits.backlogged:
             reasons.append("store: too much waits for the disk")
         if memory := self.broker.memory.reason():
@@ -268,6 +279,9 @@ class Server:
 
     def _memory_of_workers(self) -> int:
         return 0 if self.workers is None else sum(one.status.resident_bytes for one in self.workers.workers)
+
+    def _unapplied_memory(self) -> int:
+        return self.store.progress().unapplied_bytes
 
     def _authenticators(self) -> list[AuthenticatorStatus]:
         return [
@@ -438,14 +452,16 @@ class Server:
         self.metrics.latency.commit_began()
         self.store.submit(write_set)
 
-    def _answered(
-        self, write_set: WriteSet, pages: List[Page], error: Optional[Exception]
-    ) -> None:
-        """Called on the writer's thread."""
+    def _answered(self, write_set: WriteSet, error: Optional[Exception]) -> None:
+        """Called on the thread that commits."""
         self.metrics.latency.commit_ended()
         reason = "" if error is None else str(error) or type(error).__name__
         disk_full = error is not None and is_full(error)
-        self.loop.call_soon_threadsafe(self.scheduler.store_answered, pages, reason, disk_full)
+        self.loop.call_soon_threadsafe(self.scheduler.store_answered, reason, disk_full)
+
+    def _read_done(self, write_set: WriteSet, pages: List[Page]) -> None:
+        """Called on the thread of the tables."""
+        self.loop.call_soon_threadsafe(self.scheduler.read_done, write_set.queries, pages)
 
     async def _drain(self) -> None:
         """Disconnect the clients, write everything that is pending, close the store."""

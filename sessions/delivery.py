@@ -15,7 +15,6 @@ from sessions.journal import RELEASING, STORED, STORING, Entry
 from sessions.message import Message
 from sessions.rows import PageRow
 
-
 ENTRY_BYTES: Final = 400  # memory of a message and its delivery, as measured, beside `Message.size`
 
 

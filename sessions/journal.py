@@ -469,7 +469,7 @@ class Journal:
         self._visited = index
 
     def committed(self) -> None:
-        """The batch with the writer is on disk: settle its gates, and notify its entries and queries."""
+        """The batch with the writer is on disk: settle its gates, and notify its entries."""
         self.begin_settling()
         while self.settling:
             self.continue_settling(_UNLIMITED)
@@ -499,8 +499,6 @@ class Journal:
             self._settling = 0
             for waiting in batch.gates:
                 waiting.settle()
-            for query in batch.queries:
-                query.answered()
         return visited
 
     def _settle_entries(self, entries: List[Entry], count: int) -> int:

@@ -114,10 +114,10 @@ class WriteSet:
     ``producers``
         inserted, or replace the row with the same key
     ``pages``, ``queries``
-        read after the commit
+        read as of this commit, after it
     ``after_failure``
-        true if the commit before failed: this one first proves that the disk has room, and writes a page even if it
-        has no changes
+        true if the commit before failed: this one first proves that the disk has room, and writes even if it has no
+        changes
     """
 
     def __init__(self) -> None:

@@ -7,8 +7,10 @@ visible to readers.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import threading
 from bisect import bisect_left, bisect_right
 from itertools import zip_longest
 from operator import attrgetter
@@ -25,7 +27,7 @@ from bridge_spark.log.high_watermark import (
     decode_watermark,
     encode_watermark,
 )
-from bridge_spark.log.record_batch import SegmentError, encode_batches, read_header
+from bridge_spark.log.record_batch import SegmentError, encode_batches, iter_batches, read_header
 from bridge_spark.log.segment import Segment, append_batch, empty_segment, read_sealed_segment, recover_segment
 from bridge_spark.log.segment_names import (
     INDEX_SUFFIX,
@@ -95,8 +97,10 @@ class Partition:
         self.directory = directory
         self._watermark_path = directory / WATERMARK_FILE
         self.view = PartitionView(0, 0, ())
-        self.unsynced: Dict[int, int] = {}  # descriptor -> position of its first unsynced byte
-        self.created = False  # a file was created since the directory was last synced
+        self._sync_lock = threading.Lock()  # for the three below, which `sync` uses on another thread
+        self._unsynced: Dict[int, int] = {}  # first offset of a segment -> position of its first unsynced byte
+        self._created = False  # a file was created since the directory was last synced
+        self._sync_failed = False  # of a segment in `_unsynced`: it is written again before it is synced
         self.closed: Tuple[Segment, ...] = ()  # committed, and complete
         self.archive = ArchiveIndex(directory / ARCHIVE_INDEX_FILE)
         self._active: Optional[Segment] = None
@@ -120,15 +124,16 @@ class Partition:
 
     # -- start ----------------------------------------------------------------
 
-    def recover(self, end: Optional[int], thorough: bool) -> None:
-        """Cut the files back to the offset `end`.
+    def recover(self, end: Optional[int], thorough: bool, logged: Optional[int] = None) -> int:
+        """Cut the files back to the offset `end`, and return the end of what is there.
 
-        If `end` is None, cut back to the high watermark, or if `thorough` to the last undamaged batch.  Raises
-        `StreamLogError` if the log does not reach `end`.
+        If `end` is None, cut back to the high watermark, or if `thorough` to the last undamaged batch.  Records from
+        the offset `logged` on may be missing or incomplete: the caller appends them again.  Raises `StreamLogError` if
+        the log does not reach `logged`, or `end` if it is None.
         """
         self.directory.mkdir(exist_ok=True)
         self._load_archive_index()
-        watermark = self._read_watermark()
+        watermark = self._read_watermark(logged is None)
         published, start = watermark.high_watermark, watermark.log_start_offset
         if end is None and not thorough:
             end = published
@@ -147,19 +152,32 @@ class Partition:
                 firsts.append(first)
             else:  # removed by retention, or never committed
                 self._remove(first)
-        segments = self._recover_segments(firsts, end, thorough)
+        if logged is not None and firsts and firsts[0] > max(start, logged):
+            # A power loss took the segments before: the commit log has their records, and those of the others.
+            for first in firsts:
+                self._remove(first)
+            firsts = []
+        segments = self._recover_segments(firsts, end, thorough, logged)
         found = segments[-1].end_offset if segments else published if end is None else start
-        if end is not None and found != end:
+        if end is not None and found != end and (logged is None or found < logged):
             missing = f"offsets {found} to {end - 1} are missing"
             ends = f"the log ends at offset {found} but the database at {end}: {missing}"
             raise StreamLogDamage(self._error_text(ends))
         if found < self.archive.current.end:
             reason = f"the log ends at offset {found} but its archive at {self.archive.current.end}"
             raise StreamLogError(self._error_text(reason))
-        if found < published:
+        if found < published and logged is None:
             lost = self.directory, found, published - 1
             logger.warning("event=offsets_lost partition=%s first_offset=%d last_offset=%d", *lost)
         self._open(segments, found)
+        if found >= published or logged is None:
+            self._publish()
+        if logged is not None:
+            for segment in segments:
+                if segment.end_offset > logged and not segment.sealed:
+                    self._unsynced[segment.first_offset] = 0
+                    self._sync_failed = True  # perhaps, before the start
+        return found
 
     def _open(self, segments: List[Segment], end: int) -> None:
         """Continue after `segments`; truncate their files to their extent."""
@@ -175,7 +193,6 @@ class Partition:
             self._files[first] = os.open(self._path(first), os.O_RDWR)
         self._watermark_fd = os.open(self._watermark_path, os.O_RDWR | os.O_CREAT, 0o644)
         os.ftruncate(self._watermark_fd, WATERMARK_BYTES)
-        self._publish()
         sync_directory(self.directory)
 
     def _load_archive_index(self) -> None:
@@ -184,29 +201,34 @@ class Partition:
         except SegmentError as error:
             raise StreamLogDamage(self._error_text(f"{ARCHIVE_INDEX_FILE}: {error}")) from None
 
-    def _read_watermark(self) -> Watermark:
+    def _read_watermark(self, expected: bool) -> Watermark:
+        """The watermark, zeros if it cannot be read; that is a warning if it is ``expected`` to be readable."""
         try:
             return decode_watermark(self._watermark_path.read_bytes())
         except FileNotFoundError:
             pass
         except SegmentError as error:
-            logger.warning("event=watermark_unreadable file=%s reason=%s", self._watermark_path, error)
+            if expected:
+                logger.warning("event=watermark_unreadable file=%s reason=%s", self._watermark_path, error)
         return Watermark(0, 0, 0, 0)
 
     def _remove(self, first_offset: int) -> None:
         for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, SEALED_SUFFIX):
             self._path(first_offset, suffix).unlink(missing_ok=True)
 
-    def _recover_segments(self, firsts: List[int], end: Optional[int], thorough: bool) -> List[Segment]:
+    def _recover_segments(
+        self, firsts: List[int], end: Optional[int], thorough: bool, logged: Optional[int]
+    ) -> List[Segment]:
         segments: List[Segment] = []
         for first, following in zip_longest(firsts, firsts[1:]):
             limit = end if following is None else following
-            segment = self._recover_segment(first, limit, thorough or following is None)
+            unsure = following is None or (logged is not None and following > logged)
+            segment = self._recover_segment(first, limit, thorough or unsure)
             if segment.size > 0:
                 segments.append(segment)
             if following is None or segment.end_offset == following:
                 continue
-            if end is not None:
+            if end is not None and (logged is None or segment.end_offset < logged):
                 missing = f"offsets {segment.end_offset} to {following - 1} are missing"
                 raise StreamLogDamage(self._error_text(f"{missing} from segment {segment.file}"))
             for other in firsts[firsts.index(following) :]:
@@ -261,9 +283,10 @@ class Partition:
             segment = self._writable(len(data), now)
             first_offset = segment.end_offset
             count = read_header(data).count
-            fd = self._files[segment.first_offset]
-            self.unsynced.setdefault(fd, segment.size)
-            write_all(fd, data, segment.size)
+            write_all(self._files[segment.first_offset], data, segment.size)
+            # Noted behind the write: a sync that runs meanwhile may come before it.
+            with self._sync_lock:
+                self._unsynced.setdefault(segment.first_offset, segment.size)
             received = times[start : start + count]
             segment, entry = append_batch(segment, first_offset, count, len(data), received)
             self._pending[-1] = segment
@@ -290,7 +313,8 @@ class Partition:
         segment = empty_segment(self.end()[0])
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         self._files[segment.first_offset] = os.open(self._path(segment.first_offset), flags, 0o644)
-        self.created = True
+        with self._sync_lock:
+            self._created = True
         self._pending.append(segment)
         return segment
 
@@ -299,8 +323,6 @@ class Partition:
         self._must_cut = self._must_cut or bool(self._pending)
         self._pending.clear()
         self._pending_entries.clear()
-        self.unsynced.clear()
-        self.created = False
         if self._must_cut:
             self._cut()
 
@@ -361,6 +383,55 @@ class Partition:
         end, position, stem = self.end()
         watermark = Watermark(end, int(stem), position, log_start)
         write_all(self._watermark_fd, encode_watermark(watermark), 0)
+
+    # -- the disk, on any thread ------------------------------------------------
+
+    def sync(self) -> None:
+        """Return when everything appended before the call is on disk.  Raises `OSError`; the next call syncs it.
+
+        After a failed sync its bytes are checked and written again first: a sync that is only repeated reports success.
+        """
+        with self._sync_lock:
+            unsynced, self._unsynced = self._unsynced, {}
+            created, self._created = self._created, False
+            again, self._sync_failed = self._sync_failed, False
+        try:
+            for first_offset, position in list(unsynced.items()):
+                self._sync_segment(first_offset, position, again)
+                del unsynced[first_offset]
+            if created:
+                sync_directory(self.directory)
+        except BaseException:
+            with self._sync_lock:
+                for first_offset, position in unsynced.items():
+                    self._unsynced[first_offset] = min(position, self._unsynced.get(first_offset, position))
+                self._created = self._created or created
+                self._sync_failed = self._sync_failed or bool(unsynced)
+            raise
+
+    def _sync_segment(self, first_offset: int, position: int, again: bool) -> None:
+        try:
+            fd = os.open(self._path(first_offset), os.O_RDWR)
+        except FileNotFoundError:
+            return  # removed by retention, or sealed
+        try:
+            if again:
+                self._write_again(fd, first_offset, position)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def _write_again(self, fd: int, first_offset: int, position: int) -> None:
+        """Write the committed bytes behind a position once more; what is not valid any more is an `OSError`."""
+        size = next((one.size for one in self.view.segments if one.first_offset == first_offset and not one.sealed), 0)
+        data = os.pread(fd, max(0, size - position), position)
+        try:
+            for _ in iter_batches(data):
+                pass
+        except SegmentError as error:
+            path = self._path(first_offset)
+            raise OSError(errno.EIO, f"{error.reason}: a restart writes it again", str(path)) from None
+        write_all(fd, data, position)
 
     # -- sealing --------------------------------------------------------------
 

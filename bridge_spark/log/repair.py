@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Iterator, List, NamedTuple, Optional, Tuple
 
 from bridge_spark.log.archive.index import INDEX_FILE, IndexReader, repair_index
 from bridge_spark.log.check import FileSpan, describe, read_file, survey
 from bridge_spark.log.files import replace_file, sync_directory
 from bridge_spark.log.high_watermark import WATERMARK_FILE, Watermark, encode_watermark, read_watermark
-from bridge_spark.log.record_batch import SegmentError, encode_lost
+from bridge_spark.log.record_batch import SegmentError, encode_batches, encode_lost
 from bridge_spark.log.sealed.footer import verify_file
 from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
 from bridge_spark.log.segment_names import INDEX_SUFFIX, sealed_file_name, segment_file_name, segment_offsets
+from sessions.message import Message
 
 
 class Repaired(NamedTuple):
@@ -118,6 +119,73 @@ def _is_archived(directory: Path, first: int, end: int) -> bool:
     return reached >= end
 
 
+def append_missing(directory: Path, records: List[Tuple[int, List[Message]]], stamp: str) -> List[str]:
+    """Write the records that a partition has not: ``records`` have a first offset each, in their order.
+
+    They go into new segments, between and behind the undamaged batches that are there.  No broker may have the files
+    open.  Returns a line about each.  Raises `OSError`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        start = read_watermark(directory).log_start_offset
+    except SegmentError:
+        start = 0
+    lines: List[str] = []
+    end = start
+    for boundary in [*(first for first in segment_offsets(directory) if first >= start), None]:
+        for first, messages in _runs(records, end, boundary):
+            path = directory / segment_file_name(first)
+            if path.exists():  # it has no undamaged batch
+                os.rename(path, _aside(path, stamp))
+            _write(path, b"".join(encode_batches(messages, first)))
+            lines.append(f"{path.name}: offsets {first} to {first + len(messages) - 1} are from the commit log")
+        if boundary is not None:
+            end = _undamaged_end(directory, boundary)
+    return lines
+
+
+def _runs(
+    records: List[Tuple[int, List[Message]]], start: int, end: Optional[int]
+) -> Iterator[Tuple[int, List[Message]]]:
+    """The records from an offset up to another, each time as many as follow each other."""
+    found: List[Message] = []
+    first = start
+    for offset, messages in records:
+        until = offset + len(messages) if end is None else min(offset + len(messages), end)
+        begin = max(offset, first + len(found))
+        if begin >= until:
+            continue
+        if found and begin > first + len(found):
+            yield first, found
+            found = []
+        if not found:
+            first = begin
+        found.extend(messages[begin - offset : until - offset])
+    if found:
+        yield first, found
+
+
+def _aside(path: Path, stamp: str) -> Path:
+    """A name for a damaged file that no other has."""
+    aside = path.with_name(f"{path.name}.damaged-{stamp}")
+    number = 2
+    while aside.exists():
+        aside = path.with_name(f"{path.name}.damaged-{stamp}-{number}")
+        number += 1
+    return aside
+
+
+def _undamaged_end(directory: Path, first: int) -> int:
+    """The end offset of the last undamaged batch of a segment."""
+    try:
+        return verify_file(directory / sealed_file_name(first)).end_offset
+    except (FileNotFoundError, SegmentError):
+        pass
+    path = directory / segment_file_name(first)
+    spans = survey(read_file(path), first, None) if path.exists() else []
+    return spans[-1].end_offset if spans else first
+
+
 def _write_lost(directory: Path, first: int, end: int, lines: List[str]) -> int:
     """Write a segment of lost batches for these offsets; return its size."""
     data = encode_lost(first, end)
@@ -186,7 +254,7 @@ def _repair_segment(
     parts.append(encode_lost(reached, stop))
     repaired = b"".join(parts)
     if not data.startswith(repaired):
-        damaged = f"{name}.damaged-{stamp}"
+        damaged = _aside(directory / name, stamp).name
         os.link(directory / name, directory / damaged)
         _write(directory / name, repaired)
         lines.append(f"{name}: put aside as {damaged}")

@@ -1,7 +1,8 @@
 """The stream log: append-only partitions of record batches in segment files.
 
-Readers see committed records only.  Records are on disk before their transaction commits; the high watermark moves
-after it, and nothing beyond the watermark is listed, served or searched.
+Readers see committed records only: records are appended when the store's commit log has them on disk, and nothing beyond
+the high watermark is listed, served or searched.  Segments are synced before the commit log is dropped; a start appends
+what a power loss took.
 
 `<directory>/<stream>/stream.json` describes the stream.  Each partition has a directory with `high_watermark`, segment
 files `<first offset, 20 digits>.seg` and their sparse indexes `.idx`, or `.parquet` where a segment is sealed.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 import uuid
@@ -59,8 +59,8 @@ class ArchiveTotals(NamedTuple):
 class StreamLogs:
     """The logs of all streams, below `directory` (``streams`` in the data directory).
 
-    `clock` returns seconds since the Unix epoch.  Implements the `Log` protocol of `sessions.store.writer`: the writer
-    thread calls `recover`, then `append`, `sync`, `rollback` and `committed`.  `streams`, `manifest`, `committed_file`,
+    `clock` returns seconds since the Unix epoch.  Implements `StreamLog` of `sessions.store.interface`: the writer
+    thread calls `recover`, then `append`, `rollback` and `committed`.  `sync`, `streams`, `manifest`, `committed_file`,
     `offset_for_timestamp`, `unsealed` and `add_sealed` may be called from any thread.
     """
 
@@ -95,23 +95,25 @@ class StreamLogs:
 
     # -- the writer thread ----------------------------------------------------
 
-    def recover(self, ends: Optional[Mapping[Key, int]]) -> None:
-        """Create or open every stream, cut back to the end offsets in the database.
+    def recover(self, ends: Optional[Mapping[Key, int]], logged: Mapping[Key, int] = {}) -> Dict[Key, int]:
+        """Create or open every stream, cut back to the end offsets of the store; return the ends of what is there.
 
         A partition without an end offset is cut back to its high watermark.  If `ends` is None, for a broker without a
-        database, every undamaged batch is kept.  Streams that are not configured are not touched.  Raises
-        `StreamLogError`, or `OSError`.
+        database, every undamaged batch is kept.  Records from the offsets `logged` on may be missing: the caller
+        appends them.  Streams that are not configured are not touched.  Raises `StreamLogError`, or `OSError`.
         """
         for config in self._streams.values():
             self._write_description(config)
+        found: Dict[Key, int] = {}
         for key, partition in self._partitions.items():
             partition.close()
-            partition.recover(None if ends is None else ends.get(key), ends is None)
+            found[key] = partition.recover(None if ends is None else ends.get(key), ends is None, logged.get(key))
         if self._streams:
             for name in self._streams:
                 sync_directory(self.directory / name)
             sync_directory(self.directory)
             sync_directory(self.directory.parent)
+        return found
 
     def _write_description(self, config: StreamConfig) -> None:
         directory = self.directory / config.name
@@ -166,28 +168,12 @@ class StreamLogs:
         return ends
 
     def sync(self) -> None:
-        """Sync everything appended.  Raises `OSError`.
-
-        Writeback is started for all files before the first is waited for: four files take 0.85 ms, one after the other
-        1.35 ms.
-        """
-        unsynced: Dict[int, int] = {}
-        for partition in self._touched.values():
-            unsynced.update(partition.unsynced)
-        if len(unsynced) > 1:
-            for fd, position in unsynced.items():
-                # Starts writeback without waiting.  It drops clean pages only, and all pages from here on are dirty.
-                os.posix_fadvise(fd, position, 0, os.POSIX_FADV_DONTNEED)
-        for fd in unsynced:
-            os.fdatasync(fd)
-        for partition in self._touched.values():
-            partition.unsynced.clear()
-            if partition.created:
-                sync_directory(partition.directory)
-                partition.created = False
+        """Sync everything appended before the call.  Raises `OSError`."""
+        for partition in self._partitions.values():
+            partition.sync()
 
     def rollback(self) -> None:
-        """Discard everything appended since the last `committed`: the transaction failed.
+        """Discard everything appended since the last `committed`: an append failed.
 
         Raises `OSError` if a file cannot be cut; the cut is repeated before the next append.
         """
@@ -203,14 +189,12 @@ class StreamLogs:
             raise failures[0]
 
     def committed(self) -> None:
-        """The transaction is durable: show its records to readers.  Does not fail.
+        """Show everything appended to readers.  Does not fail.
 
         Also applies retention, once a second and after a roll.
         """
         rolled = False
         for partition in self._touched.values():
-            partition.unsynced.clear()
-            partition.created = False
             rolled = partition.commit() or rolled
         self._touched.clear()
         now = self._clock()

@@ -1,7 +1,8 @@
 """Backs up a data directory, also of a running broker, and restores it.
 
-A backup is of one commit of the database, with the streams up to exactly the ends that this commit has; so it contains
-everything that was acknowledged before it began. It gets its name when it is complete, checked and on disk.
+A backup is of one commit of the database, with the streams up to exactly the ends that this commit has. It waits until a
+running broker's database has what the commit log had at the beginning, and takes the log of a broker that was killed; so
+it contains everything that was acknowledged before it began. It gets its name when it is complete, checked and on disk.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +22,23 @@ from bridge_spark.log.check import partitions
 from bridge_spark.log.high_watermark import published_end
 from bridge_spark.log.record_batch import SegmentError
 from mqttbroker import __version__
-from mqttbroker.admin.repair import DATABASE, STREAMS
+from mqttbroker.admin.repair import DATABASE, STREAMS, in_use
 from mqttbroker.core.ban_list import BAN_FILE
 from sessions.store.check import TABLES, check_database
+from sessions.store.commit_log.survey import last_position, survey
 from sessions.store.damage import is_corrupt
 from sessions.store.database import lock_directory
-from sessions.store.database_copy import copy_database
+from sessions.store.database_copy import copy_database, forget_log, tables_position
 from sessions.store.disk import sync_directory, sync_file
+from sessions.store.log_repair import database_identity, logged_records
+from sessions.store.recovery import LOG_DIRECTORY
 
 MANIFEST = "backup.json"
 FORMAT = 1
 READ_BYTES = 1 << 20
+# How long a backup waits for the database of a running broker, and how often it looks, in seconds.
+TABLES_WAIT = 60.0
+TABLES_STEP = 0.05
 
 
 class BackupError(Exception):
@@ -70,8 +78,12 @@ def _copy(data_dir: Path, target: Path) -> str:
     # A partition that the database does not know ends at its high watermark, read before the database is copied: a
     # later one would include commits that the copy does not have.
     ends = {key: published_end(streams / key[0] / str(key[1])) for key in found}
+    live = in_use(data_dir)
+    starts = _wait_for_tables(data_dir) if live else _copy_log(data_dir, target)
     try:
         copy_database(data_dir / DATABASE, target / DATABASE)
+        if live:
+            forget_log(target / DATABASE)
     except sqlite3.Error as error:
         if not is_corrupt(error):
             raise
@@ -81,6 +93,8 @@ def _copy(data_dir: Path, target: Path) -> str:
         problem = "; ".join(state.problems[:1]) or "the stream ends cannot be read"
         raise BackupError(f"{data_dir / DATABASE}: {problem}; see mqttbroker check-store")
     ends.update(state.ends)
+    # What the copied log has is appended at the first start.
+    ends.update({key: min(start, ends[key]) if key in ends else start for key, start in starts.items()})
     streams_in_backup: dict[str, dict[str, int]] = {}
     for (stream, number), end in sorted(ends.items()):
         place = f"{stream}/{number}"
@@ -102,6 +116,30 @@ def _copy(data_dir: Path, target: Path) -> str:
     }
     (target / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return _summary(manifest)
+
+
+def _wait_for_tables(data_dir: Path) -> dict[tuple[str, int], int]:
+    """Return when the database of a running broker has everything that its commit log has now."""
+    position = last_position(data_dir / LOG_DIRECTORY)
+    for _ in range(int(TABLES_WAIT / TABLES_STEP)):
+        if tables_position(data_dir / DATABASE) >= position:
+            return {}
+        time.sleep(TABLES_STEP)
+    raise BackupError(f"{data_dir / DATABASE}: is behind the commit log for {TABLES_WAIT} seconds; see /readyz")
+
+
+def _copy_log(data_dir: Path, target: Path) -> dict[tuple[str, int], int]:
+    """Copy the commit log of a broker that was killed; returns the first offset that it has of each partition."""
+    found = survey(data_dir / LOG_DIRECTORY, database_identity(data_dir / DATABASE))
+    if found.damage:
+        raise BackupError(f"{found.damage[0]}; see mqttbroker check-store")
+    starts: dict[tuple[str, int], int] = {}
+    for part in logged_records(found):
+        starts.setdefault((part.stream, part.partition), part.first_offset)
+    (target / LOG_DIRECTORY).mkdir()
+    for segment in found.segments:
+        shutil.copyfile(segment.path, target / LOG_DIRECTORY / segment.path.name)
+    return starts
 
 
 def _summary(manifest: dict[str, Any]) -> str:
@@ -143,17 +181,23 @@ def restore(backup: Path, data_dir: Path) -> str:
             raise BackupError(f"{data_dir}: is not empty; move its contents away first")
         streams = data_dir / f"{STREAMS}.restoring"
         database = data_dir / f"{DATABASE}.restoring"
+        log = data_dir / f"{LOG_DIRECTORY}.restoring"
         try:
+            if (backup / LOG_DIRECTORY).is_dir():
+                shutil.copytree(backup / LOG_DIRECTORY, log)
             if (backup / STREAMS).is_dir():
                 shutil.copytree(backup / STREAMS, streams)
             shutil.copyfile(backup / DATABASE, database)
             _sync_tree(data_dir)
         except BaseException:
             shutil.rmtree(streams, ignore_errors=True)
+            shutil.rmtree(log, ignore_errors=True)
             database.unlink(missing_ok=True)
             raise
         if streams.is_dir():
             os.rename(streams, data_dir / STREAMS)
+        if log.is_dir():
+            os.rename(log, data_dir / LOG_DIRECTORY)
         os.rename(database, data_dir / DATABASE)
         if (backup / BAN_FILE).exists():
             shutil.copyfile(backup / BAN_FILE, data_dir / BAN_FILE)

@@ -21,6 +21,7 @@ from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.latency import Latency
 from mqttbroker.admin.views import AuthenticatorStatus, BrokerStatus, JwksStatus, MemoryStatus, WorkerStatus
 from sessions.counters import Counters
+from sessions.store.interface import Progress
 
 
 class Metrics:
@@ -42,6 +43,7 @@ class Metrics:
         self.authenticators = authenticators
         self.workers = workers
         self.set_aside = set_aside
+        self.store_progress: Callable[[], Progress] = Progress
         self.http_counters = Counters()
         self.streams = streams
         self.consumers = consumers
@@ -235,6 +237,7 @@ class Metrics:
             ("messages_dropped", "Messages not delivered, by cause.", "cause", status.drops),
         ):
             yield _counter(name, text, (label,), {(key,): count for key, count in counts.items()})
+        progress = self.store_progress()
         gauges = (
             ("clients_connected", "Clients connected now.", status.clients_connected),
             ("bans", "Bans in force now.", status.bans),
@@ -248,6 +251,9 @@ class Metrics:
             ("queued_bytes", "Bytes of messages queued on disk for persistent sessions.", status.queued_bytes),
             ("queue_memory_bytes", "Bytes of messages queued in memory.", status.queue_memory_bytes),
             ("store_pending_bytes", "Bytes waiting for the disk.", status.store_pending_bytes),
+            ("store_log_bytes", "Bytes of the commit log on disk.", progress.log_bytes),
+            ("store_commits_behind", "Commits that the database does not have yet.", progress.commits_behind),
+            ("store_apply_seconds", "Time that the last transaction of the database took.", progress.apply_seconds),
             ("stream_producers", "Producers whose repeats are recognised.", status.stream_producers),
             ("store_set_aside_files", "Damaged files set aside, as of the start.", self.set_aside),
             ("uptime_seconds", "Seconds since the start.", self.uptime),

@@ -18,15 +18,22 @@ from bridge_spark.log.archive.index import INDEX_FILE, IndexReader
 from bridge_spark.log.check import check_description, check_partition, partitions
 from bridge_spark.log.high_watermark import published_end
 from bridge_spark.log.record_batch import SegmentError
-from bridge_spark.log.repair import repair_partition
+from bridge_spark.log.repair import append_missing, repair_partition
 from bridge_spark.log.stream_log import StreamLogDamage
 from sessions.store.check import TABLES, DatabaseState, check_database, is_emptied
+from sessions.store.commit_log.records import StreamRecords
+from sessions.store.commit_log.survey import survey
 from sessions.store.database import lock_directory
-from sessions.store.interface import CorruptStore, Recovered, Store
+from sessions.store.interface import CorruptStore, Recovered, Store, StoreError
+from sessions.store.log_repair import database_identity, fold_log, logged_records
+from sessions.store.recovery import LOG_DIRECTORY
 from sessions.store.salvage import damaged_copies, finish_salvage, salvage, set_stream_ends
 
 DATABASE = "mqttbroker.db"
 STREAMS = "streams"
+
+# How often the commit log of a running broker is read again if it changed meanwhile.
+LIVE_ATTEMPTS = 5
 
 Ends = dict[tuple[str, int], int]
 
@@ -44,7 +51,7 @@ class Findings:
 def check(data_dir: Path) -> Findings:
     """Check a data directory, which a broker may be using. Raises `OSError` if it cannot be read."""
     findings = Findings()
-    live = _in_use(data_dir)
+    live = in_use(data_dir)
     database = data_dir / DATABASE
     state: Optional[DatabaseState] = None
     if database.exists():
@@ -54,13 +61,14 @@ def check(data_dir: Path) -> Findings:
         findings.problems += [f"{DATABASE}: {problem}" for problem in state.problems]
     else:
         findings.lines.append(f"{DATABASE}: there is none")
-    _check_streams(data_dir / STREAMS, state.ends if state else None, live, findings)
+    in_log = _check_log(data_dir, live, findings)
+    _check_streams(data_dir / STREAMS, state.ends if state else None, in_log, live, findings)
     for path in set_aside(data_dir):
         findings.lines.append(f"{path.relative_to(data_dir)}: put aside, damaged")
     return findings
 
 
-def _in_use(data_dir: Path) -> bool:
+def in_use(data_dir: Path) -> bool:
     """Whether a broker holds the lock of the data directory."""
     try:
         lock = os.open(data_dir / "lock", os.O_RDONLY)
@@ -76,7 +84,37 @@ def _in_use(data_dir: Path) -> bool:
     return False
 
 
-def _check_streams(directory: Path, ends: Optional[Ends], live: bool, findings: Findings) -> None:
+def _check_log(data_dir: Path, live: bool, findings: Findings) -> Ends:
+    """Check the commit log; returns the first offset that it has of each partition, {} if a broker uses it."""
+    directory = data_dir / LOG_DIRECTORY
+    for attempt in range(LIVE_ATTEMPTS):
+        try:
+            found = survey(directory, database_identity(data_dir / DATABASE))
+            if not found.damage or not live:
+                break
+        except FileNotFoundError:  # a segment that a broker dropped meanwhile
+            if not live or attempt == LIVE_ATTEMPTS - 1:
+                raise
+        except StoreError as error:
+            findings.problems.append(str(error))
+            return {}
+    if found.segments:
+        first, last = found.segments[0].first_position, found.next_position - 1
+        size = sum(segment.size for segment in found.segments)
+        findings.lines.append(f"{LOG_DIRECTORY}: positions {first} to {last}, {size} bytes")
+    findings.problems += [f"{LOG_DIRECTORY}/{damage.path.name}: {damage.reason}" for damage in found.damage]
+    starts: Ends = {}
+    if not live:
+        for part in logged_records(found):
+            starts.setdefault((part.stream, part.partition), part.first_offset)
+    return starts
+
+
+def _check_streams(
+    directory: Path, ends: Optional[Ends], in_log: Ends, live: bool, findings: Findings
+) -> None:
+    """Check the partitions up to their ends in the database, or to the first record that the commit log has: the next
+    start appends what is missing from there on."""
     found = partitions(directory) if directory.is_dir() else []
     for stream in sorted({stream for stream, _ in found}):
         problem = check_description(directory / stream)
@@ -86,7 +124,9 @@ def _check_streams(directory: Path, ends: Optional[Ends], live: bool, findings: 
         where = f"{STREAMS}/{stream}/{number}"
         path = directory / stream / str(number)
         end = None if ends is None else ends.get((stream, number), published_end(path))
-        state = check_partition(path, end, live)
+        if end is not None and (stream, number) in in_log:
+            end = min(end, in_log[stream, number])
+        state = check_partition(path, end, live or (stream, number) in in_log)
         findings.lines.append(
             f"{where}: {state.end - state.start} offsets from {state.start} to {state.end},"
             f" {state.segments} segments"
@@ -123,7 +163,8 @@ def _check_archive(directory: Path, where: str, local_start: int, findings: Find
 def set_aside(data_dir: Path) -> list[Path]:
     """The damaged files that repairs renamed."""
     segments = (data_dir / STREAMS).glob("*/*/*.damaged-*")
-    return [*damaged_copies(data_dir / DATABASE), *sorted(segments)]
+    logs = (data_dir / LOG_DIRECTORY).glob("*.damaged-*")
+    return [*damaged_copies(data_dir / DATABASE), *sorted(logs), *sorted(segments)]
 
 
 def repair(data_dir: Path, reason: str = "") -> list[str]:
@@ -154,15 +195,31 @@ def _repair(data_dir: Path, reason: str, now: str) -> list[str]:
     known = database.exists()
     if known:
         state = check_database(database)
-        ends = state.ends or {}
         reason = reason or "; ".join(state.problems[:1])
         if reason:
             salvaged = salvage(database, now, reason)
             lines += [f"{DATABASE}: {line}" for line in salvaged.lines]
-            ends = check_database(database).ends or {}
+        lines += fold_log(
+            database,
+            data_dir / LOG_DIRECTORY,
+            bool(reason),
+            now,
+            lambda records: _append_missing(data_dir / STREAMS, records, now),
+        )
+        ends = check_database(database).ends or {}
     changed = _repair_streams(data_dir / STREAMS, ends, known and not reason, now, lines)
     if changed and known:
         set_stream_ends(database, changed)
+    return lines
+
+
+def _append_missing(directory: Path, logged: dict[tuple[str, int], list[StreamRecords]], now: str) -> list[str]:
+    """Append the records that the commit log has and a stream has not."""
+    lines: list[str] = []
+    for (stream, number), parts in logged.items():
+        path = directory / stream / str(number)
+        for line in append_missing(path, [(part.first_offset, part.messages) for part in parts], now):
+            lines.append(f"{STREAMS}/{stream}/{number}/{line}")
     return lines
 
 

@@ -82,6 +82,7 @@ class SysTopics:
         """All topics with their values."""
         totals = status.totals
         self._heap_maximum = max(self._heap_maximum, status.memory.used)
+        progress = self.metrics.store_progress()
         disconnected = status.sessions - status.clients_connected
         stored = status.retained_messages + status.queued_messages
         dropped = sum(status.drops.values())
@@ -100,6 +101,9 @@ class SysTopics:
             "messages/stored": stored,
             "store/durability": status.durability,
             "store/set_aside": self.metrics.set_aside,
+            "store/log/bytes": progress.log_bytes,
+            "store/log/behind": progress.commits_behind,
+            "store/log/apply_seconds": f"{progress.apply_seconds:.3f}",
             "store/messages/count": stored,
             "store/messages/bytes": status.retained_payload_bytes + status.queued_bytes,
             "queued/messages/count": status.queued_messages,

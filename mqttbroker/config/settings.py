@@ -163,6 +163,7 @@ class Limits:
     max_total_alias_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     max_total_will_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     max_pending_write_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
+    max_unapplied_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     route_cache_size: int = _key(Integer(1, 100_000_000), 100_000)
     route_cache_bytes: int = _key(Size("1KiB", "1TiB"), "128MiB")
 
@@ -614,6 +615,8 @@ class Settings:
     data_mode: int = _key(FileMode(), "0600")
     durability: str = _key(Choice("commit", "interval", "off"), "commit")
     durability_interval: float = _key(Duration("1ms", "1h"), "1s")
+    commit_log_bytes: int = _key(Size("1MiB", "1TiB"), "128MiB")
+    apply_interval: float = _key(Duration("1ms", "10s"), "1s")
     on_corrupt_store: str = _key(Choice("salvage", "refuse"), "salvage")
     allow_anonymous: Union[bool, str] = _key(Anonymous(), "loopback")
     authentication: Optional[tuple[str, ...]] = _key(OrNone(Words(*AUTHENTICATORS), "auto"), "auto")

@@ -20,7 +20,7 @@ from mqttbroker.core.turns import LongWork, Turns
 from sessions.journal import GONE, SETTLED_AT_ONCE, Journal
 from sessions.registry import Registry
 from sessions.session import Session
-from sessions.write_set import Page, WriteSet
+from sessions.write_set import EntryQuery, Page, WriteSet
 
 log = logging.getLogger("mqttbroker")
 
@@ -74,8 +74,8 @@ class Commits:
             return journal.continue_closing()
         return None
 
-    def answered(self, pages: List[Page], error: str, disk_full: bool = True) -> None:
-        """The store has committed the write set, or failed with ``error``; it read ``pages`` in either case."""
+    def answered(self, error: str, disk_full: bool = True) -> None:
+        """The store has committed the write set, or failed with ``error``."""
         if error and not self.error:
             log.error("event=store_failed reason=%s", error)
         elif self.error and not error:
@@ -86,8 +86,16 @@ class Commits:
             self.journal.failed()
         else:
             self.journal.begin_settling()
+        self._continue_answer()
+
+    def read_done(self, queries: List[EntryQuery], pages: List[Page]) -> None:
+        """The store has read the queries and pages of a write set that it had committed."""
+        self._answer.queries.extend(queries)
+        self._answer.pages.extend(pages)
+        self._continue_answer()
+
+    def _continue_answer(self) -> None:
         answer = self._answer
-        answer.pages.extend(pages)
         answer.step(SETTLED_AT_ONCE // SETTLED_PER_WORK)
         if not answer.done:
             self.turns.add(answer)
@@ -131,15 +139,16 @@ class Commits:
 
 
 class _Answer(LongWork):
-    """What is to be done after a commit: settle the batch, then load the pages."""
+    """What is to be done after a commit and after reads: settle the batch, then answer queries and load pages."""
 
     def __init__(self, commits: Commits) -> None:
         self.commits = commits
+        self.queries: Deque[EntryQuery] = deque()
         self.pages: Deque[Page] = deque()
 
     @property
     def done(self) -> bool:
-        return not self.pages and not self.commits.journal.settling
+        return not self.queries and not self.pages and not self.commits.journal.settling
 
     def step(self, budget: int) -> int:
         commits = self.commits
@@ -150,6 +159,10 @@ class _Answer(LongWork):
             if journal.settling:
                 return cost
         commits.resume_paused()
+        while self.queries and cost < budget:
+            query = self.queries.popleft()
+            query.answered()
+            cost += 1 + len(query.rows)
         while self.pages and cost < budget:
             page = self.pages.popleft()
             commits.load_page(page)

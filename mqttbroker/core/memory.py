@@ -64,6 +64,7 @@ class Memory:
         self.state = state
         self.base = 0  # bytes of the process before it has any client
         self.resident = 0  # bytes that the process took at the last `sampled`
+        self.unapplied = 0  # bytes of changes that are in the commit log, and not in the tables
         self.counted: i64 = 0  # `base` and the sum of all parts, by the last `check`
         self.counted_then: i64 = 0  # `counted` at the last `sampled`
         self.apply()
@@ -86,6 +87,7 @@ class Memory:
             Part("connects", outbound.connect_bytes, terms.max_total_connect_bytes),
             Part("aliases", outbound.alias_bytes, terms.max_total_alias_bytes),
             Part("pending_writes", context.journal.memory, terms.max_pending_write_bytes),
+            Part("unapplied", self.unapplied, terms.max_unapplied_bytes),
             Part("route_cache", self.router.cached_bytes, self.router.cache_bytes),
             Part("decisions", outbound.decision_bytes, MAX_DECISION_BYTES),
         ]
@@ -108,6 +110,7 @@ class Memory:
             + outbound.connect_bytes
             + outbound.alias_bytes
             + context.journal.memory
+            + self.unapplied
             + self.router.cached_bytes
             + outbound.decision_bytes
         )

@@ -126,6 +126,7 @@ class BrokerTerms:
         self.queue_high_watermark_messages = 0
         self.route_cache_bytes = 0
         self.max_pending_write_bytes = 0
+        self.max_unapplied_bytes = 0
         self.max_total_will_bytes = 0
         self.durability = ""
         self.reveal_denials = True

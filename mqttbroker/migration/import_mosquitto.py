@@ -22,7 +22,7 @@ from mqttbroker.migration.mosquitto_configuration import (
 from mqttbroker.migration.mosquitto_database import DatabaseError, decode_database
 from mqttbroker.migration.mosquitto_rows import Counts, Rows
 from sessions.store.writer import SqliteStore
-from sessions.write_set import Page, WriteSet
+from sessions.write_set import WriteSet
 
 SETTINGS_FILE = "mqttbroker.toml"
 DATA_DIRECTORY = "data"
@@ -121,14 +121,14 @@ def _store(path: Path, write_sets: Iterable[WriteSet]) -> None:
     failures: List[Exception] = []
     room = threading.Semaphore(4)  # write sets that wait for the store
 
-    def done(write_set: WriteSet, pages: List[Page], error: Optional[Exception]) -> None:
+    def done(write_set: WriteSet, error: Optional[Exception]) -> None:
         if error is not None:
             failures.append(error)
         room.release()
 
     store = SqliteStore(path, "commit", None)
     store.recover()
-    store.start(done)
+    store.start(done, lambda write_set, pages: None)
     try:
         for write_set in write_sets:
             room.acquire()

@@ -23,7 +23,7 @@ from mqttbroker.core.protocol import Protocol
 from mqttbroker.core.rates import Throttle
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
-from sessions.write_set import Page
+from sessions.write_set import EntryQuery, Page
 
 log = logging.getLogger("mqttbroker")
 
@@ -299,14 +299,20 @@ class FlushScheduler:
         elif journal.closing:
             self.schedule()
 
-    def store_answered(self, pages: List[Page], error: str, disk_full: bool) -> None:
+    def store_answered(self, error: str, disk_full: bool) -> None:
         """`Commits.answered`; called on the loop's thread."""
         self.update_clock()
-        self.broker.commits.answered(pages, error, disk_full)
+        self.broker.commits.answered(error, disk_full)
         if not error:
             self.schedule()
         if self.on_stored is not None:
             self.on_stored()
+
+    def read_done(self, queries: List[EntryQuery], pages: List[Page]) -> None:
+        """`Commits.read_done`; called on the loop's thread."""
+        self.update_clock()
+        self.broker.commits.read_done(queries, pages)
+        self.schedule()
 
     # -- time -------------------------------------------------------------------
 

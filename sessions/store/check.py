@@ -24,6 +24,8 @@ TABLES = {
     "stream_ends": "stream ends",
     "producers": "producers",
 }
+# The position of the commit log; not in reports.
+COMMIT_LOG = "commit_log"
 MAX_PROBLEMS = 100
 BUSY_TIMEOUT = 5.0  # seconds
 

@@ -12,7 +12,7 @@ from typing import Optional
 
 from sessions.store.check import is_emptied, open_to_read
 from sessions.store.damage import DamageMarker, is_corrupt
-from sessions.store.disk import make_directory, prove_room
+from sessions.store.disk import is_full, make_directory, prove_room, sync_directory
 from sessions.store.interface import CorruptStore, StoreError
 from sessions.store.salvage import finish_salvage
 from sessions.store.schema import OLDEST_SQLITE, prepare
@@ -24,6 +24,7 @@ CACHE_KIB = 8 * 1024
 WAL_KEEP_BYTES = 64 * 1024 * 1024
 # How long a commit waits for another process that writes.
 BUSY_TIMEOUT_MS = 5000
+WRITE_BYTES = 1024 * 1024  # of the write-ahead log that are written again at a time
 # The least room that SQLite needs to open a database: its index of the write-ahead log grows by this much.
 WAL_INDEX_BYTES = 32 * 1024
 # Where that index counts the frames of the log (sqlite.org/walformat.html, section 2.1: mxFrame, native byte order).
@@ -53,6 +54,8 @@ class Database:
         self.damage = DamageMarker(path)
         self._lock: Optional[int] = None
         self._wal_index: Optional[int] = None
+        self._wal: Optional[int] = None
+        self._wal_suspect = True  # a sync may have failed before the start
         self._connection: Optional[sqlite3.Connection] = None
 
     @property
@@ -60,8 +63,8 @@ class Database:
         assert self._connection is not None, "the database is closed"
         return self._connection
 
-    def open(self) -> None:
-        """Make the directory, lock it, open the database and migrate it.
+    def open(self, may_be_new: bool) -> None:
+        """Make the directory, lock it, open the database and migrate it; make one if it ``may_be_new``.
 
         Raises `StoreError`, `sqlite3.Error` or `OSError`; `close` or `close_unchanged` is to be called all the same.
         """
@@ -74,6 +77,8 @@ class Database:
             finish_salvage(self.path)
             if is_emptied(self.path):
                 raise CorruptStore(f"{self.path}: is empty, though its write-ahead log is not")
+            if not may_be_new and not self.path.exists():
+                raise StoreError(f"{self.path}: is missing, but its commit log is there; restore the database")
         connection = sqlite3.connect(
             self.path if self.durable else ":memory:",
             timeout=BUSY_TIMEOUT_MS / 1000,
@@ -94,7 +99,8 @@ class Database:
 
     def _open_write_ahead_log(self, connection: sqlite3.Connection) -> None:
         self.damage.check(connection)
-        connection.execute("PRAGMA synchronous = FULL")
+        # The commit log has what a power loss takes from the write-ahead log: `sync` comes before it is dropped.
+        connection.execute("PRAGMA synchronous = NORMAL")
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise StoreError(f"{self.path}: the file system does not allow a write-ahead log")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
@@ -105,19 +111,53 @@ class Database:
         connection.execute("ROLLBACK")
         # Closed after the connection: closing it earlier would release SQLite's locks on the file.
         self._wal_index = os.open(f"{self.path}-shm", os.O_RDONLY)
-
-    def sync_recovered(self) -> None:
-        """Sync commits that a killed process may have left in memory only.
-
-        Nothing would commit them again: a repeated QoS 2 PUBLISH is acknowledged by the state read at start.
-        """
+        self._wal = os.open(f"{self.path}-wal", os.O_RDWR)
+        sync_directory(self.path.parent)
+        # A killed process may have left what it says of its commit log in memory only.
         try:
-            self.connection.execute("PRAGMA wal_checkpoint").fetchone()
-        except sqlite3.OperationalError as error:
-            # The checkpoint syncs the write-ahead log before it needs room.
-            if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+            self.sync()
+        except OSError as error:
+            if not is_full(error):
                 raise
-            logger.warning("event=write_ahead_log_kept file=%s reason=%s", self.path, error)
+            # Some file systems need room to write the same bytes again; the disk may be full for long.
+            self._wal_suspect = False
+            self.sync()
+
+    def sync(self) -> None:
+        """Return when all transactions are on disk. Raises `OSError`.
+
+        After a failed sync the write-ahead log is written again first: a sync that is only repeated reports success.
+        """
+        if self._wal is None:
+            return
+        try:
+            if self._wal_suspect:
+                self._write_again(self._wal)
+            os.fdatasync(self._wal)
+        except OSError as error:
+            self._wal_suspect = True
+            raise OSError(error.errno, error.strerror, f"{self.path}-wal") from error
+        self._wal_suspect = False
+
+    @staticmethod
+    def _write_again(file: int) -> None:
+        position = 0
+        while data := os.pread(file, WRITE_BYTES, position):
+            position += os.pwrite(file, data, position)
+
+    def checkpoint(self, kind: str) -> int:
+        """Copy the write-ahead log into the database; 1 if another process prevented a part, else 0.
+
+        Raises `OSError` or `sqlite3.Error`.
+        """
+        # SQLite's own sync of the log must find nothing to do: if it failed, repeating the pragma would hide that.
+        self.sync()
+        try:
+            busy: int = self.connection.execute(f"PRAGMA wal_checkpoint({kind})").fetchone()[0]
+        except sqlite3.Error:
+            self._wal_suspect = True
+            raise
+        return busy
 
     def wal_pages(self) -> int:
         """The frames in the write-ahead log; 0 for a database in memory."""
@@ -145,10 +185,10 @@ class Database:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        for descriptor in (self._wal_index, self._lock):
+        for descriptor in (self._wal, self._wal_index, self._lock):
             if descriptor is not None:
                 os.close(descriptor)
-        self._wal_index = self._lock = None
+        self._wal = self._wal_index = self._lock = None
 
     def close_unchanged(self) -> None:
         """Close and unlock, and keep the write-ahead log: SQLite does so while there is another connection."""

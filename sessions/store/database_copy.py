@@ -31,3 +31,23 @@ def copy_database(source: Path, target: Path) -> None:
     finally:
         reader.close()
     sync_file(target)
+
+
+def tables_position(source: Path) -> int:
+    """The position of the commit log that the tables are at. Raises `sqlite3.Error`."""
+    reader = open_to_read(source)
+    try:
+        row = reader.execute("SELECT position FROM commit_log").fetchone()
+        return 0 if row is None else int(row[0])
+    finally:
+        reader.close()
+
+
+def forget_log(copy: Path) -> None:
+    """Make a copy a store of its own, with the tables alone: the log of the original continues without it."""
+    connection = sqlite3.connect(copy, isolation_level=None)
+    try:
+        connection.execute("DELETE FROM commit_log")
+    finally:
+        connection.close()
+    sync_file(copy)

@@ -13,7 +13,8 @@ from sessions.message import Message
 from sessions.rows import ProducerRow, QueueRow, RetainedRow, SessionRow, SubscriptionRow
 from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
 
-Done = Callable[[WriteSet, List[Page], Optional[Exception]], None]
+Done = Callable[[WriteSet, Optional[Exception]], None]
+ReadDone = Callable[[WriteSet, List[Page]], None]
 Partition = Tuple[str, int]  # stream and partition number
 
 
@@ -42,14 +43,25 @@ class Recovered(NamedTuple):
     next_seq: int
 
 
+class Progress(NamedTuple):
+    """How far the tables follow the commit log: bytes of the log on disk, commits that the tables have not, the memory
+    of those in bytes, and the seconds that the last transaction of the tables took."""
+
+    log_bytes: int = 0
+    commits_behind: int = 0
+    unapplied_bytes: int = 0
+    apply_seconds: float = 0.0
+
+
 class CommitLog(Protocol):
     """Commits write sets one after the other. For one thread, the owner's."""
 
-    def start(self, done: Done) -> None:
-        """Start committing. `done` is called once for each write set, in their order, on another thread.
+    def start(self, done: Done, read_done: ReadDone) -> None:
+        """Start committing. Both are called in the order of the write sets, on other threads.
 
-        ``done(write_set, pages, None)``: the write set is durable, and its pages and queries are read.
-        ``done(write_set, [], error)``: nothing of it is stored, nor will be.
+        ``done(write_set, None)``: the write set is durable. ``done(write_set, error)``: nothing of it is stored, nor
+        will be, and it is not read. ``read_done(write_set, pages)``: the pages and queries of a durable write set are
+        read, as of this write set.
         """
 
     def submit(self, write_set: WriteSet) -> None:
@@ -82,6 +94,9 @@ class Store(CommitLog, Protocol):
     def damage(self) -> str:
         """The first damage found since the start; empty if there is none."""
 
+    def progress(self) -> Progress:
+        """How far the tables follow; called on any thread."""
+
     def recover(self) -> Recovered:
         """Open the store and read its tables. Before `start`.
 
@@ -91,21 +106,25 @@ class Store(CommitLog, Protocol):
 
 
 class StreamLog(Protocol):
-    """The stream log as the writer uses it; its files are below ``directory``."""
+    """The stream log as the store uses it; its files are below ``directory``. It gets what the commit log has."""
 
     directory: Path
 
-    def append(self, records: Dict[Partition, List[Message]]) -> Dict[Partition, Tuple[int, int, str]]:
-        """Write records, not yet durable; per partition the new (end offset, position, segment)."""
-
-    def sync(self) -> None:
-        """Return when everything appended is on disk."""
+    def append(self, records: Dict[Partition, List[Message]]) -> object:
+        """Write records, not synced, which readers see after `committed`; after an error `rollback` comes first."""
 
     def rollback(self) -> None:
         """Truncate to the last committed ends; without effect if nothing was appended since."""
 
     def committed(self) -> None:
-        """The appended ends are committed: move the high watermarks."""
+        """Move the high watermarks to the ends of what was appended."""
 
-    def recover(self, ends: Optional[Dict[Partition, int]]) -> None:
-        """Truncate the partitions to these ends (missing = 0); with None, only behind the last valid batch."""
+    def sync(self) -> None:
+        """Return when everything appended before the call is on disk. Called on another thread."""
+
+    def recover(self, ends: Optional[Dict[Partition, int]], logged: Dict[Partition, int]) -> Dict[Partition, int]:
+        """Truncate the partitions to these ends (missing = 0); with None, only behind the last valid batch.
+
+        The commit log has the records from the offsets ``logged`` on. They need not be there, and are appended again:
+        the offsets from which on are returned, for every partition.
+        """

@@ -61,7 +61,7 @@ class Maintenance:
         elif self._vacuumed:
             self._vacuumed = False
             # Until then only the write-ahead log says that the file is shorter.
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._database.checkpoint("PASSIVE")
 
     def _checkpoint(self) -> None:
         """Copy the write-ahead log into the database every `CHECKPOINT_PAGES`, so that it does not grow.
@@ -76,10 +76,10 @@ class Maintenance:
         self._checkpointed = pages
         connection = self._database.connection
         if pages < WAL_LIMIT_PAGES:
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._database.checkpoint("PASSIVE")
             return
         connection.execute(f"PRAGMA busy_timeout = {READERS_WAIT_MS}").fetchone()
-        busy = connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()[0]
+        busy = self._database.checkpoint("RESTART")
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}").fetchone()
         if busy:
             logger.warning("event=write_ahead_log_long pages=%d reason=%s", pages, "another process reads the database")

@@ -15,7 +15,7 @@ import sqlite3
 from pathlib import Path
 from typing import NamedTuple, Optional, Sequence
 
-from sessions.store.check import RULES, SALVAGE_RULES, TABLES
+from sessions.store.check import COMMIT_LOG, RULES, SALVAGE_RULES, TABLES
 from sessions.store.disk import sync_directory, sync_file
 from sessions.store.interface import StoreError
 from sessions.store.pages import PageFile, Record
@@ -175,7 +175,8 @@ def _copy(
     names = connection.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE '%sqlite_%'"
     ).fetchall()
-    tables = sorted((name for (name,) in names), key=[*TABLES].index)
+    # A session's record may lack columns, so that a record of the commit log would pass for one.
+    tables = sorted((name for (name,) in names), key=[COMMIT_LOG, *TABLES].index)
     shapes = {table: _Shape(connection, table) for table in tables}
     batches: dict[str, list[Record]] = {table: [] for table in shapes}
     connection.execute("BEGIN")
@@ -197,6 +198,7 @@ def _copy(
             notes.append(f"left out: {rule.describe(count)}")
     connection.execute("COMMIT")
     kept = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in shapes}
+    kept.pop(COMMIT_LOG, None)
     return kept, notes
 
 

@@ -110,8 +110,17 @@ def add_permissions(db: Database) -> None:
     db.execute("ALTER TABLE sessions ADD COLUMN permissions TEXT")
 
 
+def add_commit_log(db: Database) -> None:
+    """Version 7: the identity of the store, and the position of the commit log that the tables are at; ``closed`` is 1 if
+    they have all changes. One row, or none before the first start."""
+    db.execute(
+        "CREATE TABLE commit_log (id INTEGER PRIMARY KEY, identity TEXT NOT NULL, position INTEGER NOT NULL,"
+        " closed INTEGER NOT NULL)"
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
-    create_tables, add_username, add_rules, add_expiry, add_producers, add_permissions
+    create_tables, add_username, add_rules, add_expiry, add_producers, add_permissions, add_commit_log
 )
 
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 # The most rows of one statement. Lists are padded to a power of two, so that twelve prepared statements serve every
 # length.
-CHUNK = 2048
+CHUNK = 512
 # Messages with more bytes have a statement of their own, since a prepared statement keeps its parameters in memory.
 LARGE_BYTES = 4096
 
@@ -164,9 +164,10 @@ FIND_QUEUES = Statement(
 SESSIONS = _insert("sessions", SessionRow._fields, ["session_id"])
 SUBSCRIPTIONS = _insert("subscriptions", SubscriptionRow._fields, SUBSCRIPTION_KEY_COLUMNS)
 DELETE_SUBSCRIPTIONS = _delete("subscriptions", SUBSCRIPTION_KEY_COLUMNS)
-MESSAGES = MessageStatement(_insert_sql("messages", MESSAGE_COLUMNS), MESSAGE_COLUMNS)
+# Rows that are there already are replaced: a repair may apply a part of the commit log again.
+MESSAGES = MessageStatement(_insert_sql("messages", MESSAGE_COLUMNS, ["id"]), MESSAGE_COLUMNS)
 # An entry has the size of its message, so that a start need not read the messages.
-ENTRIES = _insert("queue", ENTRY_COLUMNS, blobs=["subscription_ids"])
+ENTRIES = _insert("queue", ENTRY_COLUMNS, ["session_id", "seq"], blobs=["subscription_ids"])
 UPDATE_ENTRIES = Statement(
     "UPDATE queue SET packet_id = v.column1, state = v.column2 FROM {rows} AS v"
     " WHERE queue.session_id = v.column3 AND queue.seq = v.column4",

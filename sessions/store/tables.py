@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Iterable, TypeVar
+from typing import Any, Iterable, Iterator, NamedTuple, TypeVar
+from uuid import UUID, uuid4
 
 from sessions.rows import ProducerRow, QueueRow, RetainedRow, SessionRow, SubscriptionRow
 from sessions.store import statements as sql
-from sessions.store.interface import CorruptStore, Partition, Recovered
-from sessions.store.schema import APPLICATION_ID
+from sessions.store.interface import CorruptStore, Partition, Recovered, StoreError
 from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
+
+
+class LogState(NamedTuple):
+    """The identity of a store, which its log has too; the position of the log that the tables are at; and whether they
+    have all changes, so that there need be no log."""
+
+    identity: bytes
+    position: int
+    closed: bool
+
 
 R = TypeVar("R", bound=tuple[Any, ...])
 
@@ -38,7 +49,6 @@ class SqliteTables:
         self._path = path
         self._purge: dict[int, int] = {}  # deleted sessions with stored entries: id to last seq, as of the last commit
         self._next_purge: dict[int, int] = {}  # the same, as of this transaction
-        self._in_doubt = False  # a COMMIT failed, but a crash might bring it back
 
     # -- reading ------------------------------------------------------------
 
@@ -76,31 +86,58 @@ class SqliteTables:
     def run_query(self, query: EntryQuery) -> None:
         sql.run_query(self._connection, query)
 
+    # -- the commit log -----------------------------------------------------
+
+    def log_state(self, has_log: bool) -> LogState:
+        """What the tables know of their commit log; tables without any get an identity.
+
+        Raises `StoreError` if these should know the log that is there.
+        """
+        connection = self._connection
+        row = connection.execute("SELECT identity, position, closed FROM commit_log").fetchone()
+        if row is None and has_log:
+            raise StoreError(
+                f"{self._path}: does not say which commit log belongs to it, but there is one: run mqttbroker repair-store"
+                " to apply it, or move it away"
+            )
+        if row is None:
+            row = (uuid4().hex, 0, 1)
+            connection.execute("INSERT INTO commit_log (id, identity, position, closed) VALUES (1, ?, ?, ?)", row)
+        return LogState(UUID(row[0]).bytes, row[1], row[2] != 0)
+
+    def close_log(self) -> None:
+        """The tables have all changes, so the log may be removed."""
+        self._connection.execute("UPDATE commit_log SET closed = 1")
+
     # -- transactions -------------------------------------------------------
 
     def begin(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
         self._connection.execute("BEGIN IMMEDIATE")
         self._next_purge = dict(self._purge)
 
     def commit(self) -> None:
-        self._in_doubt = True
         self._connection.execute("COMMIT")
-        self._in_doubt = False
         self._purge = self._next_purge
 
     def undo(self) -> None:
-        """Undo a failed transaction.
-
-        A COMMIT that failed in its sync may be complete in the write-ahead log, where a start after a crash would find
-        it. Another transaction takes its place there.
-        """
+        """Undo a failed transaction; if even that fails, the next one begins with it."""
         if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
-        if self._in_doubt:
-            self._connection.execute("BEGIN IMMEDIATE")
-            self.write_first_page()
-            self._connection.execute("COMMIT")
-            self._in_doubt = False
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    @contextmanager
+    def in_memory(self) -> Iterator[None]:
+        """A transaction that takes no room on disk, and ends without effect."""
+        connection = self._connection
+        connection.execute("PRAGMA cache_spill = OFF")
+        self.begin()
+        try:
+            yield
+        finally:
+            connection.execute("ROLLBACK")
+            connection.execute("PRAGMA cache_spill = ON")
 
     # -- changing, within a transaction ---------------------------------------
 
@@ -126,8 +163,6 @@ class SqliteTables:
 
     def _delete_sessions(self, write_set: WriteSet) -> None:
         deleted = write_set.deleted_sessions
-        if not {row.session_id for row in write_set.sessions}.isdisjoint(deleted):
-            raise ValueError("a session id is used again after its session ended")
         for statement in (sql.DELETE_SESSIONS, sql.DELETE_SUBSCRIPTIONS_OF, sql.DELETE_RECEIVED_OF):
             statement.run(self._connection, deleted)
         self._next_purge.update(sql.queues_of(self._connection, deleted))
@@ -135,9 +170,9 @@ class SqliteTables:
     def set_stream_ends(self, ends: dict[Partition, int]) -> None:
         sql.STREAM_ENDS.run(self._connection, [(stream, partition, end) for (stream, partition), end in ends.items()])
 
-    def write_first_page(self) -> None:
-        """Have the transaction write a page, with the content that it has."""
-        self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    def set_position(self, position: int) -> None:
+        """The tables have the commit log up to this position, and need it from there on."""
+        self._connection.execute("UPDATE commit_log SET position = ?, closed = 0", (position,))
 
     # -- deleted sessions ---------------------------------------------------
 

@@ -172,6 +172,18 @@ class Disk:
         """Create in ``target`` one of the states that the directory may have after a power loss now."""
         self._leave(self.top, target, rng)
 
+    def leave_everything(self, target: Path) -> None:
+        """Create in ``target`` the state that a kill of the process leaves."""
+        self._leave_everything(self.top, target)
+
+    def _leave_everything(self, folder: Folder, target: Path) -> None:
+        target.mkdir(exist_ok=True)
+        for name, entry in folder.now.items():
+            if isinstance(entry, Folder):
+                self._leave_everything(entry, target / name)
+            else:
+                (target / name).write_bytes(entry.newest())
+
     def _leave(self, folder: Folder, target: Path, rng: Random) -> None:
         target.mkdir(exist_ok=True)
         for name, entry in folder.left(rng).items():

@@ -34,8 +34,11 @@ def test_a_power_loss_after_disk_failures_loses_nothing_acknowledged(directory: 
     """A failed sync may or may not have written, and the next one does not write the same bytes again."""
 
     def faults(layer: Layer) -> None:
-        layer.fail("sync", errno.EIO, "*-wal", 9)
-        layer.fail("sync", errno.EIO, "*.seg", 37)
+        layer.fail("sync", errno.EIO, "*/log/*", 31)
+        layer.fail("write", errno.EIO, "*/log/*.log", 57)
+        layer.fail("write", errno.EIO, "*/log/*.new", 5000)
+        layer.fail("sync", errno.EIO, "*-wal", 3)
+        layer.fail("sync", errno.EIO, "*.seg", 7)
         layer.fail("write", errno.ENOSPC, "*.seg", 41)
         layer.fail("write", errno.EIO, "*-wal", 301)
         layer.fail("sync", errno.EIO, "*/streams/*[0-9]", 7)

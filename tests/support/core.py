@@ -79,7 +79,8 @@ class Core:
         restore(self.broker, recovered, self.seconds)
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.control = BrokerControl(self.broker, lambda: self.seconds)
-        self.store.start(lambda *answer: self.answers.put(answer))
+        self.reads: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.store.start(lambda *answer: self.answers.put(answer), lambda *read: self.reads.put(read))
         self.clients: list[CoreClient] = []
         self.taken: Optional[WriteSet] = None
 
@@ -105,8 +106,11 @@ class Core:
         if write_set is None:
             return False
         self.store.submit(write_set)
-        _, pages, error = self.answers.get(timeout=30)
-        self.broker.commits.answered(pages, str(error) if error else "")
+        _, error = self.answers.get(timeout=30)
+        self.broker.commits.answered(str(error) if error else "")
+        if error is None and (write_set.pages or write_set.queries):
+            _, pages = self.reads.get(timeout=30)
+            self.broker.commits.read_done(write_set.queries, pages)
         self._resume()
         assert error is None, error
         return True
@@ -117,7 +121,7 @@ class Core:
         self.taken = None
         if write_set is None:
             return False
-        self.broker.commits.answered([], "disk full")
+        self.broker.commits.answered("disk full")
         self._resume()
         return True
 

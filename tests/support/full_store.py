@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ Rows = dict[str, set[tuple[object, ...]]]
 def fill(path: Path, keep_wal: bool = False) -> None:
     """Create the database at `path`; with `keep_wal` in the state that a crash leaves."""
     made = path if not keep_wal else path.with_name(f"{path.name}.making")
+    shutil.rmtree(path.with_name("log"), ignore_errors=True)
     store = SqliteStore(made, "commit", None)
     store.recover()
     writer = Writer(store)
@@ -36,9 +38,12 @@ def fill(path: Path, keep_wal: bool = False) -> None:
             path.with_name(path.name + suffix).write_bytes(
                 made.with_name(made.name + suffix).read_bytes()
             )
+        shutil.copytree(path.with_name("log"), path.with_name("log of the crash"))
     store.stop()
     if keep_wal:
         made.unlink()
+        path.with_name("log").rmdir()
+        path.with_name("log of the crash").rename(path.with_name("log"))
 
 
 def _commit(number: int, chance: random.Random) -> WriteSet:

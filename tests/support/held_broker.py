@@ -6,9 +6,7 @@ has ``event=held``. ``BrokerProcess(program=[PATH])`` runs this file in place of
 
 from __future__ import annotations
 
-import functools
 import os
-import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -30,13 +28,14 @@ CONTENTS = {
     "PUBREC": lambda w: any(row[NEW_STATE] == AWAIT_PUBCOMP for row in w.entry_updates),
     "end of the delivery": lambda w: bool(w.deleted_entries),
 }
-# Where the store stops: before it writes, before SQLite's COMMIT, or after it and before it reports.
+# Where the store stops: before it takes a write set, before it writes the record, or after its sync and before it reports.
 POINTS = ("before", "uncommitted", "after")
 
 
 def main() -> int:
     from mqttbroker import server
     from mqttbroker.cli import main as cli
+    from sessions.store.commit_log.file_log import FileCommitLog
 
     hold_file = Path(os.environ["HOLD_FILE"])
     submitted: list[Any] = []
@@ -49,11 +48,12 @@ def main() -> int:
             print(f"event=held point={point}", flush=True)
         return held
 
-    class HeldConnection(sqlite3.Connection):
-        def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
-            if sql == "COMMIT" and submitted and is_held("uncommitted"):
-                threading.Event().wait()
-            return super().execute(sql, *parameters)
+    append = FileCommitLog.append
+
+    def held_append(log: FileCommitLog, body: bytes) -> None:
+        if is_held("uncommitted"):
+            threading.Event().wait()
+        append(log, body)
 
     class HeldStore(server.SqliteStore):
         def submit(self, write_set: Any) -> None:
@@ -61,14 +61,14 @@ def main() -> int:
             if not is_held("before"):
                 super().submit(write_set)
 
-        def start(self, done: Any) -> None:
-            def tell(write_set: Any, pages: Any, error: Any) -> None:
+        def start(self, done: Any, read_done: Any) -> None:
+            def tell(write_set: Any, error: Any) -> None:
                 if not is_held("after"):
-                    done(write_set, pages, error)
+                    done(write_set, error)
 
-            super().start(tell)
+            super().start(tell, read_done)
 
-    sqlite3.connect = functools.partial(sqlite3.connect, factory=HeldConnection)  # type: ignore[assignment]
+    FileCommitLog.append = held_append  # type: ignore[method-assign]
     server.SqliteStore = HeldStore  # type: ignore[misc]
     return cli.main()
 

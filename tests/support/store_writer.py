@@ -5,6 +5,7 @@ As a program, `test_kill_9_loses_no_reported_commit` kills it: it prints the num
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import sys
@@ -18,8 +19,9 @@ from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, PageRequest, WriteSet
 
 Partition = Tuple[str, int]
-Outcome = Tuple[WriteSet, List[Page], Optional[Exception]]
+Outcome = Tuple[WriteSet, Optional[Exception]]
 
+PARTITIONS = 8  # of the stream "s"
 ENTRIES = 10  # of each commit, in session 1
 KEPT = 5  # commits whose entries are still queued
 
@@ -27,7 +29,7 @@ KEPT = 5  # commits whose entries are still queued
 class FileLog:
     """One file of 8-byte records per partition; ``events`` has the calls in their order.
 
-    ``fail_in`` names a method that raises OSError after its work.
+    ``fail_in`` names a method that raises OSError, with the number ``error``, after its work.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -35,6 +37,7 @@ class FileLog:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.events: List[str] = []
         self.fail_in = ""
+        self.error = errno.EIO
         self.ends: Dict[Partition, int] = {}
         self.appended: Dict[Partition, int] = {}
 
@@ -49,7 +52,9 @@ class FileLog:
     def _called(self, name: str) -> None:
         self.events.append(name)
         if self.fail_in == name:
-            raise OSError(f"{name} fails")
+            error = OSError(f"{name} fails")
+            error.errno = self.error
+            raise error
 
     def append(
         self, records: Dict[Partition, List[Message]]
@@ -80,16 +85,21 @@ class FileLog:
         self.appended = {}
         self._called("committed")
 
-    def recover(self, ends: Optional[Dict[Partition, int]]) -> None:
+    def recover(
+        self, ends: Optional[Dict[Partition, int]], logged: Dict[Partition, int]
+    ) -> Dict[Partition, int]:
         self.events.append("recover" if ends is not None else "recover all")
+        self.ends = {("s", number): 0 for number in range(PARTITIONS)}
         for name in os.listdir(self.directory):
             stream, _, number = name.rpartition("-")
             partition = (stream, int(number))
             have = os.path.getsize(self.directory / name) // 8
             end = have if ends is None else ends.get(partition, 0)
-            assert end <= have, f"{partition} lost records"
-            os.truncate(self.directory / name, end * 8)
-            self.ends[partition] = end
+            found = min(end, have)
+            assert end == found or found >= logged[partition], f"{partition} lost records"
+            os.truncate(self.directory / name, found * 8)
+            self.ends[partition] = found
+        return dict(self.ends)
 
 
 def message(
@@ -132,19 +142,31 @@ class Writer:
     def __init__(self, store: SqliteStore) -> None:
         self.store = store
         self._done: "queue.SimpleQueue[Outcome]" = queue.SimpleQueue()
-        store.start(lambda *outcome: self._done.put(outcome))
+        self._read: "queue.SimpleQueue[Tuple[WriteSet, List[Page]]]" = queue.SimpleQueue()
+        store.start(lambda *outcome: self._done.put(outcome), lambda *read: self._read.put(read))
 
-    def outcome(self, write_set: WriteSet) -> Outcome:
+    def outcome(self, write_set: WriteSet) -> Optional[Exception]:
+        """None when the write set is durable, or why it is not; its pages are not waited for."""
         self.store.submit(write_set)
-        outcome = self._done.get(timeout=30)
-        assert outcome[0] is write_set
-        return outcome
+        done, error = self._done.get(timeout=30)
+        assert done is write_set
+        return error
+
+    def pages(self, write_set: WriteSet) -> List[Page]:
+        """The pages of a write set that is durable."""
+        read, pages = self._read.get(timeout=30)
+        assert read is write_set
+        return pages
 
     def commit(self, write_set: WriteSet) -> List[Page]:
-        _, pages, error = self.outcome(write_set)
+        """Return the pages when the write set is durable, and the tables have it."""
+        added = [] if write_set.pages or write_set.queries else [PageRequest(0, 0, 1, False)]
+        write_set.pages += added
+        error = self.outcome(write_set)
         if error is not None:
             raise error
-        return pages
+        pages = self.pages(write_set)
+        return [] if added else pages
 
     def page(self, session_id: int, after: int = 0, limit: int = 10**6, size: int = 0) -> Page:
         write_set = WriteSet()

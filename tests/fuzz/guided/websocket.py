@@ -94,9 +94,12 @@ class _WebSockets(Target):
 
         def submit(write_set: WriteSet) -> None:
             core.store.submit(write_set)
-            _, pages, error = core.answers.get(timeout=30)
+            _, error = core.answers.get(timeout=30)
             assert error is None, error
-            loop.call_soon(scheduler.store_answered, pages, "", False)
+            loop.call_soon(scheduler.store_answered, "", False)
+            if write_set.pages or write_set.queries:
+                _, pages = core.reads.get(timeout=30)
+                loop.call_soon(scheduler.read_done, write_set.queries, pages)
 
         scheduler = FlushScheduler(core.broker, loop, submit, True)
         policy = ListenerPolicy(Security(core.settings).policy, core.terms, None, core.broker.outbound.counters)

@@ -282,6 +282,42 @@ def test_damage_found_while_running_is_repaired_by_a_restart(damaged_queue: Path
     assert 0 < len(found) < COUNT and found == sorted(found)
 
 
+def test_changes_are_refused_while_the_database_cannot_be_written(damaged_queue: Path, start_broker: Start) -> None:
+    broker = start_broker(data_dir=damaged_queue, config={**STREAM, "apply_interval": "200ms"})
+    keeper = RawClient(broker.port)
+    keeper.connect("keeper", clean_start=False, properties=forever())
+    keeper.subscribe("queued/#", options=1)
+    keeper.close()
+    away = RawClient(broker.port)
+    assert away.connect("away", clean_start=True).reason_code == 0  # its queue is to be deleted
+    publisher = RawClient(broker.port)
+    publisher.connect("publisher")
+    accepted = 0
+    while publisher.publish("queued/1", b"%d" % accepted, 1) == 0:
+        accepted += 1
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        broker.get("/readyz")
+    assert "malformed; changes are refused, a restart repairs it" in caught.value.read().decode()
+    assert publisher.publish("unkept", b"", 0) == 0
+    assert publisher.publish("queued/1", b"", 1) >= 0x80
+    for client in (away, publisher):
+        client.close()
+    broker.restart()
+    broker.wait_for_log("event=store_repaired what=.*put aside")
+    assert broker.get("/readyz")
+    with RawClient(broker.port) as last:
+        last.connect("last")
+        assert last.publish("queued/1", b"last", 1) == 0
+    keeper = RawClient(broker.port)
+    assert keeper.connect("keeper", clean_start=False, properties=forever()).session_present
+    found = [keeper.take().payload for _ in range(accepted + 1)]
+    assert found == [*(b"%d" % number for number in range(accepted)), b"last"]
+    keeper.close()
+    away = RawClient(broker.port)
+    assert not away.connect("away", clean_start=False, properties=forever()).session_present
+    away.close()
+
+
 def test_readyz_names_repair_store_if_a_restart_does_not_repair(damaged_queue: Path, start_broker: Start) -> None:
     broker = start_broker(data_dir=damaged_queue, config={"on_corrupt_store": "refuse", **STREAM})
     assert "repair-store" in meet_damage(broker)

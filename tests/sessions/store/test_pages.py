@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.full_store import CHANGES, PAGE, TABLES, fill, overwrite, page_kinds, rows_of
 
+from sessions.store.check import COMMIT_LOG
 from sessions.store.pages import PageFile, Record
 from sessions.store.schema import prepare
 
@@ -128,7 +129,7 @@ def test_reading_writes_nothing(tmp_path: Path, change: str) -> None:
     assert pages.notes()
     pages.close()
     assert path.read_bytes() == before
-    assert [found.name for found in tmp_path.iterdir() if found.name != "lock"] == ["broker.db"]
+    assert [found.name for found in tmp_path.iterdir() if found.name not in ("lock", "log")] == ["broker.db"]
 
 
 def test_rows_of_different_tables_and_indexes_have_different_types(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_rows_of_different_tables_and_indexes_have_different_types(tmp_path: Pat
                 keys = [column[5] for column in columns if column[5]]
                 assert [column[5] for column in columns][: len(keys)] == sorted(keys) == keys
             shapes.append((without_rowid, tuple(column[2] for column in columns)))
-    assert len(set(shapes)) == len(TABLES)
+    assert len(set(shapes)) == len([*TABLES, COMMIT_LOG])
     indexes = connection.execute(
         "SELECT name, tbl_name FROM sqlite_master WHERE type = 'index' AND name NOT LIKE 'sqlite_%'"
     ).fetchall()

@@ -16,8 +16,7 @@ from support.store_cases import Opened, log, opened, path, query, queued, sessio
 from support.store_writer import Writer, message, retained, retained_rows
 
 from sessions.rows import MESSAGE_COLUMNS, SessionRow, SubscriptionRow
-from sessions.store import maintenance, statements
-from sessions.store import writer as store_module
+from sessions.store import follower, maintenance, statements
 from sessions.store.maintenance import Maintenance
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
@@ -314,7 +313,7 @@ def test_a_long_queue_is_purged_in_steps(
     opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch, restart: bool
 ) -> None:
     monkeypatch.setattr(statements, "PURGE_ENTRIES", 100)
-    monkeypatch.setattr(store_module, "IDLE_AFTER", 1000.0)
+    monkeypatch.setattr(follower, "IDLE_AFTER", 1000.0)
     _, writer = opened()
     write_set = queued(1, list(range(1, 501)))
     write_set.sessions = [session_row(1)]
@@ -340,7 +339,7 @@ def test_a_long_queue_is_purged_in_steps(
 def test_an_idle_writer_purges_and_vacuums(
     opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_module, "IDLE_AFTER", 0.001)
+    monkeypatch.setattr(follower, "IDLE_AFTER", 0.001)
     monkeypatch.setattr(maintenance, "VACUUM_FREE_PAGES", 10)
     tidy = threading.Event()
     vacuum = Maintenance._vacuum

@@ -1,0 +1,150 @@
+"""A write set as the body of a record, and back.
+
+The body is a msgpack array: lists of rows as `sessions.rows` has them. Each message occurs once, though a queue, the
+retained messages and a stream may refer to it by its place in the list.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import msgspec
+
+from sessions.message import Message
+from sessions.rows import (
+    MESSAGE_COLUMNS,
+    EntryKey,
+    EntryRow,
+    EntryUpdate,
+    ProducerKey,
+    ProducerRow,
+    ReceivedKey,
+    SessionRow,
+    SubscriptionKey,
+    SubscriptionRow,
+)
+from sessions.store.interface import Partition
+from sessions.write_set import WriteSet
+
+_columns: Callable[[Message], Tuple[Any, ...]] = attrgetter(*MESSAGE_COLUMNS)
+# mypyc keeps no types of a NamedTuple's fields, so msgspec decodes plain tuples.
+_MessageRow = Tuple[int, str, bytes, int, bool, bytes, str, int, int]
+_SessionRow = Tuple[
+    int, str, int, int, Optional[float], Optional[bytes], Optional[float], Optional[str], Optional[str], Optional[str]
+]
+_SubscriptionRow = Tuple[int, str, int, int, int]
+_ProducerRow = Tuple[str, str, str, int, bytes, int]
+
+
+class StreamRecords(NamedTuple):
+    """Records of one partition, and the offset of the first."""
+
+    stream: str
+    partition: int
+    first_offset: int
+    messages: List[Message]
+
+
+class _Body(msgspec.Struct, array_like=True):
+    """``queued`` messages at the beginning of ``messages`` are inserted for the queue; ``streams`` have stream, partition,
+    first offset and the places of their messages."""
+
+    messages: List[_MessageRow]
+    queued: int
+    deleted_sessions: List[int]
+    sessions: List[_SessionRow]
+    subscriptions: List[_SubscriptionRow]
+    deleted_subscriptions: List[SubscriptionKey]
+    entries: List[EntryRow]
+    entry_updates: List[EntryUpdate]
+    deleted_entries: List[EntryKey]
+    received: List[ReceivedKey]
+    deleted_received: List[ReceivedKey]
+    retained: List[int]
+    deleted_retained: List[str]
+    streams: List[Tuple[str, int, int, List[int]]]
+    deleted_producers: List[ProducerKey]
+    producers: List[_ProducerRow]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Body).decode
+
+
+def encode(write_set: WriteSet, ends: Dict[Partition, int]) -> bytes:
+    """The body of a record; ``ends`` has the offset of the next record of each partition that the write set writes."""
+    messages: List[Message] = write_set.messages
+    retained: List[int] = []
+    streams: List[Tuple[str, int, int, List[int]]] = []
+    if write_set.retained or write_set.stream_messages:
+        places = {id(message): place for place, message in enumerate(messages)}
+        messages = list(messages)
+
+        def place_of(message: Message) -> int:
+            place = places.setdefault(id(message), len(messages))
+            if place == len(messages):
+                messages.append(message)
+            return place
+
+        retained = [place_of(message) for message in write_set.retained]
+        for (stream, partition), records in write_set.stream_messages.items():
+            streams.append((stream, partition, ends[stream, partition], [place_of(message) for message in records]))
+    return _encode(
+        (
+            list(map(_columns, messages)),
+            len(write_set.messages),
+            write_set.deleted_sessions,
+            write_set.sessions,
+            write_set.subscriptions,
+            write_set.deleted_subscriptions,
+            write_set.entries,
+            write_set.entry_updates,
+            write_set.deleted_entries,
+            write_set.received,
+            write_set.deleted_received,
+            retained,
+            write_set.deleted_retained,
+            streams,
+            write_set.deleted_producers,
+            write_set.producers,
+        )
+    )
+
+
+def decode(body: bytes) -> Tuple[WriteSet, List[StreamRecords]]:
+    """The write set, whose ``stream_messages`` are empty, and the records of its streams.
+
+    Raises `ValueError` if the bytes are no body of a record.
+    """
+    try:
+        found = _decode(body)
+        messages = list(map(_message, found.messages))
+        write_set = WriteSet()
+        write_set.messages = messages[: found.queued]
+        write_set.deleted_sessions = found.deleted_sessions
+        write_set.sessions = list(map(SessionRow._make, found.sessions))
+        write_set.subscriptions = list(map(SubscriptionRow._make, found.subscriptions))
+        write_set.deleted_subscriptions = found.deleted_subscriptions
+        write_set.entries = found.entries
+        write_set.entry_updates = found.entry_updates
+        write_set.deleted_entries = found.deleted_entries
+        write_set.received = found.received
+        write_set.deleted_received = found.deleted_received
+        write_set.retained = [messages[place] for place in found.retained]
+        write_set.deleted_retained = found.deleted_retained
+        write_set.deleted_producers = found.deleted_producers
+        write_set.producers = list(map(ProducerRow._make, found.producers))
+        streams = [
+            StreamRecords(stream, partition, first, [messages[place] for place in places])
+            for stream, partition, first, places in found.streams
+        ]
+        return write_set, streams
+    except (msgspec.MsgspecError, IndexError) as error:
+        raise ValueError(f"not a write set: {error}") from None
+
+
+def _message(row: Sequence[Any]) -> Message:
+    message = Message(row[1], row[2], row[3], row[4], row[5], row[6], row[7], row[8])
+    message.id = row[0]
+    return message

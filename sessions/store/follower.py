@@ -1,0 +1,311 @@
+"""The tables follow the commit log: a thread that applies what was committed, some at a time, and reads for the broker.
+
+Changes are gathered in memory for `apply_interval`, or until they are a certain part of `max_bytes`, and applied in one
+transaction with the position of the log. Syncs come later, and only then segments of the log are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import Deque, Dict, List, Optional
+
+from sessions.pending_changes import PendingChanges
+from sessions.store.commit_log.file_log import FileCommitLog
+from sessions.store.database import Database
+from sessions.store.failure_log import FailureLog
+from sessions.store.interface import Partition, ReadDone, StreamLog
+from sessions.store.maintenance import Maintenance
+from sessions.store.recovery import Replay
+from sessions.store.tables import SqliteTables
+from sessions.write_set import Page, WriteSet
+
+logger = logging.getLogger(__name__)
+
+# How long the thread waits before it repeats what failed, and for the next changes while the database has maintenance
+# to do, in seconds.
+RETRY_AFTER = 0.25
+IDLE_AFTER = 0.05
+# The part of the log's limit that full segments take before the tables are synced, and before commits wait for it.
+SYNC_PART = 4
+WAIT_PART = 2
+# The part of the memory for changes that one transaction takes: commits that wait for room wait for one of them.
+CUT_PART = 8
+# How long the thread waits before it makes a segment of the log again after that failed, in seconds: it writes much.
+SEGMENT_RETRY_AFTER = 5.0
+
+
+class _Cut:
+    """Changes up to a position of the log, and the reads that follow them."""
+
+    def __init__(self, position: int) -> None:
+        self.changes = PendingChanges()
+        self.position = position
+        self.ends: Dict[Partition, int] = {}
+        self.due = 0.0  # monotonic seconds; 0 if there are no changes
+        self.reads: Optional[WriteSet] = None
+
+
+class Follower:
+    """Applies changes to the tables on a thread of its own, which alone uses the database once it runs.
+
+    `add` and `wait_for_room` are called on the thread that commits. ``applied`` is the position that the tables are at.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        tables: SqliteTables,
+        log: Optional[FileCommitLog],
+        stream_log: Optional[StreamLog],
+        position: int,
+        log_bytes: int,
+        apply_interval: float,
+        max_bytes: int,
+    ) -> None:
+        self._apply_failure: Optional[Exception] = None
+        self._sync_failure: Optional[Exception] = None
+        self.applied = position
+        self.apply_seconds = 0.0  # that the last transaction took
+        self.streams_position = position  # the stream log has the records up to it; set by the thread that commits
+        self._database = database
+        self._tables = tables
+        self._log = log
+        self._stream_log = stream_log
+        self._log_bytes = log_bytes
+        self._apply_interval = apply_interval
+        self._max_bytes = max_bytes
+        self._cut_bytes = max_bytes // CUT_PART
+        self._segment_after = 0.0  # monotonic seconds; no segment is made before
+        self._maintenance = Maintenance(database, tables)
+        self._failures = FailureLog()
+        self._transactions = 0
+        self._lock = threading.Condition()  # for everything below
+        self._gathering = _Cut(position)
+        self._cuts: Deque[_Cut] = deque()
+        self._applying: Optional[_Cut] = None
+        self._stopping = False
+        self._read_done: ReadDone = _no_reads
+        self._thread: Optional[threading.Thread] = None
+
+    def take_over(self, replayed: Replay) -> None:
+        """Begin with the changes that a start could not apply; commits are refused until they are."""
+        assert replayed.left is not None
+        cut = _Cut(replayed.position)
+        cut.changes, cut.ends, cut.due = replayed.left, dict(replayed.ends), time.monotonic()
+        self._cuts.append(cut)
+        self._apply_failure = replayed.failure
+
+    def start(self, read_done: ReadDone) -> None:
+        self._read_done = read_done
+        self._thread = threading.Thread(target=self._run, name="tables", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> bool:
+        """Apply everything, answer all reads, and end; whether the tables have everything, on disk."""
+        if self._thread is not None:
+            with self._lock:
+                self._stopping = True
+                self._lock.notify_all()
+            self._thread.join()
+            self._thread = None
+        return self.failure is None and not self._gathering.due and self._sync()
+
+    # -- the thread that commits ------------------------------------------------
+
+    @property
+    def failure(self) -> Optional[Exception]:
+        """What the tables fail with at present, None if they do not."""
+        return self._apply_failure or self._sync_failure
+
+    @property
+    def size(self) -> int:
+        """Bytes of memory that changes take which the tables do not have."""
+        with self._lock:
+            return self._size()
+
+    def _size(self) -> int:
+        applying = self._applying.changes.size if self._applying is not None else 0
+        return self._gathering.changes.size + applying + sum(cut.changes.size for cut in self._cuts)
+
+    def add(self, write_set: WriteSet, position: int, ends: Dict[Partition, int]) -> None:
+        """Add a committed write set, with the ends that it gives to the streams; its reads follow it."""
+        with self._lock:
+            gathering = self._gathering
+            wake = False
+            if write_set.has_changes():
+                gathering.changes.merge(write_set)
+                gathering.position = position
+                gathering.ends.update(ends)
+                if not gathering.due:
+                    gathering.due = time.monotonic() + self._apply_interval
+                    wake = True
+            reads = bool(write_set.pages or write_set.queries)
+            if reads:
+                gathering.reads = write_set
+            if reads or gathering.changes.size >= self._cut_bytes:
+                self._cuts.append(gathering)
+                self._gathering = _Cut(gathering.position)
+                wake = True
+            if wake:
+                self._lock.notify_all()
+
+    def wait_for_room(self) -> None:
+        """Return when the tables are not too far behind, or fail."""
+        with self._lock:
+            while self.failure is None and not self._stopping and self._is_far_behind():
+                self._gathering.due = min(self._gathering.due, time.monotonic())
+                self._lock.notify_all()
+                self._lock.wait()
+
+    def _is_far_behind(self) -> bool:
+        return self._size() > self._max_bytes or (
+            self._log is not None and self._log.closed_size > self._log_bytes // WAIT_PART
+        )
+
+    # -- the thread of the tables -----------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            cut = self._next()
+            if cut is None:
+                if self._stopping:
+                    return
+                self._maintain(idle=True)
+                continue
+            if not self._apply_until_done(cut):
+                return
+            self._read(cut)
+            self._maintain(idle=False)
+
+    def _next(self) -> Optional[_Cut]:
+        """The next changes to apply; None if there are none, at the end and when there is time for maintenance."""
+        with self._lock:
+            waited = False
+            while True:
+                if self._cuts:
+                    self._applying = self._cuts.popleft()
+                    return self._applying
+                gathering = self._gathering
+                left = gathering.due - time.monotonic()
+                if gathering.due and (left <= 0 or self._stopping):
+                    self._gathering = _Cut(gathering.position)
+                    self._applying = gathering
+                    return gathering
+                if self._stopping or waited:
+                    return None
+                timeout = left if gathering.due else None
+                if self._has_maintenance():
+                    timeout = IDLE_AFTER if timeout is None else min(timeout, IDLE_AFTER)
+                    waited = not self._lock.wait(timeout)
+                else:
+                    self._lock.wait(timeout)
+
+    def _has_maintenance(self) -> bool:
+        return self._maintenance.has_work or self._sync_is_due() or self._segment_is_due()
+
+    def _segment_is_due(self) -> bool:
+        return self._log is not None and self._log.needs_segment and time.monotonic() >= self._segment_after
+
+    def _apply_until_done(self, cut: _Cut) -> bool:
+        """Apply a cut, again and again while that fails; false if the thread is to end before."""
+        while True:
+            try:
+                if cut.due:
+                    self._apply(cut)
+                break
+            except Exception as error:
+                self._database.note_damage(error)
+                self._tables.undo()
+                self._failures.report("the tables cannot be written", error)
+                with self._lock:
+                    self._apply_failure = error
+                    self._lock.notify_all()
+                    if self._stopping:
+                        return False
+                    self._lock.wait(RETRY_AFTER)
+        with self._lock:
+            self.applied = cut.position
+            self._applying = None
+            self._apply_failure = None
+            self._lock.notify_all()
+        self._failures.clear()
+        return True
+
+    def _apply(self, cut: _Cut) -> None:
+        began = time.monotonic()
+        tables = self._tables
+        tables.begin()
+        tables.apply(cut.changes.write_set())
+        tables.set_stream_ends(cut.ends)
+        tables.set_position(cut.position)
+        tables.commit()
+        self._transactions += 1
+        self._maintenance.committed()
+        self.apply_seconds = time.monotonic() - began
+
+    def _read(self, cut: _Cut) -> None:
+        write_set = cut.reads
+        if write_set is None:
+            return
+        pages: List[Page] = [self._tables.read_page(request) for request in write_set.pages]
+        for page in pages:
+            self._database.note_damage(page.error)
+        for query in write_set.queries:
+            self._tables.run_query(query)
+        try:
+            self._read_done(write_set, pages)
+        except Exception:
+            logger.exception("event=defect in=store_report")
+
+    def _maintain(self, idle: bool) -> None:
+        """Do one step of maintenance of the database and the log."""
+        try:
+            self._maintenance.run(self._transactions, idle)
+        except Exception as error:
+            self._failures.report("tidying failed", error)
+            self._database.note_damage(error)
+            self._tables.undo()
+        log = self._log
+        if log is None:
+            return
+        if self._segment_is_due():
+            try:
+                log.make_ready()
+            except OSError as error:
+                self._segment_after = time.monotonic() + SEGMENT_RETRY_AFTER
+                self._failures.report("no segment of the log is ready", error)
+        if self._sync_is_due():
+            self._sync()
+
+    def _sync_is_due(self) -> bool:
+        return self._sync_failure is not None or (
+            self._log is not None and self._log.closed_size > self._log_bytes // SYNC_PART
+        )
+
+    def _sync(self) -> bool:
+        """Sync what was applied, and drop the log up to it; false if that failed."""
+        position = min(self.applied, self.streams_position)
+        try:
+            if self._stream_log is not None and self._database.durable:
+                self._stream_log.sync()
+            self._database.sync()
+            if self._log is not None:
+                self._log.drop(position)
+        except Exception as error:
+            self._failures.report("the tables cannot be synced, and the log not be dropped", error)
+            failure: Optional[Exception] = error
+        else:
+            failure = None
+        with self._lock:
+            self._sync_failure = failure
+            self._lock.notify_all()
+        if failure is not None and not self._stopping:
+            time.sleep(RETRY_AFTER)
+        return failure is None
+
+
+def _no_reads(write_set: WriteSet, pages: List[Page]) -> None:
+    raise AssertionError("not started")

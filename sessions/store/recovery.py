@@ -1,0 +1,141 @@
+"""The start of a store: the tables and the streams get what the commit log has and they have not."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import contextmanager
+from typing import Dict, Iterator, List, Optional, Tuple
+
+from sessions.message import Message
+from sessions.pending_changes import PendingChanges
+from sessions.store.commit_log.file_log import FileCommitLog
+from sessions.store.commit_log.records import decode
+from sessions.store.commit_log.survey import Survey
+from sessions.store.disk import is_full
+from sessions.store.interface import CorruptStore, Partition, StreamLog
+from sessions.store.tables import SqliteTables
+
+LOG_DIRECTORY = "log"
+# Changes of about this much memory are applied in one transaction.
+REPLAY_BYTES = 32 * 1024 * 1024
+
+
+def recover_log(log: FileCommitLog, tables: SqliteTables) -> Replay:
+    """Open the log of these tables, and apply it to them. Raises the errors of `SqliteTables.log_state` and `FileCommitLog.open`."""
+    state = tables.log_state(log.exists)
+    replayed = Replay(log.open(state.identity, state.position, state.closed), tables, state.position)
+    replayed.apply()
+    return replayed
+
+
+Records = Dict[Partition, List[Message]]
+
+
+def recover_streams(replayed: Replay, stream_log: StreamLog) -> Tuple[Dict[Partition, int], List[Records]]:
+    """Append to the streams what the log has and they have not; return their ends, and what a full disk left over.
+
+    Raises the errors of `StreamLog.recover` and `StreamLog.append`.
+    """
+    ends = stream_log.recover(replayed.ends, replayed.logged)
+    left: List[Records] = []
+    if any(ends[partition] < replayed.ends.get(partition, 0) for partition in ends):
+        for missing in _missing_records(replayed, ends):
+            if not left:
+                try:
+                    stream_log.append(missing)
+                    stream_log.committed()
+                    continue
+                except OSError as error:
+                    if not is_full(error):
+                        raise
+                    stream_log.rollback()
+            left.append(missing)
+    return ends, left
+
+
+class Replay:
+    """Applies the records of a log to tables that have those up to ``position``.
+
+    ``ends`` are the ends of the streams with everything that the log has, and ``logged`` the first offsets that it has;
+    ``with_streams`` are the positions of the records that have any. If the disk is full, ``left`` has the changes that
+    the tables do not have, and `reading` shows them as if they had.
+    """
+
+    def __init__(self, found: Survey, tables: SqliteTables, position: int) -> None:
+        self.ends = tables.stream_ends()
+        self.logged: Dict[Partition, int] = {}
+        self.with_streams: List[int] = []
+        self.position = position
+        self.left: Optional[PendingChanges] = None
+        self.failure: Optional[Exception] = None
+        self.found = found
+        self._tables = tables
+
+    def apply(self) -> None:
+        """Apply all records; raises `CorruptStore` if one has no write set, `OSError` or `sqlite3.Error`."""
+        changes = PendingChanges()
+        for record in self.found.records(0):
+            try:
+                write_set, streams = decode(record.body)
+            except ValueError as error:
+                raise CorruptStore(f"commit log: record of position {record.position}: {error}") from None
+            for part in streams:
+                partition = (part.stream, part.partition)
+                self.logged.setdefault(partition, part.first_offset)
+                self.ends[partition] = max(
+                    self.ends.get(partition, 0), part.first_offset + len(part.messages)
+                )
+            if streams:
+                self.with_streams.append(record.position)
+            if record.position > self.position:
+                changes.merge(write_set)
+                self.position = record.position
+                if changes.size > REPLAY_BYTES and self.failure is None:
+                    changes = self._commit(changes)
+        if not changes.empty and self.failure is None:
+            changes = self._commit(changes)
+        self.left = None if changes.empty else changes
+
+    def _commit(self, changes: PendingChanges) -> PendingChanges:
+        """Apply changes; returns those that are left, which are all if the disk is full."""
+        tables = self._tables
+        try:
+            tables.begin()
+            tables.apply(changes.write_set())
+            tables.set_stream_ends(self.ends)
+            tables.set_position(self.position)
+            tables.commit()
+        except sqlite3.Error as error:
+            if not is_full(error):
+                raise
+            tables.undo()
+            self.failure = error
+            return changes
+        return PendingChanges()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read the tables with everything that the log has, though the disk may be full."""
+        if self.left is None:
+            yield
+            return
+        with self._tables.in_memory():
+            self._tables.apply(self.left.write_set())
+            yield
+
+
+def _missing_records(replayed: Replay, ends: Dict[Partition, int]) -> Iterator[Records]:
+    """What the streams have not, of each record of the log; ``ends`` are theirs, and are moved."""
+    wanted = set(replayed.with_streams)
+    for record in replayed.found.records(min(wanted) - 1):
+        if record.position not in wanted:
+            continue
+        missing: Records = {}
+        for part in decode(record.body)[1]:
+            partition = (part.stream, part.partition)
+            end = ends.get(partition)
+            if end is not None and part.first_offset <= end < part.first_offset + len(part.messages):
+                missing[partition] = part.messages[end - part.first_offset :]
+                ends[partition] = part.first_offset + len(part.messages)
+        if missing:
+            yield missing
