@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.core import wait_until
 from support.damaged_log import records
 from support.raw_client import RawClient
 
@@ -175,6 +176,29 @@ def test_the_backup_of_a_stopped_broker(data_dir: Path, tmp_path: Path) -> None:
     }
     assert queued(tmp_path / "again" / DATABASE) == queued(data_dir / DATABASE)
     assert sorted(os.listdir(tmp_path)) == ["again", "backup", "data"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_backup_has_what_only_the_commit_log_has(tmp_path: Path, start_broker: Start, killed: bool) -> None:
+    """A running broker's backup waits for the database; a killed one's takes the commit log."""
+    broker = start_broker(config={**STREAM, "apply_interval": "2s"})
+    with Load(broker) as load:
+        wait_until(lambda: load.acknowledged > 500)
+    assert len(queued(broker.data_dir / DATABASE)) < load.acknowledged
+    if killed:
+        broker.kill()
+    back_up(broker.data_dir, tmp_path / "backup")
+    if not killed:
+        broker.kill()
+    restore(tmp_path / "backup", tmp_path / "again")
+    assert check(tmp_path / "again").problems == []
+    restored = start_broker(config=STREAM, data_dir=tmp_path / "again")
+    restored.terminate()
+    wanted = list(range(1, load.acknowledged + 1))
+    assert queued(tmp_path / "again" / DATABASE) == wanted
+    assert retained(tmp_path / "again" / DATABASE) == load.acknowledged
+    streamed = records(tmp_path / "again" / "streams" / "s" / "0")
+    assert [int(payload.split()[0]) for _, payload in sorted(streamed.items())] == wanted
 
 
 def test_targets_may_be_empty_directories(data_dir: Path, tmp_path: Path) -> None:
