@@ -37,6 +37,7 @@ from mqttbroker.admin.http_accounts import AccountRoutes
 from mqttbroker.admin.http_alarms import AlarmRoutes
 from mqttbroker.admin.http_api import Api, Operations
 from mqttbroker.admin.http_dashboard import dashboard_routes
+from mqttbroker.admin.http_trace import TraceRoutes
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.sys_topics import SysTopics
@@ -57,6 +58,7 @@ from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
 from mqttbroker.net.tls import http_context
+from mqttbroker.net.trace import Tracer
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.reload import Reloader
@@ -334,6 +336,7 @@ class Server:
             filters = {stream.name: stream.filters for stream in self.settings.streams}
             api = Api(self._operations(), self.streams, self.consumers, filters)
             alarms = AlarmRoutes(self.alarms, self.control_runner)
+            traces = TraceRoutes(Tracer(self.broker, self.scheduler), self.control_runner)
             accounts = AccountRoutes(self.security, self.broker, self.control_runner)
             self.http = HttpServer(
                 settings.host,
@@ -348,7 +351,7 @@ class Server:
                 consumers=self.consumers,
                 max_connections=settings.max_connections,
                 routes=[
-                    *api.routes(), *accounts.routes(), *alarms.routes(),
+                    *api.routes(), *accounts.routes(), *alarms.routes(), *traces.routes(),
                     *(dashboard_routes() if settings.dashboard else ()),
                 ],
                 warnings=self._warnings,

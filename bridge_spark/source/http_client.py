@@ -17,6 +17,7 @@ import random
 import socket
 import ssl
 import time
+from collections.abc import Iterator
 from typing import Any, Optional
 from urllib.parse import urlsplit
 
@@ -139,6 +140,23 @@ class HttpClient:
         finally:
             self._retries = retries
         return json.loads(body) if body else None
+
+    def stream(self, path: str, seconds: float) -> Iterator[bytes]:
+        """The pieces of an answer that takes up to ``seconds``, as they come; raises `HttpError`."""
+        connection = self._connect()
+        connection.timeout = seconds + self._timeout_s
+        try:
+            connection.request("GET", self._base + path, headers=self._headers)
+            response = connection.getresponse()
+            self._answered = True
+            if response.status != 200:
+                self._refused(path, response, None)
+            while piece := response.read1(PIECE_BYTES):
+                yield piece
+        except (OSError, http.client.HTTPException, _TryAgain) as error:
+            raise HttpError(f"{self.url}: {self._reason(error)}") from None
+        finally:
+            connection.close()
 
     def send(self, method: str, path: str, content: Optional[bytes] = None) -> None:
         """Send an idempotent request that changes something; raises `HttpError`."""

@@ -386,6 +386,28 @@ def backup_now(api: BrokerApi, options: argparse.Namespace) -> int:
     return DONE
 
 
+def trace(api: BrokerApi, options: argparse.Namespace) -> int:
+    path: Optional[str] = options.write
+    kind = "text" if path is None else "pcap"
+    pieces = api.stream(
+        "/trace", options.seconds, client_id=options.client_id, address=options.address, topic=options.topic,
+        seconds=options.seconds, max_bytes=options.max_bytes, payload=options.payload, format=kind,
+    )  # fmt: skip
+    try:
+        first = next(pieces, b"")  # before a file is made
+        with sys.stdout.buffer if path in (None, "-") else open(str(path), "wb") as target:
+            target.write(first)
+            target.flush()
+            for piece in pieces:
+                target.write(piece)
+                target.flush()
+    except KeyboardInterrupt:
+        pass
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror}", FAILED) from None
+    return DONE
+
+
 COMMANDS = (
     Command("clients", "list", "list clients and their sessions", clients_list, (
         _argument("--prefix", metavar="TEXT", help="client ids that begin with this"),
@@ -446,6 +468,15 @@ COMMANDS = (
     Command("log-level", "", "print or set the log level of a running broker", log_level,
             (_argument("level", nargs="?", choices=("debug", "info", "warning", "error"),
                        help="until the next reload"),)),
+    Command("trace", "", "print or capture the packets of a client, an address or a topic", trace, (
+        _argument("--client", metavar="CLIENT", dest="client_id", help="packets of this client"),
+        _argument("--address", metavar="ADDRESS", help="packets of clients at this address or in this network"),
+        _argument("--topic", metavar="FILTER", help="PUBLISH packets with such topics"),
+        _argument("--seconds", metavar="N", type=int, default=60, help="how long (default: 60)"),
+        _argument("--max-bytes", metavar="N", type=int, default=16 << 20, help="end after so many (default: 16 MiB)"),
+        _argument("--write", metavar="FILE", help="a capture file for Wireshark; - = stdout"),
+        _argument("--payload", action="store_const", const=True, help="with payloads"),
+    )),
     Command("reload", "", "have a running broker reload its configuration", reload),
     Command("backup-now", "", "have a running broker back up below its http.backup_dir", backup_now,
             (_argument("name", metavar="NAME", help="of the new directory"),)),

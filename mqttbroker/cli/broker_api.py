@@ -78,6 +78,16 @@ class BrokerApi:
         except HttpError as error:
             raise self._failure(error) from None
 
+    def stream(self, path: str, wait: float, **query: Any) -> Iterator[bytes]:
+        """The pieces of the answer to a GET that takes up to ``wait`` seconds."""
+        from bridge_spark.source.http_client import HttpError
+
+        given = {name: _text(value) for name, value in query.items() if value is not None}
+        try:
+            yield from self._client.stream(f"{API}{path}?{urlencode(given, quote_via=quote)}", wait)
+        except HttpError as error:
+            raise self._failure(error) from None
+
     def items(self, path: str, limit: int, **query: Any) -> tuple[list[Any], bool]:
         """Up to ``limit`` items of a list, 0 = all; and whether there are more."""
         found: list[Any] = []

@@ -32,6 +32,11 @@ class PacketReader(PacketBuffer):
         self._held_before: i64 = 0  # bytes received that are not packets yet: WebSocket frames, reads cut into slices
         self._needed: i64 = 2  # bytes that the incomplete packet must have before it is parsed again
 
+    @property
+    def between_packets(self) -> bool:
+        """Whether no part of a packet is buffered."""
+        return not self._incomplete and self._long is None
+
     def receive(self, data: bytes, now: float, start: i64 = 0, stop: i64 = -1) -> i64:
         """Handle ``data[start:]``, or only the packets that begin before ``stop``.
 

@@ -49,7 +49,7 @@ class PacketScanner:
         data = self._pending + data[skipped:]
         position = 0
         while len(data) - position >= 2 and not self._lost:
-            body, size = _fixed_header(data, position)
+            body, size = fixed_header(data, position)
             if size < 0:
                 self._lost = True
             if size <= 0:
@@ -105,7 +105,7 @@ class PacketScanner:
         return ",".join(filters), qos
 
 
-def _fixed_header(data: bytes, position: int) -> tuple[int, int]:
+def fixed_header(data: bytes, position: int) -> tuple[int, int]:
     """The position of the variable header, and the packet's size: 0 if bytes are missing, -1 if malformed."""
     remaining = 0
     for index in range(4):

@@ -86,6 +86,7 @@ class FlushScheduler:
         self._write_refused = False  # by the journal, which was held
         self._scheduled = False
         self._monitoring = False
+        self.on_opened: Optional[Callable[[Wire], None]] = None  # called with each new wire
         self.sample_wanted = False  # time the next work
         self.on_sample: Optional[Callable[[float], None]] = None  # called with the seconds that it took
         self._sample_from = -1.0  # monotonic time; negative if nothing is timed
@@ -374,6 +375,7 @@ class Wire:
         self.limited_half_open = False  # in `ListenerPolicy.half_open`
         self.closing = False
         self.reading_paused = False
+        self.traced = False  # `transport` is a `Tap`
         self._has_crowd = False  # many clients receive what it publishes
         self.proxied_address = ""  # the client's, as a proxy told it; "" = the socket's
         self.proxied_common_name: Optional[str] = None  # of the client's certificate, as a proxy told it
@@ -432,6 +434,8 @@ class Wire:
             self.abort()
         else:
             self.limited_half_open = endpoint.policy.limit_half_open(self, address)
+        if endpoint.scheduler.on_opened is not None:
+            endpoint.scheduler.on_opened(self)
 
     def data_received(self, data: bytes) -> None:
         if not self.closing:
@@ -441,6 +445,8 @@ class Wire:
         """The client sent bytes; ``now`` is the clock as it was just updated."""
         if self.closing:
             return
+        if self.traced:
+            self.transport.trace_received(data)
         # In the middle of a round, another message to the crowd would cost one more write for each of its clients.
         waits = self._has_crowd and self.endpoint.scheduler.round_begun
         if not self._unhandled:
@@ -507,6 +513,11 @@ class Wire:
             return False
         self.abort()
         return True
+
+    @property
+    def between_packets(self) -> bool:
+        """Whether neither direction is in the middle of a packet."""
+        return self.reader.between_packets and not self._unhandled and not self.connection.outbox.parts
 
     # -- reading ----------------------------------------------------------------
 

@@ -57,6 +57,8 @@ def test_each_operation_answers_as_the_document_says(api_schema: Any, mode: Gene
     operations = [result.ok() for result in api_schema.get_all_operations()]
     assert len(operations) > 30
     for operation in operations:
+        if operation.path.endswith("/trace"):
+            continue  # its answer takes as long as it is asked to
         if not (operation.path_parameters or operation.query or operation.body) and mode is GenerationMode.NEGATIVE:
             continue  # nothing can be wrong
 
@@ -78,7 +80,7 @@ def test_many_requests_and_sequences_of_them(api: BrokerProcess, tmp_path: Path)
     command = [
         sys.executable, "-m", "schemathesis.cli", "run", f"{api.url}/api/v1/openapi.json",
         "--header", f"Authorization: Bearer {TOKEN}", "--max-examples", "60", "--continue-on-failure", "--no-color",
-        "--include-path-regex", "^/api/", "--checks",
+        "--include-path-regex", "^/api/", "--exclude-path-regex", "/trace$", "--checks",
         "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
         "negative_data_rejection,positive_data_acceptance,ignored_auth,unsupported_method",
     ]  # fmt: skip
