@@ -419,8 +419,9 @@ static void take_links(void)
 static void open_client(struct link *l, uint32_t number)
 {
     uint8_t packet[64];
-    char opened[64];
-    frame(l, OPENED, number, opened, (size_t)sprintf(opened, "[0, \"127.0.0.1:%" PRIu32 "\"]", 1024 + number % 60000));
+    char opened[80];
+    const char *format = "[0, \"127.0.0.1:%" PRIu32 "\", false, false, null]";
+    frame(l, OPENED, number, opened, (size_t)sprintf(opened, format, 1024 + number % 60000));
     int name = sprintf((char *)packet + 14, "link-%" PRIu32, number);
     memcpy(packet, "\x10\0\0\4MQTT\4\2\0\0\0", 13);
     packet[1] = (uint8_t)(12 + name);
