@@ -22,11 +22,12 @@ MEDIA_TYPES = {
     "svg": "image/svg+xml",
 }
 HEADERS = {
-    # The page runs its own scripts only, and no text becomes HTML or a script. It connects to this server, and to the WebSocket
-    # listeners of the broker, which may have any address behind a proxy.
+    # The page runs its own scripts only, and no text becomes HTML or a script. It connects to this server, and to the
+    # WebSocket listeners of the broker, which may have any address behind a proxy.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self' ws: wss:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
+        "trusted-types 'none'"
     ),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -57,5 +58,6 @@ def dashboard_routes() -> List[Route]:
         found = _File(content, media_type, hashlib.sha256(content).hexdigest()[:32])
         answers = {200: Answer("the file", {"type": "string"}, media_type), 304: Answer("the browser has it")}
         place = "/" if path.name == "index.html" else PATH + path.name
-        routes.append(Route("GET", place, found.serve, None, f"{path.name} of the dashboard", answers, documented=False))
+        summary = f"{path.name} of the dashboard"
+        routes.append(Route("GET", place, found.serve, None, summary, answers, documented=False))
     return routes

@@ -30,7 +30,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Errors:
-    """What a page complains about: exceptions, console errors such as violations of its CSP, and dialogs that a script opened."""
+    """What a page complains about: exceptions, and errors on its console such as violations of its policy."""
 
     def __init__(self, page: Page) -> None:
         self.found: list[str] = []

@@ -1,4 +1,4 @@
-"""Takes the picture of the dashboard in the README: a broker with a simulated plant for some minutes, in a headless Chromium.
+"""Takes the picture of the dashboard in the README: a broker with a simulated plant for some minutes.
 
 python -P -m support.dashboard_picture docs/pictures/dashboard.png
 """
@@ -24,7 +24,7 @@ CONFIG = {"streams": {"plant": {"filters": ["plant/#"], "partitions": 4}}}
 
 def take(file: Path, seconds: float) -> None:
     with BrokerProcess(config=CONFIG) as broker, browser() as chromium, ExitStack() as stack:
-        page = chromium.new_page(viewport={"width": 1280, "height": 800})
+        page = chromium.new_page(viewport={"width": 1280, "height": 585})
         page.goto(broker.url)
 
         def connected(name: str, **fields: object) -> RawClient:
@@ -37,7 +37,7 @@ def take(file: Path, seconds: float) -> None:
         absent = connected("archive", properties=persistent)
         absent.subscribe("plant/+/temperature", options=1)
         absent.disconnect()
-        connected("monitor").subscribe("plant/1/#")
+        connected("monitor").subscribe("plant/+/temperature", options=0)
         machines = []
         began = time.monotonic()
         for turn in range(1_000_000):

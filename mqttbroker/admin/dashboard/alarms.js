@@ -9,17 +9,33 @@ const NAME = { title: "Alarm", text: (alarm) => alarm.name };
 const REASON = { title: "Reason", text: (alarm) => alarm.reason, wide: true };
 
 export function alarms() {
-  const active = table("Alarms", [
-    NAME, REASON, { title: "Since", text: (alarm) => time(alarm.since) },
-  ], (alarm) => alarm.name, "No alarms.");
-  const ended = table("Ended alarms", [
-    NAME, REASON,
-    { title: "Ended", text: (alarm) => time(alarm.cleared) },
-    { title: "Lasted", text: (alarm) => duration(alarm.cleared - alarm.since) },
-  ], (alarm) => `${alarm.name} ${alarm.since}`, "None since the broker started.");
+  const active = table(
+    "Alarms",
+    [NAME, REASON, { title: "Since", text: (alarm) => time(alarm.since) }],
+    (alarm) => alarm.name,
+    "No alarms.",
+  );
+  const ended = table(
+    "Ended alarms",
+    [
+      NAME,
+      REASON,
+      { title: "Ended", text: (alarm) => time(alarm.cleared) },
+      { title: "Lasted", text: (alarm) => duration(alarm.cleared - alarm.since) },
+    ],
+    (alarm) => `${alarm.name} ${alarm.since}`,
+    "None since the broker started.",
+  );
   const ready = h("ul", { class: "plain" });
   const element = h(
-    "div", { class: "stack" }, h("h1", {}, "Alarms"), active.element, h("h2", {}, "Readiness"), ready, h("h2", {}, "Ended"), ended.element,
+    "div",
+    { class: "stack" },
+    h("h1", {}, "Alarms"),
+    active.element,
+    h("h2", {}, "Readiness"),
+    ready,
+    h("h2", {}, "Ended"),
+    ended.element,
   );
 
   async function refresh(status, alarms) {
@@ -27,7 +43,10 @@ export function alarms() {
     ended.show(alarms.cleared);
     const { reasons = [], warnings = [] } = await readiness();
     const state = reasons.length ? "Clients should not connect now:" : "Clients can connect.";
-    setChildren(ready, [state, ...reasons, ...warnings.map((text) => `Warning: ${text}`)].map((text) => h("li", {}, text)));
+    setChildren(
+      ready,
+      [state, ...reasons, ...warnings.map((text) => `Warning: ${text}`)].map((text) => h("li", {}, text)),
+    );
   }
   return { title: "Alarms", element, refresh };
 }

@@ -8,28 +8,43 @@ const LEFT = 60; // for the values of the grid
 const BOTTOM = 16; // for the times
 const SPAN = 5 * 60 * 1000; // ms that the chart shows
 
-/** A chart of `names`, the lines, whose values `format` makes text. `update` takes one list of points for each line. */
-export function chart(title, names, format) {
+/**
+ * A chart of `names`, the lines, whose values `format` makes text; units grow by `base`. `update` takes one list of
+ * points for each line.
+ */
+export function chart(title, names, format, base = 1000) {
   const lines = names.map((_, index) => svg("polyline", { class: `line line-${index}` }));
   const grid = [0, 1, 2].map((step) => {
     const y = bottom() - (step / 2) * (bottom() - 6);
-    return { line: svg("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: y, y2: y }), label: axisLabel(LEFT - 6, y + 4, "end") };
+    return {
+      line: svg("line", { class: "grid", x1: LEFT, x2: WIDTH, y1: y, y2: y }),
+      label: axisLabel(LEFT - 6, y + 4, "end"),
+    };
   });
   const times = [axisLabel(LEFT, HEIGHT - 2, "start", "5 min ago"), axisLabel(WIDTH, HEIGHT - 2, "end", "now")];
   const drawing = svg(
-    "svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" },
-    grid.map((each) => each.line), grid.map((each) => each.label), times, lines,
+    "svg",
+    { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" },
+    grid.map((each) => each.line),
+    grid.map((each) => each.label),
+    times,
+    lines,
   );
   const values = names.map(() => h("b", {}, "–"));
   const legend = h(
-    "ul", { class: "legend" }, names.map((name, index) => h("li", { class: `mark-${index}` }, `${name} `, values[index])),
+    "ul",
+    { class: "legend" },
+    names.map((name, index) => h("li", { class: `mark-${index}` }, `${name} `, values[index])),
   );
   const element = h("section", { class: "card chart", "aria-label": title }, h("h2", {}, title), legend, drawing);
 
   /** `least` is the smallest value that the top of the grid may have. */
   function update(series, now, least = 1) {
-    const known = series.flat().map(([, value]) => value).filter((value) => value !== null);
-    const top = roundUp(Math.max(least, ...known));
+    const known = series
+      .flat()
+      .map(([, value]) => value)
+      .filter((value) => value !== null);
+    const top = roundUp(Math.max(least, ...known), base);
     grid.forEach(({ label }, step) => setText(label, format((top * step) / 2)));
     series.forEach((points, index) => {
       const place = ([time, value]) => {
@@ -51,8 +66,8 @@ function axisLabel(x, y, anchor, text = "") {
   return svg("text", { class: "axis", x, y, "text-anchor": anchor }, text);
 }
 
-/** The least of 1, 2 and 5 times a power of ten that is not below a value. */
-function roundUp(value) {
-  const power = 10 ** Math.floor(Math.log10(value));
-  return power * [1, 2, 5, 10].find((factor) => factor * power >= value);
+/** The least round number of a unit that is not below a value; units are powers of `base`. */
+function roundUp(value, base) {
+  const unit = base ** Math.floor(Math.log(value) / Math.log(base));
+  return unit * [1, 2, 5, 10, 20, 50, 100, 200, 500, base].find((factor) => factor * unit >= value);
 }

@@ -37,20 +37,36 @@ export function client({ every, act, may, notify }, id) {
   const path = `/clients/${segment(id)}`;
   const values = FIELDS.map(([name, read]) => ({ name, read, value: h("dd", {}, "–") }));
   const gone = h("p", { class: "empty", hidden: true });
-  const subscriptions = table("Subscriptions", [
-    { title: "Topic filter", text: (each) => each.topic_filter },
-    { title: "QoS", number: true, text: (each) => String(each.qos) },
-    { title: "No local", text: (each) => yes(each.no_local) },
-    { title: "Retain as published", text: (each) => yes(each.retain_as_published) },
-    { title: "Identifier", number: true, text: (each) => optional(each.identifier, String) },
-  ], (each) => each.topic_filter, "No subscriptions.");
+  const subscriptions = table(
+    "Subscriptions",
+    [
+      { title: "Topic filter", text: (each) => each.topic_filter },
+      { title: "QoS", number: true, text: (each) => String(each.qos) },
+      { title: "No local", text: (each) => yes(each.no_local) },
+      { title: "Retain as published", text: (each) => yes(each.retain_as_published) },
+      { title: "Identifier", number: true, text: (each) => optional(each.identifier, String) },
+    ],
+    (each) => each.topic_filter,
+    "No subscriptions.",
+  );
   const more = h("button", { type: "button", hidden: true, onclick: () => act(loadMore) }, "More subscriptions");
   const disconnect = h("button", { type: "button", onclick: () => act(doDisconnect) }, "Disconnect");
   const remove = h("button", { type: "button", class: "danger", onclick: () => act(doDelete) }, "Delete session");
   const actions = h("div", { class: "bar" }, may("operate") ? [disconnect, remove] : []);
-  const details = h("dl", { class: "details card" }, values.map(({ name, value }) => h("div", {}, h("dt", {}, name), value)));
+  const details = h(
+    "dl",
+    { class: "details card" },
+    values.map(({ name, value }) => h("div", {}, h("dt", {}, name), value)),
+  );
   const known = h("div", {}, actions, details, h("h2", {}, "Subscriptions"), subscriptions.element, more);
-  const element = h("div", {}, h("p", {}, h("a", { href: "#/clients" }, "All clients")), h("h1", { class: "id" }, id), gone, known);
+  const element = h(
+    "div",
+    {},
+    h("p", {}, h("a", { href: "#/clients" }, "All clients")),
+    h("h1", { class: "id" }, id),
+    gone,
+    known,
+  );
   let items = [];
   let cursor = null;
 
@@ -101,5 +117,11 @@ export function client({ every, act, may, notify }, id) {
 
   const due = every(2000);
   act(load);
-  return { title: id, element, refresh: async () => { if (due()) await load(); } };
+  return {
+    title: id,
+    element,
+    refresh: async () => {
+      if (due()) await load();
+    },
+  };
 }

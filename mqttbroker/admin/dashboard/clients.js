@@ -18,24 +18,50 @@ const ORDERS = [
 export const clientLink = (id) => h("a", { href: `#/clients/${segment(id)}` }, id || "(empty)");
 
 export function clients({ every, act }) {
-  const found = table("Clients", [
-    { title: "Client id", node: (client) => clientLink(client.client_id) },
-    { title: "State", text: (client) => (client.connected ? "connected" : "disconnected") },
-    { title: "User", text: (client) => client.username ?? "" },
-    { title: "Address", text: (client) => client.address ?? "" },
-    { title: "MQTT", text: (client) => client.protocol },
-    { title: "Since", text: (client) => time(client.connected_at ?? client.disconnected_at) },
-    { title: "Subscriptions", number: true, text: (client) => count(client.subscriptions) },
-    { title: "Queued", number: true, text: (client) => count(client.queued_messages) },
-    { title: "Size", number: true, text: (client) => bytes(client.queued_bytes) },
-  ], (client) => client.client_id, "No such client.");
-  const contains = h("input", { type: "search", id: "contains", "aria-label": "Part of the client id", placeholder: "Part of the client id" });
-  const state = h("select", { "aria-label": "State", onchange: begin },
-    h("option", { value: "" }, "All"), h("option", { value: "true" }, "Connected"), h("option", { value: "false" }, "Disconnected"));
-  const order = h("select", { "aria-label": "Order", onchange: begin }, ORDERS.map(([value, name]) => h("option", { value }, name)));
+  const found = table(
+    "Clients",
+    [
+      { title: "Client id", node: (client) => clientLink(client.client_id) },
+      { title: "State", text: (client) => (client.connected ? "connected" : "disconnected") },
+      { title: "User", text: (client) => client.username ?? "" },
+      { title: "Address", text: (client) => client.address ?? "" },
+      { title: "MQTT", text: (client) => client.protocol },
+      { title: "Since", text: (client) => time(client.connected_at ?? client.disconnected_at) },
+      { title: "Subscriptions", number: true, text: (client) => count(client.subscriptions) },
+      { title: "Queued", number: true, text: (client) => count(client.queued_messages) },
+      { title: "Size", number: true, text: (client) => bytes(client.queued_bytes) },
+    ],
+    (client) => client.client_id,
+    "No such client.",
+  );
+  const contains = h("input", {
+    type: "search",
+    id: "contains",
+    "aria-label": "Part of the client id",
+    placeholder: "Part of the client id",
+  });
+  const state = h(
+    "select",
+    { "aria-label": "State", onchange: begin },
+    h("option", { value: "" }, "All"),
+    h("option", { value: "true" }, "Connected"),
+    h("option", { value: "false" }, "Disconnected"),
+  );
+  const order = h(
+    "select",
+    { "aria-label": "Order", onchange: begin },
+    ORDERS.map(([value, name]) => h("option", { value }, name)),
+  );
   const previous = h("button", { type: "button", onclick: back }, "Previous");
   const next = h("button", { type: "button", onclick: forward }, "Next");
-  const form = h("form", { class: "bar", role: "search", onsubmit: begin }, contains, h("button", {}, "Search"), state, order);
+  const form = h(
+    "form",
+    { class: "bar", role: "search", onsubmit: begin },
+    contains,
+    h("button", {}, "Search"),
+    state,
+    order,
+  );
   const element = h("div", {}, h("h1", {}, "Clients"), form, found.element, h("div", { class: "bar" }, previous, next));
 
   let query = {};
@@ -70,7 +96,8 @@ export function clients({ every, act }) {
       cursors = [null]; // the broker was started again, or forgot the cursor
       return load();
     }
-    if (asked[0] !== query || asked[1] !== cursors.at(-1) || asked[2] !== cursors.length) return; // another page is on its way
+    // Another page may have been asked for meanwhile.
+    if (asked[0] !== query || asked[1] !== cursors.at(-1) || asked[2] !== cursors.length) return;
     following = page.next_cursor;
     found.show(page.items);
     previous.disabled = cursors.length === 1;
@@ -83,5 +110,11 @@ export function clients({ every, act }) {
 
   const due = every(4000);
   begin();
-  return { title: "Clients", element, refresh: async (status) => { if (cheap(status) && due()) await load(); } };
+  return {
+    title: "Clients",
+    element,
+    refresh: async (status) => {
+      if (cheap(status) && due()) await load();
+    },
+  };
 }

@@ -2,7 +2,9 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element with attributes, listeners (names that begin with "on") and children: nodes, or texts; null is left out. */
+/**
+ * An element with attributes, listeners (names that begin with "on") and children: nodes, or texts; null is left out.
+ */
 export function h(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }

@@ -19,7 +19,9 @@ export class History {
     return this.#samples.map(({ time, status }) => [time, read(status)]);
   }
 
-  /** Points [time, increase per second] of a counter. A counter that fell belongs to a broker that was started again. */
+  /**
+   * Points [time, increase per second] of a counter. A counter that fell belongs to a broker that was started again.
+   */
   rate(read) {
     return this.#samples.slice(1).map(({ time, status }, index) => {
       const before = this.#samples[index];

@@ -2,7 +2,10 @@
 
 const BUCKET = /^mqttbroker_(\w+)_seconds_bucket\{le="([^"]+)"\} (\S+)$/gm;
 
-/** The histograms in Prometheus' text format without other labels, by name: lists of [upper bound in seconds, count up to it]. */
+/**
+ * The histograms in Prometheus' text format without other labels, by name: lists of [upper bound in seconds, count up
+ * to it].
+ */
 export function histograms(text) {
   const found = {};
   for (const [, name, bound, count] of text.matchAll(BUCKET)) {
@@ -12,8 +15,8 @@ export function histograms(text) {
 }
 
 /**
- * The quantile `q` of what was measured between two answers, in seconds, as far as the buckets tell: the upper bound of its
- * bucket, or the largest one that is finite. Null without a measurement, or if the broker was started again.
+ * The quantile `q` of what was measured between two answers, in seconds, as far as the buckets tell: the upper bound of
+ * its bucket, or the largest one that is finite. Null without a measurement, or if the broker was started again.
  */
 export function quantile(before, after, q) {
   if (!before || !after) return null;

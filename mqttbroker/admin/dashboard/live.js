@@ -11,25 +11,53 @@ const DRAW = 250; // ms between updates of the table
 const RETRY = 2000; // ms until the next try to connect
 
 export function live({ act }) {
-  const shown = table("Messages", [
-    { title: "Time", text: (message) => clock(message.time) },
-    { title: "Topic", text: (message) => message.topic },
-    { title: "Payload", text: (message) => payload(message.payload, 1000), wide: true },
-    { title: "Size", number: true, text: (message) => bytes(message.payload.length) },
-    { title: "Retained", text: (message) => (message.retain ? "yes" : "") },
-    { title: "Properties", text: describe },
-  ], (message) => message.number, "No message yet.");
-  const filter = h("input", { id: "filter", "aria-label": "Topic filter", required: true, value: "#", spellcheck: "false" });
+  const shown = table(
+    "Messages",
+    [
+      { title: "Time", text: (message) => clock(message.time) },
+      { title: "Topic", text: (message) => message.topic },
+      { title: "Payload", text: (message) => payload(message.payload, 1000), wide: true },
+      { title: "Size", number: true, text: (message) => bytes(message.payload.length) },
+      { title: "Retained", text: (message) => (message.retain ? "yes" : "") },
+      { title: "Properties", text: describe },
+    ],
+    (message) => message.number,
+    "No message yet.",
+  );
+  const filter = h("input", {
+    id: "filter",
+    "aria-label": "Topic filter",
+    required: true,
+    value: "#",
+    spellcheck: "false",
+  });
   const url = h("input", { "aria-label": "WebSocket listener", required: true, spellcheck: "false", size: 28 });
   const username = h("input", { "aria-label": "User name", placeholder: "User name", autocomplete: "off", size: 12 });
-  const password = h("input", { "aria-label": "Password", placeholder: "Password", type: "password", autocomplete: "off", size: 12 });
+  const password = h("input", {
+    "aria-label": "Password",
+    placeholder: "Password",
+    type: "password",
+    autocomplete: "off",
+    size: 12,
+  });
   const start = h("button", {}, "Start");
   const stopButton = h("button", { type: "button", onclick: () => stop("Stopped."), disabled: true }, "Stop");
   const pause = h("button", { type: "button", onclick: togglePause, "aria-pressed": "false" }, "Pause");
   const clear = h("button", { type: "button", onclick: clearAll }, "Clear");
   const state = h("p", { class: "hint", role: "status" }, "");
   const none = h("div", { class: "card", hidden: true });
-  const form = h("form", { class: "bar", onsubmit: begin }, filter, start, stopButton, pause, clear, url, username, password);
+  const form = h(
+    "form",
+    { class: "bar", onsubmit: begin },
+    filter,
+    start,
+    stopButton,
+    pause,
+    clear,
+    url,
+    username,
+    password,
+  );
   const element = h("div", {}, h("h1", {}, "Live messages"), none, form, state, shown.element);
 
   let subscription = null;
@@ -72,7 +100,10 @@ export function live({ act }) {
 
   function ended(reason, final) {
     if (final) return stop(`Stopped: ${reason}.`);
-    setText(state, `Disconnected: ${reason}. Trying again. A listener with origins must have ${location.origin} among them.`);
+    setText(
+      state,
+      `Disconnected: ${reason}. Trying again. A listener with origins must have ${location.origin} among them.`,
+    );
     retry = setTimeout(open, RETRY);
   }
 
@@ -98,7 +129,8 @@ export function live({ act }) {
     stale = false;
     messages.length = Math.min(messages.length, KEPT);
     if (!paused) shown.show(messages);
-    if (subscription) setText(state, `Subscribed to ${filter.value}: ${count(received)} messages, the last ${KEPT} are shown.`);
+    if (subscription)
+      setText(state, `Subscribed to ${filter.value}: ${count(received)} messages, the last ${KEPT} are shown.`);
   }
 
   function togglePause() {
@@ -115,11 +147,20 @@ export function live({ act }) {
 
   const drawing = setInterval(draw, DRAW);
   act(findListener);
-  return { title: "Live messages", element, refresh() {}, close: () => { clearInterval(drawing); stop(""); } };
+  return {
+    title: "Live messages",
+    element,
+    refresh() {},
+    close: () => {
+      clearInterval(drawing);
+      stop("");
+    },
+  };
 }
 
 function advice(type) {
-  const secure = type === "wss" ? '\ncertfile = "/etc/mqttbroker/server.pem"\nkeyfile = "/etc/mqttbroker/server.key"' : "";
+  const secure =
+    type === "wss" ? '\ncertfile = "/etc/mqttbroker/server.pem"\nkeyfile = "/etc/mqttbroker/server.key"' : "";
   return [
     h("p", {}, "The broker has no listener that this page can use. Add one to its configuration, and restart it:"),
     h("pre", {}, `[[listeners]]\ntype = "${type}"\nhost = "${location.hostname}"\nport = 8083${secure}`),

@@ -14,8 +14,13 @@ export function login(reason, entered) {
   }
 
   const element = h(
-    "form", { class: "card login", onsubmit: submit },
-    h("h1", {}, "Log in"), h("p", { role: "alert" }, reason), h("label", { for: "token" }, "Token"), field, h("button", {}, "Log in"),
+    "form",
+    { class: "card login", onsubmit: submit },
+    h("h1", {}, "Log in"),
+    h("p", { role: "alert" }, reason),
+    h("label", { for: "token" }, "Token"),
+    field,
+    h("button", {}, "Log in"),
     h("p", { class: "hint" }, "A token of [[http.access]], or http.token. It stays in this tab and ends with it."),
   );
   return { title: "Log in", element, refresh() {}, shown: () => field.focus() };

@@ -1,5 +1,5 @@
-// The page: its header, the view that the address names, and requests for /status and /alarms every two seconds, which also
-// tells whether the broker answers.
+// The page: its header, the view that the address names, and requests for /status and /alarms every two seconds, which
+// also tells whether the broker answers.
 
 import { get, token } from "./api.js";
 import { h, setChildren, setText } from "./dom.js";
@@ -30,11 +30,15 @@ const services = {
   /** A function that is true once per `interval` ms. */
   every(interval) {
     let last = Date.now();
-    return () => Date.now() - last >= interval - INTERVAL / 2 && Boolean((last = Date.now()));
+    return () => {
+      if (Date.now() - last < interval - INTERVAL / 2) return false;
+      last = Date.now();
+      return true;
+    };
   },
 };
 
-// --- header ---------------------------------------------------------------------------------------------------------------
+// --- header --------------------------------------------------------------------------------------------------------
 
 const links = VIEWS.map(({ path, name }) => h("a", { href: `#/${path}` }, name));
 const sender = h("span", { class: "sender" });
@@ -54,7 +58,7 @@ function showHeader() {
   logout.hidden = token.get() === null;
 }
 
-// --- views ----------------------------------------------------------------------------------------------------------------
+// --- views ---------------------------------------------------------------------------------------------------------
 
 function show(next) {
   view?.close?.();
@@ -97,7 +101,7 @@ function notify(text) {
   noticeTimer = setTimeout(() => setText(byId("notice"), ""), NOTICE);
 }
 
-// --- access ---------------------------------------------------------------------------------------------------------------
+// --- access --------------------------------------------------------------------------------------------------------
 
 async function enter() {
   try {
@@ -110,7 +114,8 @@ async function enter() {
     return;
   }
   found();
-  if (!access.rights.includes("status")) return logIn(`${access.name} has role ${access.role}; the dashboard needs viewer.`);
+  if (!access.rights.includes("status"))
+    return logIn(`${access.name} has role ${access.role}; the dashboard needs viewer.`);
   showHeader();
   route();
 }
@@ -128,7 +133,7 @@ function logOut() {
   logIn("You are logged out.");
 }
 
-// --- the connection to the broker -----------------------------------------------------------------------------------------
+// --- the connection to the broker ----------------------------------------------------------------------------------
 
 function lost(reason) {
   lostAt ??= new Date();
@@ -161,7 +166,7 @@ async function poll() {
   }
 }
 
-// --- keyboard -------------------------------------------------------------------------------------------------------------
+// --- keyboard ------------------------------------------------------------------------------------------------------
 
 function key(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;

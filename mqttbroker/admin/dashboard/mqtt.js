@@ -1,14 +1,28 @@
-// The part of MQTT 5.0 that a viewer of messages needs, over WebSocket: CONNECT, one subscription at QoS 0, and incoming
-// messages. Sections are those of the standard.
+// The part of MQTT 5.0 that a viewer of messages needs, over WebSocket: CONNECT, one subscription at QoS 0, and
+// incoming messages. Sections are those of the standard.
 
 const MAX_PACKET = 1 << 20; // bytes; the broker sends no longer message (section 3.1.2.11.4)
 const KEEP_ALIVE = 30; // seconds
 const REASONS = {
-  0x81: "malformed packet", 0x82: "protocol error", 0x84: "protocol version not supported", 0x85: "client id not valid",
-  0x86: "bad user name or password", 0x87: "not authorized", 0x88: "server unavailable", 0x89: "server busy", 0x8a: "banned",
-  0x8b: "server shutting down", 0x8d: "keep alive timeout", 0x8e: "session taken over", 0x8f: "topic filter not valid",
-  0x95: "packet too large", 0x97: "quota exceeded", 0x98: "disconnected by an operator", 0x9c: "use another server",
-  0x9d: "server moved", 0x9f: "connection rate exceeded",
+  0x81: "malformed packet",
+  0x82: "protocol error",
+  0x84: "protocol version not supported",
+  0x85: "client id not valid",
+  0x86: "bad user name or password",
+  0x87: "not authorized",
+  0x88: "server unavailable",
+  0x89: "server busy",
+  0x8a: "banned",
+  0x8b: "server shutting down",
+  0x8d: "keep alive timeout",
+  0x8e: "session taken over",
+  0x8f: "topic filter not valid",
+  0x95: "packet too large",
+  0x97: "quota exceeded",
+  0x98: "disconnected by an operator",
+  0x9c: "use another server",
+  0x9d: "server moved",
+  0x9f: "connection rate exceeded",
 };
 const reason = (code) => REASONS[code] ?? `reason code 0x${code.toString(16)}`;
 
@@ -25,8 +39,8 @@ const PROPERTIES = {
 };
 
 /**
- * Subscribes to a filter. Calls `opened()` after SUBACK, `received({ topic, payload, qos, retain, properties })` for each
- * message, and once `ended(reason, final)`, where a final end would be the same at another try.
+ * Subscribes to a filter. Calls `opened()` after SUBACK, `received({ topic, payload, qos, retain, properties })` for
+ * each message, and once `ended(reason, final)`, where a final end would be the same at another try.
  */
 export class Subscription {
   #socket;
@@ -61,7 +75,12 @@ export class Subscription {
     let start = 0;
     try {
       for (let found = packetAt(joined, start); found && this.#calls; found = packetAt(joined, start)) {
-        this.#handle(joined[start] >> 4, joined[start] & 15, new Reader(joined.subarray(found.body, found.end)), filter);
+        this.#handle(
+          joined[start] >> 4,
+          joined[start] & 15,
+          new Reader(joined.subarray(found.body, found.end)),
+          filter,
+        );
         start = found.end;
       }
     } catch (error) {
@@ -72,16 +91,20 @@ export class Subscription {
   }
 
   #handle(type, flags, reader, filter) {
-    if (type === 2) this.#connected(reader.skip(1).byte(), filter); // CONNACK
-    else if (type === 9) this.#subscribed(reader.skip(2).skipProperties().byte()); // SUBACK
-    else if (type === 3) this.#calls.received(message(flags, reader)); // PUBLISH
+    if (type === 2)
+      this.#connected(reader.skip(1).byte(), filter); // CONNACK
+    else if (type === 9)
+      this.#subscribed(reader.skip(2).skipProperties().byte()); // SUBACK
+    else if (type === 3)
+      this.#calls.received(message(flags, reader)); // PUBLISH
     else if (type === 14) this.#end(reason(reader.left ? reader.byte() : 0), false); // DISCONNECT
   }
 
   #connected(code, filter) {
     if (code) return this.#end(reason(code), code < 0x88 || code === 0x8a);
     this.#timer = setInterval(() => this.#socket.send(packet(0xc0, [])), KEEP_ALIVE * 500);
-    // Packet identifier 1, no properties, the filter at QoS 0: the broker keeps no message for a page that does not read.
+    // Packet identifier 1, no properties, the filter at QoS 0: the broker keeps no message for a page that does not
+    // read.
     this.#socket.send(packet(0x82, [[0, 1, 0], text(filter), [0]]));
   }
 
@@ -91,7 +114,7 @@ export class Subscription {
   }
 }
 
-// --- packets ----------------------------------------------------------------------------------------------------------------
+// --- packets -------------------------------------------------------------------------------------------------------
 
 /** CONNECT with Clean Start (section 3.1), and a client id of its own for each page. */
 function connect(username, password) {
@@ -144,7 +167,8 @@ function packetAt(data, start) {
   throw new RangeError("Remaining Length");
 }
 
-const bigEndian = (value, size) => Array.from({ length: size }, (_, index) => (value >>> (8 * (size - 1 - index))) & 255);
+const bigEndian = (value, size) =>
+  Array.from({ length: size }, (_, index) => (value >>> (8 * (size - 1 - index))) & 255);
 
 function text(value) {
   const encoded = new TextEncoder().encode(value);

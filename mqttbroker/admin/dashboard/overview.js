@@ -22,61 +22,108 @@ const FIGURES = [
   ["Bans", (status) => count(status.bans)],
 ];
 
-// Title, format, and the lines with their names.
+// Title, format, and the lines with their names; units of sizes grow by 1024.
 const CHARTS = [
-  ["Messages", perSecond, {
-    received: rate((status) => status.totals.publish_received),
-    sent: rate((status) => status.totals.publish_sent),
-  }],
-  ["Traffic", bytesPerSecond, {
-    received: rate((status) => status.totals.bytes_received),
-    sent: rate((status) => status.totals.bytes_sent),
-  }],
-  ["Connections", short, {
-    clients: gauge((status) => status.clients_connected),
-    sessions: gauge((status) => status.sessions),
-  }],
-  ["New connections", perSecond, {
-    accepted: rate((status) => status.totals.connections),
-    refused: rate((status) => status.totals.connections_refused + status.logins_failed + status.logins_banned),
-  }],
-  ["Dropped messages", perSecond, {
-    "queue full": rate(({ drops }) => drops.queue_full + drops.queue_full_oldest + drops.total_full + drops.memory_full),
-    "slow subscriber": rate(({ drops }) => drops.slow_subscriber + drops.memory + drops.rate),
-    "not authorized": rate(({ drops }) => drops.not_authorized),
-    other: rate(({ drops }) => drops.refused + drops.too_large + drops.retained_full + drops.expired + drops.store_failed),
-  }],
+  [
+    "Messages",
+    perSecond,
+    {
+      received: rate((status) => status.totals.publish_received),
+      sent: rate((status) => status.totals.publish_sent),
+    },
+  ],
+  [
+    "Traffic",
+    bytesPerSecond,
+    {
+      received: rate((status) => status.totals.bytes_received),
+      sent: rate((status) => status.totals.bytes_sent),
+    },
+  ],
+  [
+    "Connections",
+    short,
+    {
+      clients: gauge((status) => status.clients_connected),
+      sessions: gauge((status) => status.sessions),
+    },
+  ],
+  [
+    "New connections",
+    perSecond,
+    {
+      accepted: rate((status) => status.totals.connections),
+      refused: rate((status) => status.totals.connections_refused + status.logins_failed + status.logins_banned),
+    },
+  ],
+  [
+    "Dropped messages",
+    perSecond,
+    {
+      "queue full": rate(
+        ({ drops }) => drops.queue_full + drops.queue_full_oldest + drops.total_full + drops.memory_full,
+      ),
+      "slow subscriber": rate(({ drops }) => drops.slow_subscriber + drops.memory + drops.rate),
+      "not authorized": rate(({ drops }) => drops.not_authorized),
+      other: rate(
+        ({ drops }) => drops.refused + drops.too_large + drops.retained_full + drops.expired + drops.store_failed,
+      ),
+    },
+  ],
   ["Queues on disk", short, { messages: gauge((status) => status.queued_messages) }],
   ["Waiting for the disk", bytes, { bytes: gauge((status) => status.store_pending_bytes) }],
-  ["Memory", bytes, {
-    used: gauge((status) => status.memory.used),
-    "held by clients": gauge((status) => status.memory.counted),
-  }],
+  [
+    "Memory",
+    bytes,
+    {
+      resident: gauge((status) => status.memory.resident),
+      counted: gauge((status) => status.memory.counted),
+    },
+  ],
 ];
 
 const POINTS = 100; // of each latency
 
 // Histograms of /metrics, and their names in the chart.
-const LATENCIES = { delivery: "delivery", acknowledgement: "acknowledgement", commit: "commit", event_loop_lag: "event loop" };
+const LATENCIES = {
+  delivery: "delivery",
+  acknowledgement: "acknowledgement",
+  commit: "commit",
+  event_loop_lag: "event loop",
+};
 
 export function overview({ every, history }) {
   const figures = FIGURES.map(([name, read]) => ({ read, value: h("dd", {}, "–"), name: h("dt", {}, name) }));
   const charts = CHARTS.map(([title, format, lines]) => ({
     reads: Object.values(lines),
-    chart: chart(title, Object.keys(lines), format),
+    chart: chart(title, Object.keys(lines), format, format === bytes || format === bytesPerSecond ? 1024 : 1000),
   }));
   const latency = latencyChart();
   const element = h(
-    "div", {},
+    "div",
+    {},
     h("h1", {}, "Overview"),
-    h("dl", { class: "figures" }, figures.map(({ name, value }) => h("div", { class: "card" }, name, value))),
-    h("div", { class: "charts" }, charts.map((each) => each.chart.element), latency.element),
+    h(
+      "dl",
+      { class: "figures" },
+      figures.map(({ name, value }) => h("div", { class: "card" }, name, value)),
+    ),
+    h(
+      "div",
+      { class: "charts" },
+      charts.map((each) => each.chart.element),
+      latency.element,
+    ),
   );
   const due = every(4000);
 
   async function refresh(status) {
     for (const { read, value } of figures) setText(value, read(status));
-    for (const each of charts) each.chart.update(each.reads.map((read) => read(history)), Date.now());
+    for (const each of charts)
+      each.chart.update(
+        each.reads.map((read) => read(history)),
+        Date.now(),
+      );
     if (due()) await latency.load();
   }
   return { title: "Overview", element, refresh };

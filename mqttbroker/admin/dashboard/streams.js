@@ -12,7 +12,11 @@ const total = (partitions, read) => partitions.reduce((sum, partition) => sum + 
 
 export function streams({ every, act }) {
   const list = h("div", { class: "stack" });
-  const none = h("p", { class: "empty", hidden: true }, "The broker has no streams that you may see: docs/spark.md tells how to add one.");
+  const none = h(
+    "p",
+    { class: "empty", hidden: true },
+    "The broker has no streams that you may see: docs/spark.md tells how to add one.",
+  );
   const element = h("div", {}, h("h1", {}, "Streams"), none, list);
   let cards = new Map();
 
@@ -20,48 +24,74 @@ export function streams({ every, act }) {
     const { items } = await get("/streams");
     const before = cards;
     cards = new Map(items.map((item, index) => [item.name, before.get(item.name) ?? stream(item, index < OPEN, act)]));
-    setChildren(list, [...cards.values()].map((card) => card.element));
+    setChildren(
+      list,
+      [...cards.values()].map((card) => card.element),
+    );
     none.hidden = items.length > 0;
     for (const item of items) await cards.get(item.name).show(item);
   }
 
   const due = every(4000);
   act(load);
-  return { title: "Streams", element, refresh: async () => { if (due()) await load(); } };
+  return {
+    title: "Streams",
+    element,
+    refresh: async () => {
+      if (due()) await load();
+    },
+  };
 }
 
 /** One stream; its consumers are asked for while it is open. */
 function stream({ name, filters }, open, act) {
-  const partitions = table(`Partitions of ${name}`, [
-    { title: "Partition", number: true, text: (each) => String(each.partition) },
-    { title: "First offset", number: true, text: (each) => count(each.log_start_offset) },
-    { title: "Next offset", number: true, text: (each) => count(each.high_watermark) },
-    { title: "Records", number: true, text: (each) => count(each.high_watermark - each.log_start_offset) },
-    { title: "Segments", number: true, text: (each) => count(each.segments) },
-    { title: "Size", number: true, text: (each) => bytes(each.bytes) },
-  ], (each) => each.partition, "No partitions.");
-  const consumers = table(`Consumers of ${name}`, [
-    { title: "Consumer", text: (each) => each.consumer },
-    { title: "Lag", number: true, text: (each) => count(each.lag) },
-    { title: "Behind", number: true, text: (each) => duration(each.lag_seconds) },
-    { title: "Reported", text: (each) => `${duration(each.report_age_seconds)} ago` },
-    { title: "Retention", text: retention },
-  ], (each) => each.consumer, "No consumer has reported.");
+  const partitions = table(
+    `Partitions of ${name}`,
+    [
+      { title: "Partition", number: true, text: (each) => String(each.partition) },
+      { title: "First offset", number: true, text: (each) => count(each.log_start_offset) },
+      { title: "Next offset", number: true, text: (each) => count(each.high_watermark) },
+      { title: "Records", number: true, text: (each) => count(each.high_watermark - each.log_start_offset) },
+      { title: "Segments", number: true, text: (each) => count(each.segments) },
+      { title: "Size", number: true, text: (each) => bytes(each.bytes) },
+    ],
+    (each) => each.partition,
+    "No partitions.",
+  );
+  const consumers = table(
+    `Consumers of ${name}`,
+    [
+      { title: "Consumer", text: (each) => each.consumer },
+      { title: "Lag", number: true, text: (each) => count(each.lag) },
+      { title: "Behind", number: true, text: (each) => duration(each.lag_seconds) },
+      { title: "Reported", text: (each) => `${duration(each.report_age_seconds)} ago` },
+      { title: "Retention", text: retention },
+    ],
+    (each) => each.consumer,
+    "No consumer has reported.",
+  );
   const growth = chart("Records", ["stored"], (value) => `${short(value)}/s`);
   const lag = chart("Lag", ["largest"], short);
   const summary = h("span", { class: "hint" });
   const element = h(
-    "details", { class: "card", open, ontoggle: () => element.open && act(loadConsumers) },
+    "details",
+    { class: "card", open, ontoggle: () => element.open && act(loadConsumers) },
     h("summary", {}, h("b", {}, name), " ", summary),
     h("p", { class: "hint" }, filters.join(", ")),
     h("div", { class: "charts" }, growth.element, lag.element),
-    h("h3", {}, "Consumers"), consumers.element, h("h3", {}, "Partitions"), partitions.element,
+    h("h3", {}, "Consumers"),
+    consumers.element,
+    h("h3", {}, "Partitions"),
+    partitions.element,
   );
   const records = new History();
   const lags = new History();
 
   async function show(item) {
-    records.add(Date.now(), total(item.partitions, (each) => each.high_watermark));
+    records.add(
+      Date.now(),
+      total(item.partitions, (each) => each.high_watermark),
+    );
     growth.update([records.rate((value) => value)], Date.now());
     const stored = total(item.partitions, (each) => each.high_watermark - each.log_start_offset);
     setText(summary, `${count(stored)} records, ${bytes(total(item.partitions, (each) => each.bytes))}`);

@@ -3,22 +3,26 @@
 import { h, setChildren, setText } from "./dom.js";
 
 /**
- * `columns` are objects with `title` and one of `text(item)`, which each refresh calls, and `node(item)`, which is called once
- * for a row; `number: true` aligns to the right, `wide: true` breaks
- * lines. `key(item)` tells rows apart.
+ * `columns` are objects with `title` and one of `text(item)`, which each refresh calls, and `node(item)`, which is
+ * called once for a row; `number: true` aligns to the right, `wide: true` breaks lines. `key(item)` tells rows apart.
  */
 export function table(label, columns, key, empty) {
-  const titles = columns.map((column) => h("th", { scope: "col", class: column.number ? "number" : null }, column.title));
+  const titles = columns.map((column) =>
+    h("th", { scope: "col", class: column.number ? "number" : null }, column.title),
+  );
   const body = h("tbody");
   const none = h("p", { class: "empty" }, empty);
   const scroll = h(
-    "div", { class: "scroll", role: "region", tabindex: "0", "aria-label": label },
+    "div",
+    { class: "scroll", role: "region", tabindex: "0", "aria-label": label },
     h("table", {}, h("thead", {}, h("tr", {}, titles)), body),
   );
   let rows = new Map();
 
   function makeRow(item) {
-    const cells = columns.map((column) => h("td", { class: column.number ? "number" : column.wide ? "wide" : null }, column.node?.(item)));
+    const cells = columns.map((column) =>
+      h("td", { class: column.number ? "number" : column.wide ? "wide" : null }, column.node?.(item)),
+    );
     return h("tr", {}, cells);
   }
 

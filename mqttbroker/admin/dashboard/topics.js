@@ -11,8 +11,15 @@ export function topics({ every, act, may, notify }) {
   const detail = message({ act, may, notify, deleted: refreshAll });
   const root = level(null, { act, choose: detail.choose });
   const element = h(
-    "div", {}, h("h1", {}, "Topics"),
-    h("div", { class: "columns" }, h("section", { class: "card tree", "aria-label": "Retained topics" }, root.element), detail.element),
+    "div",
+    {},
+    h("h1", {}, "Topics"),
+    h(
+      "div",
+      { class: "columns" },
+      h("section", { class: "card tree", "aria-label": "Retained topics" }, root.element),
+      detail.element,
+    ),
   );
 
   async function refreshAll() {
@@ -22,7 +29,13 @@ export function topics({ every, act, may, notify }) {
 
   const due = every(4000);
   act(root.load);
-  return { title: "Topics", element, refresh: async () => { if (due()) await refreshAll(); } };
+  return {
+    title: "Topics",
+    element,
+    refresh: async () => {
+      if (due()) await refreshAll();
+    },
+  };
 }
 
 /** The topics below `parent`. `load` asks for as many as are shown, at least for one page. */
@@ -45,7 +58,10 @@ function level(parent, { act, choose }) {
     } while (cursor !== null && items.length < wanted);
     const before = children;
     children = new Map(items.map((item) => [item.topic, keep(before.get(item.topic), item)]));
-    setChildren(list, [...children.values()].map((child) => child.element));
+    setChildren(
+      list,
+      [...children.values()].map((child) => child.element),
+    );
     more.hidden = cursor === null;
     empty.hidden = items.length > 0 || parent !== null;
   }
@@ -62,7 +78,14 @@ function level(parent, { act, choose }) {
 
 /** One level of the tree: a branch that opens, or a leaf. */
 function entry({ topic, level: name, below }, { act, choose }) {
-  const value = h("button", { type: "button", class: "value", onclick: (event) => { event.preventDefault(); choose(topic); } });
+  const value = h("button", {
+    type: "button",
+    class: "value",
+    onclick: (event) => {
+      event.preventDefault();
+      choose(topic);
+    },
+  });
   const label = [h("span", { class: "level" }, name || "(empty)"), " ", value];
   let inner = null;
 
@@ -88,12 +111,28 @@ function entry({ topic, level: name, below }, { act, choose }) {
 
 /** The retained message of a topic. */
 function message({ act, may, notify, deleted }) {
-  const fields = ["Topic", "Payload", "QoS", "Size", "Publisher", "Received", "Expires", "Content type", "Response topic", "User properties"];
+  const fields = [
+    "Topic",
+    "Payload",
+    "QoS",
+    "Size",
+    "Publisher",
+    "Received",
+    "Expires",
+    "Content type",
+    "Response topic",
+    "User properties",
+  ];
   const values = fields.map((name) => h(name === "Payload" ? "pre" : "dd", {}));
   const remove = h("button", { type: "button", class: "danger", onclick: () => act(doDelete) }, "Delete message");
   const content = h(
-    "div", { hidden: true },
-    h("dl", {}, fields.map((name, index) => [h("dt", {}, name), name === "Payload" ? h("dd", {}, values[index]) : values[index]])),
+    "div",
+    { hidden: true },
+    h(
+      "dl",
+      {},
+      fields.map((name, index) => [h("dt", {}, name), name === "Payload" ? h("dd", {}, values[index]) : values[index]]),
+    ),
     may("operate") ? remove : null,
   );
   const hint = h("p", { class: "empty" }, "Choose a value to see its message.");
@@ -119,9 +158,16 @@ function message({ act, may, notify, deleted }) {
     if (asked !== topic) return;
     const data = fromBase64(found.payload_base64);
     const texts = [
-      found.topic, payload(data, 20000), String(found.qos), bytes(data.length), found.client_id ?? "the broker",
-      time(found.timestamp_us / 1e6), found.expires_at_us ? time(found.expires_at_us / 1e6) : "never",
-      found.content_type ?? "–", found.response_topic ?? "–", found.user_properties.map(([name, value]) => `${name}=${value}`).join(", ") || "–",
+      found.topic,
+      payload(data, 20000),
+      String(found.qos),
+      bytes(data.length),
+      found.client_id ?? "the broker",
+      time(found.timestamp_us / 1e6),
+      found.expires_at_us ? time(found.expires_at_us / 1e6) : "never",
+      found.content_type ?? "–",
+      found.response_topic ?? "–",
+      found.user_properties.map(([name, value]) => `${name}=${value}`).join(", ") || "–",
     ];
     texts.forEach((text, index) => setText(values[index], text));
     content.hidden = false;

@@ -1,5 +1,5 @@
-// The views, in the order of the navigation. A view is a function of the page's services that returns its title, its element,
-// `refresh(status, alarms)`, called after each answer of /status and /alarms, and perhaps `shown` and `close`.
+// The views, in the order of the navigation. A view is a function of the page's services that returns its title, its
+// element, `refresh(status, alarms)`, called after each answer of /status and /alarms, and perhaps `shown` and `close`.
 
 import { alarms } from "./alarms.js";
 import { client } from "./client.js";

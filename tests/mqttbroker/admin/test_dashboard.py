@@ -1,4 +1,4 @@
-"""The dashboard in a headless Chromium, on a real broker: what is there is what it shows, as text, and buttons do what they say."""
+"""The dashboard in a headless Chromium: it shows what the broker has, as text, and its buttons do what they say."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from support.api_client import ACCESS, Api
 from support.broker_process import BrokerProcess
 from support.browser import WAIT, Errors, browser
+from support.certificates import CertificateFiles
 from support.raw_client import RawClient
 
 from mqttbroker.auth.passwords import hash_password, set_password
@@ -22,6 +24,7 @@ from mqttbroker.codec.properties import Properties
 pytestmark = pytest.mark.one_build
 Connect = Callable[..., RawClient]
 Open = Callable[..., Page]
+Start = Callable[..., BrokerProcess]
 
 HOSTILE = "<img src=x onerror=\"document.title='run'\">\"'`&amp;"
 
@@ -54,11 +57,11 @@ def open_page(broker: BrokerProcess, chromium: Browser) -> Iterator[Open]:
     """Open the dashboard and log in; each page is in a context of its own, and must cause no error."""
     opened = []
 
-    def opening(fragment: str = "", role: str = "operator", of: BrokerProcess = broker, **options: Any) -> Page:
+    def opening(fragment: str = "", role: str = "operator", at: str = broker.url, **options: Any) -> Page:
         context = chromium.new_context(**options)
         page = context.new_page()
         opened.append((context, Errors(page)))
-        page.goto(f"{of.url}/{fragment}")
+        page.goto(f"{at}/{fragment}")
         if role:
             page.get_by_label("Token").fill(f"t-{role}")
             page.get_by_role("button", name="Log in").click()
@@ -237,6 +240,20 @@ def test_live_messages_come_back_after_a_disconnect(open_page: Open, connect: Co
     expect(page.get_by_role("cell", name="still here")).to_be_visible()
 
 
+def test_page_over_https_uses_a_listener_with_tls(open_page: Open, start_broker: Start, tmp_path: Path) -> None:
+    files = CertificateFiles(tmp_path)
+    tls = {"certfile": str(files.certfile), "keyfile": str(files.keyfile)}
+    listeners = [{}, {"type": "ws", "port": 0}, {"type": "wss", "port": 0, **tls}]
+    broker = start_broker(config={"http": tls, "listeners": listeners})
+    page = open_page("#/live", role="", at=f"https://localhost:{broker.http_port}", ignore_https_errors=True)
+    expect(page.get_by_label("WebSocket listener")).to_have_value(re.compile(r"^wss://localhost:\d+/mqtt$"))
+    subscribe(page, "secure/#")
+    with RawClient(broker.port) as client:
+        client.connect("secure")
+        client.publish("secure/1", b"over TLS", 1)
+        expect(page.get_by_role("cell", name="over TLS")).to_be_visible()
+
+
 def test_topics_show_the_last_retained_value(open_page: Open, connect: Connect) -> None:
     client = connect("topics")
     for topic, text in (("site/1/temperature", "20"), ("site/1/unit/name", "C"), ("site", "whole")):
@@ -276,9 +293,9 @@ def test_streams_show_records_and_lag(open_page: Open, connect: Connect, broker:
     expect(row.get_by_role("cell").nth(1)).to_have_text("8")
 
 
-def test_page_says_when_the_broker_is_away_and_comes_back(open_page: Open, start_broker: Callable[..., BrokerProcess]) -> None:
+def test_page_says_when_the_broker_is_away_and_comes_back(open_page: Open, start_broker: Start) -> None:
     broker = start_broker()
-    page = open_page(of=broker, role="")  # on the machine of the broker, without tokens
+    page = open_page(at=broker.url, role="")  # on the machine of the broker, without tokens
     expect(page.get_by_text("anonymous (viewer)")).to_be_visible()
     expect(figure(page, "Clients")).to_have_text("0")
     page.get_by_role("link", name="Live messages").click()

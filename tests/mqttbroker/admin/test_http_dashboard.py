@@ -39,7 +39,7 @@ def test_files_need_no_token_and_what_they_show_does(start_broker: Start) -> Non
         assert headers["x-content-type-options"] == "nosniff" and headers["cache-control"] == "no-cache"
         assert fetch(broker, path, If_None_Match=headers["etag"])[::2] == (304, b"")
         assert fetch(broker, path, If_None_Match='"another"')[0] == 200
-    for path in ("/dashboard/", "/dashboard/no.js", "/dashboard/..%2fhttp.py", "/dashboard/../http.py", "/api/v1/access"):
+    for path in ("/dashboard/no.js", "/dashboard/..%2fhttp.py", "/dashboard/../http.py", "/api/v1/status"):
         assert fetch(broker, path)[0] == 401
     status, headers, _ = fetch(broker, "/api/v1/status", Authorization="Bearer t-viewer")
     assert status == 200 and headers["x-content-type-options"] == "nosniff"
