@@ -143,12 +143,13 @@ abuse: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m abuse.run --seed $(ABUSE_SEED) --document docs/abuse.md $(ABUSE_ARGS)
 
 # Kills the broker and its clients under load, then compares acknowledged messages with stored ones; takes minutes. The seed
-# decides the kills.
+# decides the kills. CHAOS_ARGS="--workers 4 --only-workers" kills connection workers, each of which may end 9 times in a minute.
+CHAOS_ARGS ?=
 CHAOS_KILLS ?= 50
 CHAOS_SECONDS ?= 120
 CHAOS_SEED ?= 1
 chaos: $(VENV)/extras build
-	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED)
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED) $(CHAOS_ARGS)
 
 # Kills publishers, the broker and Spark's driver while readings go to a table, then counts each reading in the table. About
 # ten minutes per mode: plain; retention (segments are removed, and the reader falls behind); sealing; state, state-delta and

@@ -38,14 +38,16 @@ CONFIG: dict[str, Any] = {
 
 class Run:
     """One run: a broker is killed ``kills`` times in ``seconds``. One with ``workers`` loses one of them before each
-    kill."""
+    kill, or, with ``only_workers``, in the place of each kill."""
 
-    def __init__(self, seed: str, kills: int, seconds: float, workers: int = 0) -> None:
+    def __init__(self, seed: str, kills: int, seconds: float, workers: int = 0, only_workers: bool = False) -> None:
         self.seed = seed
         self.record = record = Record()
         arguments = ["--http-port", "off", *(["--workers", str(workers)] if workers else [])]
         self.process = BrokerProcess(config=CONFIG, arguments=arguments)
         self.workers = Random(f"{seed}:workers") if workers else None
+        self.only_workers = only_workers
+        self.outages: list[float] = []  # seconds from the kill of a worker until the next one listens
         self.publishers = [
             Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", len(TOPICS), 0.3))
             for n in range(5)
@@ -107,6 +109,9 @@ class Run:
 
     async def _live(self, life: Life) -> None:
         """Let the broker run, kill it and restart it."""
+        if self.only_workers:
+            await self._live_without_a_worker(life)
+            return
         if self.workers is None:
             await asyncio.sleep(life.seconds)
         else:
@@ -134,6 +139,22 @@ class Run:
         await asyncio.to_thread(self.process.start)
         self.broker.up.set()
 
+    async def _live_without_a_worker(self, life: Life) -> None:
+        """Let the broker run, kill a worker and wait for the next one."""
+        await asyncio.sleep(life.seconds)
+        unread = [self.persistent[number].stop_reading() for number in sorted(life.not_reading)]
+        await self._wait_for_trigger(life) if life.trigger else await asyncio.sleep(life.not_reading_s)
+        assert self.workers is not None
+        first = len(self.process.lines)
+        begin = time.monotonic()
+        assert await asyncio.to_thread(kill_worker, self.process, self.workers)
+        self.record.counts["worker kills"] += 1
+        await asyncio.to_thread(self.process.wait_for_log, "event=worker_started", 60.0, first)
+        self.outages.append(time.monotonic() - begin)
+        for link in unread:
+            if link is not None:
+                link.closed.set()
+
     async def _wait_for_trigger(self, life: Life) -> None:
         self._left = life.count
         self._triggered.clear()
@@ -149,8 +170,9 @@ class Run:
             self._left -= 1
             if self._left <= 0:
                 self._awaited = None
-                os.kill(self.process.pid, signal.SIGKILL)
-                self.broker.up.clear()
+                if not self.only_workers:
+                    os.kill(self.process.pid, signal.SIGKILL)
+                    self.broker.up.clear()
                 self._triggered.set()
 
     # --- the end --------------------------------------------------------------------------------------------------
@@ -194,6 +216,7 @@ class Run:
                 record.fault(PROTOCOL, f"{message}: no {'PUBCOMP' if received else 'acknowledgement'} came")
             for packet_id, number in client.incoming.items():
                 record.fault(PROTOCOL, f"{client.name} got no PUBREL {packet_id} for {record.sent[number]}")
+        self.transient.leave()
         await asyncio.to_thread(self.process.terminate)
         single = [subscriber.name for subscriber in self.subscribers if not subscriber.group]
         members = [subscriber.name for subscriber in self.subscribers if subscriber.group]
@@ -205,10 +228,12 @@ class Run:
         counts, record = self.record.counts, self.record
         retained = sum(message.retain for message in record.sent.values())
         deliveries = sum(map(len, record.deliveries.values()))
+        outages = sorted(self.outages)
+        shown = f", back after {outages[len(outages) // 2]:.2f} s (at most {outages[-1]:.2f})" if outages else ""
         return (
             f"chaos: seed {self.seed}, {build_kind()} build, {seconds:.0f} s\n"
             f"  broker: {counts['kills']} kills under load, {counts['kills at start']} more during a start, "
-            f"{counts['worker kills']} kills of workers\n"
+            f"{counts['worker kills']} kills of workers{shown}\n"
             f"  clients: {counts[CUT]} cut off, {counts[TAKEOVER]} taken over, {counts[LEAVE]} disconnected\n"
             f"  messages: {len(record.sent) - retained:,} and {retained:,} retained, "
             f"{len(record.acknowledged):,} acknowledged, {deliveries:,} deliveries\n\n{table(record)}"
@@ -223,10 +248,12 @@ def kill_worker(process: BrokerProcess, random: Random) -> bool:
     return bool(workers)
 
 
-async def chaos(seed: str, kills: int, seconds: float, workers: int = 0) -> tuple[Record, str]:
+async def chaos(
+    seed: str, kills: int, seconds: float, workers: int = 0, only_workers: bool = False
+) -> tuple[Record, str]:
     """Run; return the checked record and its summary."""
     begin = time.monotonic()
-    run = Run(seed, kills, seconds, workers)
+    run = Run(seed, kills, seconds, workers, only_workers)
     try:
         await run.run()
     finally:
@@ -240,8 +267,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="total running time of the broker")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--workers", type=int, default=0, help="connection workers, which are killed, too")
+    parser.add_argument("--only-workers", action="store_true", help="kill workers, and never the broker's process")
     options = parser.parse_args()
-    record, summary = asyncio.run(chaos(options.seed, options.kills, options.seconds, options.workers))
+    if options.only_workers and not options.workers:
+        parser.error("--only-workers needs --workers")
+    record, summary = asyncio.run(
+        chaos(options.seed, options.kills, options.seconds, options.workers, options.only_workers)
+    )
     found = findings(record)
     print(summary)
     print(f"\n{found}" if found else "\nchaos: nothing found")

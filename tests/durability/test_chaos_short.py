@@ -27,6 +27,13 @@ async def test_a_broker_whose_workers_are_killed_too_keeps_its_promises() -> Non
     assert record.counts["kills"] == 3 and record.counts["worker kills"] == 3
 
 
+@pytest.mark.timeout(180)
+async def test_a_broker_of_which_only_workers_are_killed_keeps_its_promises() -> None:
+    record, summary = await chaos("only-workers", 5, 4.0, workers=2, only_workers=True)
+    assert not findings(record), f"{summary}\n{findings(record)}"
+    assert record.counts["kills"] == 0 and record.counts["worker kills"] == 5
+
+
 def test_a_seed_determines_the_schedule() -> None:
     def schedule(seed: str) -> list[object]:
         habits, load = Habits(seed, "a", 1.0, 1.0), Load(seed, "a", 3, 1.0)
