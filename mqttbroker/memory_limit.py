@@ -11,6 +11,7 @@ import dataclasses
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Callable, Final, Optional, Union
 
@@ -81,21 +82,46 @@ def _text(path: Path) -> str:
 
 
 class ProcessMemory:
-    """The memory of this process. Pages of files do not count: the kernel takes them back when it needs them."""
+    """The memory of a process, by default of this one. Pages of files do not count: the kernel takes them back when it
+    needs them."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: Union[int, str] = "self") -> None:
         self._page = os.sysconf("SC_PAGE_SIZE")
         try:
-            self._file: Optional[int] = os.open(PROC / "self" / "statm", os.O_RDONLY | os.O_CLOEXEC)
+            self._file: Optional[int] = os.open(PROC / str(pid) / "statm", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._file = None
 
     def resident(self) -> int:
-        """Bytes of anonymous memory in RAM; 0 if unknown."""
+        """Bytes of anonymous memory in RAM; 0 if unknown, or if the process has ended."""
         if self._file is None:
             return 0
-        fields = os.pread(self._file, 256, 0).split()
+        try:
+            fields = os.pread(self._file, 256, 0).split()
+        except ProcessLookupError:
+            return 0
         return (int(fields[1]) - int(fields[2])) * self._page
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class ProcessesMemory:
+    """The memory of processes that come and go."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, ProcessMemory] = {}
+
+    def resident(self, pids: Sequence[int]) -> dict[int, int]:
+        """`ProcessMemory.resident` of each."""
+        for pid in self._known.keys() - set(pids):
+            self._known.pop(pid).close()
+        for pid in pids:
+            if pid not in self._known:
+                self._known[pid] = ProcessMemory(pid)
+        return {pid: self._known[pid].resident() for pid in pids}
 
 
 def give_back() -> float:

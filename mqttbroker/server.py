@@ -52,7 +52,7 @@ from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.turns import TURN_WORK
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.logs import close, configure, dropped_lines, level, set_level
-from mqttbroker.memory_limit import MemoryWatch, ProcessMemory, part_limits
+from mqttbroker.memory_limit import MemoryWatch, ProcessesMemory, ProcessMemory, part_limits
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
@@ -114,6 +114,8 @@ class Server:
             settings.limits.max_unapplied_bytes,
         )
         self.process_memory = ProcessMemory()
+        self._memory_of_processes = ProcessesMemory()
+        self._resident_of: dict[int, int] = {}  # bytes by process id of a worker, as last seen
         self.stopping = asyncio.Event()
         self.listeners: List[OpenListener] = []
         self.http: Optional[HttpServer] = None
@@ -271,8 +273,8 @@ class Server:
                 one.number,
                 one.listens,
                 one.client_count,
-                one.status.cpu_seconds,
-                one.status.resident_bytes,
+                one.cpu_seconds,
+                self._resident_of.get(one.pid, 0),
                 one.link_bytes,
                 one.starts,
             )
@@ -280,7 +282,9 @@ class Server:
         ]
 
     def _memory_of_workers(self) -> int:
-        return 0 if self.workers is None else sum(one.status.resident_bytes for one in self.workers.workers)
+        if self.workers is not None:
+            self._resident_of = self._memory_of_processes.resident([one.pid for one in self.workers.workers if one.pid])
+        return sum(self._resident_of.values())
 
     def _unapplied_memory(self) -> int:
         return self.store.progress().unapplied_bytes

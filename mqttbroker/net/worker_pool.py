@@ -18,7 +18,7 @@ from mqttbroker.net.link_frames import READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import WorkerClients
-from mqttbroker.net.worker_setup import Status, WorkerSetup, decode_problems, from_worker
+from mqttbroker.net.worker_setup import WorkerSetup, decode_problems, decode_status, from_worker
 
 log = logging.getLogger("mqttbroker")
 
@@ -49,7 +49,7 @@ class Worker:
 
     def __init__(self, number: int, pool: WorkerPool) -> None:
         self.number = number
-        self.status = Status(0.0, 0)
+        self.cpu_seconds = 0.0
         self.starts = 0
         self.listens = False
         self._linked = False  # the link is open
@@ -58,6 +58,11 @@ class Worker:
         self._pool = pool
         self._answer: Optional[asyncio.Future[list[str]]] = None
         self._ends: deque[float] = deque()
+
+    @property
+    def pid(self) -> int:
+        """The process, while its link is open; else 0."""
+        return self.process.pid if self._linked and self.process is not None else 0
 
     @property
     def client_count(self) -> int:
@@ -99,7 +104,7 @@ class Worker:
             raise WorkerEnded
         if problems:
             clients.link.close()
-            raise OSError(f"worker {self.number}: {', '.join(problems)}")
+            raise OSError(", ".join(problems))
         self.listens = True
         log.info("event=worker_started worker=%d pid=%d", self.number, self.process.pid)
 
@@ -123,7 +128,7 @@ class Worker:
 
     def _received(self, kind: int, body: bytes) -> None:
         if kind == STATUS:
-            self.status = from_worker(Status.decode, body)
+            self.cpu_seconds = from_worker(decode_status, body)
         elif kind == READY:
             self._answered(from_worker(decode_problems, body))
 
@@ -203,6 +208,8 @@ class WorkerPool:
                 return
             except WorkerEnded:
                 await self._count_end(worker)
+            except OSError as error:
+                raise OSError(f"workers: cannot start worker {worker.number}: {error.strerror or error}") from None
 
     async def _count_end(self, worker: Worker) -> None:
         """Wait for the end of a worker's process. Raises OSError if that was one too many."""

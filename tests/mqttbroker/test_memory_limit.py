@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from mqttbroker.config.setting_kinds import MemorySize
 from mqttbroker.config.settings import Limits, Listener, Settings
 from mqttbroker.memory_limit import (
     MemoryWatch,
+    ProcessesMemory,
     ProcessMemory,
     available_memory,
     memory_bytes,
@@ -86,6 +90,17 @@ def test_resident_memory_follows_what_is_allocated() -> None:
     del block
     assert before > 1 << 20 and 60 << 20 < during - before < 80 << 20
     assert process.resident() < during - (50 << 20)
+
+
+def test_memory_of_processes_that_come_and_go() -> None:
+    memory = ProcessesMemory()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        found = memory.resident([os.getpid(), child.pid])
+        assert found[os.getpid()] > 1 << 20 and found[child.pid] > 0
+        child.kill()
+        child.wait()
+        assert memory.resident([child.pid]) == {child.pid: 0}
+    assert memory.resident([]) == {}
 
 
 @pytest.mark.parametrize("took, again", [(0.0, 0.5), (0.1, 2.0)])

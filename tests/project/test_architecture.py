@@ -87,7 +87,7 @@ LAYERS = {
     "mqttbroker.config": "",
     "mqttbroker.core": "codec",
     "mqttbroker.net": "codec config core",
-    "mqttbroker.worker": "net allocator file_limit logs memory_limit",
+    "mqttbroker.worker": "net allocator file_limit logs",
     "mqttbroker.auth": "codec config core",
     "mqttbroker.admin": "codec config core net auth",
     "mqttbroker.migration": "codec config core auth admin",

@@ -48,7 +48,7 @@ from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import WorkerClients
-from mqttbroker.net.worker_setup import Failed, Opened, Secured, Status
+from mqttbroker.net.worker_setup import Failed, Opened, Secured
 
 Start = Callable[..., BrokerProcess]
 
@@ -123,7 +123,7 @@ def opened(listener: int, address: str = "127.0.0.1:9") -> bytes:
 
 
 def connected(number: int) -> bytes:
-    return frame(OPENED, number, opened(TCP)) + frame(DATA, number, Connect(f"c{number}", 5).encode(5))
+    return frame(OPENED, number, opened(TCP)) + frame(DATA, number, Connect(f"hostile{number}", 5).encode(5))
 
 
 # --- anything ---------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ BODIES: dict[int, list[bytes]] = {
     CLOSED: [b"", b"reset", b"\xff"],
     HELD: [struct.pack(">i", size) for size in (0, 1, 1000, 2**31 - 1, -1, -1000, -(2**31))] + [b"", bytes(5)],
     WEBSOCKET_FAILED: [b""],
-    STATUS: [Status(1.0, 5).encode(), b"[NaN,1]", b"[1e400,1]", b"[-1,1]", b"[1," + b"9" * 5000 + b"]", b'["a",{}]'],
+    STATUS: [b"1.5", b"NaN", b"1e400", b"-1", b"9" * 5000, b'"a"', b"1,2", b"{}"],
     ACCEPTED: [b""],
 }  # fmt: skip
 PLAUSIBLE = st.sampled_from([
@@ -239,7 +239,7 @@ def test_a_worker_that_attacks_is_killed_and_started_again(tmp_path: Path, start
     attacks = [
         listens + data_prefix(DATA, 1) + b"\xff" * 4,
         listens + connected(1) + frame(TAKEN, 1, b"\x7f" + bytes(3)),
-        listens + frame(STATUS, 0, b"[NaN,1]"),
+        listens + frame(STATUS, 0, b"NaN"),
         frame(READY, 0, b"{}"),
     ]
     (tmp_path / "sitecustomize.py").write_text(ROGUE, encoding="utf-8")
@@ -260,7 +260,7 @@ def test_a_worker_that_attacks_is_killed_and_started_again(tmp_path: Path, start
             break
     first = len(broker.lines)
     os.kill(int(broker.wait_for_log(r"event=worker_started worker=1 pid=(\d+)")[1]), signal.SIGKILL)
-    for reason in ("a frame of 4294967295 bytes", "bytes were taken of", "Status.decode: ", "decode_problems: "):
+    for reason in ("a frame of 4294967295 bytes", "bytes were taken of", "decode_status: ", "decode_problems: "):
         broker.wait_for_log(f'event=worker_killed worker=1 reason=".*{reason}', timeout=60, after=first)
         clients[2].ping()
     wait_until(lambda: samples(broker.get("/metrics"))["mqttbroker_worker_up/1"] == 1)
