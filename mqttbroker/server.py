@@ -124,6 +124,7 @@ class Server:
         self.restarting = False
         self.released: List[ListeningSocket] = []  # for the broker that follows
         self._restart_check: Optional[asyncio.Task[None]] = None
+        self._starting: Optional[asyncio.Task[None]] = None
 
     def load(self) -> None:
         """Read the store and build the broker; the store repairs itself first if the settings say so."""
@@ -441,12 +442,11 @@ class Server:
         for listener in self.listeners:
             listener.on_reloaded = workers.reload
         starting, stopping = asyncio.create_task(workers.start()), asyncio.create_task(self.stopping.wait())
+        self._starting = starting  # goes on until `WorkerPool.stop`
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         if starting.done():
             starting.result()
-        else:
-            starting.cancel()
 
     def _fail(self, reason: str) -> None:
         """Stop, with an error."""

@@ -94,6 +94,9 @@ class Worker:
         )
         link: Any = clients.link
         await loop.connect_accepted_socket(lambda: link, mine)
+        if pool.stopping:
+            link.close()
+            raise WorkerEnded
         self._linked = True
         reloads = pool.reloads
         problems = await self._ask(SETUP)
@@ -185,7 +188,7 @@ class WorkerPool:
         self._fail = fail
         self._tasks: set[asyncio.Task[None]] = set()
         self.reloads = 0
-        self._stopping = False
+        self.stopping = False
         self._reloading = asyncio.Lock()
 
     def setup(self) -> WorkerSetup:
@@ -207,6 +210,8 @@ class WorkerPool:
                 await worker.start()
                 return
             except WorkerEnded:
+                if self.stopping:
+                    return
                 await self._count_end(worker)
             except OSError as error:
                 raise OSError(f"workers: cannot start worker {worker.number}: {error.strerror or error}") from None
@@ -229,7 +234,7 @@ class WorkerPool:
 
     def worker_ended(self, worker: Worker) -> None:
         """The link of a worker was closed."""
-        if self._stopping:
+        if self.stopping:
             return
         task = asyncio.create_task(self._restart(worker))
         self._tasks.add(task)
@@ -238,21 +243,21 @@ class WorkerPool:
     async def _restart(self, worker: Worker) -> None:
         try:
             await self._count_end(worker)
-            if not self._stopping:
+            if not self.stopping:
                 await self._start(worker)
         except OSError as error:
             self._fail(str(error))
 
     def stop_listening(self) -> None:
         """Have the workers accept no more connections."""
-        self._stopping = True
+        self.stopping = True
         for worker in self.workers:
             if worker.clients is not None:
                 worker.clients.link.send(STOP, 0, b"")
 
     async def stop(self) -> None:
         """Close the links behind everything that was written, and wait until the workers have ended."""
-        self._stopping = True
+        self.stopping = True
         for worker in self.workers:
             if worker.clients is not None:
                 worker.clients.link.close()

@@ -89,6 +89,15 @@ def test_soft_limit_of_files_is_raised_or_its_effect_logged(few_files: None) -> 
         broker.wait_for_log(rf"event=open_files_limited limit={limit} needed=\d+ client_sockets=600")
 
 
+def test_a_limit_of_files_that_workers_cannot_raise_is_logged(few_files: None) -> None:
+    limit = 1200
+    program = ["-c", PROGRAM.format(limit=limit)]
+    with BrokerProcess(config="limits.max_connections = 5000", program=program, arguments=["--workers", "2"]) as broker:
+        broker.wait_for_log(
+            rf"event=open_files_limited limit={limit} needed=\d+ client_sockets=1888 reason=\"limits.max_connections "
+        )
+
+
 PROGRAM = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, {limit}))
