@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Dict, Final, List, Optional, cast
 
-from mypy_extensions import i64, u8
+from mypy_extensions import i32, i64, u8
 
 from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.frames import SHORT_ACKS, TWO_BYTES, publish_header
@@ -62,7 +62,7 @@ class Connection(ClientConnection):
         self, outbound: Outbound, clients: Clients, commits: Commits, peer: str, terms: ListenerTerms, now: float
     ) -> None:
         super().__init__()
-        # Flags and numbers of one byte stand side by side, so that a compiled object has no gaps.
+        # Flags and small numbers stand side by side, so that a compiled object has no gaps.
         self.restricted = True  # the rules are asked before a PUBLISH is accepted
         self.problem_information = True
         self.bridge = False  # of a broker that cannot ask for No Local and Retain As Published
@@ -70,6 +70,7 @@ class Connection(ClientConnection):
         self.halted = False  # no more packets are handled in this iteration of the event loop
         self.state: u8 = AWAIT_CONNECT
         self.zero_copy_version: u8 = 0  # protocol version whose PUBLISH packets are sent unchanged; 0 = none
+        self.waits: i32 = 0  # long work of the broker that must be done before the next packet is handled
         self.outbound = outbound
         self.clients = clients
         self.commits = commits
@@ -97,7 +98,6 @@ class Connection(ClientConnection):
         self.topic_aliases: Optional[TopicAliases] = None  # None if the client accepts none
         self.user: Optional[User] = None  # if it is counted
         self.throttle: Optional[Throttle] = None  # the rates at which the client may send
-        self.waits = 0  # long work of the broker that must be done before the next packet is handled
 
     @property
     def closed(self) -> bool:
