@@ -72,9 +72,10 @@ def survey(directory: Path, identity: Optional[bytes]) -> Survey:
     segments: List[SegmentExtent] = []
     damage: List[LogDamage] = []
     files = segment_files(directory) if directory.is_dir() else []
-    headers: List[tuple[Path, bytes, Header]] = []
+    headers: List[tuple[Path, Header]] = []
     for path in files:
-        data = path.read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(HEADER_BYTES)
         try:
             header = decode_header(data)
         except BadHeader as error:
@@ -87,9 +88,10 @@ def survey(directory: Path, identity: Optional[bytes]) -> Survey:
         if path.name[:20] != f"{header.first_position:020d}":
             damage.append(LogDamage(path, f"begins at position {header.first_position}"))
             continue
-        headers.append((path, data, header))
-    for index, (path, data, header) in enumerate(headers):
-        following = headers[index + 1][2].first_position if index + 1 < len(headers) else None
+        headers.append((path, header))
+    for index, (path, header) in enumerate(headers):
+        following = headers[index + 1][1].first_position if index + 1 < len(headers) else None
+        data = path.read_bytes()
         position, end = header.first_position, HEADER_BYTES
         try:
             for record in _readable(data, header, following):
