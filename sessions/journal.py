@@ -20,6 +20,11 @@ from sessions.producers import Producer
 from sessions.rows import EntryKey, ProducerKey, ReceivedKey, SessionRow, SubscriptionKey, SubscriptionRow
 from sessions.write_set import EntryQuery, PageRequest, WriteSet
 
+# What becomes of a row in a batch.
+_REMOVED: Final = 0
+_ADDED: Final = 1
+_REPLACED: Final = 2  # removed, and added again
+
 # Where an entry is.
 MEMORY: Final = 0  # in memory only; it is never stored
 PENDING: Final = 1  # in the batch that gathers
@@ -112,7 +117,7 @@ class _Batch:
         self.entries: List[Entry] = []
         self.updates: List[Entry] = []
         self.deleted_entries: List[EntryKey] = []
-        self.received: Dict[ReceivedKey, bool] = {}  # False: delete
+        self.received: Dict[ReceivedKey, int] = {}
         self.retained: Dict[str, Optional[Message]] = {}  # None: delete
         self.sessions: Dict[int, SessionRow] = {}
         self.deleted_sessions: Dict[int, bool] = {}
@@ -248,11 +253,13 @@ class Journal:
 
     def add_received(self, session_id: int, packet_id: int) -> None:
         """Store a QoS 2 packet id of the client until it is released."""
-        self._gathering.received[(session_id, packet_id)] = True
+        received = self._gathering.received
+        pair = (session_id, packet_id)
+        received[pair] = _ADDED if received.get(pair, _ADDED) == _ADDED else _REPLACED
         self._gathering.count_row(0)
 
     def remove_received(self, session_id: int, packet_id: int) -> None:
-        self._gathering.received[(session_id, packet_id)] = False
+        self._gathering.received[(session_id, packet_id)] = _REMOVED
         self._gathering.count_row(0)
 
     def set_retained(self, topic: str, message: Optional[Message]) -> None:
@@ -332,7 +339,7 @@ class Journal:
         """Have a gate wait until a QoS 2 packet id added before is on disk."""
         pair = (session_id, packet_id)
         for batch in (self._writing, self._gathering):
-            if batch is not None and batch.received.get(pair, False):
+            if batch is not None and batch.received.get(pair, _REMOVED) != _REMOVED:
                 gate.pending += 1
                 batch.gates.append(gate)
 
@@ -378,13 +385,13 @@ class Journal:
             else:
                 write_set.deleted_subscriptions.append(key)
         write_set.deleted_entries = batch.deleted_entries
-        for pair, present in batch.received.items():
+        for pair, change in batch.received.items():
             if pair[0] in deleted:
                 continue
-            if present:
-                write_set.received.append(pair)
-            else:
+            if change != _ADDED:
                 write_set.deleted_received.append(pair)
+            if change != _REMOVED:
+                write_set.received.append(pair)
         for topic, message in batch.retained.items():
             if message is None:
                 write_set.deleted_retained.append(topic)
@@ -578,9 +585,10 @@ class Journal:
         for key, subscription in old.subscriptions.items():
             if key not in new.subscriptions and key[0] not in new.deleted_sessions:
                 new.subscriptions[key] = subscription
-        for pair, present in old.received.items():
-            if pair not in new.received and not present and pair[0] not in new.deleted_sessions:
-                new.received[pair] = False
+        for pair, change in old.received.items():
+            # What was added is refused, but not what was removed before it.
+            if change != _ADDED and pair[0] not in new.deleted_sessions:
+                new.received[pair] = _REMOVED if new.received.get(pair, _REMOVED) == _REMOVED else _REPLACED
         for topic, message in old.retained.items():
             if topic not in new.retained:
                 new.retained[topic] = message

@@ -27,10 +27,20 @@ MESSAGE_OVERHEAD: Final = 300
 ROW_OVERHEAD: Final = 200
 
 
-class PendingChanges:
-    """The sum of the write sets that were merged; ``size`` is about the memory that it takes, in bytes."""
+# What becomes of a packet id: the tables may have it or not, or do not have it.
+_REMOVE: Final = 0
+_STORE: Final = 1
+_INSERT: Final = 2
 
-    def __init__(self) -> None:
+
+class PendingChanges:
+    """The sum of the write sets that were merged; ``size`` is about the memory that it takes, in bytes.
+
+    The tables have exactly what was committed before, unless they are ``salvaged``.
+    """
+
+    def __init__(self, salvaged: bool = False) -> None:
+        self._received_before: int = _STORE if salvaged else _INSERT
         self.size = 0
         self.empty = True
         self._deleted_sessions: Dict[int, bool] = {}
@@ -41,7 +51,7 @@ class PendingChanges:
         self._entries: Dict[Tuple[int, int], EntryRow] = {}
         self._updates: Dict[Tuple[int, int], EntryUpdate] = {}
         self._deleted_entries: Dict[Tuple[int, int], EntryKey] = {}
-        self._received: Dict[ReceivedKey, bool] = {}  # False: delete
+        self._received: Dict[ReceivedKey, int] = {}
         self._retained: Dict[str, Optional[Message]] = {}  # None: delete
         self._deleted_producers: Dict[ProducerKey, bool] = {}
         self._producers: Dict[ProducerKey, ProducerRow] = {}
@@ -67,11 +77,21 @@ class PendingChanges:
             messages[message.id] = message
             self.size += MESSAGE_OVERHEAD + message.size
         self._merge_entries(write_set)
-        for received in write_set.received:
-            self._received[received] = True
-            self.size += ROW_OVERHEAD
+        pairs = self._received
         for received in write_set.deleted_received:
-            self._received[received] = False
+            if pairs.get(received, _REMOVE) == _INSERT:
+                del pairs[received]
+                self.size -= ROW_OVERHEAD
+            else:
+                if received not in pairs:
+                    self.size += ROW_OVERHEAD
+                pairs[received] = _REMOVE
+        for received in write_set.received:
+            if received in pairs:
+                pairs[received] = _STORE
+            else:
+                pairs[received] = self._received_before
+                self.size += ROW_OVERHEAD
         for message in write_set.retained:
             self._retained[message.topic] = message
             self.size += MESSAGE_OVERHEAD + message.size
@@ -150,11 +170,11 @@ class PendingChanges:
         result.entries = list(self._entries.values())
         result.entry_updates = list(self._updates.values())
         result.deleted_entries = list(self._deleted_entries.values())
-        for received, present in self._received.items():
-            if present:
-                result.received.append(received)
-            else:
+        for received, change in self._received.items():
+            if change == _REMOVE:
                 result.deleted_received.append(received)
+            else:
+                result.received.append(received)
         for topic, message in self._retained.items():
             if message is None:
                 result.deleted_retained.append(topic)

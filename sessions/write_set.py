@@ -105,8 +105,8 @@ class WriteSet:
         inserted, or replace the row with the same key
     ``messages``, ``entries``
         inserted; a message has its `Message.id`
-    ``received``
-        inserted; may be there already
+    ``deleted_received``, ``received``
+        deleted, then inserted; only a key that is deleted too may be there already
     ``stream_messages``
         records per (stream, partition), in their order
     ``deleted_producers``

@@ -45,7 +45,8 @@ def fold_log(
             if not state.closed:
                 lines.append(f"log: is missing; changes after position {state.position} are lost")
         else:
-            _apply(connection, tables, found, 0 if salvaged else state.position, append_missing, lines)
+            replayed = Replay(found, tables, 0 if salvaged else state.position, salvaged)
+            _apply(connection, tables, found, replayed, append_missing, lines)
         tables.close_log()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     finally:
@@ -73,11 +74,10 @@ def _apply(
     connection: sqlite3.Connection,
     tables: SqliteTables,
     found: Survey,
-    position: int,
+    replayed: Replay,
     append_missing: AppendMissing,
     lines: List[str],
 ) -> None:
-    replayed = Replay(found, tables, position)
     replayed.apply()
     if replayed.failure is not None:
         raise replayed.failure

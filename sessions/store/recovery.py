@@ -58,10 +58,11 @@ class Replay:
 
     ``ends`` are the ends of the streams with everything that the log has, and ``logged`` the first offsets that it has;
     ``with_streams`` are the positions of the records that have any. If the disk is full, ``left`` has the changes that
-    the tables do not have, and `reading` shows them as if they had.
+    the tables do not have, and `reading` shows them as if they had. The rows of ``salvaged`` tables may be of different
+    times.
     """
 
-    def __init__(self, found: Survey, tables: SqliteTables, position: int) -> None:
+    def __init__(self, found: Survey, tables: SqliteTables, position: int, salvaged: bool = False) -> None:
         self.ends = tables.stream_ends()
         self.logged: Dict[Partition, int] = {}
         self.with_streams: List[int] = []
@@ -70,10 +71,11 @@ class Replay:
         self.failure: Optional[Exception] = None
         self.found = found
         self._tables = tables
+        self._salvaged = salvaged
 
     def apply(self) -> None:
         """Apply all records; raises `CorruptStore` if one has no write set, `OSError` or `sqlite3.Error`."""
-        changes = PendingChanges()
+        changes = PendingChanges(self._salvaged)
         for record in self.found.records(0):
             try:
                 write_set, streams = decode(record.body)
@@ -111,7 +113,7 @@ class Replay:
             tables.undo()
             self.failure = error
             return changes
-        return PendingChanges()
+        return PendingChanges(self._salvaged)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

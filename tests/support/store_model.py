@@ -78,8 +78,8 @@ class Rows:
             self.queue[session_id, seq] = (*entry[:PACKET], packet_id, state, *entry[SIZE:])
         for session_id, seq, _, _ in changes.deleted_entries:
             del self.queue[session_id, seq]
-        self.received |= set(changes.received)
         self.received -= set(changes.deleted_received)
+        self.received |= set(changes.received)
         self.retained.update((one.topic, one) for one in changes.retained)
         for topic in changes.deleted_retained:
             self.retained.pop(topic, None)
@@ -188,9 +188,13 @@ class Changes:
     def _receive(self, made: WriteSet) -> None:
         for session_id in self._some(self._sessions(made)):
             key = (session_id, self.chance.randrange(1, 5))
-            chosen = made.received if self.chance.random() < 0.5 else made.deleted_received
-            if key not in made.received and key not in made.deleted_received:
-                chosen.append(key)
+            if key in made.received or key in made.deleted_received:
+                continue
+            added = self.chance.random() < 0.5
+            if added:
+                made.received.append(key)
+            if not added or key in self.rows.received:
+                made.deleted_received.append(key)
 
     def _retain(self, made: WriteSet) -> None:
         topic = f"r/{self.chance.randrange(4)}"

@@ -59,7 +59,7 @@ def test_state_survives_a_restart(opened: Opened) -> None:
 
 
 def test_lists_are_applied_in_their_order(opened: Opened, path: Path) -> None:
-    """The removal of a key follows its insertion."""
+    """The removal of a key follows its insertion, but that of a packet id comes before it."""
     _, writer = opened()
     write_set = queued(1, [1, 2])
     write_set.sessions = [session_row(1)]
@@ -67,15 +67,15 @@ def test_lists_are_applied_in_their_order(opened: Opened, path: Path) -> None:
     write_set.deleted_subscriptions = [(1, "gone")]
     write_set.entry_updates = [(77, 3, 1, 2)]
     write_set.deleted_entries = [(1, 1, 1, 0)]
-    write_set.received = [(1, 5), (1, 6)]
-    write_set.deleted_received = [(1, 5)]
+    write_set.received = [(1, 6), (1, 7)]
+    write_set.deleted_received = [(1, 5), (1, 6)]
     write_set.retained = [retained("kept", b"1"), retained("gone", b"1")]
     write_set.deleted_retained = ["gone"]
     writer.commit(write_set)
     assert query(path, "SELECT topic_filter FROM subscriptions") == ["kept"]
     assert query(path, "SELECT seq, packet_id, state FROM queue") == [(2, 77, 3)]
     assert query(path, "SELECT id FROM messages") == [2]
-    assert query(path, "SELECT packet_id FROM received") == [6]
+    assert query(path, "SELECT packet_id FROM received") == [6, 7]
     assert query(path, "SELECT topic FROM retained") == ["kept"]
 
 
@@ -154,6 +154,8 @@ def test_subscriptions_and_received_follow_a_model(
             write_set = WriteSet()
             for (session_id, number), present in changes.items():
                 if present:
+                    if (session_id, number) in model:
+                        write_set.deleted_received.append((session_id, number))
                     model.add((session_id, number))
                     write_set.subscriptions.append(SubscriptionRow(session_id, str(number), 0, 0, 0))
                     write_set.received.append((session_id, number))

@@ -1,0 +1,37 @@
+"""Changes on their way to the tables: what was added and removed again does not reach them."""
+
+from __future__ import annotations
+
+from sessions.pending_changes import PendingChanges
+from sessions.write_set import WriteSet
+
+PAIR = (1, 10)
+
+
+def received(*changes: str, salvaged: bool = False) -> tuple[bool, bool]:
+    """Whether the packet id is inserted and deleted after these write sets."""
+    pending = PendingChanges(salvaged)
+    for change in changes:
+        write_set = WriteSet()
+        if "remove" in change:
+            write_set.deleted_received.append(PAIR)
+        if "add" in change:
+            write_set.received.append(PAIR)
+        pending.merge(write_set)
+    left = pending.write_set()
+    assert pending.size == 200 * len(left.received + left.deleted_received)
+    return left.received == [PAIR], left.deleted_received == [PAIR]
+
+
+def test_a_packet_id_that_was_added_and_removed_again_is_not_written() -> None:
+    assert received("add", "remove") == (False, False)
+    assert received("add", "remove", "add") == (True, False)
+    assert received("add", "remove", "add", "remove") == (False, False)
+
+
+def test_a_packet_id_that_the_tables_may_have_is_removed() -> None:
+    assert received("remove") == (False, True)
+    assert received("remove and add") == (True, False)
+    assert received("remove and add", "remove") == (False, True)
+    assert received("remove", "add", "remove") == (False, True)
+    assert received("add", "remove", salvaged=True) == (False, True)
