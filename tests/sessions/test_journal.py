@@ -121,6 +121,21 @@ def test_the_last_operation_on_a_key_counts() -> None:
     assert [row.version for row in write_set.sessions] == [5]
 
 
+def test_a_packet_id_that_was_removed_and_added_again_is_in_both_lists() -> None:
+    journal = Journal(True)
+    journal.remove_received(1, 10)
+    journal.add_received(1, 10)
+    journal.close_batch()
+    journal.add_received(1, 10)
+    journal.add_received(1, 11)
+    journal.failed()
+    write_set = journal.close_batch()
+    assert (write_set.received, write_set.deleted_received) == ([(1, 10), (1, 11)], [(1, 10)])
+    journal.failed()
+    write_set = journal.close_batch()
+    assert (write_set.received, write_set.deleted_received) == ([], [(1, 10)])
+
+
 def test_deleting_a_session_removes_its_operations_from_the_batch() -> None:
     journal = Journal(True)
     gate = Gate()
