@@ -9,7 +9,7 @@ from typing import Dict, Iterator, List, Optional, Tuple
 from sessions.message import Message
 from sessions.pending_changes import PendingChanges
 from sessions.store.commit_log.file_log import FileCommitLog
-from sessions.store.commit_log.records import decode
+from sessions.store.commit_log.records import StreamExtent, decode, decode_extents
 from sessions.store.commit_log.survey import Survey
 from sessions.store.disk import is_full
 from sessions.store.interface import CorruptStore, Partition, StreamLog
@@ -21,7 +21,10 @@ REPLAY_BYTES = 32 * 1024 * 1024
 
 
 def recover_log(log: FileCommitLog, tables: SqliteTables) -> Replay:
-    """Open the log of these tables, and apply it to them. Raises the errors of `SqliteTables.log_state` and `FileCommitLog.open`."""
+    """Open the log of these tables, and apply it to them.
+
+    Raises the errors of `SqliteTables.log_state` and `FileCommitLog.open`.
+    """
     state = tables.log_state(log.exists)
     replayed = Replay(log.open(state.identity, state.position, state.closed), tables, state.position)
     replayed.apply()
@@ -78,18 +81,17 @@ class Replay:
         changes = PendingChanges(self._salvaged)
         for record in self.found.records(0):
             try:
-                write_set, streams = decode(record.body)
+                streams = decode_extents(record.body)
+                write_set = decode(record.body)[0] if record.position > self.position else None
             except ValueError as error:
                 raise CorruptStore(f"commit log: record of position {record.position}: {error}") from None
-            for part in streams:
-                partition = (part.stream, part.partition)
-                self.logged.setdefault(partition, part.first_offset)
-                self.ends[partition] = max(
-                    self.ends.get(partition, 0), part.first_offset + len(part.messages)
-                )
+            for extent in streams:
+                partition = (extent.stream, extent.partition)
+                self.logged.setdefault(partition, extent.first_offset)
+                self.ends[partition] = max(self.ends.get(partition, 0), extent.end_offset)
             if streams:
                 self.with_streams.append(record.position)
-            if record.position > self.position:
+            if write_set is not None:
                 changes.merge(write_set)
                 self.position = record.position
                 if changes.size > REPLAY_BYTES and self.failure is None:
@@ -132,6 +134,8 @@ def _missing_records(replayed: Replay, ends: Dict[Partition, int]) -> Iterator[R
     for record in replayed.found.records(min(wanted) - 1):
         if record.position not in wanted:
             continue
+        if not any(_begins_in(extent, ends) for extent in decode_extents(record.body)):
+            continue
         missing: Records = {}
         for part in decode(record.body)[1]:
             partition = (part.stream, part.partition)
@@ -141,3 +145,9 @@ def _missing_records(replayed: Replay, ends: Dict[Partition, int]) -> Iterator[R
                 ends[partition] = part.first_offset + len(part.messages)
         if missing:
             yield missing
+
+
+def _begins_in(extent: StreamExtent, ends: Dict[Partition, int]) -> bool:
+    """Whether what a stream lacks begins in this extent."""
+    end = ends.get((extent.stream, extent.partition))
+    return end is not None and extent.first_offset <= end < extent.end_offset

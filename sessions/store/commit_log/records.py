@@ -1,6 +1,7 @@
 """A write set as the body of a record, and back.
 
-The body is a msgpack array: lists of rows as `sessions.rows` has them. Each message occurs once, though a queue, the
+The body is a msgpack array of two: the extents of stream records, which a start reads of all records, and the rows, which it
+skips where the tables have them. Rows are lists as `sessions.rows` has them. Each message occurs once, though a queue, the
 retained messages and a stream may refer to it by its place in the list.
 """
 
@@ -37,6 +38,15 @@ _SubscriptionRow = Tuple[int, str, int, int, int]
 _ProducerRow = Tuple[str, str, str, int, bytes, int]
 
 
+class StreamExtent(NamedTuple):
+    """The place of records of one partition."""
+
+    stream: str
+    partition: int
+    first_offset: int
+    end_offset: int
+
+
 class StreamRecords(NamedTuple):
     """Records of one partition, and the offset of the first."""
 
@@ -47,8 +57,15 @@ class StreamRecords(NamedTuple):
 
 
 class _Body(msgspec.Struct, array_like=True):
-    """``queued`` messages at the beginning of ``messages`` are inserted for the queue; ``streams`` have stream, partition,
-    first offset and the places of their messages."""
+    """``rows`` are `_Rows`, not decoded."""
+
+    extents: List[Tuple[str, int, int, int]]
+    rows: msgspec.Raw
+
+
+class _Rows(msgspec.Struct, array_like=True):
+    """``queued`` messages at the beginning of ``messages`` are inserted for the queue; ``streams`` has the places of the
+    messages of each extent."""
 
     messages: List[_MessageRow]
     queued: int
@@ -63,20 +80,22 @@ class _Body(msgspec.Struct, array_like=True):
     deleted_received: List[ReceivedKey]
     retained: List[int]
     deleted_retained: List[str]
-    streams: List[Tuple[str, int, int, List[int]]]
+    streams: List[List[int]]
     deleted_producers: List[ProducerKey]
     producers: List[_ProducerRow]
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Body).decode
+_decode_body = msgspec.msgpack.Decoder(_Body).decode
+_decode_rows = msgspec.msgpack.Decoder(_Rows).decode
 
 
 def encode(write_set: WriteSet, ends: Dict[Partition, int]) -> bytes:
     """The body of a record; ``ends`` has the offset of the next record of each partition that the write set writes."""
     messages: List[Message] = write_set.messages
     retained: List[int] = []
-    streams: List[Tuple[str, int, int, List[int]]] = []
+    extents: List[Tuple[str, int, int, int]] = []
+    streams: List[List[int]] = []
     if write_set.retained or write_set.stream_messages:
         places = {id(message): place for place, message in enumerate(messages)}
         messages = list(messages)
@@ -89,27 +108,36 @@ def encode(write_set: WriteSet, ends: Dict[Partition, int]) -> bytes:
 
         retained = [place_of(message) for message in write_set.retained]
         for (stream, partition), records in write_set.stream_messages.items():
-            streams.append((stream, partition, ends[stream, partition], [place_of(message) for message in records]))
-    return _encode(
-        (
-            list(map(_columns, messages)),
-            len(write_set.messages),
-            write_set.deleted_sessions,
-            write_set.sessions,
-            write_set.subscriptions,
-            write_set.deleted_subscriptions,
-            write_set.entries,
-            write_set.entry_updates,
-            write_set.deleted_entries,
-            write_set.received,
-            write_set.deleted_received,
-            retained,
-            write_set.deleted_retained,
-            streams,
-            write_set.deleted_producers,
-            write_set.producers,
-        )
+            first = ends[stream, partition]
+            extents.append((stream, partition, first, first + len(records)))
+            streams.append([place_of(message) for message in records])
+    rows = (
+        list(map(_columns, messages)),
+        len(write_set.messages),
+        write_set.deleted_sessions,
+        write_set.sessions,
+        write_set.subscriptions,
+        write_set.deleted_subscriptions,
+        write_set.entries,
+        write_set.entry_updates,
+        write_set.deleted_entries,
+        write_set.received,
+        write_set.deleted_received,
+        retained,
+        write_set.deleted_retained,
+        streams,
+        write_set.deleted_producers,
+        write_set.producers,
     )
+    return _encode((extents, rows))
+
+
+def decode_extents(body: bytes) -> List[StreamExtent]:
+    """The places of the stream records. Raises `ValueError` if the bytes are no body of a record."""
+    try:
+        return list(map(StreamExtent._make, _decode_body(body).extents))
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a write set: {error}") from None
 
 
 def decode(body: bytes) -> Tuple[WriteSet, List[StreamRecords]]:
@@ -118,7 +146,8 @@ def decode(body: bytes) -> Tuple[WriteSet, List[StreamRecords]]:
     Raises `ValueError` if the bytes are no body of a record.
     """
     try:
-        found = _decode(body)
+        outer = _decode_body(body)
+        found = _decode_rows(outer.rows)
         messages = list(map(_message, found.messages))
         write_set = WriteSet()
         write_set.messages = messages[: found.queued]
@@ -137,7 +166,7 @@ def decode(body: bytes) -> Tuple[WriteSet, List[StreamRecords]]:
         write_set.producers = list(map(ProducerRow._make, found.producers))
         streams = [
             StreamRecords(stream, partition, first, [messages[place] for place in places])
-            for stream, partition, first, places in found.streams
+            for (stream, partition, first, _), places in zip(outer.extents, found.streams)
         ]
         return write_set, streams
     except (msgspec.MsgspecError, IndexError) as error:
