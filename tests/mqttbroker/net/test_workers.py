@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,13 +25,15 @@ from support.metric_samples import samples
 from support.raw_client import RawClient
 from support.stream_client import StreamClient, tcp_socket
 
-from mqttbroker.codec.packets import Publish, Will
+from mqttbroker.codec.packets import Disconnect, Publish, Will
 from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, QUOTA_EXCEEDED, SERVER_BUSY
 from mqttbroker.net.link import LINK_BUFFER, SEND_WINDOW, WINDOW
 from mqttbroker.net.wire import LARGE_WRITE
 from mqttbroker.worker import clients as worker_clients
 
 MIB = 1 << 20
+KILLS = 50
+
 Start = Callable[..., BrokerProcess]
 Connect = Callable[..., RawClient]
 
@@ -166,6 +169,44 @@ def test_the_end_of_a_worker(broker: BrokerProcess, connect: Connect) -> None:
     again.publish("wills/x", b"after", 1)
     while (got := watcher.take()).payload != b"after":
         assert got.payload == b"gone"
+
+
+@pytest.mark.slow("50 kills, of each worker less than 10 in a minute")
+@pytest.mark.timeout(600)
+def test_clients_of_other_workers_notice_no_kill(start: Start) -> None:
+    """They get each message, at QoS 0 too, and the will of each client that was lost once."""
+    broker = start(workers=6)
+    with ExitStack() as stack:
+        clients: dict[int, tuple[str, RawClient]] = {}
+        killed_at = dict.fromkeys(range(1, 7), 0.0)
+        for kill in range(KILLS):
+            while clients.keys() != killed_at.keys():
+                name = f"c{time.monotonic_ns()}"
+                client = stack.enter_context(RawClient(broker.port))
+                client.connect(name, will=Will(f"wills/{name}", b"gone"))
+                worker = worker_of(broker, name)
+                if worker in clients:
+                    client.send(Disconnect())
+                else:
+                    clients[worker] = name, client
+                    client.subscribe("beats", "wills/+", options=0)
+            victim = min(killed_at, key=lambda number: killed_at[number])
+            time.sleep(max(0.0, killed_at[victim] + 7 - time.monotonic()))
+            lost, _ = clients.pop(victim)
+            publisher = next(iter(clients.values()))[1]
+            first = len(broker.lines)
+            for beat in range(20):
+                publisher.publish("beats", b"%d" % beat, 0)
+                if beat == 10:
+                    os.kill(pid_of(broker, victim), signal.SIGKILL)
+            killed_at[victim] = time.monotonic()
+            broker.wait_for_log(f"event=worker_started worker={victim} ", timeout=60, after=first)
+            for _, client in clients.values():
+                messages = [client.take() for _ in range(21)]
+                assert [one.payload for one in messages if one.topic == "beats"] == [b"%d" % beat for beat in range(20)]
+                assert [one.topic for one in messages if one.topic != "beats"] == [f"wills/{lost}"]
+                assert client.ping() == []
+        assert kill == KILLS - 1
 
 
 def test_a_worker_that_ends_again_and_again_ends_the_broker(start: Start) -> None:
