@@ -281,7 +281,10 @@ class Top:
             try:
                 pressed = screen.get_wch()
             except curses.error:
-                continue  # no key came
+                # No key came; at once and for ever if the terminal is gone.
+                if not sys.stdin.isatty():
+                    return
+                continue
             if not self.key(ord(pressed) if isinstance(pressed, str) else -pressed):
                 return
             if not self.typing:

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -118,6 +119,17 @@ def test_top_says_when_the_broker_is_away_and_when_it_is_back() -> None:
             terminal.wait_for("back-again")
         terminal.press("q")
         assert terminal.close() == 0
+
+
+def test_top_ends_when_its_terminal_is_gone_also_without_sighup(broker: BrokerProcess) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        terminal = Terminal("top", "--url", f"http://127.0.0.1:{broker.http_port}", "--token", "t-admin")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    terminal.wait_for("clients")
+    os.close(terminal.master)
+    assert terminal.process.wait(20) is not None
 
 
 def test_without_a_terminal_and_as_json(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
