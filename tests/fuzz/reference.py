@@ -272,7 +272,7 @@ def parse(first: int, body: bytes, version: int) -> Parsed:
 
 def _connect(reader: Reader, parsed: Parsed) -> None:
     """Section 3.1."""
-    protocol, level = reader.text(), reader.number(1)
+    protocol, level = reader.text(), reader.number(1) & 0x7F  # without the mark of Mosquitto's bridges
     if (protocol, level) not in (("MQIsdp", 3), ("MQTT", 4), ("MQTT", 5)):
         raise Bad("unknown protocol [MQTT-3.1.2-1] [MQTT-3.1.2-2]")
     flags = f"{reader.number(1):08b}"

@@ -72,7 +72,9 @@ class Core:
         self._start()
 
     def _start(self) -> None:
-        self.store = SqliteStore(self.directory / "core.db", self.settings.durability, self.log)
+        self.store = SqliteStore(
+            self.directory / "core.db", self.settings.durability, self.log, apply_interval=0.01
+        )
         recovered = self.store.recover()
         self.broker: Broker = build_broker(self.settings, recovered)
         self._set_clock()

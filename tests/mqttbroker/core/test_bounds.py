@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.core import Core, CoreClient
+from support.core import Core, CoreClient, wait_until
 from support.core_sessions import away, drain, durable, publish
 
 from mqttbroker.codec.packets import Connack, Connect, Puback, Publish, Will
@@ -18,6 +19,7 @@ from sessions.session import Session
 
 def stored(core: Core) -> list[tuple[int, int]]:
     """The numbers of entries and messages on disk, as one row."""
+    wait_until(lambda: core.store.progress().commits_behind == 0)
     connection = sqlite3.connect(core.directory / "core.db")
     try:
         query = "SELECT (SELECT count(*) FROM queue), (SELECT count(*) FROM messages)"
@@ -388,8 +390,8 @@ def test_retained_messages_expire_without_a_subscriber(tmp_path: Path) -> None:
     ),
 )
 def test_totals_are_right_after_random_events(tmp_path: Path, policy: str, steps: list[str]) -> None:
-    for file in tmp_path.iterdir():
-        file.unlink()
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
     with Core(
         tmp_path,
         queue_full=policy,

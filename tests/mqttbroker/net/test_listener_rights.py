@@ -342,9 +342,8 @@ def test_check_config_names_file_key_and_reason(tmp_path: Path, key: str, conten
         cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert (
-        done.stderr.startswith(f"broker.toml: listeners.1.{key}: {tmp_path}/{reason}") and done.stderr.count("\n") == 1
-    )
+    assert done.stderr.startswith(f"broker.toml:4: listeners.1.{key}: {tmp_path}/{reason}")
+    assert done.stderr.count("\n") == 1
 
 
 # --- limits -------------------------------------------------------------------------------------------------------
