@@ -34,14 +34,14 @@ _INSERT: Final = 2
 
 
 class PendingChanges:
-    """The sum of the write sets that were merged; ``size`` is about the memory that it takes, in bytes.
+    """The sum of the write sets that were merged.
 
     The tables have exactly what was committed before, unless they are ``salvaged``.
     """
 
     def __init__(self, salvaged: bool = False) -> None:
         self._received_before: int = _STORE if salvaged else _INSERT
-        self.size = 0
+        self._bytes = 0  # of messages, and of texts of variable length
         self.empty = True
         self._deleted_sessions: Dict[int, bool] = {}
         self._sessions: Dict[int, SessionRow] = {}
@@ -56,55 +56,51 @@ class PendingChanges:
         self._deleted_producers: Dict[ProducerKey, bool] = {}
         self._producers: Dict[ProducerKey, ProducerRow] = {}
 
+    @property
+    def size(self) -> int:
+        """About the memory that the changes take, in bytes."""
+        rows: int = len(self._deleted_sessions) + len(self._sessions) + len(self._subscriptions) + len(self._retained)
+        rows += len(self._entries) + len(self._updates) + len(self._deleted_entries) + len(self._received)
+        rows += len(self._deleted_producers) + len(self._producers)
+        return self._bytes + ROW_OVERHEAD * rows
+
     def merge(self, write_set: WriteSet) -> None:
         """Add the changes of a later write set."""
         self.empty = False
         for session_id in write_set.deleted_sessions:
             self._deleted_sessions[session_id] = True
             self._sessions.pop(session_id, None)
-            self.size += ROW_OVERHEAD
         for session in write_set.sessions:
             self._sessions[session.session_id] = session
-            self.size += ROW_OVERHEAD
         for subscription in write_set.subscriptions:
             self._subscriptions[(subscription.session_id, subscription.topic_filter)] = subscription
-            self.size += ROW_OVERHEAD + len(subscription.topic_filter)
+            self._bytes += len(subscription.topic_filter)
         for subscription_key in write_set.deleted_subscriptions:
             self._subscriptions[subscription_key] = None
-            self.size += ROW_OVERHEAD
         messages = self._messages
         for message in write_set.messages:
             messages[message.id] = message
-            self.size += MESSAGE_OVERHEAD + message.size
+            self._bytes += MESSAGE_OVERHEAD + message.size
         self._merge_entries(write_set)
         pairs = self._received
         for received in write_set.deleted_received:
             if pairs.get(received, _REMOVE) == _INSERT:
                 del pairs[received]
-                self.size -= ROW_OVERHEAD
             else:
-                if received not in pairs:
-                    self.size += ROW_OVERHEAD
                 pairs[received] = _REMOVE
         for received in write_set.received:
-            if received in pairs:
-                pairs[received] = _STORE
-            else:
-                pairs[received] = self._received_before
-                self.size += ROW_OVERHEAD
+            pairs[received] = _STORE if received in pairs else self._received_before
         for message in write_set.retained:
             self._retained[message.topic] = message
-            self.size += MESSAGE_OVERHEAD + message.size
+            self._bytes += MESSAGE_OVERHEAD + message.size
         for topic in write_set.deleted_retained:
             self._retained[topic] = None
-            self.size += ROW_OVERHEAD
         for producer_key in write_set.deleted_producers:
             self._producers.pop(producer_key, None)
             self._deleted_producers[producer_key] = True
-            self.size += ROW_OVERHEAD
         for producer in write_set.producers:
             self._producers[(producer.stream, producer.user_name, producer.producer_id)] = producer
-            self.size += ROW_OVERHEAD + len(producer.missing)
+            self._bytes += len(producer.missing)
 
     def _merge_entries(self, write_set: WriteSet) -> None:
         entries = self._entries
@@ -112,30 +108,15 @@ class PendingChanges:
             entries[(row[0], row[1])] = row
             if row[3] != 0:
                 self._references[row[2]] = self._references.get(row[2], 0) + 1
-        self.size += ROW_OVERHEAD * len(write_set.entries)
         updates = self._updates
         for update in write_set.entry_updates:
-            place = (update[2], update[3])
-            added = entries.get(place)
-            if added is None:
-                updates[place] = update
-                self.size += ROW_OVERHEAD
-            else:
-                entries[place] = (
-                    added[0], added[1], added[2], added[3], added[4], added[5], added[6], update[0], update[1],
-                    added[9], added[10],
-                )
+            updates[(update[2], update[3])] = update
         for key in write_set.deleted_entries:
             place = (key[0], key[1])
+            updates.pop(place, None)
             removed = entries.pop(place, None)
-            if removed is None:
-                updates.pop(place, None)
+            if removed is None or not self._release(removed):
                 self._deleted_entries[place] = key
-                self.size += ROW_OVERHEAD
-            elif not self._release(removed):
-                self._deleted_entries[place] = key
-            else:
-                self.size -= ROW_OVERHEAD
 
     def _release(self, entry: EntryRow) -> bool:
         """An entry that was not applied is gone; false if its message is in the tables and no pending entry refers to
@@ -150,7 +131,7 @@ class PendingChanges:
         message = self._messages.pop(message_id, None)
         if message is None:
             return False
-        self.size -= MESSAGE_OVERHEAD + message.size
+        self._bytes -= MESSAGE_OVERHEAD + message.size
         return True
 
     def write_set(self) -> WriteSet:
@@ -167,8 +148,16 @@ class PendingChanges:
             else:
                 result.subscriptions.append(subscription)
         result.messages = list(self._messages.values())
-        result.entries = list(self._entries.values())
-        result.entry_updates = list(self._updates.values())
+        entries = self._entries
+        for place, update in self._updates.items():
+            row = entries.get(place)
+            if row is None:
+                result.entry_updates.append(update)
+            else:
+                entries[place] = (
+                    row[0], row[1], row[2], row[3], row[4], row[5], row[6], update[0], update[1], row[9], row[10]
+                )
+        result.entries = list(entries.values())
         result.deleted_entries = list(self._deleted_entries.values())
         for received, change in self._received.items():
             if change == _REMOVE:
