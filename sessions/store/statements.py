@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 # The most rows of one statement. Lists are padded to a power of two, so that twelve prepared statements serve every
 # length.
-CHUNK = 512
+CHUNK = 2048
 # Messages with more bytes have a statement of their own, since a prepared statement keeps its parameters in memory.
 LARGE_BYTES = 4096
 
