@@ -159,9 +159,11 @@ class FileCommitLog:
         position = self.position + 1
         try:
             self._write(encode_record(self._salt, position, body))
-        except BaseException:
+        except BaseException as error:
             self._failed = True
             self._void()
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(self._path)
             raise
         self.position = position
 
@@ -182,7 +184,9 @@ class FileCommitLog:
             os.pwrite(self._fd, bytes(RECORD_BYTES), self._end)
             os.fdatasync(self._fd)
         except OSError as error:
-            logger.warning("event=store_trouble what=%s reason=%s", "a failed record may be on disk", error)
+            logger.warning(
+                "event=store_trouble what=%s file=%s reason=%s", "a failed record may be on disk", self._path, error
+            )
 
     def _roll(self, needed: int) -> None:
         """Continue in a new segment, whose header and name are on disk."""

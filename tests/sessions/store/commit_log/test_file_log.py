@@ -67,3 +67,16 @@ def test_a_smaller_record_after_a_segment_that_could_not_be_begun_is_kept(
     found = survey(directory, IDENTITY)
     assert found.damage == []
     assert [record.body for record in found.records(0)] == wanted
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "pwrite"])
+def test_a_failure_names_the_file(directory: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    log = opened(directory)
+    log.append(b"first")
+    with monkeypatch.context() as patch:
+        fails_once(patch, os, call, False)
+        with pytest.raises(OSError, match=str(directory)):
+            log.append(b"second")
+    log.append(b"third")
+    log.close()
+    assert [record.body for record in survey(directory, IDENTITY).records(0)] == [b"first", b"third"]
