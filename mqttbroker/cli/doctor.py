@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import errno
-import fcntl
 import importlib.util
 import os
 import resource
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from mqttbroker import build_kind
+from mqttbroker.admin.repair import in_use
 from mqttbroker.cli.tables import cell, print_json
 from mqttbroker.config.in_force import SECRETS, flatten
 from mqttbroker.config.load import ConfigError, load_settings
@@ -44,7 +44,7 @@ _SECRETS = ("password_file", "keyfile", "token_file", "secret_file", "key_file",
 
 
 class Finding(NamedTuple):
-    """What a check found. ``cure`` is a line, "" if nothing is to be done."""
+    """The result of one check. ``cure`` is a line, "" if nothing is to be done."""
 
     check: str
     state: str
@@ -171,18 +171,11 @@ def _port(name: str, host: str, port: int, running: bool) -> Finding:
 
 
 def broker_runs(data_dir: Path) -> bool:
-    """Whether a process holds the lock of a data directory."""
+    """Whether a broker holds the lock of the data directory; false if it cannot be looked at."""
     try:
-        lock = os.open(data_dir / "lock", os.O_RDONLY)
+        return in_use(data_dir)
     except OSError:
         return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
 
 
 def _backlog(settings: Settings) -> Iterator[Finding]:
