@@ -20,7 +20,7 @@ from sessions.producers import Producer
 from sessions.rows import EntryKey, ProducerKey, ReceivedKey, SessionRow, SubscriptionKey, SubscriptionRow
 from sessions.write_set import EntryQuery, PageRequest, WriteSet
 
-# What becomes of a row in a batch.
+# The changes of a row in a batch.
 _REMOVED: Final = 0
 _ADDED: Final = 1
 _REPLACED: Final = 2  # removed, and added again

@@ -27,7 +27,7 @@ MESSAGE_OVERHEAD: Final = 300
 ROW_OVERHEAD: Final = 200
 
 
-# What becomes of a packet id: the tables may have it or not, or do not have it.
+# The change of a packet id; `_STORE` if the tables may have it, `_INSERT` if they do not.
 _REMOVE: Final = 0
 _STORE: Final = 1
 _INSERT: Final = 2

@@ -93,7 +93,7 @@ def _copy(data_dir: Path, target: Path) -> str:
         problem = "; ".join(state.problems[:1]) or "the stream ends cannot be read"
         raise BackupError(f"{data_dir / DATABASE}: {problem}; see mqttbroker check-store")
     ends.update(state.ends)
-    # What the copied log has is appended at the first start.
+    # The first start appends the records of the copied log.
     ends.update({key: min(start, ends[key]) if key in ends else start for key, start in starts.items()})
     streams_in_backup: dict[str, dict[str, int]] = {}
     for (stream, number), end in sorted(ends.items()):

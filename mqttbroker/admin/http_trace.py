@@ -65,7 +65,7 @@ class _Answer:
         self._loop.call_soon_threadsafe(self._more.set)
 
     async def next(self) -> bytes:
-        """What has come since the last call; waits for something."""
+        """The bytes that have come since the last call; waits for some."""
         while not self._chunks:
             self._more.clear()
             if not self._chunks:

@@ -139,7 +139,7 @@ class Commits:
 
 
 class _Answer(LongWork):
-    """What is to be done after a commit and after reads: settle the batch, then answer queries and load pages."""
+    """The work after a commit and after reads: settle the batch, then answer queries and load pages."""
 
     def __init__(self, commits: Commits) -> None:
         self.commits = commits

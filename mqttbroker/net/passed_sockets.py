@@ -112,7 +112,7 @@ def _listening(descriptor: int, name: str) -> ListeningSocket:
 
 def pass_on(sockets: Sequence[ListeningSocket], environ: MutableMapping[str, str]) -> None:
     """Prepare this process for ``exec``: the sockets get the descriptors, and ``environ`` the variables, that
-    `PassedSockets` expects. Whatever had these descriptors is closed."""
+    `PassedSockets` expects. Files that had these descriptors are closed."""
     if not sockets:
         return
     last = FIRST + len(sockets)

@@ -88,7 +88,7 @@ class PacketSplitter:
 
 
 class _Direction:
-    """What a client sends, or is sent."""
+    """The bytes that a client sends, or is sent."""
 
     def __init__(self) -> None:
         self.splitter = PacketSplitter()

@@ -1,7 +1,7 @@
 """The values that the broker and a connection worker exchange, other than clients' bytes.
 
 Those for a worker are pickled: it trusts the broker. Those from a worker are JSON, because a worker handles the bytes
-of unknown clients. What cannot come from an honest worker raises LinkError.
+of unknown clients. A message that no honest worker sends raises LinkError.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _typed(values: Any, kinds: tuple[tuple[type, ...], ...]) -> list[Any]:
 
 
 def decode_problems(body: bytes) -> list[str]:
-    """What keeps a worker from listening, or from a reload."""
+    """The problems that keep a worker from listening, or from a reload."""
     found = json.loads(body)
     if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
         raise ValueError("not a list of texts")
