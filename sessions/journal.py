@@ -10,14 +10,22 @@ entries is closed and settled in parts, between which the event loop serves clie
 
 from __future__ import annotations
 
-from typing import Dict, Final, List, Optional, Tuple
+from typing import Any, Dict, Final, List, Optional, Tuple
 
 from mypy_extensions import mypyc_attr
 
 from sessions.counters import Counters
 from sessions.message import Message
 from sessions.producers import Producer
-from sessions.rows import EntryKey, ProducerKey, ReceivedKey, SessionRow, SubscriptionKey, SubscriptionRow
+from sessions.rows import (
+    EntryKey,
+    ProducerKey,
+    SessionRow,
+    SubscriptionKey,
+    SubscriptionRow,
+    received_key,
+    received_row,
+)
 from sessions.write_set import EntryQuery, PageRequest, WriteSet
 
 # The changes of a row in a batch.
@@ -117,7 +125,7 @@ class _Batch:
         self.entries: List[Entry] = []
         self.updates: List[Entry] = []
         self.deleted_entries: List[EntryKey] = []
-        self.received: Dict[ReceivedKey, int] = {}
+        self.received: Dict[object, int] = {}  # by `received_key`
         self.retained: Dict[str, Optional[Message]] = {}  # None: delete
         self.sessions: Dict[int, SessionRow] = {}
         self.deleted_sessions: Dict[int, bool] = {}
@@ -254,12 +262,12 @@ class Journal:
     def add_received(self, session_id: int, packet_id: int) -> None:
         """Store a QoS 2 packet id of the client until it is released."""
         received = self._gathering.received
-        pair = (session_id, packet_id)
-        received[pair] = _ADDED if received.get(pair, _ADDED) == _ADDED else _REPLACED
+        key: object = received_key(session_id, packet_id)
+        received[key] = _ADDED if received.get(key, _ADDED) == _ADDED else _REPLACED
         self._gathering.count_row(0)
 
     def remove_received(self, session_id: int, packet_id: int) -> None:
-        self._gathering.received[(session_id, packet_id)] = _REMOVED
+        self._gathering.received[received_key(session_id, packet_id)] = _REMOVED
         self._gathering.count_row(0)
 
     def set_retained(self, topic: str, message: Optional[Message]) -> None:
@@ -337,9 +345,9 @@ class Journal:
 
     def wait_for_received(self, gate: Gate, session_id: int, packet_id: int) -> None:
         """Have a gate wait until a QoS 2 packet id added before is on disk."""
-        pair = (session_id, packet_id)
+        key: object = received_key(session_id, packet_id)
         for batch in (self._writing, self._gathering):
-            if batch is not None and batch.received.get(pair, _REMOVED) != _REMOVED:
+            if batch is not None and batch.received.get(key, _REMOVED) != _REMOVED:
                 gate.pending += 1
                 batch.gates.append(gate)
 
@@ -385,13 +393,16 @@ class Journal:
             else:
                 write_set.deleted_subscriptions.append(key)
         write_set.deleted_entries = batch.deleted_entries
+        pair: Any
+        removed: List[Any] = write_set.deleted_received
+        added: List[Any] = write_set.received
         for pair, change in batch.received.items():
-            if pair[0] in deleted:
+            if deleted and received_row(pair)[0] in deleted:
                 continue
             if change != _ADDED:
-                write_set.deleted_received.append(pair)
+                removed.append(pair)
             if change != _REMOVED:
-                write_set.received.append(pair)
+                added.append(pair)
         for topic, message in batch.retained.items():
             if message is None:
                 write_set.deleted_retained.append(topic)
@@ -585,9 +596,10 @@ class Journal:
         for key, subscription in old.subscriptions.items():
             if key not in new.subscriptions and key[0] not in new.deleted_sessions:
                 new.subscriptions[key] = subscription
+        pair: Any
         for pair, change in old.received.items():
             # What was added is refused, but not what was removed before it.
-            if change != _ADDED and pair[0] not in new.deleted_sessions:
+            if change != _ADDED and received_row(pair)[0] not in new.deleted_sessions:
                 new.received[pair] = _REMOVED if new.received.get(pair, _REMOVED) == _REMOVED else _REPLACED
         for topic, message in old.retained.items():
             if topic not in new.retained:

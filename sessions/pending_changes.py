@@ -2,30 +2,25 @@
 
 Kept by key, so that the last change of a row is the only one. An entry that is removed before it was applied is never
 written, nor is a message that no entry refers to any more.
+
+Rows and keys of entries and packet ids are objects here, not typed tuples: compiled code would unpack each typed tuple
+that it takes from a list, and make a new one to keep it.
 """
 
 from __future__ import annotations
 
-from typing import Dict, Final, List, Optional, Tuple
+from typing import Any, Dict, Final, List, Optional, Tuple
 
 from sessions.message import Message
-from sessions.rows import (
-    EntryKey,
-    EntryRow,
-    EntryUpdate,
-    ProducerKey,
-    ProducerRow,
-    ReceivedKey,
-    SessionRow,
-    SubscriptionKey,
-    SubscriptionRow,
-)
+from sessions.rows import ProducerKey, ProducerRow, SessionRow, SubscriptionKey, SubscriptionRow, received_row
 from sessions.write_set import WriteSet
 
 # Memory of a message beside its `Message.size`, and of another row, in bytes.
 MESSAGE_OVERHEAD: Final = 300
 ROW_OVERHEAD: Final = 200
 
+
+_Row = Tuple[Any, ...]
 
 # The change of a packet id; `_STORE` if the tables may have it, `_INSERT` if they do not.
 _REMOVE: Final = 0
@@ -46,12 +41,13 @@ class PendingChanges:
         self._deleted_sessions: Dict[int, bool] = {}
         self._sessions: Dict[int, SessionRow] = {}
         self._subscriptions: Dict[SubscriptionKey, Optional[SubscriptionRow]] = {}  # None: delete
-        self._messages: Dict[int, Message] = {}
-        self._references: Dict[int, int] = {}  # entries in `_entries` that share a message
-        self._entries: Dict[Tuple[int, int], EntryRow] = {}
-        self._updates: Dict[Tuple[int, int], EntryUpdate] = {}
-        self._deleted_entries: Dict[Tuple[int, int], EntryKey] = {}
-        self._received: Dict[ReceivedKey, int] = {}
+        self._messages: Dict[object, Message] = {}
+        self._references: Dict[object, int] = {}  # entries in `_entries` that share a message, by its id
+        # By seq, which no two entries of a store have in common.
+        self._entries: Dict[object, _Row] = {}
+        self._updates: Dict[object, _Row] = {}
+        self._deleted_entries: Dict[object, _Row] = {}
+        self._received: Dict[object, int] = {}
         self._retained: Dict[str, Optional[Message]] = {}  # None: delete
         self._deleted_producers: Dict[ProducerKey, bool] = {}
         self._producers: Dict[ProducerKey, ProducerRow] = {}
@@ -82,14 +78,7 @@ class PendingChanges:
             messages[message.id] = message
             self._bytes += MESSAGE_OVERHEAD + message.size
         self._merge_entries(write_set)
-        pairs = self._received
-        for received in write_set.deleted_received:
-            if pairs.get(received, _REMOVE) == _INSERT:
-                del pairs[received]
-            else:
-                pairs[received] = _REMOVE
-        for received in write_set.received:
-            pairs[received] = _STORE if received in pairs else self._received_before
+        self._merge_received(write_set)
         for message in write_set.retained:
             self._retained[message.topic] = message
             self._bytes += MESSAGE_OVERHEAD + message.size
@@ -102,35 +91,58 @@ class PendingChanges:
             self._producers[(producer.stream, producer.user_name, producer.producer_id)] = producer
             self._bytes += len(producer.missing)
 
+    def _merge_received(self, write_set: WriteSet) -> None:
+        changes = self._received
+        key: object
+        keys: List[Any] = write_set.deleted_received
+        for key in keys:
+            if changes.get(key, _REMOVE) == _INSERT:
+                del changes[key]
+            else:
+                changes[key] = _REMOVE
+        keys = write_set.received
+        for key in keys:
+            changes[key] = _STORE if key in changes else self._received_before
+
     def _merge_entries(self, write_set: WriteSet) -> None:
+        row: _Row
+        seq: object
         entries = self._entries
-        for row in write_set.entries:
-            entries[(row[0], row[1])] = row
-            if row[3] != 0:
+        rows: List[Any] = write_set.entries
+        for row in rows:
+            entries[row[1]] = row
+            if row[3]:
                 self._references[row[2]] = self._references.get(row[2], 0) + 1
         updates = self._updates
-        for update in write_set.entry_updates:
-            updates[(update[2], update[3])] = update
-        for key in write_set.deleted_entries:
-            place = (key[0], key[1])
-            updates.pop(place, None)
-            removed = entries.pop(place, None)
-            if removed is None or not self._release(removed):
-                self._deleted_entries[place] = key
+        rows = write_set.entry_updates
+        for row in rows:
+            updates[row[3]] = row
+        rows = write_set.deleted_entries
+        for row in rows:
+            seq = row[1]
+            if seq in updates:
+                del updates[seq]
+            added = entries.get(seq)
+            if added is not None:
+                del entries[seq]
+                if self._release(added):
+                    continue
+            self._deleted_entries[seq] = row
 
-    def _release(self, entry: EntryRow) -> bool:
+    def _release(self, entry: _Row) -> bool:
         """An entry that was not applied is gone; false if its message is in the tables and no pending entry refers to
         it, so that they are to look for others."""
-        message_id: int = entry[2]
-        if entry[3] != 0:
+        message_id: object = entry[2]
+        if entry[3]:
             left: int = self._references.get(message_id, 1) - 1
             if left > 0:
                 self._references[message_id] = left
                 return True
             self._references.pop(message_id, None)
-        message = self._messages.pop(message_id, None)
+        message = self._messages.get(message_id)
         if message is None:
             return False
+        del self._messages[message_id]
         self._bytes -= MESSAGE_OVERHEAD + message.size
         return True
 
@@ -149,21 +161,24 @@ class PendingChanges:
                 result.subscriptions.append(subscription)
         result.messages = list(self._messages.values())
         entries = self._entries
-        for place, update in self._updates.items():
-            row = entries.get(place)
+        changed: List[Any] = result.entry_updates
+        for seq, update in self._updates.items():
+            row = entries.get(seq)
             if row is None:
-                result.entry_updates.append(update)
+                changed.append(update)
             else:
-                entries[place] = (
-                    row[0], row[1], row[2], row[3], row[4], row[5], row[6], update[0], update[1], row[9], row[10]
-                )
-        result.entries = list(entries.values())
-        result.deleted_entries = list(self._deleted_entries.values())
+                entries[seq] = row[:7] + update[:2] + row[9:]
+        added: List[Any] = list(entries.values())
+        result.entries = added
+        deleted_entries: List[Any] = list(self._deleted_entries.values())
+        result.deleted_entries = deleted_entries
+        inserted: List[Any] = result.received
+        removed: List[Any] = result.deleted_received
         for received, change in self._received.items():
             if change == _REMOVE:
-                result.deleted_received.append(received)
+                removed.append(received)
             else:
-                result.received.append(received)
+                inserted.append(received)
         for topic, message in self._retained.items():
             if message is None:
                 result.deleted_retained.append(topic)
@@ -177,10 +192,13 @@ class PendingChanges:
         """Drop the rows of deleted sessions, which the tables delete as a whole."""
         deleted = self._deleted_sessions
         self._subscriptions = {key: row for key, row in self._subscriptions.items() if key[0] not in deleted}
-        self._received = {key: row for key, row in self._received.items() if key[0] not in deleted}
-        self._updates = {key: row for key, row in self._updates.items() if key[0] not in deleted}
-        gone: List[Tuple[int, int]] = [key for key in self._entries if key[0] in deleted]
-        for key in gone:
-            row = self._entries.pop(key)
+        received: List[Any] = list(self._received)
+        for key in received:
+            if received_row(key)[0] in deleted:
+                del self._received[key]
+        self._updates = {seq: row for seq, row in self._updates.items() if row[2] not in deleted}
+        gone: List[_Row] = [row for row in self._entries.values() if row[0] in deleted]
+        for row in gone:
+            del self._entries[row[1]]
             if not self._release(row):
-                self._deleted_entries[key] = (row[0], row[1], row[2], row[3])
+                self._deleted_entries[row[1]] = row[:4]

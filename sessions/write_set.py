@@ -16,6 +16,7 @@ from sessions.rows import (
     EntryKey,
     EntryRow,
     EntryUpdate,
+    MessageRow,
     PageRow,
     ProducerKey,
     ProducerRow,
@@ -160,3 +161,21 @@ class WriteSet:
             or self.producers
             or self.after_failure
         )
+
+
+def message_rows(messages: List[Message]) -> List[MessageRow]:
+    """The columns of messages, in the order of `sessions.rows.MESSAGE_COLUMNS`."""
+    return [
+        (
+            message.id,
+            message.topic,
+            message.payload,
+            message.qos,
+            message.retain,
+            message.properties,
+            message.publisher,
+            message.timestamp,
+            message.expires_at,
+        )
+        for message in messages
+    ]

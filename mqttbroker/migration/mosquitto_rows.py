@@ -19,7 +19,7 @@ from mqttbroker.migration.mosquitto_database import (
 )
 from sessions.journal import AWAIT_PUBACK, AWAIT_PUBCOMP, AWAIT_PUBREC, QUEUED
 from sessions.message import Message
-from sessions.rows import EntryRow, SessionRow, SubscriptionRow
+from sessions.rows import EntryRow, ReceivedKey, SessionRow, SubscriptionRow, received_key
 from sessions.session import NEVER, NO_LOCAL, RETAIN_AS_PUBLISHED
 from sessions.write_set import WriteSet
 from topic_matcher.filters import is_valid_filter, matches, parse_shared
@@ -74,7 +74,7 @@ class Rows:
         for client in database.clients:
             self._sessions.setdefault(client.client_id, len(self._sessions) + 1)
         self._subscriptions = [one for one in database.subscriptions if self._is_usable(one)]
-        self._received: List[Tuple[int, int]] = []
+        self._received: List[ReceivedKey] = []
         self._retained: Dict[str, Message] = {}
         self._entries: List[_Entry] = []
         for store_id in database.retained:
@@ -133,7 +133,7 @@ class Rows:
 
     def _release(self, one: ClientMessage) -> None:
         """Publish a QoS 2 message: Mosquitto does so when it gets the PUBREL, this broker when it gets the PUBLISH."""
-        self._received.append((self._sessions[one.client_id], one.packet_id))
+        self._received.append(received_key(self._sessions[one.client_id], one.packet_id))
         stored = self._database.messages[one.store_id]
         if stored.retain and not is_reserved(stored.topic):
             self._retained.pop(stored.topic, None)

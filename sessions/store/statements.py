@@ -35,6 +35,7 @@ from sessions.rows import (
     SessionRow,
     StoredEntry,
     SubscriptionRow,
+    received_row,
 )
 from sessions.write_set import EntryQuery, Page, PageRequest
 
@@ -180,8 +181,8 @@ DELETE_SHARED_MESSAGES = _delete(
     ["id"],
     " AND NOT EXISTS (SELECT 1 FROM queue WHERE shared = 1 AND message_id = messages.id)",
 )
-RECEIVED = _insert("received", RECEIVED_COLUMNS, RECEIVED_COLUMNS)
-DELETE_RECEIVED = _delete("received", RECEIVED_COLUMNS)
+RECEIVED = Statement(_insert_sql("received", RECEIVED_COLUMNS, RECEIVED_COLUMNS), 2, values_of=received_row)
+DELETE_RECEIVED = _delete("received", RECEIVED_COLUMNS, values_of=received_row)
 RETAINED = MessageStatement(_insert_sql("retained", RetainedRow._fields, ["topic"]), RetainedRow._fields)
 DELETE_RETAINED = _delete("retained", ["topic"], filler="")
 PRODUCERS = _insert("producers", ProducerRow._fields, PRODUCER_KEY_COLUMNS, blobs=["missing"])

@@ -19,7 +19,7 @@ from support.store_writer import Writer, message, retained
 from bridge_spark.log.record_batch import decode_messages, read_batch, scan_batches
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from sessions.message import Message
-from sessions.rows import SessionRow, SubscriptionRow
+from sessions.rows import SessionRow, SubscriptionRow, received_key
 from sessions.store import writer as store_module
 from sessions.store.interface import StoreError
 from sessions.store.writer import SqliteStore
@@ -63,11 +63,11 @@ def commit(number: int, attempt: int) -> WriteSet:
     made.messages = [message(key + 1, "a/b", content, timestamp=key) for key in keys]
     size = made.messages[0].size
     made.entries = [(1, key + 1, key + 1, 0, 1, 0, b"", 0, 0, size, 0) for key in keys]
-    made.received.append((1, number % 60000 + 1))
+    made.received.append(received_key(1, number % 60000 + 1))
     made.retained.append(retained("last", content, timestamp=number))
     made.stream_messages = {("s", number % PARTITIONS): [Message("a/b", content, 1, False, b"", "p", number, 0)]}
     if number > 0:
-        made.deleted_received.append((1, (number - 1) % 60000 + 1))
+        made.deleted_received.append(received_key(1, (number - 1) % 60000 + 1))
         first = (number - 1) * ENTRIES
         made.deleted_entries.append((1, first + 1, first + 1, 0))
         made.entry_updates = [(key % 60000 + 1, 2, 1, key + 1) for key in range(first + 1, first + ENTRIES)]

@@ -6,7 +6,7 @@ import pytest
 
 from sessions.journal import GONE, MESSAGE_OVERHEAD, PENDING, ROW_OVERHEAD, STORED, Entry, Gate, Journal
 from sessions.message import Message
-from sessions.rows import SessionRow, SubscriptionRow
+from sessions.rows import SessionRow, SubscriptionRow, received_key
 from sessions.write_set import PageRequest
 
 
@@ -114,7 +114,7 @@ def test_the_last_operation_on_a_key_counts() -> None:
     journal.save_session(SessionRow(1, "c", 4, 0, None, None, None, None, None))
     journal.save_session(SessionRow(1, "c", 5, 0, None, None, None, None, None))
     write_set = journal.close_batch()
-    assert (write_set.received, write_set.deleted_received) == ([(1, 11)], [(1, 10)])
+    assert (write_set.received, write_set.deleted_received) == ([received_key(1, 11)], [received_key(1, 10)])
     assert write_set.subscriptions == [(1, "b", 1, 1, 0)] and write_set.deleted_subscriptions == [(1, "a")]
     assert [(row.topic, row.payload) for row in write_set.retained] == [("x", b"2")]
     assert write_set.deleted_retained == ["y"]
@@ -130,10 +130,10 @@ def test_a_packet_id_that_was_removed_and_added_again_is_in_both_lists() -> None
     journal.add_received(1, 11)
     journal.failed()
     write_set = journal.close_batch()
-    assert (write_set.received, write_set.deleted_received) == ([(1, 10), (1, 11)], [(1, 10)])
+    assert (write_set.received, write_set.deleted_received) == ([received_key(1, 10), received_key(1, 11)], [received_key(1, 10)])
     journal.failed()
     write_set = journal.close_batch()
-    assert (write_set.received, write_set.deleted_received) == ([], [(1, 10)])
+    assert (write_set.received, write_set.deleted_received) == ([], [received_key(1, 10)])
 
 
 def test_deleting_a_session_removes_its_operations_from_the_batch() -> None:
@@ -183,7 +183,7 @@ def test_a_failed_batch_refuses_new_entries_and_retries_the_rest() -> None:
     assert write_set.deleted_entries == [(1, done.seq, done.message.id, 0)]
     assert write_set.entry_updates == [(3, 0, 1, stored.seq)]
     assert write_set.subscriptions == [(1, "a", 1, 1, 0)] and write_set.deleted_subscriptions == [(1, "b")]
-    assert write_set.deleted_received == [(1, 10)] and write_set.deleted_sessions == [9]
+    assert write_set.deleted_received == [received_key(1, 10)] and write_set.deleted_sessions == [9]
     assert not write_set.retained and write_set.deleted_retained == ["x"]
     assert len(write_set.pages) == 1
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from sessions.pending_changes import PendingChanges
+from sessions.rows import received_key
 from sessions.write_set import WriteSet
 
-PAIR = (1, 10)
+PAIR = received_key(1, 10)
 
 
 def received(*changes: str, salvaged: bool = False) -> tuple[bool, bool]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from support.store_writer import Writer, message, retained
 
-from sessions.rows import ProducerRow, SessionRow, SubscriptionRow
+from sessions.rows import ProducerRow, SessionRow, SubscriptionRow, received_key
 from sessions.store.pages import PageFile
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
@@ -59,7 +59,7 @@ def _commit(number: int, chance: random.Random) -> WriteSet:
         (key, i, i, 0, 1, 0, b"", 0, 0, len(f"sensors/{i}") + len(payload), 0)
         for i, payload in zip(ids, payloads)
     ]
-    write_set.received = [(key, i) for i in range(1, 40)]
+    write_set.received = [received_key(key, i) for i in range(1, 40)]
     write_set.retained = [retained(f"meta/{number}", chance.randbytes(3000), timestamp=number)]
     write_set.producers = [ProducerRow("s", "", f"producer-{number}-{i}", i, chance.randbytes(i), 0) for i in range(40)]
     if number > 10:

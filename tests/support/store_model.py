@@ -27,6 +27,8 @@ from sessions.rows import (
     StoredEntry,
     SubscriptionKey,
     SubscriptionRow,
+    received_key,
+    received_row,
 )
 from sessions.store.interface import Recovered
 from sessions.store.writer import SqliteStore
@@ -95,7 +97,7 @@ class Rows:
         del self.sessions[session_id]
         self.subscriptions = {key: row for key, row in self.subscriptions.items() if key[0] != session_id}
         self.queue = {key: entry for key, entry in self.queue.items() if key[0] != session_id}
-        self.received = {key for key in self.received if key[0] != session_id}
+        self.received = {key for key in self.received if received_row(key)[0] != session_id}
 
 
 class Changes:
@@ -136,7 +138,8 @@ class Changes:
     def _end_session(self, made: WriteSet) -> None:
         changed = {row.session_id for row in made.sessions}
         changed |= {row.session_id for row in made.subscriptions} | {entry[0] for entry in made.entries}
-        changed |= {key[0] for key in (*made.received, *made.deleted_received, *made.deleted_subscriptions)}
+        changed |= {received_row(key)[0] for key in (*made.received, *made.deleted_received)}
+        changed |= {key[0] for key in made.deleted_subscriptions}
         changed |= {update[2] for update in made.entry_updates} | {key[0] for key in made.deleted_entries}
         left = [session_id for session_id in self.rows.sessions if session_id not in changed]
         if left:
@@ -187,7 +190,7 @@ class Changes:
 
     def _receive(self, made: WriteSet) -> None:
         for session_id in self._some(self._sessions(made)):
-            key = (session_id, self.chance.randrange(1, 5))
+            key = received_key(session_id, self.chance.randrange(1, 5))
             if key in made.received or key in made.deleted_received:
                 continue
             added = self.chance.random() < 0.5
@@ -234,7 +237,7 @@ def check_reads(writer: Writer, rows: Rows) -> None:
         assert [(row.topic, row.payload) for row in page.rows] == [
             (rows.messages[entry[MESSAGE]].topic, rows.messages[entry[MESSAGE]].payload) for entry in mine
         ]
-        assert page.received == sorted(packet_id for key, packet_id in rows.received if key == session_id)
+        assert page.received == sorted(packet_id for key, packet_id in map(received_row, rows.received) if key == session_id)
     asked = WriteSet()
     unsent = [Query(EVERYTHING, session_id, 0, 0) for session_id in rows.sessions]
     expired = Query(EVERYTHING, 0, 0, 500)
@@ -279,7 +282,7 @@ def check_tables(database: Path, rows: Rows) -> None:
     assert messages == [
         (one.id, one.topic, one.payload, one.timestamp, one.expires_at) for _, one in sorted(rows.messages.items())
     ]
-    assert set(query(database, "SELECT session_id, packet_id FROM received")) == rows.received
+    assert set(query(database, "SELECT session_id, packet_id FROM received")) == set(map(received_row, rows.received))
     assert query(database, "PRAGMA integrity_check") == ["ok"]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
 from sessions.message import Message
-from sessions.rows import RetainedRow, SessionRow, SubscriptionRow
+from sessions.rows import RetainedRow, SessionRow, SubscriptionRow, received_key
 from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, PageRequest, WriteSet
 
@@ -184,9 +184,9 @@ def commit_number(number: int) -> WriteSet:
     write_set.entries = [
         (1, key, key, 0, 1, 0, b"", 0, 0, len(f"a/{key}{key}"), 0) for key in keys
     ]
-    write_set.received.append((1, number % 60000 + 1))
+    write_set.received.append(received_key(1, number % 60000 + 1))
     if number > 0:
-        write_set.deleted_received.append((1, (number - 1) % 60000 + 1))
+        write_set.deleted_received.append(received_key(1, (number - 1) % 60000 + 1))
         write_set.entry_updates = [
             (key % 60000 + 1, 2, 1, key) for key in range((number - 1) * ENTRIES, number * ENTRIES)
         ]

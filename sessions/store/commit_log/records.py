@@ -7,17 +7,16 @@ retained messages and a stream may refer to it by its place in the list.
 
 from __future__ import annotations
 
-from operator import attrgetter
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import msgspec
 
 from sessions.message import Message
 from sessions.rows import (
-    MESSAGE_COLUMNS,
     EntryKey,
     EntryRow,
     EntryUpdate,
+    MessageRow,
     ProducerKey,
     ProducerRow,
     ReceivedKey,
@@ -26,11 +25,9 @@ from sessions.rows import (
     SubscriptionRow,
 )
 from sessions.store.interface import Partition
-from sessions.write_set import WriteSet
+from sessions.write_set import WriteSet, message_rows
 
-_columns: Callable[[Message], Tuple[Any, ...]] = attrgetter(*MESSAGE_COLUMNS)
 # mypyc keeps no types of a NamedTuple's fields, so msgspec decodes plain tuples.
-_MessageRow = Tuple[int, str, bytes, int, bool, bytes, str, int, int]
 _SessionRow = Tuple[
     int, str, int, int, Optional[float], Optional[bytes], Optional[float], Optional[str], Optional[str], Optional[str]
 ]
@@ -67,7 +64,7 @@ class _Rows(msgspec.Struct, array_like=True):
     """``queued`` messages at the beginning of ``messages`` are inserted for the queue; ``streams`` has the places of the
     messages of each extent."""
 
-    messages: List[_MessageRow]
+    messages: List[MessageRow]
     queued: int
     deleted_sessions: List[int]
     sessions: List[_SessionRow]
@@ -112,7 +109,7 @@ def encode(write_set: WriteSet, ends: Dict[Partition, int]) -> bytes:
             extents.append((stream, partition, first, first + len(records)))
             streams.append([place_of(message) for message in records])
     rows = (
-        list(map(_columns, messages)),
+        message_rows(messages),
         len(write_set.messages),
         write_set.deleted_sessions,
         write_set.sessions,

@@ -32,6 +32,7 @@ from mqttbroker.migration.mosquitto_database import (
     decode_database,
 )
 from mqttbroker.migration.mosquitto_rows import Rows
+from sessions.rows import received_key
 
 PASSWORDS = "alice:$6$c2FsdHNhbHRzYWx0$" + b64encode(bytes(64)).decode() + "\n"
 
@@ -303,7 +304,7 @@ def test_an_unreleased_message_goes_to_those_who_would_have_got_it() -> None:
     (write_set,) = rows.write_sets()
     entries = {names[row[0] - 1]: (row[4], row[5], row[6], row[3]) for row in write_set.entries}
     assert entries == {"both": (2, 0, b"\x0b\3", 1), "as_published": (1, 1, b"\x0b\3", 1), "first": (1, 0, b"", 1)}
-    assert write_set.received == [(2, 4)]
+    assert write_set.received == [received_key(2, 4)]
     assert [(message.topic, message.payload) for message in write_set.retained] == [("a/b", b"x")]
     assert rows.not_carried == [
         "client 'both': topic filter 'a/#/b'",

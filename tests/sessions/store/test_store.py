@@ -15,7 +15,7 @@ from support import store_writer
 from support.store_cases import Opened, log, opened, path, query, queued, session_row  # noqa: F401 - fixtures
 from support.store_writer import Writer, message, retained, retained_rows
 
-from sessions.rows import MESSAGE_COLUMNS, SessionRow, SubscriptionRow
+from sessions.rows import MESSAGE_COLUMNS, SessionRow, SubscriptionRow, received_key
 from sessions.store import follower, maintenance, statements
 from sessions.store.maintenance import Maintenance
 from sessions.store.writer import SqliteStore
@@ -47,7 +47,7 @@ def test_state_survives_a_restart(opened: Opened) -> None:
     ]
     write_set.subscriptions = [SubscriptionRow(7, "b/#", 1, 5, 0), SubscriptionRow(7, "a/é", 2, 6, 268435455)]
     write_set.retained = [retained("r", b"\0\xff", 1, b"props", "pub", 1700000000000001, 5)]
-    write_set.received = [(7, 65535)]
+    write_set.received = [received_key(7, 65535)]
     writer.commit(write_set)
     recovered, writer = opened()
     assert recovered.sessions == write_set.sessions
@@ -67,8 +67,8 @@ def test_lists_are_applied_in_their_order(opened: Opened, path: Path) -> None:
     write_set.deleted_subscriptions = [(1, "gone")]
     write_set.entry_updates = [(77, 3, 1, 2)]
     write_set.deleted_entries = [(1, 1, 1, 0)]
-    write_set.received = [(1, 6), (1, 7)]
-    write_set.deleted_received = [(1, 5), (1, 6)]
+    write_set.received = [received_key(1, 6), received_key(1, 7)]
+    write_set.deleted_received = [received_key(1, 5), received_key(1, 6)]
     write_set.retained = [retained("kept", b"1"), retained("gone", b"1")]
     write_set.deleted_retained = ["gone"]
     writer.commit(write_set)
@@ -155,14 +155,14 @@ def test_subscriptions_and_received_follow_a_model(
             for (session_id, number), present in changes.items():
                 if present:
                     if (session_id, number) in model:
-                        write_set.deleted_received.append((session_id, number))
+                        write_set.deleted_received.append(received_key(session_id, number))
                     model.add((session_id, number))
                     write_set.subscriptions.append(SubscriptionRow(session_id, str(number), 0, 0, 0))
-                    write_set.received.append((session_id, number))
+                    write_set.received.append(received_key(session_id, number))
                 else:
                     model.discard((session_id, number))
                     write_set.deleted_subscriptions.append((session_id, str(number)))
-                    write_set.deleted_received.append((session_id, number))
+                    write_set.deleted_received.append(received_key(session_id, number))
             writer.commit(write_set)
     finally:
         store.stop()
@@ -236,7 +236,7 @@ def test_a_page_has_the_packet_id_of_each_entry(opened: Opened, packet_ids: List
 def test_a_page_sees_the_commit_it_was_submitted_with(opened: Opened) -> None:
     _, writer = opened()
     write_set = queued(1, [1])
-    write_set.received = [(1, 9), (1, 3)]
+    write_set.received = [received_key(1, 9), received_key(1, 3)]
     write_set.pages = [
         store_writer.PageRequest(1, 0, 5, True),
         store_writer.PageRequest(1, 1, 5, False),
@@ -279,7 +279,7 @@ def test_a_deleted_session_is_deleted_with_everything(opened: Opened, path: Path
     write_set = WriteSet()
     write_set.sessions = [session_row(1), session_row(2)]
     write_set.subscriptions = [SubscriptionRow(1, "a", 1, 1, 0), SubscriptionRow(2, "a", 1, 1, 0)]
-    write_set.received = [(1, 5), (2, 5)]
+    write_set.received = [received_key(1, 5), received_key(2, 5)]
     write_set.messages = [message(key, "t", b"") for key in (1, 2, 3, 4)]
     # Message 1 is queued for session 1, 2 for both, 3 twice for session 1, 4 for session 2.
     write_set.entries = [
