@@ -21,7 +21,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py' -o -path '*/dashboard/*')
 
-.PHONY: build run test test-compiled test-plain test-workers conformance fuzz fuzz-coverage lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-compiled test-plain test-workers conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -114,6 +114,10 @@ interop: interop-tools build
 # Runs the tests of every normative statement and writes docs/conformance.md.
 conformance: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m conformance.report
+
+# Writes docs/configuration.md from the settings and conf/mqttbroker.toml.
+configuration: $(VENV)/extras
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests $(BIN)/python -P -m support.configuration_reference docs/configuration.md
 
 # Malformed input for the core and for a broker process. A round depends on nothing but the seed and its number.
 FUZZ_SECONDS ?= 60

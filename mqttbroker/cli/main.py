@@ -61,9 +61,11 @@ def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType
             serve.add_argument(flag, dest=flag, metavar=metavar, help=text, nargs="?", const="true")
         else:
             serve.add_argument(flag, dest=flag, metavar=metavar, help=text)
+    serve.add_argument("--print-config", action="store_true", help="print the configuration in force, and start no broker")
 
     check = commands.add_parser("check-config", help="name the problems of a configuration")
     check.add_argument("file", metavar="FILE", type=Path)
+    check.add_argument("--print-config", action="store_true", help="print the configuration in force, as TOML")
 
     passwd = commands.add_parser("passwd", help="set or delete a user's password", allow_abbrev=False)
     passwd.add_argument("file", metavar="FILE", type=Path, help="password file, made if missing")
@@ -115,7 +117,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return _passwd(options.file, options.user, options.delete, options.scram)
     try:
         if options.command == "check-config":
-            return _check_config(options.file)
+            return _check_config(options.file, options.print_config)
         if options.command in COMMANDS:
             return run(options)
         if options.command == "doctor":
@@ -132,16 +134,29 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return 2
 
 
-def _check_config(file: Path) -> int:
+def _check_config(file: Path, print_config: bool) -> int:
     from mqttbroker.config_check import check, source_of, warnings
 
-    settings = load_settings(file, os.environ, warn=lambda text: print(f"warning: {text}", file=sys.stderr))
+    settings = load_settings(file, os.environ, warn=_print_warning)
     if problems := check(settings):
         raise ConfigError([f"{source_of(problem, settings, file)}: {problem}" for problem in problems])
     for warning in warnings(settings):
-        print(f"warning: {source_of(warning, settings, file)}: {warning}", file=sys.stderr)
+        _print_warning(f"{source_of(warning, settings, file)}: {warning}")
+    if print_config:
+        return _print_config(settings)
     variables = sorted({source for source in settings.sources.values() if source in os.environ})
     print(f"{file}{' with ' if variables else ''}{', '.join(variables)}: fine")
+    return 0
+
+
+def _print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def _print_config(settings: Settings) -> int:
+    from mqttbroker.config.printed import printed
+
+    print(printed(settings), end="")
     return 0
 
 
@@ -151,6 +166,8 @@ def _serve(options: argparse.Namespace) -> int:
     def reread() -> Settings:
         return load_settings(options.config, os.environ, flags)
 
+    if options.print_config:
+        return _print_config(load_settings(options.config, os.environ, flags, _print_warning))
     warnings: list[str] = []
     settings = load_settings(options.config, os.environ, flags, warnings.append)
     from mqttbroker.server import serve

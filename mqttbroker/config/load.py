@@ -1,6 +1,6 @@
-"""Loads the configuration: a TOML file, environment variables and flags become one checked, immutable ``Settings``.
+"""Loads the configuration: TOML files, environment variables and flags become one checked, immutable ``Settings``.
 
-Flags override the environment, which overrides the file, which overrides the defaults in settings.py. Every problem is
+Flags override the environment, which overrides the files, which override the defaults in settings.py. Every problem is
 one line with its source (file, variable or flag), the key and the reason. conf/mqttbroker.toml documents every key.
 """
 
@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import logging
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
+from mqttbroker.config.files import INCLUDE, ConfigFile, ConfigFiles, dotted, one_line
+from mqttbroker.config.files import ConfigError as ConfigError
 from mqttbroker.config.in_force import flatten
-from mqttbroker.config.key_lines import KeyLines
 from mqttbroker.config.setting_kinds import shown
 from mqttbroker.config.settings import (
     Bans,
@@ -52,19 +51,6 @@ _STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 # Kubernetes sets these variables in every pod for a service named "mqttbroker"; MQTTBROKER_COMPILE belongs to the
 # build.
 _NOT_SETTINGS = re.compile(r"SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP)(_.+)?|COMPILE|API_(URL|TOKEN|TOKEN_FILE|CA_FILE)")
-
-
-class ConfigError(Exception):
-    """``problems`` has one line for each problem."""
-
-    def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = list(map(_one_line, problems))
-        super().__init__("\n".join(self.problems))
-
-
-def _one_line(text: str) -> str:
-    """The text with escapes for line breaks and other characters that are not shown, which values may have."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class _FromText(str):
@@ -114,18 +100,15 @@ def _tables(tree: Any, path: _Path) -> Iterator[tuple[_Path, dict[str, Any]]]:
 class _Builder:
     """Turns tables into settings and collects the problems.
 
-    ``sources`` names the variable or flag that gave a path; the file gave the others. ``warn`` takes a line for each
+    ``sources`` names the variable or flag that gave a path; the files gave the others. ``warn`` takes a line for each
     key with a former name.
     """
 
-    def __init__(self, file: str, text: str, warn: Callable[[str], None]) -> None:
-        self.file = file
-        self.text = text
-        self._key_lines: Optional[KeyLines] = None  # of ``text``
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self.files: Optional[ConfigFiles] = None
         self.warn = warn
         self.sources: dict[_Path, str] = {}
         self.renamed: set[_Path] = set()  # paths that variables give by a former name
-        self.former: dict[_Path, _Path] = {}  # the paths that the file gives by a former name
         self.problems: list[str] = []
         self.invalid: set[str] = set()  # sections with problems
 
@@ -135,17 +118,11 @@ class _Builder:
 
     def line(self, path: _Path, reason: str) -> str:
         source = next((name for said, name in self.sources.items() if said[: len(path)] == path), "")
-        if not source:
-            path = self.former.get(path, path)
-            source = self._place(path) if self.file else self._nearest_source(path)
-        return ": ".join(part for part in (source, _dotted(path), reason) if part)
-
-    def _place(self, path: _Path) -> str:
-        """The file and the line of a key."""
-        if self._key_lines is None:
-            self._key_lines = KeyLines(self.text)
-        line = self._key_lines.of(path)
-        return f"{self.file}:{line}" if line else self.file
+        if not source and self.files is None:
+            source = self._nearest_source(path)
+        elif not source and self.files is not None:
+            path, source = self.files.former_name(path), self.files.place(path)
+        return ": ".join(part for part in (source, dotted(path), reason) if part)
 
     def _nearest_source(self, path: _Path) -> str:
         """The variable or flag for the section that lacks a key; "" if there is none."""
@@ -155,19 +132,21 @@ class _Builder:
                     return name
         return ""
 
-    def rename_keys(self, tree: dict[str, Any]) -> None:
+    def rename_keys(self, file: ConfigFile) -> None:
         """Put the values of keys with a former name under the new one."""
         for former in _RENAMED:
-            for path, table in _tables(tree, former[:-1]):
+            for path, table in _tables(file.tree, former[:-1]):
                 old = path + former[-1:]
                 new = _new_name(old)
                 if old[-1] not in table:
                     continue
+                line = f"{file.place(old)}: {dotted(old)}: is "
                 if new[-1] in table:
-                    self.problem(old, f"is the former name of {_dotted(new)}, which is set too")
+                    self.invalid.add(old[0])
+                    self.problems.append(f"{line}the former name of {dotted(new)}, which is set too")
                 else:
-                    self.warn(_one_line(self.line(old, f"is called {_dotted(new)} now")))
-                    self.former[new] = old
+                    self.warn(one_line(f"{line}called {dotted(new)} now"))
+                    file.former[new] = old
                     table[new[-1]] = table[old[-1]]
                 del table[old[-1]]
 
@@ -176,12 +155,12 @@ class _Builder:
         path = tuple(name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__"))
         new = _new_name(path)
         if new in self.sources and (new != path or new in self.renamed):
-            self.problems.append(f"{name}: sets {_dotted(new)}, as {self.sources[new]} does")
+            self.problems.append(f"{name}: sets {dotted(new)}, as {self.sources[new]} does")
             return
         self.override(tree, new, text, name)
         if new != path:
             self.renamed.add(new)
-            self.warn(_one_line(f"{name}: {_dotted(path)} is called {_dotted(new)} now"))
+            self.warn(one_line(f"{name}: {dotted(path)} is called {dotted(new)} now"))
 
     def settings(self, tree: dict[str, Any]) -> Settings:
         plain = {name: value for name, value in tree.items() if name not in _SECTION_LISTS}
@@ -205,7 +184,7 @@ class _Builder:
         if isinstance(raw, dict) and all(key.isdecimal() for key in raw):
             raw = [raw[key] for key in sorted(raw, key=int)]
         if not isinstance(raw, list):
-            self.problem(path, f"must be [[{_dotted(path)}]] tables")
+            self.problem(path, f"must be [[{dotted(path)}]] tables")
             return ()
         read = [self.section(section, item, path + (str(index),)) for index, item in enumerate(raw)]
         return tuple(item for item in read if item is not None)
@@ -240,6 +219,8 @@ class _Builder:
                     values[name] = metadata["kind"].read(given)
                 except ValueError as error:
                     self.problem(path + (name,), str(error))
+            elif name == INCLUDE:
+                self.problem(path + (name,), "only a file can include others, in front of its first [table]")
             else:
                 self.problem(path + (name,), "unknown key" + _suggestion(name, section, path))
         for name, field in known.items():
@@ -294,9 +275,11 @@ class _Builder:
         return tuple(stream for stream in read if stream is not None)
 
     def key_sources(self, tree: dict[str, Any], settings: Settings) -> dict[str, str]:
-        """The sources of the keys of `flatten` that have one."""
+        """The sources of the keys of `flatten`, and of those of the members of lists of tables, that have one."""
         found: dict[str, str] = {}
-        for key in flatten(settings):
+        access = (f"http.access.{index}.{field.name}" for index, each in enumerate(settings.http.access)
+                  for field in dataclasses.fields(each))  # fmt: skip
+        for key in (*flatten(settings), *access):
             path = tuple(key.split("."))
             if path[0] == "streams":
                 path = (path[0], settings.streams[int(path[1])].name, *path[2:])
@@ -318,7 +301,7 @@ class _Builder:
                 tree = tree[name]
             else:
                 return ""
-        return self._place(self.former.get(path, path)) if self.file else ""
+        return self.files.place(path) if self.files is not None else ""
 
     def override(self, tree: dict[str, Any], path: _Path, text: str, source: str) -> None:
         """Put the value of a variable or flag into the tree."""
@@ -363,10 +346,6 @@ def secret_in(file: Path) -> str:
     return text
 
 
-def _dotted(path: _Path) -> str:
-    return ".".join(name if name.isprintable() else json.dumps(name) for name in path)
-
-
 def _without_default(section: type[Any]) -> list[str]:
     missing = dataclasses.MISSING
     return [f.name for f in dataclasses.fields(section) if f.default is missing and f.default_factory is missing]
@@ -397,14 +376,15 @@ def load_settings(
     flags: Optional[Mapping[str, str]] = None,
     warn: Callable[[str], None] = log_warning,
 ) -> Settings:
-    """Settings from a file (None: defaults), variables named MQTTBROKER_<KEY>__<KEY>, and flags (see ``FLAGS``).
+    """Settings from a file (None: defaults) and those that it includes, variables named MQTTBROKER_<KEY>__<KEY>, and flags
+    (see ``FLAGS``).
 
     ``warn`` takes a line for each key that is given by a former name. Raises ConfigError with every problem found.
     """
-    text = _text(path) if path is not None else ""
-    builder = _Builder(str(path) if path is not None else "", text, warn)
-    tree = _tree(text, path) if path is not None else {}
-    builder.rename_keys(tree)
+    builder = _Builder(warn)
+    if path is not None:
+        builder.files = ConfigFiles(path, builder.rename_keys)
+    tree = {} if builder.files is None else builder.files.tree
     tree.setdefault("listeners", [{}])
     for name, text in sorted((environ or {}).items()):
         key = name.removeprefix(ENVIRONMENT_PREFIX)
@@ -416,23 +396,3 @@ def load_settings(
     if builder.problems:
         raise ConfigError(builder.problems)
     return dataclasses.replace(settings, sources=builder.key_sources(tree, settings))
-
-
-def _text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-        return data.decode("utf-8")
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror or error}"]) from None
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError([f"{path}:{line}: not UTF-8"]) from None
-
-
-def _tree(text: str, path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except ValueError as error:  # also of a number with too many digits
-        raise ConfigError([f"{path}: not TOML: {error}"]) from None
-    except RecursionError:
-        raise ConfigError([f"{path}: not TOML: lists or tables are nested too deeply"]) from None

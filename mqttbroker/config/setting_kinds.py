@@ -20,6 +20,7 @@ from topic_matcher.filters import is_valid_filter, is_valid_topic
 T = TypeVar("T")
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MICROSECONDS = {unit: round(seconds * 1e6) for unit, seconds in _SECONDS.items()}
 _BYTES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
@@ -39,6 +40,10 @@ class Kind(ABC, Generic[T]):
     def from_text(self, text: str) -> object:
         """The value in TOML for the text of a variable or flag."""
         return text
+
+    def written(self, setting: T) -> object:
+        """The value in TOML that `read` makes the setting of."""
+        return "" if setting is None else str(setting) if isinstance(setting, Path) else setting
 
 
 class Integer(Kind[int]):
@@ -210,6 +215,9 @@ class Count(Kind[Optional[int]]):
     def from_text(self, text: str) -> object:
         return self.numbers.from_text(text)
 
+    def written(self, setting: Optional[int]) -> object:
+        return "auto" if setting is None else setting
+
 
 class Host(Kind[str]):
     """A name or address; the empty string is all addresses of this machine."""
@@ -225,6 +233,9 @@ class FileMode(Kind[int]):
         if not isinstance(value, str) or not re.fullmatch(r"0?[0-7]{3}", value):
             raise ValueError(f'must be permissions like "0660", got {shown(value)}')
         return int(value, 8)
+
+    def written(self, setting: int) -> object:
+        return f"{setting:04o}"
 
 
 class Texts(Kind[tuple[str, ...]]):
@@ -273,6 +284,9 @@ class FirstOf(Kind[tuple[str, ...]]):
     def from_text(self, text: str) -> object:
         return Texts().from_text(text)
 
+    def written(self, setting: tuple[str, ...]) -> object:
+        return setting[0] if len(setting) == 1 else setting
+
 
 class Patterns(Kind[tuple[tuple[str, str], ...]]):
     """A table of texts by name, possibly empty; in a variable "name=text, name=text"."""
@@ -285,6 +299,9 @@ class Patterns(Kind[tuple[tuple[str, str], ...]]):
     def from_text(self, text: str) -> object:
         pairs = [part.partition("=") for part in text.split(",") if part.strip()]
         return {name.strip(): value.strip() for name, _, value in pairs}
+
+    def written(self, setting: tuple[tuple[str, str], ...]) -> object:
+        return dict(setting)
 
 
 class Url(Kind[Optional[str]]):
@@ -333,6 +350,9 @@ class Templates(Kind[tuple[tuple[str, str], ...]]):
     def from_text(self, text: str) -> object:
         return Patterns().from_text(text)
 
+    def written(self, setting: tuple[tuple[str, str], ...]) -> object:
+        return dict(setting)
+
 
 class HeaderText(Kind[Optional[str]]):
     """The text of an HTTP header, never shown; the empty string is None."""
@@ -363,6 +383,9 @@ class Headers(Kind[tuple[tuple[str, str], ...]]):
     def from_text(self, text: str) -> object:
         return text if text.startswith("{") else Patterns().from_text(text)
 
+    def written(self, setting: tuple[tuple[str, str], ...]) -> object:
+        return dict(setting)
+
 
 class PluginReference(Kind[Optional[str]]):
     """ "module:object"; the empty string is None."""
@@ -389,6 +412,9 @@ class Options(Kind[Optional[str]]):
             return json.dumps(value) if value else None
         except TypeError as error:
             raise ValueError(f"must have strings, numbers, booleans, lists and tables: {error}") from None
+
+    def written(self, setting: Optional[str]) -> object:
+        return setting or {}
 
 
 class Networks(Kind[tuple[str, ...]]):
@@ -422,6 +448,9 @@ class Duration(Kind[float]):
             raise ValueError(f"must be {self.low}–{self.high}, got {value}")
         return seconds
 
+    def written(self, setting: float) -> object:
+        return _in_units(round(setting * 1e6), _MICROSECONDS) if setting else "0s"
+
 
 class Size(Kind[int]):
     """Bytes, written like "64KiB", "10MiB" or "1GiB"."""
@@ -437,6 +466,9 @@ class Size(Kind[int]):
         if not (_quantity(self.low, _BYTES) or 0) <= size <= (_quantity(self.high, _BYTES) or 0):
             raise ValueError(f"must be {self.low}–{self.high}, got {value}")
         return int(size)
+
+    def written(self, setting: int) -> object:
+        return _in_units(setting, _BYTES) if setting else "0B"
 
 
 class MemorySize(Kind[Union[int, str]]):
@@ -459,6 +491,9 @@ class MemorySize(Kind[Union[int, str]]):
                 raise
             raise ValueError(f'must be "auto", a share like "50%" or a size like "2GiB", got {shown(value)}') from None
 
+    def written(self, setting: Union[int, str]) -> object:
+        return setting if isinstance(setting, str) else self.size.written(setting)
+
 
 class OrNone(Kind[Optional[T]]):
     """A value of another kind, or a word for None."""
@@ -477,6 +512,9 @@ class OrNone(Kind[Optional[T]]):
 
     def from_text(self, text: str) -> object:
         return text if text == self.word else self.kind.from_text(text)
+
+    def written(self, setting: Optional[T]) -> object:
+        return self.word if setting is None else self.kind.written(setting)
 
 
 class Filters(Kind[tuple[str, ...]]):
@@ -507,6 +545,15 @@ def _quantity(value: object, units: Mapping[str, float]) -> Optional[float]:
     if match is None or match[2] not in units:
         return None
     return round(float(match[1]) * units[match[2]], 6)
+
+
+def _in_units(value: int, units: Mapping[str, int]) -> str:
+    """The value in the largest unit of which it is a whole number, else in the first one."""
+    for unit, size in reversed(list(units.items())):
+        if value % size == 0:
+            return f"{value // size}{unit}"
+    unit, size = next(iter(units.items()))
+    return f"{value / size:.6f}".rstrip("0") + unit
 
 
 def one_of(words: Sequence[str]) -> str:

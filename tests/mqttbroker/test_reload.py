@@ -118,6 +118,21 @@ def test_token_in_a_mounted_secret_is_read_again(start_broker: Start, tmp_path: 
     assert b"http.token_file" in broker.get("/readyz")
 
 
+def test_an_included_file_is_read_again(start_broker: Start) -> None:
+    running = Reloadable(start_broker, include="more/*.toml")
+    more = running.broker.config.parent / "more"
+    more.mkdir()
+    (more / "a.toml").write_text("allow_anonymous = false\n")
+    running.reload("event=setting_changed key=allow_anonymous")
+    assert running.connect().reason_code == 0x87
+    (more / "b.toml").write_text("\nlimits.max_sessions = 0\n")
+    running.reload(r"event=reload_failed reason=.*more/b\.toml:2: limits\.max_sessions")
+    (more / "b.toml").unlink()
+    (more / "a.toml").unlink()
+    running.reload("event=setting_changed key=allow_anonymous")
+    assert running.connect().reason_code == 0
+
+
 def test_reloadable_keys_exist() -> None:
     keys = flatten(Settings())
     found = [key for key in keys if RELOADABLE.fullmatch(key)]
