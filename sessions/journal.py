@@ -17,9 +17,12 @@ from mypy_extensions import mypyc_attr
 from sessions.counters import Counters
 from sessions.message import Message
 from sessions.producers import Producer
+from sessions.readers.partition_offsets import PartitionOffsets
 from sessions.rows import (
     EntryKey,
+    OffsetsRow,
     ProducerKey,
+    ReaderRow,
     SessionRow,
     SubscriptionKey,
     SubscriptionRow,
@@ -133,6 +136,10 @@ class _Batch:
         self.streams: Dict[Tuple[str, int], List[Message]] = {}
         self.producers: Dict[Producer, List[int]] = {}  # the numbers of their messages in `streams`
         self.deleted_producers: List[ProducerKey] = []
+        self.readers: Dict[int, ReaderRow] = {}
+        self.deleted_readers: Dict[int, bool] = {}
+        self.offsets: List[PartitionOffsets] = []
+        self.offset_rows: List[OffsetsRow] = []  # of `offsets`, when the batch is closed
         self.pages: List[PageRequest] = []
         self.queries: List[EntryQuery] = []
         self.gates: List[Gate] = []
@@ -325,6 +332,25 @@ class Journal:
         batch.deleted_producers.append(key)
         batch.count_row(len(key[1]) + len(key[2]))
 
+    def save_reader(self, row: ReaderRow) -> None:
+        batch = self._gathering
+        batch.readers[row.reader_id] = row
+        batch.count_row(len(row.topic_filter) + len(row.name))
+
+    def delete_reader(self, reader_id: int) -> None:
+        """Delete a reader of a stream with its offsets."""
+        batch = self._gathering
+        batch.deleted_readers[reader_id] = True
+        batch.readers.pop(reader_id, None)
+        batch.count_row(0)
+
+    def save_offsets(self, offsets: PartitionOffsets) -> None:
+        """Store the offsets of a reader as they are when this batch is closed."""
+        if not offsets.changed:
+            offsets.changed = True
+            self._gathering.offsets.append(offsets)
+            self._gathering.count_row(0)
+
     def request_page(self, request: PageRequest) -> None:
         """Read a page after the commit of everything gathered so far."""
         self._gathering.pages.append(request)
@@ -411,6 +437,14 @@ class Journal:
         write_set.stream_messages = batch.streams
         write_set.deleted_producers = batch.deleted_producers
         write_set.producers = [producer.row() for producer in batch.producers]
+        write_set.deleted_readers = list(batch.deleted_readers)
+        write_set.readers = [row for reader_id, row in batch.readers.items() if reader_id not in batch.deleted_readers]
+        if batch.offsets:
+            batch.offsets = [each for each in batch.offsets if each.reader_id not in batch.deleted_readers]
+            for offsets in batch.offsets:
+                offsets.changed = False
+                batch.offset_rows.append(offsets.row())
+            write_set.offsets = batch.offset_rows
         write_set.pages = batch.pages
         write_set.queries = batch.queries
         write_set.after_failure = batch.after_failure
@@ -515,6 +549,8 @@ class Journal:
             self._writing = None
             self._written = []
             self._settling = 0
+            for number, offsets in enumerate(batch.offsets):
+                offsets.stored(batch.offset_rows[number])
             for waiting in batch.gates:
                 waiting.settle()
         return visited
@@ -612,6 +648,15 @@ class Journal:
         new.updates = updates + new.updates
         new.deleted_entries = old.deleted_entries + new.deleted_entries
         new.deleted_producers = old.deleted_producers + new.deleted_producers
+        for reader_id, reader in old.readers.items():
+            if reader_id not in new.readers and reader_id not in new.deleted_readers:
+                new.readers[reader_id] = reader
+        for reader_id in old.deleted_readers:
+            new.deleted_readers[reader_id] = True
+        for offsets in old.offsets:
+            if not offsets.changed:
+                offsets.changed = True
+                new.offsets.append(offsets)
         new.pages = old.pages + new.pages
         new.queries = old.queries + new.queries
         # Only a write shows that the store has recovered.

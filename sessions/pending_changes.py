@@ -12,7 +12,17 @@ from __future__ import annotations
 from typing import Any, Dict, Final, List, Optional, Tuple
 
 from sessions.message import Message
-from sessions.rows import ProducerKey, ProducerRow, SessionRow, SubscriptionKey, SubscriptionRow, received_row
+from sessions.rows import (
+    OffsetsKey,
+    OffsetsRow,
+    ProducerKey,
+    ProducerRow,
+    ReaderRow,
+    SessionRow,
+    SubscriptionKey,
+    SubscriptionRow,
+    received_row,
+)
 from sessions.write_set import WriteSet
 
 # Memory of a message beside its `Message.size`, and of another row, in bytes.
@@ -51,6 +61,9 @@ class PendingChanges:
         self._retained: Dict[str, Optional[Message]] = {}  # None: delete
         self._deleted_producers: Dict[ProducerKey, bool] = {}
         self._producers: Dict[ProducerKey, ProducerRow] = {}
+        self._deleted_readers: Dict[int, bool] = {}
+        self._readers: Dict[int, ReaderRow] = {}
+        self._offsets: Dict[OffsetsKey, OffsetsRow] = {}
 
     @property
     def size(self) -> int:
@@ -58,6 +71,7 @@ class PendingChanges:
         rows: int = len(self._deleted_sessions) + len(self._sessions) + len(self._subscriptions) + len(self._retained)
         rows += len(self._entries) + len(self._updates) + len(self._deleted_entries) + len(self._received)
         rows += len(self._deleted_producers) + len(self._producers)
+        rows += len(self._deleted_readers) + len(self._readers) + len(self._offsets)
         return self._bytes + ROW_OVERHEAD * rows
 
     def merge(self, write_set: WriteSet) -> None:
@@ -90,6 +104,23 @@ class PendingChanges:
         for producer in write_set.producers:
             self._producers[(producer.stream, producer.user_name, producer.producer_id)] = producer
             self._bytes += len(producer.missing)
+        self._merge_readers(write_set)
+
+    def _merge_readers(self, write_set: WriteSet) -> None:
+        offsets = self._offsets
+        for reader_id in write_set.deleted_readers:
+            self._deleted_readers[reader_id] = True
+            self._readers.pop(reader_id, None)
+            for key in [key for key in offsets if key[0] == reader_id]:
+                self._bytes -= len(offsets.pop(key).pending)
+        for reader in write_set.readers:
+            self._readers[reader.reader_id] = reader
+            self._bytes += len(reader.topic_filter)
+        for row in write_set.offsets:
+            place = (row.reader_id, row.partition)
+            old = offsets.get(place)
+            self._bytes += len(row.pending) - (0 if old is None else len(old.pending))
+            offsets[place] = row
 
     def _merge_received(self, write_set: WriteSet) -> None:
         changes = self._received
@@ -186,6 +217,9 @@ class PendingChanges:
                 result.retained.append(message)
         result.deleted_producers = list(self._deleted_producers)
         result.producers = list(self._producers.values())
+        result.deleted_readers = list(self._deleted_readers)
+        result.readers = list(self._readers.values())
+        result.offsets = list(self._offsets.values())
         return result
 
     def _leave_out_deleted(self) -> None:

@@ -60,6 +60,39 @@ class ProducerRow(NamedTuple):
     used: int
 
 
+class ReaderRow(NamedTuple):
+    """A reader of a stream whose offsets are stored: a session's subscription, a group, or a queue.
+
+    ``kind`` is one of the constants below. ``session_id`` is 0 but for a subscription, ``name`` that of a group or queue.
+    ``topic_filter`` selects messages of the stream; ``#`` takes all. ``start`` is the text that said where it begins.
+    """
+
+    reader_id: int
+    kind: int
+    session_id: int
+    name: str
+    stream: str
+    topic_filter: str
+    start: str
+    created: int
+
+
+SUBSCRIPTION_READER: Final = 1
+GROUP_READER: Final = 2
+QUEUE_READER: Final = 3
+
+
+class OffsetsRow(NamedTuple):
+    """How far a reader is in a partition: ``position`` and ``pending`` are those of `PartitionOffsets`; offsets before
+    ``reserved`` may have been handed over."""
+
+    reader_id: int
+    partition: int
+    position: int
+    reserved: int
+    pending: bytes
+
+
 class QueueRow(NamedTuple):
     """The extent of one session's queue; ``size`` is the sum of `Message.size` over its entries."""
 
@@ -147,6 +180,10 @@ def received_row(key: ReceivedKey) -> Tuple[int, int]:
 # A producer's key.
 ProducerKey = Tuple[str, str, str]
 PRODUCER_KEY_COLUMNS: Final = ("stream", "user_name", "producer_id")
+
+# The key of a reader's offsets in one partition.
+OffsetsKey = Tuple[int, int]
+OFFSETS_KEY_COLUMNS: Final = ("reader_id", "partition")
 
 # A subscription's key.
 SubscriptionKey = Tuple[int, str]

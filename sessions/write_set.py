@@ -17,9 +17,11 @@ from sessions.rows import (
     EntryRow,
     EntryUpdate,
     MessageRow,
+    OffsetsRow,
     PageRow,
     ProducerKey,
     ProducerRow,
+    ReaderRow,
     ReceivedKey,
     SessionRow,
     StoredEntry,
@@ -114,6 +116,10 @@ class WriteSet:
         keys; a producer that was deleted may be among ``producers`` again
     ``producers``
         inserted, or replace the row with the same key
+    ``deleted_readers``
+        ids, never used again; their offsets go too
+    ``readers``, ``offsets``
+        inserted, or replace the row with the same key
     ``pages``, ``queries``
         read as of this commit, after it
     ``after_failure``
@@ -137,6 +143,9 @@ class WriteSet:
         self.stream_messages: Dict[Tuple[str, int], List[Message]] = {}
         self.deleted_producers: List[ProducerKey] = []
         self.producers: List[ProducerRow] = []
+        self.deleted_readers: List[int] = []
+        self.readers: List[ReaderRow] = []
+        self.offsets: List[OffsetsRow] = []
         self.pages: List[PageRequest] = []
         self.queries: List[EntryQuery] = []
         self.after_failure = False
@@ -159,6 +168,9 @@ class WriteSet:
             or self.stream_messages
             or self.deleted_producers
             or self.producers
+            or self.deleted_readers
+            or self.readers
+            or self.offsets
             or self.after_failure
         )
 

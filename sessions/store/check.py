@@ -23,6 +23,8 @@ TABLES = {
     "retained": "retained messages",
     "stream_ends": "stream ends",
     "producers": "producers",
+    "stream_readers": "stream readers",
+    "stream_offsets": "offsets of stream readers",
 }
 # The position of the commit log; not in reports.
 COMMIT_LOG = "commit_log"
@@ -63,6 +65,7 @@ _SIZE = "(SELECT length(topic) + length(payload) + length(properties) FROM messa
 RULES = (
     Rule("without a session", "subscriptions", _NO_SESSION),
     Rule("without a session", "received", _NO_SESSION),
+    Rule("without a reader", "stream_offsets", "reader_id NOT IN (SELECT reader_id FROM stream_readers)"),
     Rule("without a message", "queue", "message_id NOT IN (SELECT id FROM messages)"),
     Rule("that no queue entry refers to", "messages", "id NOT IN (SELECT message_id FROM queue)"),
     Rule(
@@ -135,9 +138,13 @@ def _check(connection: sqlite3.Connection) -> DatabaseState:
         if text != "ok":
             problems += [line for line in text.splitlines() if not line.startswith("***")]
     try:
-        for table in TABLES:
+        tables = list(TABLES)
+        if version < len(MIGRATIONS):  # an older program's database lacks those that came later
+            names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            tables = [table for table in TABLES if (table,) in names]
+        for table in tables:
             counts[table] = connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-        for rule in RULES:
+        for rule in (rule for rule in RULES if rule.table in tables):
             found = connection.execute(rule.count_sql).fetchone()[0]
             if found:
                 problems.append(rule.describe(found))

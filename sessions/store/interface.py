@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
 
 from sessions.message import Message
-from sessions.rows import ProducerRow, QueueRow, RetainedRow, SessionRow, SubscriptionRow
+from sessions.rows import OffsetsRow, ProducerRow, QueueRow, ReaderRow, RetainedRow, SessionRow, SubscriptionRow
 from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
 
 Done = Callable[[WriteSet, Optional[Exception]], None]
@@ -30,7 +30,8 @@ class Recovered(NamedTuple):
     """The contents of the tables at start, except queued messages.
 
     ``disconnected_at`` is None for a session whose client was connected when the broker was killed. ``queues`` has the
-    sessions with stored entries; ``producers`` are in the order of their last use. The ``next_`` ids are greater than any that is stored.
+    sessions with stored entries; ``producers`` are in the order of their last use, ``readers`` in the order of their ids.
+    The ``next_`` ids are greater than any that is stored.
     """
 
     sessions: List[SessionRow]
@@ -41,6 +42,8 @@ class Recovered(NamedTuple):
     next_session_id: int
     next_message_id: int
     next_seq: int
+    readers: List[ReaderRow] = []
+    offsets: List[OffsetsRow] = []
 
 
 class Progress(NamedTuple):

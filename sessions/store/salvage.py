@@ -192,7 +192,7 @@ def _copy(
     for table, shape in shapes.items():
         connection.executemany(shape.insert, batches[table])
     notes = []
-    for rule in (*SALVAGE_RULES, *RULES):
+    for rule in (rule for rule in (*SALVAGE_RULES, *RULES) if rule.table in shapes):
         count = connection.execute(rule.repair_sql).rowcount
         if count > 0 and rule.deletes:
             notes.append(f"left out: {rule.describe(count)}")

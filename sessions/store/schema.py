@@ -119,8 +119,28 @@ def add_commit_log(db: Database) -> None:
     )
 
 
+def add_stream_readers(db: Database) -> None:
+    """Version 8: the readers of streams, and their offsets by partition."""
+    db.execute(
+        "CREATE TABLE stream_readers (reader_id INTEGER PRIMARY KEY, kind INTEGER NOT NULL, session_id INTEGER NOT NULL,"
+        " name TEXT NOT NULL, stream TEXT NOT NULL, topic_filter TEXT NOT NULL, start TEXT NOT NULL,"
+        " created INTEGER NOT NULL)"
+    )
+    db.execute(
+        "CREATE TABLE stream_offsets (reader_id INTEGER NOT NULL, partition INTEGER NOT NULL, position INTEGER NOT NULL,"
+        " reserved INTEGER NOT NULL, pending BLOB NOT NULL, PRIMARY KEY (reader_id, partition)) WITHOUT ROWID"
+    )
+
+
 MIGRATIONS: tuple[Migration, ...] = (
-    create_tables, add_username, add_rules, add_expiry, add_producers, add_permissions, add_commit_log
+    create_tables,
+    add_username,
+    add_rules,
+    add_expiry,
+    add_producers,
+    add_permissions,
+    add_commit_log,
+    add_stream_readers,
 )
 
 

@@ -25,12 +25,15 @@ from sessions.rows import (
     ENTRY_COLUMNS,
     ENTRY_KEY_COLUMNS,
     MESSAGE_COLUMNS,
+    OFFSETS_KEY_COLUMNS,
     PRODUCER_KEY_COLUMNS,
     RECEIVED_COLUMNS,
     SUBSCRIPTION_KEY_COLUMNS,
     EntryKey,
+    OffsetsRow,
     PageRow,
     ProducerRow,
+    ReaderRow,
     RetainedRow,
     SessionRow,
     StoredEntry,
@@ -187,6 +190,10 @@ RETAINED = MessageStatement(_insert_sql("retained", RetainedRow._fields, ["topic
 DELETE_RETAINED = _delete("retained", ["topic"], filler="")
 PRODUCERS = _insert("producers", ProducerRow._fields, PRODUCER_KEY_COLUMNS, blobs=["missing"])
 DELETE_PRODUCERS = _delete("producers", PRODUCER_KEY_COLUMNS, filler="")
+DELETE_READERS = _delete("stream_readers", ["reader_id"])
+DELETE_OFFSETS_OF = _delete("stream_offsets", ["reader_id"])
+READERS = _insert("stream_readers", ReaderRow._fields, ["reader_id"])
+OFFSETS = _insert("stream_offsets", OffsetsRow._fields, OFFSETS_KEY_COLUMNS, blobs=["pending"])
 STREAM_ENDS = _insert("stream_ends", ["stream", "partition", "end_offset"], ["stream", "partition"])
 
 # Delete the entries of a session up to a seq, in this order, and the messages that no other entry refers to.

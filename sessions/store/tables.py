@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
-from sessions.rows import ProducerRow, QueueRow, RetainedRow, SessionRow, SubscriptionRow
+from sessions.rows import OffsetsRow, ProducerRow, QueueRow, ReaderRow, RetainedRow, SessionRow, SubscriptionRow
 from sessions.store import statements as sql
 from sessions.store.interface import CorruptStore, Partition, Recovered, StoreError
 from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
@@ -58,6 +58,8 @@ class SqliteTables:
         subscriptions = _rows(SubscriptionRow, connection.execute(_select(SubscriptionRow._fields, "subscriptions")))
         retained = _rows(RetainedRow, connection.execute(_select(RetainedRow._fields, "retained")))
         producers = _rows(ProducerRow, connection.execute(_select(ProducerRow._fields, "producers ORDER BY used")))
+        readers = _rows(ReaderRow, connection.execute(_select(ReaderRow._fields, "stream_readers ORDER BY reader_id")))
+        offsets = _rows(OffsetsRow, connection.execute(_select(OffsetsRow._fields, "stream_offsets")))
         queues = _rows(QueueRow, connection.execute(sql.QUEUES))
         known = {row.session_id for row in sessions}
         unknown = {row.session_id for row in subscriptions} - known
@@ -74,6 +76,8 @@ class SqliteTables:
             1 + max(chain(known, self._purge), default=0),
             1 + (last_message or 0),
             1 + max((row.last_seq for row in queues), default=0),
+            readers,
+            offsets,
         )
 
     def stream_ends(self) -> dict[Partition, int]:
@@ -160,6 +164,10 @@ class SqliteTables:
         sql.DELETE_RETAINED.run(connection, write_set.deleted_retained)
         sql.DELETE_PRODUCERS.run(connection, write_set.deleted_producers)
         sql.PRODUCERS.run(connection, write_set.producers)
+        sql.DELETE_READERS.run(connection, write_set.deleted_readers)
+        sql.DELETE_OFFSETS_OF.run(connection, write_set.deleted_readers)
+        sql.READERS.run(connection, write_set.readers)
+        sql.OFFSETS.run(connection, write_set.offsets)
 
     def _delete_sessions(self, write_set: WriteSet) -> None:
         deleted = write_set.deleted_sessions

@@ -6,7 +6,8 @@ import pytest
 
 from sessions.journal import GONE, MESSAGE_OVERHEAD, PENDING, ROW_OVERHEAD, STORED, Entry, Gate, Journal
 from sessions.message import Message
-from sessions.rows import SessionRow, SubscriptionRow, received_key
+from sessions.readers.partition_offsets import RESERVED, PartitionOffsets
+from sessions.rows import OffsetsRow, ReaderRow, SessionRow, SubscriptionRow, received_key
 from sessions.write_set import PageRequest
 
 
@@ -267,3 +268,38 @@ def test_a_message_is_shared_if_its_next_needed_entry_comes_after_a_part() -> No
         write_set = journal.continue_closing(1)
     assert [(row[0], row[3]) for row in write_set.entries] == [(1, 1), (3, 1), (4, 0)]
     assert write_set.messages == [one, two]
+
+
+def test_offsets_are_stored_as_they_are_when_the_batch_closes_and_reserve_after_the_commit() -> None:
+    journal = Journal(True)
+    offsets = PartitionOffsets(3, 1, 10)
+    journal.save_offsets(offsets)
+    offsets.leave_out(12)
+    journal.save_offsets(offsets)
+    write_set = journal.close_batch()
+    assert write_set.has_changes()
+    assert write_set.offsets == [OffsetsRow(3, 1, 12, 12 + RESERVED, b"")]
+    offsets.leave_out(13)
+    journal.save_offsets(offsets)
+    assert not offsets.may_hand_over(13)
+    journal.committed()
+    assert offsets.may_hand_over(13)
+    assert journal.close_batch().offsets == [OffsetsRow(3, 1, 13, 13 + RESERVED, b"")]
+
+
+def test_readers_and_offsets_of_a_failed_commit_are_written_again() -> None:
+    journal = Journal(True)
+    offsets = PartitionOffsets(3, 1, 10)
+    row = ReaderRow(3, 2, 0, "g", "s", "#", "latest", 0)
+    journal.save_reader(row)
+    journal.save_offsets(offsets)
+    journal.delete_reader(2)
+    journal.close_batch()
+    journal.failed()
+    assert not offsets.may_hand_over(10)
+    again = journal.close_batch()
+    assert (again.readers, again.deleted_readers, again.offsets[0].position) == ([row], [2], 10)
+    journal.delete_reader(3)
+    journal.failed()
+    last = journal.close_batch()
+    assert (last.readers, sorted(last.deleted_readers), last.offsets) == ([], [2, 3], [])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sessions.pending_changes import PendingChanges
-from sessions.rows import received_key
+from sessions.rows import OffsetsRow, ReaderRow, received_key
 from sessions.write_set import WriteSet
 
 PAIR = received_key(1, 10)
@@ -36,3 +36,26 @@ def test_a_packet_id_that_the_tables_may_have_is_removed() -> None:
     assert received("remove and add", "remove") == (False, True)
     assert received("remove", "add", "remove") == (False, True)
     assert received("add", "remove", salvaged=True) == (False, True)
+
+
+def test_of_many_offsets_of_a_partition_the_last_reach_the_tables() -> None:
+    pending = PendingChanges()
+    for position in range(100):
+        write_set = WriteSet()
+        write_set.offsets = [OffsetsRow(1, 0, position, position, bytes(24)), OffsetsRow(1, 1, 7, 7, b"")]
+        pending.merge(write_set)
+    assert pending.size == 2 * 200 + 24
+    assert pending.write_set().offsets == [OffsetsRow(1, 0, 99, 99, bytes(24)), OffsetsRow(1, 1, 7, 7, b"")]
+
+
+def test_nothing_of_a_deleted_reader_is_written() -> None:
+    pending = PendingChanges()
+    made, deleted = WriteSet(), WriteSet()
+    made.readers = [ReaderRow(key, 2, 0, f"g{key}", "s", "#", "latest", 0) for key in (1, 2)]
+    made.offsets = [OffsetsRow(key, 0, 5, 5, bytes(24)) for key in (1, 2)]
+    deleted.deleted_readers = [1]
+    pending.merge(made)
+    pending.merge(deleted)
+    left = pending.write_set()
+    assert left.deleted_readers == [1]
+    assert left.readers == made.readers[1:] and left.offsets == made.offsets[1:]

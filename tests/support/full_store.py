@@ -10,12 +10,15 @@ from pathlib import Path
 
 from support.store_writer import Writer, message, retained
 
-from sessions.rows import ProducerRow, SessionRow, SubscriptionRow, received_key
+from sessions.rows import OffsetsRow, ProducerRow, ReaderRow, SessionRow, SubscriptionRow, received_key
 from sessions.store.pages import PageFile
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
 
-TABLES = ("sessions", "subscriptions", "messages", "queue", "received", "retained", "stream_ends", "producers")
+TABLES = (
+    "sessions", "subscriptions", "messages", "queue", "received", "retained", "stream_ends", "producers", "stream_readers",
+    "stream_offsets",
+)
 PAGE = 4096
 SESSIONS = 30
 EACH = 30  # messages per session
@@ -62,6 +65,8 @@ def _commit(number: int, chance: random.Random) -> WriteSet:
     write_set.received = [received_key(key, i) for i in range(1, 40)]
     write_set.retained = [retained(f"meta/{number}", chance.randbytes(3000), timestamp=number)]
     write_set.producers = [ProducerRow("s", "", f"producer-{number}-{i}", i, chance.randbytes(i), 0) for i in range(40)]
+    write_set.readers = [ReaderRow(key, 2, 0, f"group-{number}", "s", "sensors/#", "latest", number)]
+    write_set.offsets = [OffsetsRow(key, i, 100 + number, 1124 + number, chance.randbytes(24 * i)) for i in range(8)]
     if number > 10:
         done = range((number - 11) * EACH + 1, (number - 10) * EACH)
         write_set.deleted_entries = [(number - 10, i, i, 0) for i in done]

@@ -19,8 +19,11 @@ from sessions.message import Message
 from sessions.rows import (
     ENTRY_COLUMNS,
     EntryRow,
+    OffsetsKey,
+    OffsetsRow,
     ProducerKey,
     ProducerRow,
+    ReaderRow,
     ReceivedKey,
     RetainedRow,
     SessionRow,
@@ -64,6 +67,8 @@ class Rows:
         self.received: Set[ReceivedKey] = set()
         self.retained: Dict[str, Message] = {}
         self.producers: Dict[ProducerKey, ProducerRow] = {}
+        self.readers: Dict[int, ReaderRow] = {}
+        self.offsets: Dict[OffsetsKey, OffsetsRow] = {}
         self.records: Dict[Tuple[str, int], List[int]] = {}
 
     def apply(self, changes: WriteSet) -> None:
@@ -88,6 +93,11 @@ class Rows:
         for producer in changes.deleted_producers:
             self.producers.pop(producer, None)
         self.producers.update((row[:3], row) for row in changes.producers)
+        for reader_id in changes.deleted_readers:
+            del self.readers[reader_id]
+            self.offsets = {key: row for key, row in self.offsets.items() if key[0] != reader_id}
+        self.readers.update((reader.reader_id, reader) for reader in changes.readers)
+        self.offsets.update((offsets[:2], offsets) for offsets in changes.offsets)
         for partition, messages in changes.stream_messages.items():
             self.records.setdefault(partition, []).extend(int.from_bytes(one.payload, "big") for one in messages)
         used = {entry[MESSAGE] for entry in self.queue.values()}
@@ -106,7 +116,7 @@ class Changes:
     def __init__(self, rows: Rows, chance: Random) -> None:
         self.rows = rows
         self.chance = chance
-        self.last_session = self.last_message = self.last_seq = self.last_record = 0
+        self.last_session = self.last_message = self.last_seq = self.last_record = self.last_reader = 0
 
     def next(self) -> WriteSet:
         made = WriteSet()
@@ -114,7 +124,7 @@ class Changes:
         for _ in range(chance.randrange(1, 6)):
             chance.choice(
                 (self._session, self._subscribe, self._queue, self._queue, self._queue, self._advance, self._advance,
-                 self._acknowledge, self._acknowledge, self._receive, self._retain, self._produce, self._stream)
+                 self._acknowledge, self._acknowledge, self._receive, self._retain, self._produce, self._stream, self._read)
             )(made)  # fmt: skip
         if chance.random() < 0.1:
             self._end_session(made)
@@ -214,6 +224,17 @@ class Changes:
         if self.chance.random() < 0.8 and key not in [row[:3] for row in made.producers]:
             made.producers.append(ProducerRow(*key, self.chance.randrange(99), b"\1", self.chance.randrange(10**6)))
 
+    def _read(self, made: WriteSet) -> None:
+        self.last_reader += 1
+        made.readers.append(ReaderRow(self.last_reader, 2, 0, f"g{self.last_reader}", "s", "#", "latest", self.last_seq))
+        changed = {row.reader_id for row in made.offsets}
+        known = [key for key in (*self.rows.readers, self.last_reader) if key not in {*made.deleted_readers, *changed}]
+        if len(known) > 1 and self.chance.random() < 0.5:
+            made.deleted_readers.append(known.pop(0))
+        for reader_id in self._some(known):
+            pending = self.chance.randbytes(24 * self.chance.randrange(3))
+            made.offsets.append(OffsetsRow(reader_id, self.chance.randrange(2), self.last_seq, self.last_seq, pending))
+
     def _stream(self, made: WriteSet) -> None:
         for partition in self._some([0, 1]):
             records = made.stream_messages.setdefault(("s", partition), [])
@@ -259,6 +280,8 @@ def check_recovered(recovered: Recovered, rows: Rows) -> None:
     assert {(row.session_id, row.topic_filter): row for row in recovered.subscriptions} == rows.subscriptions
     assert sorted(recovered.retained) == sorted(map(retained_row, rows.retained.values()))
     assert sorted(recovered.producers) == sorted(rows.producers.values())
+    assert recovered.readers == [rows.readers[key] for key in sorted(rows.readers)]
+    assert sorted(recovered.offsets) == sorted(rows.offsets.values())
     queues = {row.session_id: (row.entries, row.size, row.last_seq) for row in recovered.queues}
     for session_id in rows.sessions:
         mine = [entry for key, entry in rows.queue.items() if key[0] == session_id]

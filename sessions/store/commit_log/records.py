@@ -17,8 +17,10 @@ from sessions.rows import (
     EntryRow,
     EntryUpdate,
     MessageRow,
+    OffsetsRow,
     ProducerKey,
     ProducerRow,
+    ReaderRow,
     ReceivedKey,
     SessionRow,
     SubscriptionKey,
@@ -33,6 +35,8 @@ _SessionRow = Tuple[
 ]
 _SubscriptionRow = Tuple[int, str, int, int, int]
 _ProducerRow = Tuple[str, str, str, int, bytes, int]
+_ReaderRow = Tuple[int, int, int, str, str, str, str, int]
+_OffsetsRow = Tuple[int, int, int, int, bytes]
 
 
 class StreamExtent(NamedTuple):
@@ -62,7 +66,7 @@ class _Body(msgspec.Struct, array_like=True):
 
 class _Rows(msgspec.Struct, array_like=True):
     """``queued`` messages at the beginning of ``messages`` are inserted for the queue; ``streams`` has the places of the
-    messages of each extent."""
+    messages of each extent. Records of older versions end before the fields that have a default."""
 
     messages: List[MessageRow]
     queued: int
@@ -80,6 +84,9 @@ class _Rows(msgspec.Struct, array_like=True):
     streams: List[List[int]]
     deleted_producers: List[ProducerKey]
     producers: List[_ProducerRow]
+    deleted_readers: List[int] = []
+    readers: List[_ReaderRow] = []
+    offsets: List[_OffsetsRow] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -125,6 +132,9 @@ def encode(write_set: WriteSet, ends: Dict[Partition, int]) -> bytes:
         streams,
         write_set.deleted_producers,
         write_set.producers,
+        write_set.deleted_readers,
+        write_set.readers,
+        write_set.offsets,
     )
     return _encode((extents, rows))
 
@@ -161,6 +171,9 @@ def decode(body: bytes) -> Tuple[WriteSet, List[StreamRecords]]:
         write_set.deleted_retained = found.deleted_retained
         write_set.deleted_producers = found.deleted_producers
         write_set.producers = list(map(ProducerRow._make, found.producers))
+        write_set.deleted_readers = found.deleted_readers
+        write_set.readers = list(map(ReaderRow._make, found.readers))
+        write_set.offsets = list(map(OffsetsRow._make, found.offsets))
         streams = [
             StreamRecords(stream, partition, first, [messages[place] for place in places])
             for (stream, partition, first, _), places in zip(outer.extents, found.streams)

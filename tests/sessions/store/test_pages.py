@@ -28,7 +28,7 @@ def on_pages(path: Path) -> Counter[Record]:
     """The records that the pages of the tables should have, with NULL for the rowid."""
     found: Counter[Record] = Counter()
     for table, rows in rows_of(path).items():
-        keyed = table in ("sessions", "messages")
+        keyed = table in ("sessions", "messages", "stream_readers")
         found.update((None, *row[1:]) if keyed else row for row in rows)
     return found
 

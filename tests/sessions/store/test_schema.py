@@ -63,6 +63,8 @@ def test_a_new_database_gets_the_newest_schema(connection: sqlite3.Connection, p
         "retained",
         "stream_ends",
         "producers",
+        "stream_readers",
+        "stream_offsets",
     } <= set(db.table_names())
     assert [row["name"] for row in db["_sqlite_migrations"].rows] == [
         migration.__name__ for migration in MIGRATIONS

@@ -15,7 +15,7 @@ from sessions.store import statements
 # -- plans ------------------------------------------------------------------
 
 
-TABLES = "sessions subscriptions messages queue received retained stream_ends producers".split()
+TABLES = "sessions subscriptions messages queue received retained stream_ends producers stream_readers stream_offsets".split()
 WRITES = {
     name: value for name, value in vars(statements).items() if isinstance(value, statements.Statement)
 }

@@ -35,6 +35,8 @@ def test_a_new_store_is_empty(opened: Opened) -> None:
         "next_session_id": 1,
         "next_message_id": 1,
         "next_seq": 1,
+        "readers": [],
+        "offsets": [],
     }
 
 

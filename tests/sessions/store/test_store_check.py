@@ -13,6 +13,7 @@ from support.store_cases import queued
 from support.store_writer import Writer
 
 from sessions.store.check import check_database
+from sessions.store.schema import MIGRATIONS, prepare
 from sessions.store.writer import SqliteStore
 
 
@@ -113,3 +114,12 @@ def test_checking_an_emptied_database_keeps_its_write_ahead_log(tmp_path: Path) 
 def test_a_missing_database_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         check_database(tmp_path / "broker.db")
+
+
+def test_a_database_of_an_older_version_lacks_no_table_that_came_later(tmp_path: Path) -> None:
+    path = tmp_path / "broker.db"
+    connection = sqlite3.connect(path, isolation_level=None)
+    prepare(connection, str(path), MIGRATIONS[:4])
+    connection.close()
+    state = check_database(path)
+    assert state.problems == [] and "sessions" in state.counts and "stream_readers" not in state.counts

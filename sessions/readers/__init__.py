@@ -1,0 +1,1 @@
+"""Readers of streams whose offsets the broker keeps: sessions, groups and queues."""
