@@ -33,6 +33,7 @@ from sessions.journal import (
 from sessions.message import Message
 from sessions.message_queue import MessageQueue
 from sessions.paging import Paging
+from sessions.readers.in_flight import StreamInFlight
 from sessions.rows import PageRow
 from sessions.will import SessionWill
 from sessions.window import InFlight, InFlightWindow, SharedInFlight, phase_of
@@ -336,6 +337,18 @@ class Session(DeliveryOwner):
 
     # -- acknowledgements -----------------------------------------------------
 
+    def allocate_stream(self, message: StreamInFlight) -> i64:
+        """The packet id of a QoS 1 message of a stream that is sent now; only while the window is open."""
+        self.queue.count_in(0)
+        return self.window.add(message)
+
+    def allocate_stream_again(self, packet_id: i64, message: StreamInFlight) -> i64:
+        """The packet id of a QoS 1 message that was sent before: the one that it had, unless that is in use."""
+        if not self.window.add_stream_again(packet_id, message):
+            return self.allocate_stream(message)
+        self.queue.count_in(0)
+        return packet_id
+
     def acknowledge(self, packet_id: i64) -> int:
         """PUBACK [MQTT-4.3.2-5]."""
         queue = self.queue
@@ -351,6 +364,18 @@ class Session(DeliveryOwner):
             self._finish(packet_id, message)
         if queue.entries or queue.stored_seq != 0:
             self.send_queued()
+        return ACCEPTED
+
+    def refuse(self, packet_id: i64, reason_code: int) -> int:
+        """PUBACK with a reason code of 0x80 or above. It ends the delivery; only the reader of a stream is told."""
+        message = self.window.find(packet_id)
+        if not isinstance(message, StreamInFlight):
+            return self.acknowledge(packet_id)
+        self.window.remove(packet_id)
+        self.queue.count_out(0)
+        if message.owner is not None:
+            message.owner.refused(message, reason_code)
+        self.send_queued()
         return ACCEPTED
 
     def publish_received(self, packet_id: i64) -> int:
@@ -417,6 +442,10 @@ class Session(DeliveryOwner):
         self.window.remove(packet_id)
         if isinstance(message, Delivery):
             self.queue.finish(message)
+        elif isinstance(message, StreamInFlight):
+            self.queue.count_out(0)
+            if message.owner is not None:
+                message.owner.acknowledged(message)
         else:
             self.queue.message_count -= 1
 
@@ -584,6 +613,7 @@ class Session(DeliveryOwner):
             backpressure.release()
         queue = self.queue
         window = self.window
+        self._give_back_stream_messages()
         if self.id != 0 and (window.in_flight or queue.entries):
             queue.stored_seq = max(queue.stored_seq, queue.loaded_seq)
         window.clear()
@@ -591,6 +621,17 @@ class Session(DeliveryOwner):
         queue.loaded_seq = 0
         if self.paging is not None:
             self.paging.disconnected()
+
+    def _give_back_stream_messages(self) -> None:
+        """Tell the readers of streams which of their messages the client has not acknowledged, in order of sending."""
+        window = self.window
+        found = [(key, message) for key, message in window.in_flight.items() if isinstance(message, StreamInFlight)]
+        for key, message in found:
+            assert isinstance(key, int)
+            window.remove(key)
+            self.queue.count_out(0)
+            if message.owner is not None:
+                message.owner.detached(message, key)
 
     def end(self) -> None:
         """The session has ended: take its stored entries off the totals, and break reference cycles."""
@@ -602,6 +643,7 @@ class Session(DeliveryOwner):
         self.context.received_ids -= len(self.received)
         self.received = {}
         self.pending_retained = _NO_SUBSCRIPTIONS
+        self._give_back_stream_messages()
         self.window.clear()
         self.queue.end()
 

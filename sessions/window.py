@@ -13,6 +13,7 @@ from mypy_extensions import i32, i64, mypyc_attr
 from sessions.delivery import ENTRY_BYTES, Delivery
 from sessions.journal import AWAIT_PUBACK, AWAIT_PUBCOMP, AWAIT_PUBREC
 from sessions.message import Message
+from sessions.readers.in_flight import IN_FLIGHT_BYTES, StreamInFlight
 
 # The kind of message in the range of consecutive packet ids.
 _QOS_1: Final = 0
@@ -104,7 +105,7 @@ class SharedInFlightQueue:
 
 _NO_SHARED: Final = SharedInFlightQueue()  # of clients without shared in-flight messages; always empty
 
-InFlight = Union[Delivery, SharedInFlight, Unpersisted]
+InFlight = Union[Delivery, SharedInFlight, Unpersisted, StreamInFlight]
 
 
 _NONE_IN_FLIGHT: Final[Dict[object, InFlight]] = {}  # always empty, and shared: a dict takes 64 bytes
@@ -120,13 +121,15 @@ class InFlightTotal:
 
 def phase_of(message: InFlight) -> int:
     """The acknowledgement that an in-flight message awaits, as a phase of `sessions.journal`."""
-    return AWAIT_PUBACK if isinstance(message, SharedInFlight) else message.phase
+    return AWAIT_PUBACK if isinstance(message, (SharedInFlight, StreamInFlight)) else message.phase
 
 
 def _memory_of(message: InFlight) -> i64:
     if isinstance(message, Delivery):
         return ENTRY_BYTES + message.message.size
-    return ENTRY_BYTES + len(message.tail) if isinstance(message, SharedInFlight) else 0
+    if isinstance(message, SharedInFlight):
+        return ENTRY_BYTES + len(message.tail)
+    return IN_FLIGHT_BYTES if isinstance(message, StreamInFlight) else 0
 
 
 @mypyc_attr(acyclic=True)
@@ -223,6 +226,14 @@ class InFlightWindow:
     def add_again(self, entry: Delivery) -> None:
         """Put a delivery in flight under the packet id it has."""
         self._insert(entry.packet_id, entry)
+
+    def add_stream_again(self, packet_id: i64, message: StreamInFlight) -> bool:
+        """Put a message in flight under the packet id that it had before; false if another has it meanwhile."""
+        key: object = packet_id
+        if key in self.in_flight or self.range_start <= packet_id < self.range_end:
+            return False
+        self._insert(key, message)
+        return True
 
     def _insert(self, packet_id: object, message: InFlight) -> None:
         if self.in_flight is _NONE_IN_FLIGHT:

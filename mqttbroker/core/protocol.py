@@ -170,7 +170,10 @@ class Protocol:
         session = cast(Session, self.connection.session)
         outcome: int = ACCEPTED
         if packet_type == PUBACK:
-            outcome = session.acknowledge(packet_id)
+            if reason_code < 0x80:
+                outcome = session.acknowledge(packet_id)
+            else:
+                outcome = session.refuse(packet_id, int(reason_code))
         elif packet_type == PUBCOMP:
             outcome = session.complete(packet_id)
         elif packet_type == PUBREL:
