@@ -64,7 +64,8 @@ class ReaderRow(NamedTuple):
     """A reader of a stream whose offsets are stored: a session's subscription, a group, or a queue.
 
     ``kind`` is one of the constants below. ``session_id`` is 0 but for a subscription, ``name`` that of a group or queue.
-    ``topic_filter`` selects messages of the stream; ``#`` takes all. ``start`` is the text that said where it begins.
+    ``topic_filter`` selects messages of the stream; ``#`` takes all. ``start`` is the text that said where it begins,
+    ``options`` are bits that the core defines.
     """
 
     reader_id: int
@@ -74,6 +75,7 @@ class ReaderRow(NamedTuple):
     stream: str
     topic_filter: str
     start: str
+    options: int
     created: int
 
 

@@ -124,7 +124,7 @@ def add_stream_readers(db: Database) -> None:
     db.execute(
         "CREATE TABLE stream_readers (reader_id INTEGER PRIMARY KEY, kind INTEGER NOT NULL, session_id INTEGER NOT NULL,"
         " name TEXT NOT NULL, stream TEXT NOT NULL, topic_filter TEXT NOT NULL, start TEXT NOT NULL,"
-        " created INTEGER NOT NULL)"
+        " options INTEGER NOT NULL, created INTEGER NOT NULL)"
     )
     db.execute(
         "CREATE TABLE stream_offsets (reader_id INTEGER NOT NULL, partition INTEGER NOT NULL, position INTEGER NOT NULL,"

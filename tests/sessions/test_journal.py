@@ -290,7 +290,7 @@ def test_offsets_are_stored_as_they_are_when_the_batch_closes_and_reserve_after_
 def test_readers_and_offsets_of_a_failed_commit_are_written_again() -> None:
     journal = Journal(True)
     offsets = PartitionOffsets(3, 1, 10)
-    row = ReaderRow(3, 2, 0, "g", "s", "#", "latest", 0)
+    row = ReaderRow(3, 2, 0, "g", "s", "#", "latest", 0, 0)
     journal.save_reader(row)
     journal.save_offsets(offsets)
     journal.delete_reader(2)

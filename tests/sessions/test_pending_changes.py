@@ -51,7 +51,7 @@ def test_of_many_offsets_of_a_partition_the_last_reach_the_tables() -> None:
 def test_nothing_of_a_deleted_reader_is_written() -> None:
     pending = PendingChanges()
     made, deleted = WriteSet(), WriteSet()
-    made.readers = [ReaderRow(key, 2, 0, f"g{key}", "s", "#", "latest", 0) for key in (1, 2)]
+    made.readers = [ReaderRow(key, 2, 0, f"g{key}", "s", "#", "latest", 0, 0) for key in (1, 2)]
     made.offsets = [OffsetsRow(key, 0, 5, 5, bytes(24)) for key in (1, 2)]
     deleted.deleted_readers = [1]
     pending.merge(made)

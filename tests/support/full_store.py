@@ -65,7 +65,7 @@ def _commit(number: int, chance: random.Random) -> WriteSet:
     write_set.received = [received_key(key, i) for i in range(1, 40)]
     write_set.retained = [retained(f"meta/{number}", chance.randbytes(3000), timestamp=number)]
     write_set.producers = [ProducerRow("s", "", f"producer-{number}-{i}", i, chance.randbytes(i), 0) for i in range(40)]
-    write_set.readers = [ReaderRow(key, 2, 0, f"group-{number}", "s", "sensors/#", "latest", number)]
+    write_set.readers = [ReaderRow(key, 2, 0, f"group-{number}", "s", "sensors/#", "latest", 0, number)]
     write_set.offsets = [OffsetsRow(key, i, 100 + number, 1124 + number, chance.randbytes(24 * i)) for i in range(8)]
     if number > 10:
         done = range((number - 11) * EACH + 1, (number - 10) * EACH)

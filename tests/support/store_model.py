@@ -226,7 +226,7 @@ class Changes:
 
     def _read(self, made: WriteSet) -> None:
         self.last_reader += 1
-        made.readers.append(ReaderRow(self.last_reader, 2, 0, f"g{self.last_reader}", "s", "#", "latest", self.last_seq))
+        made.readers.append(ReaderRow(self.last_reader, 2, 0, f"g{self.last_reader}", "s", "#", "latest", 0, self.last_seq))
         changed = {row.reader_id for row in made.offsets}
         known = [key for key in (*self.rows.readers, self.last_reader) if key not in {*made.deleted_readers, *changed}]
         if len(known) > 1 and self.chance.random() < 0.5:

@@ -35,7 +35,7 @@ _SessionRow = Tuple[
 ]
 _SubscriptionRow = Tuple[int, str, int, int, int]
 _ProducerRow = Tuple[str, str, str, int, bytes, int]
-_ReaderRow = Tuple[int, int, int, str, str, str, str, int]
+_ReaderRow = Tuple[int, int, int, str, str, str, str, int, int]
 _OffsetsRow = Tuple[int, int, int, int, bytes]
 
 
