@@ -32,11 +32,13 @@ from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.data_files import restrict, set_umask
+from mqttbroker.admin.history import History, Sampler
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.http_accounts import AccountRoutes
 from mqttbroker.admin.http_alarms import AlarmRoutes
 from mqttbroker.admin.http_api import Api, Operations
 from mqttbroker.admin.http_dashboard import dashboard_routes
+from mqttbroker.admin.http_history import HistoryRoutes
 from mqttbroker.admin.http_trace import TraceRoutes
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
@@ -139,8 +141,13 @@ class Server:
             sum(part_limits(self.settings).values()),
             base,
         )
+        self.history = History(0 if self.settings.http.port is None else self.settings.http.history_samples)
         self.memory_watch = MemoryWatch(
-            self.broker.memory, self.process_memory, base, self._memory_of_workers, self._unapplied_memory
+            self.broker.memory,
+            self.process_memory,
+            base + self.history.max_bytes,
+            self._memory_of_workers,
+            self._unapplied_memory,
         )
         aside = set_aside(self.settings.data_dir)
         for path in aside:
@@ -175,6 +182,7 @@ class Server:
         loop.add_signal_handler(signal.SIGHUP, reloader.start)
         loop.add_signal_handler(signal.SIGUSR2, self._request_restart)
         self.control = BrokerControl(self.broker, loop.time)
+        self.sampler = Sampler(self.history, self.control, self.metrics)
         self.alarms = Alarms(self.control.publish_own)
         self.metrics.alarms = self.alarms
         client_events = ClientEvents(
@@ -342,6 +350,9 @@ class Server:
             api = Api(self._operations(), self.streams, self.consumers, filters)
             alarms = AlarmRoutes(self.alarms, self.control_runner)
             traces = TraceRoutes(Tracer(self.broker, self.scheduler), self.control_runner)
+            history = HistoryRoutes(
+                self.sampler, self.control_runner, settings.history_interval, settings.history_length
+            )
             accounts = AccountRoutes(self.security, self.broker, self.control_runner)
             self.http = HttpServer(
                 settings.host,
@@ -356,7 +367,7 @@ class Server:
                 consumers=self.consumers,
                 max_connections=settings.max_connections,
                 routes=[
-                    *api.routes(), *accounts.routes(), *alarms.routes(), *traces.routes(),
+                    *api.routes(), *accounts.routes(), *alarms.routes(), *traces.routes(), *history.routes(),
                     *(dashboard_routes() if settings.dashboard else ()),
                 ],
                 warnings=self._warnings,
@@ -507,6 +518,8 @@ class Server:
         tasks.append(asyncio.create_task(self._refresh_revocations()))
         tasks.append(asyncio.create_task(self.metrics.latency.sample(self.scheduler, self.broker.outbound)))
         tasks.append(asyncio.create_task(self._conditions().watch(self.alarms)))
+        if self.history.capacity:
+            tasks.append(asyncio.create_task(self.sampler.watch(self.settings.http.history_interval)))
         if self.settings.durability == "interval":
             tasks.append(asyncio.create_task(self._write_at_intervals()))
         return tasks

@@ -279,6 +279,14 @@ class StreamLogs:
             "partitions": described,
         }
 
+    def stored(self, name: str) -> int:
+        """The number of records that were ever stored in a stream: the sum of its high watermarks.
+
+        Raises `KeyError` for an unknown stream.
+        """
+        numbers = range(self._streams[name].partitions)
+        return sum(self._partitions[name, number].view.high_watermark for number in numbers)
+
     def archived(self, name: str, partition: int, start: int, end: int, limit: int) -> List[ArchivedSegment]:
         """The archived segments with offsets from `start` up to `end`, in order.
 

@@ -22,6 +22,7 @@ MAX_URL_TEXT = 2000  # characters of a string in a path or query, which has up t
 MAX_LINE = 32 << 10  # bytes of a request line
 MAX_BODY = 16 << 20  # bytes of a request
 MAX_LONG_CURSORS = 32
+MAX_INSTANT = 253_402_300_799  # Unix time of the last second of the year 9999
 
 # No string of MQTT has U+0000 [MQTT-1.5.4-2]. The patterns for topics and filters are for readers of the schema;
 # `is_valid_topic` and `is_valid_filter` decide.
@@ -158,6 +159,25 @@ class Seconds(Kind[float]):
     @property
     def schema(self) -> Schema:
         return {"type": "number", "exclusiveMinimum": 0, "maximum": self.high}
+
+
+class Instant(Kind[float]):
+    """Unix time in seconds, with a fraction or not."""
+
+    def read(self, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_INSTANT:
+            raise ValueError(f"must be Unix time in seconds, got {shown(value)[:200]}")
+        return float(value)
+
+    def from_text(self, text: str) -> object:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+    @property
+    def schema(self) -> Schema:
+        return {"type": "number", "minimum": 0, "maximum": MAX_INSTANT}
 
 
 class Field(NamedTuple):

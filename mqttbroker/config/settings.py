@@ -6,6 +6,7 @@ A default is written as in the file. Durations are float seconds, sizes are int 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ from mqttbroker.config.setting_kinds import (
 T = TypeVar("T")
 
 MAX_WORKERS = 256
+MAX_HISTORY_SAMPLES = 4000
 
 
 def _key(kind: Kind[T], default: object, formerly: str = "") -> T:
@@ -336,6 +338,8 @@ class Http:
     tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
     backup_dir: Optional[Path] = _key(OptionalPath(), "")
     dashboard: bool = _key(Boolean(), True)
+    history_interval: float = _key(Duration("1s", "1h"), "10s")
+    history_length: float = _key(Duration("0s", "30d"), "1h")
     access: tuple[HttpAccess, ...] = _tables(HttpAccess)
 
     def problems(self) -> Iterator[tuple[str, str]]:
@@ -353,6 +357,8 @@ class Http:
         if self.port is not None and not self.has_access and not is_loopback(self.host):
             where = self.host or "every address"
             yield "token", f"is required, or token_file, or [[http.access]], when the server can be reached at {where}"
+        if self.history_samples > MAX_HISTORY_SAMPLES:
+            yield "history_length", f"must be at most {MAX_HISTORY_SAMPLES:,} times history_interval"
         names: set[str] = set()
         owners = {self.token: "http.token"}
         for index, access in enumerate(self.access):
@@ -366,6 +372,11 @@ class Http:
                 yield f"access.{index}.certificate", 'needs http.client_certificate "optional" or "required"'
             names.add(access.name)
             owners[access.token] = access.name
+
+    @property
+    def history_samples(self) -> int:
+        """The number of samples that the history has."""
+        return math.ceil(self.history_length / self.history_interval)
 
     @property
     def command_token(self) -> Optional[str]:

@@ -36,13 +36,6 @@ export async function readiness() {
   return parse(text) ?? {};
 }
 
-/** The text of /metrics. */
-export async function metrics() {
-  const { response, text } = await send("GET", "/metrics", null);
-  if (!response.ok) throw new ApiError(response.status, response.statusText);
-  return text;
-}
-
 /** A client id, stream or other text as one segment of a path. */
 export const segment = encodeURIComponent;
 

@@ -1,19 +1,19 @@
 // A line chart over time, as SVG. Its table of last values is its legend and its text for screen readers.
 
 import { h, setText, svg } from "./dom.js";
+import { duration } from "./format.js";
 
 const WIDTH = 480;
 const HEIGHT = 140;
 const LEFT = 60; // for the values of the grid
 const BOTTOM = 16; // for the times
-const SPAN = 5 * 60 * 1000; // ms that the chart shows
 
 /**
  * A chart of `names`, the lines, whose values `format` makes text; units grow by `base`. `update` takes one list of
  * points for each line.
  */
 export function chart(title, names, format, base = 1000) {
-  const lines = names.map((_, index) => svg("polyline", { class: `line line-${index}` }));
+  const lines = names.map((_, index) => svg("path", { class: `line line-${index}` }));
   const grid = [0, 1, 2].map((step) => {
     const y = bottom() - (step / 2) * (bottom() - 6);
     return {
@@ -21,7 +21,7 @@ export function chart(title, names, format, base = 1000) {
       label: axisLabel(LEFT - 6, y + 4, "end"),
     };
   });
-  const times = [axisLabel(LEFT, HEIGHT - 2, "start", "5 min ago"), axisLabel(WIDTH, HEIGHT - 2, "end", "now")];
+  const times = [axisLabel(LEFT, HEIGHT - 2, "start"), axisLabel(WIDTH, HEIGHT - 2, "end", "now")];
   const drawing = svg(
     "svg",
     { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true" },
@@ -38,21 +38,30 @@ export function chart(title, names, format, base = 1000) {
   );
   const element = h("section", { class: "card chart", "aria-label": title }, h("h2", {}, title), legend, drawing);
 
-  /** `least` is the smallest value that the top of the grid may have. */
-  function update(series, now, least = 1) {
-    const known = series
-      .flat()
-      .map(([, value]) => value)
-      .filter((value) => value !== null);
-    const top = roundUp(Math.max(least, ...known), base);
+  /**
+   * Shows the points [Unix time, value] of the last `span` minutes before `now`; a value that is null interrupts a line.
+   * `least` is the smallest value that the top of the grid may have.
+   */
+  function update(series, now, span, least = 1) {
+    const begin = now - span * 60;
+    const shown = series.map((points) => points.filter(([time]) => time >= begin));
+    const top = roundUp(
+      shown.flat().reduce((most, [, value]) => Math.max(most, value ?? least), least),
+      base,
+    );
+    setText(times[0], `${duration(span * 60)} ago`);
     grid.forEach(({ label }, step) => setText(label, format((top * step) / 2)));
-    series.forEach((points, index) => {
-      const place = ([time, value]) => {
-        const x = WIDTH - ((now - time) / SPAN) * (WIDTH - LEFT);
-        return `${x.toFixed(1)},${(bottom() - (value / top) * (bottom() - 6)).toFixed(1)}`;
-      };
-      const shown = points.filter(([time, value]) => value !== null && time >= now - SPAN);
-      lines[index].setAttribute("points", shown.map(place).join(" "));
+    shown.forEach((points, index) => {
+      let drawn = false;
+      const path = points.map(([time, value]) => {
+        const begins = !drawn;
+        drawn = value !== null;
+        if (!drawn) return "";
+        const x = WIDTH - ((now - time) / (span * 60)) * (WIDTH - LEFT);
+        const place = `${x.toFixed(1)},${(bottom() - (value / top) * (bottom() - 6)).toFixed(1)}`;
+        return begins ? `M${place}h0` : `L${place}`; // h0 draws a point that has no neighbour
+      });
+      lines[index].setAttribute("d", path.join(""));
       const last = points.at(-1)?.[1] ?? null;
       setText(values[index], last === null ? "–" : format(last));
     });

@@ -24,10 +24,13 @@ export const milliseconds = (seconds) => `${short(seconds * 1000)} ms`;
 export function duration(seconds) {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
   const s = Math.floor(seconds);
-  if (s < 60) return `${s} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  const parts = s < 60 ? [[s, "s"]] : s < 3600 ? [[s / 60, "min"], [s % 60, "s"]] : s < 86400
+    ? [[s / 3600, "h"], [(s % 3600) / 60, "min"]] : [[s / 86400, "d"], [(s % 86400) / 3600, "h"]]; // prettier-ignore
+  const whole = parts.map(([value, unit]) => [Math.floor(value), unit]);
+  return whole
+    .filter(([value], index) => value || !index)
+    .map(([value, unit]) => `${value} ${unit}`)
+    .join(" ");
 }
 
 /** 2026-01-31 13:05:07, in the time zone of the browser; of Unix seconds */

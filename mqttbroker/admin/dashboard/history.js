@@ -1,32 +1,104 @@
-// The broker's counters and gauges since the page was opened: one sample for each answer of /status.
+// The broker's samples of its recent past (GET /history), and what it told since.
 
-const SAMPLES = 300;
+import { get } from "./api.js";
+
+const LIVE = 150; // answers of which the present values are kept, beside the samples
+const SPANS = [5, 15, 60, 360, 1440, 10080]; // minutes that charts may show
+const CLOSE = 1.5; // s between two points of a rate at least, so that each answer adds one
 
 export class History {
-  #samples = []; // { time: ms, status }
+  #times = []; // of the samples, in Unix seconds
+  #series = new Map(); // name -> values of the samples, null = none
+  #live = []; // { time, values }
+  #interval = 0;
+  #length = 0; // seconds that the broker keeps samples
+  #asked = null; // the request that is not answered
+  #span = null; // minutes that the user chose
 
-  add(time, status) {
-    this.#samples.push({ time, status });
-    if (this.#samples.length > SAMPLES) this.#samples.shift();
+  /** Asks for what is new, once at a time. */
+  refresh() {
+    this.#asked ??= this.#ask().finally(() => (this.#asked = null));
+    return this.#asked;
+  }
+
+  async #ask() {
+    const found = await get("/history", { since: this.#times.at(-1) });
+    this.#interval = found.interval;
+    this.#length = found.length;
+    const names = new Set([...this.#series.keys(), ...Object.keys(found.series)]);
+    for (const name of names) {
+      const known = this.#series.get(name) ?? this.#times.map(() => null);
+      this.#series.set(name, [...known, ...(found.series[name] ?? found.times.map(() => null))]);
+    }
+    this.#times.push(...found.times);
+    const old = this.#times.findIndex((time) => time >= found.now - this.#length);
+    const drop = old < 0 ? this.#times.length : old;
+    this.#times.splice(0, drop);
+    for (const values of this.#series.values()) values.splice(0, drop);
+    this.#live.push({ time: found.now, values: found.values });
+    if (this.#live.length > LIVE) this.#live.shift();
   }
 
   clear() {
-    this.#samples = [];
+    this.#times = [];
+    this.#series.clear();
+    this.#live = [];
   }
 
-  /** Points [time, value] of a gauge; `read` takes it from a status. */
-  gauge(read) {
-    return this.#samples.map(({ time, status }) => [time, read(status)]);
+  /** The minutes that a chart can show: up to those that the broker keeps. */
+  get spans() {
+    return SPANS.filter((minutes, index) => index === 0 || SPANS[index - 1] * 60 < this.#length);
   }
 
-  /**
-   * Points [time, increase per second] of a counter. A counter that fell belongs to a broker that was started again.
-   */
-  rate(read) {
-    return this.#samples.slice(1).map(({ time, status }, index) => {
-      const before = this.#samples[index];
-      const increase = read(status) - read(before.status);
-      return [time, increase < 0 ? null : (increase * 1000) / (time - before.time)];
+  /** The minutes that charts show: those chosen, else an hour if the broker keeps it. */
+  get span() {
+    return this.#span ?? this.spans.filter((minutes) => minutes <= 60).at(-1);
+  }
+
+  set span(minutes) {
+    this.#span = minutes;
+  }
+
+  /** The Unix time of the present values. */
+  get now() {
+    return this.#live.at(-1)?.time ?? Date.now() / 1000;
+  }
+
+  /** The Unix time of the first sample; null without any. */
+  get began() {
+    return this.#times[0] ?? null;
+  }
+
+  /** Points [Unix time, value] of a gauge; null = the broker was away, or there is no value. */
+  gauge(name) {
+    const samples = (this.#series.get(name) ?? []).map((value, index) => [this.#times[index], value]);
+    const live = this.#live.filter(({ values }) => name in values).map(({ time, values }) => [time, values[name]]);
+    const points = [...samples, ...live].sort(([one], [other]) => one - other);
+    return points.flatMap(([time, value], index) => {
+      const gap = index > 0 && time - points[index - 1][0] > 3 * this.#interval;
+      return gap ? [[time, null], [time, value]] : [[time, value]]; // prettier-ignore
     });
   }
+
+  /** Points [Unix time, increase per second] of the sum of counters. One that fell is of a broker that was started again. */
+  rate(...names) {
+    const sums = names
+      .map((name) => this.gauge(name))
+      .reduce((sum, points) => points.map(([time, value], index) => [time, add(value, sum[index]?.[1])]));
+    const rates = [];
+    let before = null;
+    for (const [time, value] of sums) {
+      if (value === null) before = null;
+      else if (before === null) before = [time, value];
+      else if (time - before[0] >= CLOSE) {
+        const increase = value - before[1];
+        rates.push([time, increase < 0 ? null : increase / (time - before[0])]);
+        before = [time, value];
+      }
+      if (value === null) rates.push([time, null]);
+    }
+    return rates;
+  }
 }
+
+const add = (one, other) => (one === null || other == null ? null : one + other);

@@ -156,7 +156,6 @@ async function poll() {
     if (access === null) return;
     found();
     showCount(alarms.active.length);
-    history.add(Date.now(), status);
     if (shown === view) await shown.refresh(status, alarms);
   } catch (error) {
     if (access !== null) failed(error);

@@ -1,15 +1,15 @@
-// The overview: figures of now, and charts of the last minutes.
+// The overview: figures of now, and charts of the recent past.
 
 import { chart } from "./chart.js";
-import { metrics } from "./api.js";
 import { h, setText } from "./dom.js";
 import { bytes, count, milliseconds, short } from "./format.js";
-import { histograms, quantile } from "./latency.js";
+import { spanChoice } from "./span.js";
 
 const perSecond = (value) => `${short(value)}/s`;
 const bytesPerSecond = (value) => `${bytes(value)}/s`;
-const rate = (read) => (history) => history.rate(read);
-const gauge = (read) => (history) => history.gauge(read);
+const rate = (...names) => ({ points: (history) => history.rate(...names) });
+const drops = (...causes) => rate(...causes.map((cause) => `drops/${cause}`));
+const gauge = (name) => ({ points: (history) => history.gauge(name) });
 const sum = (values) => Object.values(values).reduce((total, value) => total + value, 0);
 
 const FIGURES = [
@@ -24,81 +24,44 @@ const FIGURES = [
 
 // Title, format, and the lines with their names; units of sizes grow by 1024.
 const CHARTS = [
-  [
-    "Messages",
-    perSecond,
-    {
-      received: rate((status) => status.totals.publish_received),
-      sent: rate((status) => status.totals.publish_sent),
-    },
-  ],
-  [
-    "Traffic",
-    bytesPerSecond,
-    {
-      received: rate((status) => status.totals.bytes_received),
-      sent: rate((status) => status.totals.bytes_sent),
-    },
-  ],
-  [
-    "Connections",
-    short,
-    {
-      clients: gauge((status) => status.clients_connected),
-      sessions: gauge((status) => status.sessions),
-    },
-  ],
-  [
-    "New connections",
-    perSecond,
-    {
-      accepted: rate((status) => status.totals.connections),
-      refused: rate((status) => status.totals.connections_refused + status.logins_failed + status.logins_banned),
-    },
-  ],
+  ["Messages", perSecond, { received: rate("publish_received"), sent: rate("publish_sent") }],
+  ["Traffic", bytesPerSecond, { received: rate("bytes_received"), sent: rate("bytes_sent") }],
+  ["Connections", short, { clients: gauge("clients"), sessions: gauge("sessions") }],
+  ["New connections", perSecond, { accepted: rate("connections"), refused: rate("refused") }],
   [
     "Dropped messages",
     perSecond,
     {
-      "queue full": rate(
-        ({ drops }) => drops.queue_full + drops.queue_full_oldest + drops.total_full + drops.memory_full,
-      ),
-      "slow subscriber": rate(({ drops }) => drops.slow_subscriber + drops.memory + drops.rate),
-      "not authorized": rate(({ drops }) => drops.not_authorized),
-      other: rate(
-        ({ drops }) => drops.refused + drops.too_large + drops.retained_full + drops.expired + drops.store_failed,
-      ),
+      "queue full": drops("queue_full", "queue_full_oldest", "total_full", "memory_full"),
+      "slow subscriber": drops("slow_subscriber", "memory", "rate"),
+      "not authorized": drops("not_authorized"),
+      other: drops("refused", "too_large", "retained_full", "expired", "store_failed"),
     },
   ],
-  ["Queues on disk", short, { messages: gauge((status) => status.queued_messages) }],
-  ["Waiting for the disk", bytes, { bytes: gauge((status) => status.store_pending_bytes) }],
+  ["Queues on disk", short, { messages: gauge("queued_messages") }],
+  ["Waiting for the disk", bytes, { bytes: gauge("store_pending_bytes") }],
+  ["Memory", bytes, { resident: gauge("memory_resident"), counted: gauge("memory_counted") }],
   [
-    "Memory",
-    bytes,
+    "Latency, 99 % are below",
+    milliseconds,
     {
-      resident: gauge((status) => status.memory.resident),
-      counted: gauge((status) => status.memory.counted),
+      delivery: gauge("latency/delivery"),
+      acknowledgement: gauge("latency/acknowledgement"),
+      commit: gauge("latency/commit"),
+      "event loop": gauge("latency/event_loop_lag"),
     },
   ],
 ];
+const BASE_1024 = [bytes, bytesPerSecond];
 
-const POINTS = 100; // of each latency
-
-// Histograms of /metrics, and their names in the chart.
-const LATENCIES = {
-  delivery: "delivery",
-  acknowledgement: "acknowledgement",
-  commit: "commit",
-  event_loop_lag: "event loop",
-};
-
-export function overview({ every, history }) {
+export function overview({ history }) {
   const figures = FIGURES.map(([name, read]) => ({ read, value: h("dd", {}, "–"), name: h("dt", {}, name) }));
   const charts = CHARTS.map(([title, format, lines]) => ({
-    reads: Object.values(lines),
-    chart: chart(title, Object.keys(lines), format, format === bytes || format === bytesPerSecond ? 1024 : 1000),
+    lines: Object.values(lines),
+    least: format === milliseconds ? 0.001 : 1,
+    chart: chart(title, Object.keys(lines), format, BASE_1024.includes(format) ? 1024 : 1000),
   }));
-  const latency = latencyChart();
+  const choice = spanChoice(history, draw);
   const element = h(
     "div",
     {},
@@ -108,43 +71,29 @@ export function overview({ every, history }) {
       { class: "figures" },
       figures.map(({ name, value }) => h("div", { class: "card" }, name, value)),
     ),
+    choice.element,
     h(
       "div",
       { class: "charts" },
       charts.map((each) => each.chart.element),
-      latency.element,
     ),
   );
-  const due = every(4000);
+
+  function draw() {
+    choice.show();
+    for (const each of charts)
+      each.chart.update(
+        each.lines.map((line) => line.points(history)),
+        history.now,
+        history.span,
+        each.least,
+      );
+  }
 
   async function refresh(status) {
     for (const { read, value } of figures) setText(value, read(status));
-    for (const each of charts)
-      each.chart.update(
-        each.reads.map((read) => read(history)),
-        Date.now(),
-      );
-    if (due()) await latency.load();
+    await history.refresh();
+    draw();
   }
   return { title: "Overview", element, refresh };
-}
-
-/** The 99th percentiles of the latencies, from /metrics; hidden while the broker measures none. */
-function latencyChart() {
-  const names = Object.keys(LATENCIES);
-  const points = names.map(() => []);
-  const drawing = chart("Latency, 99 % are below", Object.values(LATENCIES), milliseconds);
-  drawing.element.hidden = true;
-  let before = {};
-
-  async function load() {
-    const found = histograms(await metrics());
-    const now = Date.now();
-    names.forEach((name, index) => points[index].push([now, quantile(before[name], found[name], 0.99)]));
-    if (points[0].length > POINTS) points.forEach((each) => each.shift());
-    before = found;
-    drawing.element.hidden = !names.some((name) => found[name]);
-    drawing.update(points, now, 0.001);
-  }
-  return { element: drawing.element, load };
 }

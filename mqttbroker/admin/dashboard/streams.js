@@ -4,20 +4,21 @@ import { get, segment } from "./api.js";
 import { chart } from "./chart.js";
 import { h, setChildren, setText } from "./dom.js";
 import { bytes, count, duration, short } from "./format.js";
-import { History } from "./history.js";
+import { spanChoice } from "./span.js";
 import { table } from "./table.js";
 
 const OPEN = 3; // streams that are open at first
 const total = (partitions, read) => partitions.reduce((sum, partition) => sum + read(partition), 0);
 
-export function streams({ every, act }) {
+export function streams({ every, act, history }) {
+  const choice = spanChoice(history, draw);
   const list = h("div", { class: "stack" });
   const none = h(
     "p",
     { class: "empty", hidden: true },
     "The broker has no streams that you may see: docs/spark.md tells how to add one.",
   );
-  const element = h("div", {}, h("h1", {}, "Streams"), none, list);
+  const element = h("div", {}, h("h1", {}, "Streams"), none, choice.element, list);
   let cards = new Map();
 
   async function load() {
@@ -30,6 +31,13 @@ export function streams({ every, act }) {
     );
     none.hidden = items.length > 0;
     for (const item of items) await cards.get(item.name).show(item);
+    await history.refresh();
+    draw();
+  }
+
+  function draw() {
+    choice.show();
+    for (const card of cards.values()) card.draw(history);
   }
 
   const due = every(4000);
@@ -84,15 +92,7 @@ function stream({ name, filters }, open, act) {
     h("h3", {}, "Partitions"),
     partitions.element,
   );
-  const records = new History();
-  const lags = new History();
-
   async function show(item) {
-    records.add(
-      Date.now(),
-      total(item.partitions, (each) => each.high_watermark),
-    );
-    growth.update([records.rate((value) => value)], Date.now());
     const stored = total(item.partitions, (each) => each.high_watermark - each.log_start_offset);
     setText(summary, `${count(stored)} records, ${bytes(total(item.partitions, (each) => each.bytes))}`);
     partitions.show(item.partitions);
@@ -102,10 +102,13 @@ function stream({ name, filters }, open, act) {
   async function loadConsumers() {
     const { items } = await get(`/streams/${segment(name)}/consumers`);
     consumers.show(items);
-    lags.add(Date.now(), Math.max(0, ...items.map((each) => each.lag)));
-    lag.update([lags.gauge((value) => value)], Date.now());
   }
-  return { element, show };
+
+  function draw(history) {
+    growth.update([history.rate(`stream/${name}/records`)], history.now, history.span);
+    lag.update([history.gauge(`stream/${name}/lag`)], history.now, history.span);
+  }
+  return { element, show, draw };
 }
 
 function retention({ partitions, at_risk: atRisk }) {
