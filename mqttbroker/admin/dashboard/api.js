@@ -3,11 +3,17 @@
 const TOKEN = "mqttbroker-token";
 const TIMEOUT = 15000; // ms
 
-/** A request that was refused (`status`), or had no answer (status 0). */
+/** A request that was refused (`status`), or had no answer (status 0); `field` names the parameter or key that is wrong. */
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, field = null) {
     super(message);
     this.status = status;
+    this.field = field;
+  }
+
+  /** Whether it is no matter of the request: the token or the connection is gone. */
+  get general() {
+    return [0, 401, 503].includes(this.status);
   }
 }
 
@@ -23,9 +29,29 @@ export async function ask(method, path, query = {}, body = null) {
   const search = given.length ? `?${new URLSearchParams(given)}` : "";
   const { response, text } = await send(method, `/api/v1${path}${search}`, body);
   const answer = text ? parse(text) : null;
-  if (!response.ok) throw new ApiError(response.status, answer?.detail ?? response.statusText);
+  if (!response.ok) throw refused(response, answer);
   return answer;
 }
+
+/** The lines of an answer as they come, until it ends or `signal` aborts it. */
+export async function* lines(path, query, signal) {
+  const response = await request("GET", `/api/v1${path}?${new URLSearchParams(query)}`, null, signal);
+  if (!response.ok) throw refused(response, parse(await response.text()));
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      const found = (rest + part.value).split("\n");
+      rest = found.pop();
+      yield* found;
+    }
+  } catch (error) {
+    if (!signal.aborted) throw unanswered(error);
+  }
+}
+
+const refused = (response, problem) =>
+  new ApiError(response.status, problem?.detail ?? response.statusText, problem?.field);
 
 export const get = (path, query) => ask("GET", path, query);
 
@@ -40,21 +66,27 @@ export async function readiness() {
 export const segment = encodeURIComponent;
 
 async function send(method, url, body) {
-  const headers = token.get() ? { Authorization: `Bearer ${token.get()}` } : {};
+  const response = await request(method, url, body, AbortSignal.timeout(TIMEOUT));
   try {
-    const response = await fetch(url, {
-      method,
-      headers,
-      body: body && JSON.stringify(body),
-      cache: "no-store",
-      redirect: "error",
-      signal: AbortSignal.timeout(TIMEOUT),
-    });
     return { response, text: await response.text() };
   } catch (error) {
-    const reason = error.name === "TimeoutError" ? `no answer in ${TIMEOUT / 1000} s` : "no connection to the broker";
-    throw new ApiError(0, reason);
+    throw unanswered(error);
   }
+}
+
+async function request(method, url, body, signal) {
+  const headers = token.get() ? { Authorization: `Bearer ${token.get()}` } : {};
+  try {
+    const options = { method, headers, body: body && JSON.stringify(body), signal };
+    return await fetch(url, { ...options, cache: "no-store", redirect: "error" });
+  } catch (error) {
+    throw unanswered(error);
+  }
+}
+
+function unanswered(error) {
+  const reason = error.name === "TimeoutError" ? `no answer in ${TIMEOUT / 1000} s` : "no connection to the broker";
+  return new ApiError(0, reason);
 }
 
 function parse(text) {

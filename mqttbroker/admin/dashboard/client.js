@@ -2,10 +2,12 @@
 
 import { ask, get, segment } from "./api.js";
 import { h, setText } from "./dom.js";
-import { bytes, count, duration, time } from "./format.js";
+import { brief, bytes, count, duration, named, time } from "./format.js";
 import { table } from "./table.js";
+import { trace } from "./trace.js";
 
 const PAGE = 100;
+const LONGEST = 2000; // characters of a client id in an address of the API
 const optional = (value, show) => (value == null ? "–" : show(value));
 const yes = (value) => (value ? "yes" : "no");
 
@@ -52,34 +54,45 @@ export function client({ every, act, may, notify }, id) {
   const more = h("button", { type: "button", hidden: true, onclick: () => act(loadMore) }, "More subscriptions");
   const disconnect = h("button", { type: "button", onclick: () => act(doDisconnect) }, "Disconnect");
   const remove = h("button", { type: "button", class: "danger", onclick: () => act(doDelete) }, "Delete session");
-  const actions = h("div", { class: "bar" }, may("operate") ? [disconnect, remove] : []);
+  const ban = h("a", { href: `#/bans/${segment(id)}` }, "Ban");
+  const actions = h("div", { class: "bar" }, may("operate") ? [disconnect, remove, ban] : []);
+  const packets = may("operate") ? trace({ act }, id) : null;
   const details = h(
     "dl",
     { class: "details card" },
     values.map(({ name, value }) => h("div", {}, h("dt", {}, name), value)),
   );
   const known = h("div", {}, actions, details, h("h2", {}, "Subscriptions"), subscriptions.element, more);
+  const traced = packets && h("div", {}, h("h2", {}, "Packets"), packets.element);
   const element = h(
     "div",
     {},
     h("p", {}, h("a", { href: "#/clients" }, "All clients")),
-    h("h1", { class: "id" }, id),
+    h("h1", { class: "id" }, brief(id)),
     gone,
     known,
+    traced,
   );
   let items = [];
   let cursor = null;
 
+  function hide(reason) {
+    setText(gone, reason);
+    gone.hidden = false;
+    known.hidden = true;
+  }
+
   async function load() {
+    if (id.length > LONGEST) {
+      if (traced) traced.hidden = true;
+      return hide(`A client id of more than ${count(LONGEST)} characters has no page. A ban disconnects the client.`);
+    }
     let found;
     try {
       found = await get(path);
     } catch (error) {
       if (error.status !== 404) throw error;
-      setText(gone, "There is no session with this client id.");
-      gone.hidden = false;
-      known.hidden = true;
-      return;
+      return hide("There is no session with this client id.");
     }
     gone.hidden = true;
     known.hidden = false;
@@ -103,13 +116,14 @@ export function client({ every, act, may, notify }, id) {
   }
 
   async function doDisconnect() {
+    if (!confirm(`Disconnect ${named(id)}?`)) return;
     await ask("POST", `${path}/disconnect`);
     notify("The client was disconnected.");
     await load();
   }
 
   async function doDelete() {
-    if (!confirm(`Delete the session of ${id}, with its subscriptions and queued messages?`)) return;
+    if (!confirm(`Delete the session of ${named(id)}, with its subscriptions and queued messages?`)) return;
     await ask("DELETE", path);
     notify("The session was deleted.");
     await load();
@@ -118,8 +132,9 @@ export function client({ every, act, may, notify }, id) {
   const due = every(2000);
   act(load);
   return {
-    title: id,
+    title: brief(id),
     element,
+    close: () => packets?.close(),
     refresh: async () => {
       if (due()) await load();
     },

@@ -1,8 +1,9 @@
 // The list of clients: one page of the API at a time, found by id, state and order.
 
-import { get, segment } from "./api.js";
+import { segment } from "./api.js";
 import { h } from "./dom.js";
-import { bytes, count, time } from "./format.js";
+import { brief, bytes, count, time } from "./format.js";
+import { pages } from "./pages.js";
 import { table } from "./table.js";
 
 const PAGE = 50;
@@ -15,7 +16,7 @@ const ORDERS = [
   ["subscriptions desc", "Most subscriptions"],
 ];
 
-export const clientLink = (id) => h("a", { href: `#/clients/${segment(id)}` }, id || "(empty)");
+export const clientLink = (id) => h("a", { href: `#/clients/${segment(id)}` }, brief(id) || "(empty)");
 
 export function clients({ every, act }) {
   const found = table(
@@ -52,8 +53,6 @@ export function clients({ every, act }) {
     { "aria-label": "Order", onchange: begin },
     ORDERS.map(([value, name]) => h("option", { value }, name)),
   );
-  const previous = h("button", { type: "button", onclick: back }, "Previous");
-  const next = h("button", { type: "button", onclick: forward }, "Next");
   const form = h(
     "form",
     { class: "bar", role: "search", onsubmit: begin },
@@ -62,46 +61,15 @@ export function clients({ every, act }) {
     state,
     order,
   );
-  const element = h("div", {}, h("h1", {}, "Clients"), form, found.element, h("div", { class: "bar" }, previous, next));
-
+  const list = pages({ path: "/clients", limit: PAGE, show: found.show, act });
+  const element = h("div", {}, h("h1", {}, "Clients"), form, found.element, list.element);
   let query = {};
-  let cursors = [null]; // of the pages up to the one that is shown
-  let following = null;
 
   function begin(event) {
     event?.preventDefault();
     const [sort, direction] = order.value.split(" ");
     query = { contains: contains.value, connected: state.value, sort, order: direction };
-    cursors = [null];
-    act(load);
-  }
-
-  function back() {
-    cursors.pop();
-    act(load);
-  }
-
-  function forward() {
-    cursors.push(following);
-    act(load);
-  }
-
-  async function load() {
-    const asked = [query, cursors.at(-1), cursors.length];
-    let page;
-    try {
-      page = await get("/clients", { ...query, limit: PAGE, cursor: cursors.at(-1) });
-    } catch (error) {
-      if (error.status !== 404 || cursors.length === 1) throw error;
-      cursors = [null]; // the broker was started again, or forgot the cursor
-      return load();
-    }
-    // Another page may have been asked for meanwhile.
-    if (asked[0] !== query || asked[1] !== cursors.at(-1) || asked[2] !== cursors.length) return;
-    following = page.next_cursor;
-    found.show(page.items);
-    previous.disabled = cursors.length === 1;
-    next.disabled = following === null;
+    list.begin(query);
   }
 
   function cheap(status) {
@@ -114,7 +82,7 @@ export function clients({ every, act }) {
     title: "Clients",
     element,
     refresh: async (status) => {
-      if (cheap(status) && due()) await load();
+      if (cheap(status) && due()) await list.load();
     },
   };
 }

@@ -1,5 +1,7 @@
 // Elements of the page. Every text becomes a text node, so nothing that a client of MQTT sent is ever HTML.
 
+import { visible } from "./format.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
@@ -20,13 +22,15 @@ function fill(element, attributes, children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child != null));
+  const shown = children.flat(Infinity).filter((child) => child != null);
+  element.append(...shown.map((child) => (typeof child === "string" ? visible(child) : child)));
   return element;
 }
 
 /** Sets the text of an element, and leaves it alone if it is the same, which keeps a selection. */
 export function setText(element, text) {
-  if (element.textContent !== text) element.textContent = text;
+  const shown = visible(text);
+  if (element.textContent !== shown) element.textContent = shown;
 }
 
 /** Makes these nodes the children of an element; one that stays where it is keeps focus. */

@@ -5,6 +5,23 @@ const SMALL = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
 const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
+// Control characters but tab and line feed, and those that change the direction of the text that follows.
+const HIDDEN = /[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g;
+
+/** A text in which such a character is seen: \\u202e */
+export const visible = (text) =>
+  text.replace(HIDDEN, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
+
+/** The first characters of a long text, and how many there are. */
+export function brief(text, limit = 200) {
+  if (text.length <= limit) return text;
+  // A surrogate pair is not split.
+  return `${text.slice(0, limit).replace(/[\ud800-\udbff]$/, "")}… (${count(text.length)} characters)`;
+}
+
+/** A topic, client id or name in a question or notice. */
+export const named = (text) => `“${visible(brief(text))}”`;
+
 /** 12,345 */
 export const count = (value) => NUMBER.format(value);
 

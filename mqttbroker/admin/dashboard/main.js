@@ -90,7 +90,7 @@ async function act(action) {
 
 function failed(error) {
   if (error.status === 401) logIn(UNKNOWN);
-  else if (error.status === 0 || error.status === 503) lost(error.message);
+  else if (error.general) lost(error.message);
   else if (error.status) notify(error.message);
   else throw error; // a defect of the page
 }

@@ -1,6 +1,9 @@
 // A table whose rows stay for as long as their keys do, so a refresh keeps focus and selection.
 
 import { h, setChildren, setText } from "./dom.js";
+import { brief } from "./format.js";
+
+const LONGEST = 1000; // characters of a cell, unless it is wide
 
 /**
  * `columns` are objects with `title` and one of `text(item)`, which each refresh calls, and `node(item)`, which is
@@ -31,7 +34,9 @@ export function table(label, columns, key, empty) {
     rows = new Map(items.map((item) => [key(item), before.get(key(item)) ?? makeRow(item)]));
     for (const item of items) {
       columns.forEach((column, index) => {
-        if (column.text) setText(rows.get(key(item)).cells[index], column.text(item));
+        if (!column.text) return;
+        const text = column.text(item);
+        setText(rows.get(key(item)).cells[index], column.wide ? text : brief(text, LONGEST));
       });
     }
     setChildren(body, [...rows.values()]);

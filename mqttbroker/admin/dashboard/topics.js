@@ -2,13 +2,16 @@
 
 import { ask, get } from "./api.js";
 import { h, setChildren, setText } from "./dom.js";
-import { bytes, fromBase64, payload, time } from "./format.js";
+import { brief, bytes, fromBase64, named, payload, time } from "./format.js";
+import { clearForm, retainForm } from "./publish.js";
 
 const PAGE = 100;
 const REFRESHED = 20; // open levels that are asked for again
 
 export function topics({ every, act, may, notify }) {
-  const detail = message({ act, may, notify, deleted: refreshAll });
+  const setting = retainForm({ act, notify, changed });
+  const clearing = clearForm({ act, notify, changed: refreshAll });
+  const detail = message({ act, may, notify, deleted: refreshAll, chosen: (topic) => setting.set("topic", topic) });
   const root = level(null, { act, choose: detail.choose });
   const element = h(
     "div",
@@ -18,9 +21,14 @@ export function topics({ every, act, may, notify }) {
       "div",
       { class: "columns" },
       h("section", { class: "card tree", "aria-label": "Retained topics" }, root.element),
-      detail.element,
+      h("div", { class: "stack" }, detail.element, may("operate") ? [setting.element, clearing.element] : []),
     ),
   );
+
+  async function changed(topic) {
+    detail.choose(topic);
+    await refreshAll();
+  }
 
   async function refreshAll() {
     for (const each of root.open().slice(0, REFRESHED)) await each.load();
@@ -86,7 +94,7 @@ function entry({ topic, level: name, below }, { act, choose }) {
       choose(topic);
     },
   });
-  const label = [h("span", { class: "level" }, name || "(empty)"), " ", value];
+  const label = [h("span", { class: "level" }, brief(name) || "(empty)"), " ", value];
   let inner = null;
 
   function toggle() {
@@ -110,7 +118,7 @@ function entry({ topic, level: name, below }, { act, choose }) {
 }
 
 /** The retained message of a topic. */
-function message({ act, may, notify, deleted }) {
+function message({ act, may, notify, deleted, chosen: tell }) {
   const fields = [
     "Topic",
     "Payload",
@@ -141,6 +149,7 @@ function message({ act, may, notify, deleted }) {
 
   function choose(chosen) {
     topic = chosen;
+    tell(topic);
     act(load);
   }
 
@@ -181,7 +190,7 @@ function message({ act, may, notify, deleted }) {
   }
 
   async function doDelete() {
-    if (!confirm(`Delete the retained message of ${topic}?`)) return;
+    if (!confirm(`Delete the retained message of ${named(topic)}?`)) return;
     await ask("DELETE", "/retained/message", { topic });
     notify("The retained message was deleted.");
     await deleted();

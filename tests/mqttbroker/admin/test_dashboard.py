@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Dialog, Page, Request, expect
 from support.api_client import ACCESS, Api
 from support.broker_process import BrokerProcess
 from support.browser import WAIT, Errors, browser
@@ -35,8 +35,11 @@ expect.set_options(timeout=WAIT)
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     users = tmp_path_factory.mktemp("users") / "passwords"
     set_password(users, HOSTILE, hash_password(b"secret"))
+    rules = users.with_name("rules")
+    rules.write_text(f"topic readwrite #\nuser {HOSTILE}\ntopic readwrite #\n")
     config = {
         "password_file": str(users),
+        "acl_file": str(rules),
         "allow_anonymous": True,
         "http": {"access": ACCESS, "history_interval": "1s"},
         "listeners": [{}, {"type": "ws", "port": 0}],
@@ -83,6 +86,20 @@ def subscribe(page: Page, topic_filter: str) -> None:
     expect(page.get_by_label("WebSocket listener")).not_to_have_value("")
     page.get_by_role("button", name="Start").click()
     expect(page.get_by_text(f"Subscribed to {topic_filter}")).to_be_visible()
+
+
+def press(page: Page, button: str, sure: bool = True) -> str:
+    """Press a button that asks a question, and answer it; returns the question."""
+    asked: list[str] = []
+
+    def answer(dialog: Dialog) -> None:
+        asked.append(dialog.message)
+        dialog.accept() if sure else dialog.dismiss()
+
+    page.once("dialog", answer)
+    page.get_by_role("button", name=button, exact=True).click()
+    assert len(asked) == 1
+    return asked[0]
 
 
 def no_script_ran(page: Page) -> None:
@@ -154,7 +171,7 @@ def test_clients_are_found_and_disconnected(open_page: Open, connect: Connect) -
     page.get_by_role("link", name="find/me ü").click()
     expect(page.get_by_role("heading", name="find/me ü")).to_be_visible()
     expect(page.get_by_role("cell", name="find/#")).to_be_visible()
-    page.get_by_role("button", name="Disconnect").click()
+    press(page, "Disconnect")
     expect(page.get_by_text("The client was disconnected.")).to_be_visible()
     assert [getattr(packet, "reason_code", None) for packet in doomed.expect_closed()] == [0x98]
     expect(page.get_by_text("There is no session with this client id.")).to_be_visible()
@@ -163,12 +180,145 @@ def test_clients_are_found_and_disconnected(open_page: Open, connect: Connect) -
     persistent.session_expiry_interval = 600
     connect("find/me ü", properties=persistent)
     expect(page.locator(".details dd").first).to_have_text("connected")
-    page.get_by_role("button", name="Disconnect").click()
+    press(page, "Disconnect")
     expect(page.locator(".details dd").first).to_have_text("disconnected")
-    page.once("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("button", name="Delete session").click()
+    press(page, "Delete session")
     expect(page.get_by_text("The session was deleted.")).to_be_visible()
     expect(page.locator(".details")).to_be_hidden()
+
+
+def test_message_of_the_form_is_the_one_that_is_delivered_and_shown(open_page: Open, connect: Connect) -> None:
+    client = connect("subscriber")
+    client.subscribe("form/#", options=2)
+    page = open_page("#/publish")
+    form = page.get_by_role("form", name="Message")
+    form.get_by_label("Topic", exact=True).fill("form/1")
+    form.get_by_label("Payload", exact=True).fill("21.5 °C")
+    form.get_by_label("QoS").select_option("2")
+    form.get_by_label("Retain").check()
+    form.get_by_label("User properties").fill("unit=C\nsite=a=b")
+    form.get_by_role("button", name="Publish").click()
+    expect(page.get_by_text("Published to 1 subscriptions and streams.")).to_be_visible()
+    message = client.take()
+    assert (message.topic, message.payload, message.qos) == ("form/1", "21.5 °C".encode(), 2)
+    assert message.properties.user_properties == [("unit", "C"), ("site", "a=b")]
+    form.get_by_label("The payload is").select_option("base64")
+    form.get_by_label("Payload", exact=True).fill("not base64")
+    form.get_by_role("button", name="Publish").click()
+    field = form.get_by_label("Payload", exact=True)
+    expect(field).to_have_attribute("aria-invalid", "true")
+    expect(field).to_have_accessible_description("must be base64 (RFC 4648, section 4)")
+    expect(field).to_be_focused()
+    field.fill("AP8Q")
+    form.get_by_role("button", name="Publish").click()
+    assert client.take().payload == b"\x00\xff\x10"
+    page.get_by_role("link", name="Topics").click()
+    page.get_by_role("region", name="Retained topics").get_by_text("form", exact=True).click()
+    page.get_by_role("button", name="00 ff 10").click()
+    expect(page.get_by_role("region", name="Message").locator("pre")).to_have_text("00 ff 10")
+    page.get_by_role("link", name="Publish").click()
+    form.get_by_label("Topic", exact=True).fill("form/+")
+    form.get_by_role("button", name="Publish").click()
+    expect(form.get_by_label("Topic", exact=True)).to_have_accessible_description(re.compile("must be a topic name"))
+    form.get_by_label("Topic", exact=True).fill("form/1")
+    form.get_by_label("Retain").check()
+    assert "deletes the retained message" in press(page, "Publish", sure=False)
+    client.expect_nothing()
+
+
+def test_retained_messages_are_set_and_deleted(open_page: Open, broker: BrokerProcess) -> None:
+    page = open_page("#/topics")
+    setting = page.get_by_role("form", name="Set a retained message")
+    setting.get_by_label("Topic", exact=True).fill("kept/1")
+    setting.get_by_label("Payload", exact=True).fill("first")
+    setting.get_by_role("button", name="Set").click()
+    expect(page.get_by_role("region", name="Message").locator("pre")).to_have_text("first")
+    setting.get_by_label("Payload", exact=True).fill("second")
+    setting.get_by_role("button", name="Set").click()
+    expect(page.get_by_role("region", name="Message").locator("pre")).to_have_text("second")
+    clearing = page.get_by_role("form", name="Delete retained messages")
+    clearing.get_by_label("Topic filter").fill("kept/#")
+    press(page, "Delete all that match", sure=False)
+    assert Api(broker).get("/retained", filter="kept/#")["items"]
+    press(page, "Delete all that match")
+    expect(page.get_by_text("Deleted: 1 retained messages.")).to_be_visible()
+    assert Api(broker).get("/retained", filter="kept/#")["items"] == []
+
+
+def test_clients_are_banned_and_bans_lifted(open_page: Open, connect: Connect) -> None:
+    banned = connect("banned")
+    page = open_page("#/clients/banned")
+    page.get_by_role("link", name="Ban", exact=True).click()
+    form = page.get_by_role("form", name="Ban clients")
+    expect(form.get_by_label("Client id")).to_have_value("banned")
+    form.get_by_label("Seconds").fill("-1")
+    press(page, "Ban")
+    expect(form.get_by_label("Seconds")).to_have_accessible_description(re.compile("must be a number above 0"))
+    form.get_by_label("Seconds").fill("3600")
+    form.get_by_label("Reason").fill("a test")
+    press(page, "Ban")
+    banned.expect_closed()
+    row = page.get_by_role("row", name="banned")
+    expect(row).to_contain_text("a test")
+    expect(row).to_contain_text("in 59 min")
+    row.get_by_role("button", name="Lift the ban of “banned”").click()
+    expect(page.get_by_text("No bans.")).to_be_visible()
+    connect("banned")
+    form.get_by_role("button", name="Ban").click()
+    expect(form.get_by_label("Address or network")).to_have_accessible_description(re.compile("a ban needs"))
+
+
+def test_users_and_rules_are_changed(open_page: Open, connect: Connect, broker: BrokerProcess) -> None:
+    page = open_page("#/accounts", role="admin")
+    users, rules = page.get_by_role("region", name="Users", exact=True), page.get_by_role("region", name="Rules")
+    adding = page.get_by_role("form", name="Add a user")
+    adding.get_by_label("User name").fill("alice")
+    adding.get_by_label("Password").fill("first")
+    adding.get_by_role("button", name="Add").click()
+    expect(page.get_by_role("row", name="alice")).to_contain_text("argon2id")
+    expect(adding.get_by_label("Password")).to_have_value("")
+    adding.get_by_label("User name").fill("alice")
+    adding.get_by_label("Password").fill("again")
+    adding.get_by_role("button", name="Add").click()
+    expect(adding.get_by_label("User name")).to_have_accessible_description(re.compile("already"))
+    client = connect("alice-1", username="alice", password=b"first")
+    page.get_by_role("button", name="Set the password of “alice”").click()
+    changing = page.get_by_role("form", name="Password of “alice”")
+    changing.get_by_label("Password", exact=True).fill("second")
+    press(page, "Set password")
+    client.expect_closed()
+    connect("alice-2", username="alice", password=b"second")
+    rule = page.get_by_role("form", name="Add a rule")
+    rule.get_by_label("User name").fill("alice")
+    rule.get_by_label("Access").select_option("write")
+    rule.get_by_label("Topic filter").fill("plant/1/#")
+    rule.get_by_role("button", name="Add").click()
+    expect(page.get_by_role("row", name="alice write plant/1/#")).to_be_visible()
+    page.get_by_role("button", name="Delete the rule write “plant/1/#” for “alice”").click()
+    assert any(each["username"] == "alice" for each in Api(broker).get("/acl/rules")["items"])  # no answer is a no
+    press(page, "Delete the rule write “plant/1/#” for “alice”")
+    expect(page.get_by_role("row", name="alice write plant/1/#")).to_have_count(0)
+    press(page, "Delete “alice”")
+    expect(page.get_by_role("row", name="alice")).to_have_count(0)
+    users.get_by_role("searchbox").fill("nobody")
+    page.keyboard.press("Enter")
+    expect(users.get_by_text("No users.")).to_be_visible()
+    expect(rules.get_by_role("row", name=HOSTILE)).to_be_visible()
+
+
+def test_packets_of_a_client_are_traced(open_page: Open, connect: Connect) -> None:
+    client = connect("traced")
+    page = open_page("#/clients/traced")
+    page.get_by_role("button", name="Trace", exact=True).click()
+    packets = page.get_by_role("region", name="Packets")
+    expect(packets).to_be_visible()
+    while not packets.inner_text():
+        client.publish("traced/1", b"secret payload", 1)
+    expect(packets).to_contain_text("received client='traced'")
+    expect(packets).to_contain_text("topic='traced/1'")
+    expect(packets).not_to_contain_text("secret")
+    page.get_by_role("button", name="Stop the trace").click()
+    expect(page.get_by_text("The trace has ended")).to_be_visible()
 
 
 def test_list_of_clients_shows_one_page_at_a_time(open_page: Open, connect: Connect) -> None:
@@ -191,7 +341,18 @@ def test_viewer_has_no_buttons_that_change_something(open_page: Open, connect: C
     page = open_page("#/clients/seen", role="viewer")
     expect(page.get_by_text("127.0.0.1:").first).to_be_visible()
     expect(page.get_by_role("button", name="Disconnect")).to_have_count(0)
-    expect(page.get_by_role("button", name="Delete session")).to_have_count(0)
+    for view in ("clients/seen", "topics", "publish", "bans", "accounts"):
+        page.goto(f"{page.url.partition('#')[0]}#/{view}")
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+        expect(page.locator("main form:not([role=search]), main button.danger, main button.primary")).to_have_count(0)
+    page.goto(f"{page.url.partition('#')[0]}#/accounts")
+    expect(page.get_by_role("row", name=HOSTILE).first).to_be_visible()
+
+
+def test_operator_changes_no_users(open_page: Open) -> None:
+    page = open_page("#/accounts", role="operator")
+    expect(page.get_by_role("row", name=HOSTILE).first).to_be_visible()
+    expect(page.locator("main form:not([role=search]), main button.danger")).to_have_count(0)
 
 
 def test_hostile_client_id_and_filter_are_text(open_page: Open, connect: Connect) -> None:
@@ -292,8 +453,7 @@ def test_topics_show_the_last_retained_value(open_page: Open, connect: Connect) 
     client.publish("site/1/temperature", b"30", 1, True)
     expect(tree.get_by_role("button", name="30")).to_be_visible()
     expect(detail.locator("pre")).to_have_text("30")
-    page.once("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("button", name="Delete message").click()
+    press(page, "Delete message")
     expect(tree.get_by_text("temperature", exact=True)).to_have_count(0)
     expect(tree.get_by_text("unit", exact=True)).to_be_visible()
 
