@@ -120,7 +120,7 @@ class _Repeats(logging.Filter):
     The count is one line, ``event=refusals_repeated``, when a refusal comes after `REPEAT_SECONDS`; ``emit`` takes it.
     """
 
-    def __init__(self, emit: Callable[[logging.LogRecord], None]) -> None:
+    def __init__(self, emit: Callable[[logging.LogRecord], object]) -> None:
         super().__init__()
         self._emit = emit
         self._windows: OrderedDict[tuple[str, str, str], list[float]] = OrderedDict()  # [end, refusals], oldest first
@@ -157,10 +157,15 @@ class _Repeats(logging.Filter):
 
 
 class _Handler(logging.Handler):
-    """Hands formatted lines to the writing thread; drops and counts them while `QUEUE_LINES` wait."""
+    """Hands formatted lines to the writing thread; drops and counts them while `QUEUE_LINES` wait.
 
-    def __init__(self) -> None:
+    ``start_writing`` starts that thread at the first line: a connection worker, which seldom has one, stays a process
+    with one thread, whose system calls cost less.
+    """
+
+    def __init__(self, start_writing: Optional[Callable[[], None]] = None) -> None:
         super().__init__()
+        self.start_writing = start_writing
         self.lines: deque[str] = deque()
         self.waiting = threading.Event()  # there are lines
         self.dropped = 0
@@ -175,6 +180,9 @@ class _Handler(logging.Handler):
             self.handleError(record)
         if not self.waiting.is_set():
             self.waiting.set()
+            start, self.start_writing = self.start_writing, None
+            if start is not None:
+                start()
 
 
 class _Stderr:
@@ -258,14 +266,19 @@ class _Log:
 
     def __init__(self, formatter: logging.Formatter, target: Union[_Stderr, _File]) -> None:
         self.target = target
-        self.handler = _Handler()
+        self.handler = _Handler(self._start_writing)
         self.handler.setFormatter(formatter)
-        self.handler.addFilter(_Repeats(self.handler.emit))
-        self._writer = _Writer(self.handler, target)
+        self.handler.addFilter(_Repeats(self.handler.handle))
+        self._writer: Optional[_Writer] = None
+
+    def _start_writing(self) -> None:
+        self._writer = _Writer(self.handler, self.target)
         self._writer.start()
 
     def close(self) -> None:
-        self._writer.close()
+        self.handler.start_writing = None
+        if self._writer is not None:
+            self._writer.close()
 
 
 _logs: list[_Log] = []  # that of stderr, and that of the audit file if there is one

@@ -375,11 +375,7 @@ class Link(FrameHandler):
         """Write everything gathered."""
         self._writing = False
         if self._transport is not None:
-            parts = self._writer.take()
-            if len(parts) == 1:
-                self._transport.write(parts[0])
-            else:
-                self._transport.writelines(parts)
+            self._writer.write_to(self._transport)
 
     def close(self) -> None:
         """Write everything gathered, and close the link."""

@@ -6,7 +6,7 @@ body (4 bytes) and the body. Both ends are of the same installation, so frames h
 
 from __future__ import annotations
 
-from typing import Final, List
+from typing import Any, Final, List
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -140,6 +140,15 @@ class FrameWriter:
         self.parts = []
         self.size = 0
         return parts if large else [b"".join(parts)]
+
+    def write_to(self, transport: Any) -> None:
+        """Write everything gathered, if there is something."""
+        if self.parts:
+            parts = self.take()
+            if len(parts) == 1:
+                transport.write(parts[0])
+            else:
+                transport.writelines(parts)
 
 
 def data_prefix(kind: int, number: i64) -> bytes:

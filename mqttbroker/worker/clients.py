@@ -7,7 +7,7 @@ read while `WINDOW` bytes of it wait for the broker, or while the link itself ta
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Deque, Dict, Final, List
+from typing import Any, Deque, Dict, Final
 
 from mypy_extensions import i64
 
@@ -177,7 +177,7 @@ class WorkerLink(FrameHandler):
         self._reader = FrameReader(self)
         self._writer = FrameWriter()
         self._flushing = False  # `_flush` is called in the next iteration of the event loop
-        self._read: i64 = 0  # bytes of the link in this iteration
+        self._read: i64 = 0  # bytes of the link since `_flush`
         self._reading_paused = False
         self._last_number = 0
 
@@ -201,7 +201,7 @@ class WorkerLink(FrameHandler):
         if self._read > READ_AT_ONCE and not self._reading_paused:
             self._reading_paused = True
             self._transport.pause_reading()
-        self._request_flush()
+            self._request_flush()
         self._reader.feed(data)
         self._reader.read(FRAMES_AT_ONCE)
 
@@ -259,12 +259,7 @@ class WorkerLink(FrameHandler):
         if self._reading_paused:
             self._reading_paused = False
             self._transport.resume_reading()
-        if self._writer.parts:
-            parts: List[bytes] = self._writer.take()
-            if len(parts) == 1:
-                self._transport.write(parts[0])
-            else:
-                self._transport.writelines(parts)
+        self._writer.write_to(self._transport)
 
     def shut_down(self) -> None:
         """Close all clients' sockets, behind everything that was written."""

@@ -126,6 +126,13 @@ def test_titles_say_which_process_is_which(broker: BrokerProcess) -> None:
     assert title(pid_of(broker, 2)) == "mqttbroker: worker 2"
 
 
+def test_a_worker_has_one_thread(broker: BrokerProcess, connect: Connect) -> None:
+    """System calls of a process with several cost more."""
+    on_each_worker(broker, connect, "c")
+    for pid in worker_pids(broker.pid):
+        assert len(list(Path(f"/proc/{pid}/task").iterdir())) == 1
+
+
 def test_sys_topics_of_each_worker(start: Start) -> None:
     broker = start(config={"sys_interval": "100ms"})
     found: dict[str, str] = {}
