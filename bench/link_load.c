@@ -38,7 +38,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { DATA = 1, TAKEN = 2, READY = 10, OPENED = 11, SETUP = 30, ACCEPTED = 32, END = 33, ABORT = 34, RELOAD = 35 };
+enum { DATA = 1, TAKEN = 2, READY = 10, OPENED = 11, STATUS = 19, SETUP = 30, ACCEPTED = 32, END = 33, ABORT = 34, RELOAD = 35, PING = 37 };
 enum { HEADER = 9, REPORTED = 65536, AT_ONCE = 1024, MAX_LINKS = 64, BUFFER = 4 << 20 };
 #define NS 1000000000ull
 
@@ -255,6 +255,8 @@ static void received(struct link *l, int kind, uint32_t number, const uint8_t *b
 {
     if (kind == SETUP || kind == RELOAD)
         frame(l, READY, 0, "[]", 2);
+    else if (kind == PING)
+        frame(l, STATUS, 0, "0", 1);
     else if (kind == DATA && number)
         received_packets(l, number, body, len);
     else if (kind == END || kind == ABORT)

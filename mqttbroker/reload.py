@@ -35,7 +35,7 @@ audit = logging.getLogger("mqttbroker.audit")
 
 # Keys that may change while the broker runs, beside the contents of the files that others name.
 RELOADABLE = re.compile(
-    r"allow_anonymous|reveal_denials|response_information|sys_interval|sys_client_events|alarms\.\w+|log\.level|redirect\.\w+|limits\.\w+"
+    r"allow_anonymous|reveal_denials|response_information|sys_interval|sys_client_events|worker_timeout|alarms\.\w+|log\.level|redirect\.\w+|limits\.\w+"
     r"|bans\.\w+|crl\.\w+|logins\.max_waiting|jwt\.\w+|http\.(token(_file)?|access)"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum|client_id_from"
     r"|certificate_identity|use_identity_as_username|client_certificate|certfile|keyfile|cafile|crlfile|tls_version)"

@@ -448,7 +448,10 @@ class Server:
         def log_settings() -> tuple[str, str]:
             return self.reloader.settings.log.level, self.settings.log.format
 
-        workers = WorkerPool(count, self.listeners, self.scheduler, log_settings, self._fail)
+        def timeout() -> float:
+            return self.reloader.settings.worker_timeout
+
+        workers = WorkerPool(count, self.listeners, self.scheduler, log_settings, timeout, self._fail)
         self.workers = self.reloader.workers = workers
         for listener in self.listeners:
             listener.on_reloaded = workers.reload

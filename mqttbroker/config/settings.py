@@ -637,6 +637,7 @@ class Settings:
     sys_interval: float = _key(Duration("0s", "1d"), "10s")
     sys_client_events: bool = _key(Boolean(), False)
     workers: Optional[int] = _key(Count(MAX_WORKERS), 0)
+    worker_timeout: float = _key(Duration("1s", "1h"), "10s")
     shared_subscription_strategy: str = _key(
         Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin"
     )

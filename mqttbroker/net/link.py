@@ -311,8 +311,7 @@ class Link(FrameHandler):
             try:
                 more = self._reader.read(FRAMES_AT_ONCE)
             except LinkError as error:
-                self.error = str(error)
-                self._transport.abort()
+                self.fail(str(error))
                 return
             now = self._now = scheduler.update_clock()
         if more or pause:
@@ -376,6 +375,12 @@ class Link(FrameHandler):
         self._writing = False
         if self._transport is not None:
             self._writer.write_to(self._transport)
+
+    def fail(self, reason: str) -> None:
+        """Close the link at once, for the worker is killed."""
+        self.error = reason
+        if self._transport is not None:
+            self._transport.abort()
 
     def close(self) -> None:
         """Write everything gathered, and close the link."""

@@ -29,7 +29,7 @@ LEFT: Final = 15  # text: nothing more will be received, and the socket is open
 CLOSED: Final = 16  # text, empty if the client closed the connection: the socket is closed
 HELD: Final = 17  # so many bytes (4 bytes) of an incomplete WebSocket frame
 WEBSOCKET_FAILED: Final = 18  # there was no valid handshake
-STATUS: Final = 19  # JSON: the CPU time of the worker in seconds
+STATUS: Final = 19  # the answer to PING, JSON: the CPU time of the worker in seconds
 
 # To a worker.
 SETUP: Final = 30  # pickled `WorkerSetup`
@@ -39,6 +39,7 @@ END: Final = 33  # close the sending side behind everything that was written
 ABORT: Final = 34  # close the socket at once
 RELOAD: Final = 35  # pickled `WorkerSetup`: read the certificates again
 STOP: Final = 36  # accept no more connections
+PING: Final = 37  # answer with STATUS
 
 
 class LinkError(Exception):

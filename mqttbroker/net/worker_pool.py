@@ -1,6 +1,7 @@
 """The connection workers of a broker: their processes, from start to stop.
 
-A worker that ends is started again at once. One that ends again and again ends the broker.
+A worker that ends is started again at once, as is one that hangs, which is killed. One that ends again and again ends
+the broker.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import resource
 import socket
 import sys
 from collections import deque
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Callable, Optional, Sequence
 
-from mqttbroker.net.link_frames import READY, RELOAD, SETUP, STATUS, STOP
+from mqttbroker.net.link_frames import PING, READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import WorkerClients
@@ -23,6 +25,7 @@ from mqttbroker.net.worker_setup import WorkerSetup, decode_problems, decode_sta
 log = logging.getLogger("mqttbroker")
 
 ANSWER_TIMEOUT = 60.0  # seconds in which a worker has to listen, or to reload
+PING_INTERVAL = 1.0  # seconds
 STOP_TIMEOUT = 10.0  # seconds in which a worker has to end after its link
 MOST_FILES = 1_048_576  # of a process, unless fs.nr_open was raised
 ENDS = 10  # of one worker in `ENDS_SECONDS`, after which the broker ends
@@ -58,6 +61,7 @@ class Worker:
         self._pool = pool
         self._answer: Optional[asyncio.Future[list[str]]] = None
         self._ends: deque[float] = deque()
+        self._silent_pings = 0  # intervals since a PING that is not answered yet was sent
 
     @property
     def pid(self) -> int:
@@ -89,6 +93,7 @@ class Worker:
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, pass_fds=descriptors
             )
         self.starts += 1
+        self._silent_pings = 0
         clients = self.clients = WorkerClients(
             self.number, pool.listeners, pool.scheduler, self._received, self._link_lost, most_sockets()
         )
@@ -127,10 +132,26 @@ class Worker:
         try:
             return await asyncio.wait_for(answer, ANSWER_TIMEOUT)
         except TimeoutError:
-            return ["does not answer in time"]
+            self.clients.link.fail(f"no answer in {ANSWER_TIMEOUT:g} s")
+            return ENDED
+
+    def ping(self, timeout: float) -> None:
+        """Called once in each `PING_INTERVAL`: kill a worker that has not answered in ``timeout`` seconds.
+
+        Intervals are counted, so that a broker which was stopped itself does not blame its workers.
+        """
+        if not self.listens or self.clients is None:
+            self._silent_pings = 0
+            return
+        if self._silent_pings * PING_INTERVAL >= timeout:
+            self.clients.link.fail(f"no answer in {timeout:g} s")
+        elif not self._silent_pings:
+            self.clients.link.send(PING, 0, b"")
+        self._silent_pings += 1
 
     def _received(self, kind: int, body: bytes) -> None:
         if kind == STATUS:
+            self._silent_pings = 0
             self.cpu_seconds = from_worker(decode_status, body)
         elif kind == READY:
             self._answered(from_worker(decode_problems, body))
@@ -171,7 +192,10 @@ class Worker:
 
 
 class WorkerPool:
-    """``count`` workers that serve ``listeners``. ``fail`` is called with the reason when they cannot be kept running."""
+    """``count`` workers that serve ``listeners``. ``fail`` is called with the reason when they cannot be kept running.
+
+    ``log_settings`` returns level and format, ``timeout`` the seconds after which a worker that does not answer is killed.
+    """
 
     def __init__(
         self,
@@ -179,12 +203,14 @@ class WorkerPool:
         listeners: Sequence[OpenListener],
         scheduler: FlushScheduler,
         log_settings: Callable[[], tuple[str, str]],
+        timeout: Callable[[], float],
         fail: Callable[[str], None],
     ) -> None:
         self.listeners = listeners
         self.scheduler = scheduler
         self.workers = [Worker(number, self) for number in range(1, count + 1)]
         self._log_settings = log_settings
+        self._timeout = timeout
         self._fail = fail
         self._tasks: set[asyncio.Task[None]] = set()
         self.reloads = 0
@@ -201,7 +227,20 @@ class WorkerPool:
 
     async def start(self) -> None:
         """Return when all workers listen. Raises OSError if one does not."""
+        self._keep(self._watch())
         await asyncio.gather(*(self._start(worker) for worker in self.workers))
+
+    async def _watch(self) -> None:
+        while not self.stopping:
+            await asyncio.sleep(PING_INTERVAL)
+            timeout = self._timeout()
+            for worker in self.workers:
+                worker.ping(timeout)
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _start(self, worker: Worker) -> None:
         """Start a worker, and again if its process ends before it listens. Raises OSError if that happens too often."""
@@ -236,9 +275,7 @@ class WorkerPool:
         """The link of a worker was closed."""
         if self.stopping:
             return
-        task = asyncio.create_task(self._restart(worker))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._keep(self._restart(worker))
 
     async def _restart(self, worker: Worker) -> None:
         try:

@@ -8,6 +8,7 @@ signals to the broker's process only.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import json
 import logging
@@ -24,14 +25,14 @@ from setproctitle import setproctitle
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.file_limit import raise_file_limit
 from mqttbroker.logs import configure, set_level
-from mqttbroker.net.link_frames import ABORT, ADMITTED, READY, RELOAD, SETUP, STATUS, STOP
+from mqttbroker.net.link_frames import ABORT, ADMITTED, PING, READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.worker_setup import WorkerSetup
 from mqttbroker.worker.clients import WorkerLink
 from mqttbroker.worker.listeners import LinkedHandshake, LinkedListener
 
 log = logging.getLogger("mqttbroker")
 
-STATUS_SECONDS = 1.0  # between two reports of CPU time
+PR_SET_PDEATHSIG = 1  # prctl.h
 CLOSING_SECONDS = 1.0  # in which clients may take the last bytes when the link is closed
 
 
@@ -50,7 +51,6 @@ class Worker:
         """Serve until the link is closed."""
         link: Any = self._link
         await self._loop.connect_accepted_socket(lambda: link, sock)
-        self._start(self._report_status())
         await self._ended.wait()
         self._stop_listening()
         for unfinished in list(self._handshakes.values()):
@@ -84,6 +84,8 @@ class Worker:
             self._reload(WorkerSetup.decode(body))
         elif kind == STOP:
             self._stop_listening()
+        elif kind == PING:
+            self._link.send(STATUS, 0, json.dumps(time.process_time()).encode())
 
     async def _open(self, setup: WorkerSetup) -> None:
         """Open the listeners, and say whether that succeeded."""
@@ -108,16 +110,18 @@ class Worker:
                 problems.append(f"listener {one.listener.address}: {error.strerror or error}")
         self._link.send(READY, 0, json.dumps(problems).encode())
 
-    async def _report_status(self) -> None:
-        while True:
-            self._link.send(STATUS, 0, json.dumps(time.process_time()).encode())
-            await asyncio.sleep(STATUS_SECONDS)
+
+def end_with_broker() -> None:
+    """Have the kernel kill this process if the broker's is killed: a worker that hangs would keep its sockets."""
+    with suppress(AttributeError, OSError):  # not Linux
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(arguments: list[str]) -> int:
     """Run a worker; ``arguments`` are those of the command line."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    end_with_broker()
     setproctitle(f"mqttbroker: worker {arguments[0]}")
     raise_file_limit()
     keep_freed_memory()

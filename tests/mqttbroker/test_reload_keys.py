@@ -52,7 +52,7 @@ OTHER: dict[str, Any] = {
 
 # Keys whose value in `Reloader.settings` the server, its HTTP server and the reload of certificates read when they need it.
 READ_WHEN_NEEDED = {
-    "sys_interval", "sys_client_events", "alarms.disk_free", "alarms.certificate_expiry",
+    "sys_interval", "sys_client_events", "worker_timeout", "alarms.disk_free", "alarms.certificate_expiry",
     "crl.refresh_interval", "crl.expiry_warning", "http.token", "http.token_file", "http.access",
     "listeners.0.cafile", "listeners.0.certfile", "listeners.0.client_certificate", "listeners.0.crlfile",
     "listeners.0.keyfile", "listeners.0.tls_version",

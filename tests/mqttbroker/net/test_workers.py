@@ -11,6 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -52,7 +53,7 @@ def start(start_broker: Start) -> Start:
 
 @pytest.fixture
 def broker(start: Start) -> BrokerProcess:
-    return start()
+    return start({"worker_timeout": "1h"})  # some tests stop a worker
 
 
 @pytest.fixture
@@ -178,6 +179,70 @@ def test_the_end_of_a_worker(broker: BrokerProcess, connect: Connect) -> None:
         assert got.payload == b"gone"
 
 
+def test_a_worker_that_hangs_is_killed(start: Start) -> None:
+    """Its clients lose their connections, it is started again, and others notice nothing."""
+    broker = start({"worker_timeout": "1s"})
+    with ExitStack() as stack:
+
+        def connect(name: str, **fields: object) -> RawClient:
+            client = stack.enter_context(RawClient(broker.port))
+            assert client.connect(name, **fields).reason_code == 0
+            return client
+
+        clients = on_each_worker(broker, connect, "c")
+        (hung, (_, lost)), (_, (_, watcher)) = clients.items()
+        watcher.subscribe("wills/+")
+        first = len(broker.lines)
+        os.kill(pid_of(broker, hung), signal.SIGSTOP)
+        broker.wait_for_log(rf'event=worker_killed worker={hung} reason="no answer in 1 s"', after=first)
+        broker.wait_for_log(rf'event=worker_ended worker={hung} reason="signal 9"', after=first)
+        assert watcher.take().topic.startswith("wills/")
+        lost.expect_closed()
+        broker.wait_for_log(rf"event=worker_started worker={hung} ", after=first)
+        watcher.ping()
+        assert hung in on_each_worker(broker, connect, "d")
+        pings = of_workers(broker, "cpu_seconds_total")[str(hung)]
+        wait_until(lambda: of_workers(broker, "cpu_seconds_total")[str(hung)] != pings)
+        assert of_workers(broker, "starts_total")[str(hung)] == 2
+
+
+def test_a_busy_worker_is_not_killed(start: Start) -> None:
+    """It answers between the bytes of its clients, for longer than the time in which it has to."""
+    broker = start({"worker_timeout": "1s"}, workers=1)
+    packet = Publish("much", bytes(60_000), 0, False, False, 0).encode(5)
+    with RawClient(broker.port) as publisher, ExitStack() as stack:
+        for number in range(4):
+            subscriber = stack.enter_context(RawClient(broker.port))
+            subscriber.connect(f"s{number}")
+            subscriber.subscribe("much")
+            reader = threading.Thread(target=discard, args=(subscriber.socket,))
+            reader.start()
+            stack.callback(reader.join)
+            stack.callback(subscriber.socket.shutdown, socket.SHUT_RDWR)
+        publisher.connect("p")
+        began = of_workers(broker, "cpu_seconds_total")["1"]
+        while of_workers(broker, "cpu_seconds_total")["1"] < began + 1.5:
+            publisher.send(packet * 100)
+        publisher.ping()
+    assert of_workers(broker, "starts_total") == {"1": 1.0}
+
+
+def discard(line: socket.socket) -> None:
+    while line.recv(MIB):
+        pass
+
+
+def test_a_broker_that_was_stopped_itself_kills_no_worker(start: Start) -> None:
+    broker = start({"worker_timeout": "1s"})
+    pids = worker_pids(broker.pid)
+    os.kill(broker.pid, signal.SIGSTOP)
+    time.sleep(2)  # longer than the time in which a worker has to answer
+    os.kill(broker.pid, signal.SIGCONT)
+    seen = of_workers(broker, "cpu_seconds_total")
+    wait_until(lambda: all(value > seen[number] for number, value in of_workers(broker, "cpu_seconds_total").items()))
+    assert worker_pids(broker.pid) == pids
+
+
 @pytest.mark.slow("50 kills, of each worker less than 10 in a minute")
 @pytest.mark.timeout(600)
 def test_clients_of_other_workers_notice_no_kill(start: Start) -> None:
@@ -241,6 +306,14 @@ def test_workers_end_with_the_broker(start: Start) -> None:
                 assert broker.terminate() == 0
             client.expect_closed()
         wait_until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and is_running(pid) for pid in workers))
+
+
+def test_a_worker_that_hangs_ends_with_the_broker(broker: BrokerProcess) -> None:
+    """It would keep the listening sockets, so that no other broker could start."""
+    hung, other = worker_pids(broker.pid)
+    os.kill(hung, signal.SIGSTOP)
+    broker.kill()
+    wait_until(lambda: not is_running(hung) and not is_running(other))
 
 
 def test_a_broker_that_is_stopped_while_its_workers_start(start_broker: Start) -> None:
