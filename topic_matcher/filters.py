@@ -120,3 +120,38 @@ def matches_from(topic_filter: str, at: int, topic: str, pos: int) -> bool:
         at = stop + 1
         pos = end + 1
     return pos > topic_size
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Whether every topic that matches the filter ``narrow`` also matches ``wide``."""
+    if narrow.startswith("$") and not wide.startswith("$"):
+        return False
+    outer = wide.split("/")
+    inner = narrow.split("/")
+    index: int = 0
+    while index < len(outer):
+        if outer[index] == "#":
+            return True
+        if index >= len(inner) or inner[index] == "#":
+            return False
+        if outer[index] != "+" and outer[index] != inner[index]:
+            return False
+        index += 1
+    return len(inner) == len(outer)
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether a topic may match both filters."""
+    if one.startswith("$") != other.startswith("$"):
+        return False
+    left = one.split("/")
+    right = other.split("/")
+    index: int = 0
+    while True:
+        if index < len(left) and left[index] == "#" or index < len(right) and right[index] == "#":
+            return True
+        if index >= len(left) or index >= len(right):
+            return len(left) == len(right)
+        if left[index] != right[index] and left[index] != "+" and right[index] != "+":
+            return False
+        index += 1

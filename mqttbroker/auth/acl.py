@@ -13,7 +13,7 @@ from typing import Dict, Final, List, Optional
 from mypy_extensions import mypyc_attr
 
 from mqttbroker.core.policy import Authorizer
-from topic_matcher.filters import is_valid_filter, matches
+from topic_matcher.filters import covers, is_valid_filter, matches, overlap
 
 DENY: Final = 0
 READ: Final = 1
@@ -130,6 +130,30 @@ class Acl(Authorizer):
                 return True
         return False
 
+    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+        """A rule of the user, or a pattern, overlaps with the filter."""
+        for rule in self._section(username).grants:
+            if rule.access & READ and overlap(rule.topic_filter, topic_filter):
+                return True
+        if not _fit_patterns(client_id, username):
+            return False
+        for rule in self.patterns.grants:
+            if rule.access & READ:
+                allowed = rule.filter_for(client_id, username)
+                if allowed != "" and overlap(allowed, topic_filter):
+                    return True
+        return False
+
+    def denies(self, client_id: str, username: Optional[str], topic: str) -> bool:
+        for rule in self._section(username).denials:
+            if matches(rule.topic_filter, topic):
+                return True
+        if _fit_patterns(client_id, username):
+            for rule in self.patterns.denials:
+                if rule.matches(client_id, username, topic):
+                    return True
+        return False
+
     def _section(self, username: Optional[str]) -> Section:
         return self.anonymous if username is None else self.users.get(username, _NO_RULES)
 
@@ -156,41 +180,6 @@ def _fit_patterns(client_id: str, username: Optional[str]) -> bool:
     """Whether these names may take the place of %c and %u: a wildcard in them would widen a pattern."""
     names = client_id if username is None else client_id + username
     return "+" not in names and "#" not in names
-
-
-def covers(wide: str, narrow: str) -> bool:
-    """Whether every topic that matches the filter ``narrow`` also matches ``wide``."""
-    if narrow.startswith("$") and not wide.startswith("$"):
-        return False
-    outer = wide.split("/")
-    inner = narrow.split("/")
-    index: int = 0
-    while index < len(outer):
-        if outer[index] == "#":
-            return True
-        if index >= len(inner) or inner[index] == "#":
-            return False
-        if outer[index] != "+" and outer[index] != inner[index]:
-            return False
-        index += 1
-    return len(inner) == len(outer)
-
-
-def overlap(one: str, other: str) -> bool:
-    """Whether a topic may match both filters."""
-    if one.startswith("$") != other.startswith("$"):
-        return False
-    left = one.split("/")
-    right = other.split("/")
-    index: int = 0
-    while True:
-        if index < len(left) and left[index] == "#" or index < len(right) and right[index] == "#":
-            return True
-        if index >= len(left) or index >= len(right):
-            return len(left) == len(right)
-        if left[index] != right[index] and left[index] != "+" and right[index] != "+":
-            return False
-        index += 1
 
 
 def parse_acl(text: str, name: str) -> Acl:

@@ -11,9 +11,8 @@ from typing import Any, Dict, Final, List, Optional
 
 from mypy_extensions import mypyc_attr
 
-from mqttbroker.auth.acl import covers
 from mqttbroker.core.policy import ALLOWED, DENIED, UNDECIDED, Permissions
-from topic_matcher.filters import is_valid_filter, matches
+from topic_matcher.filters import covers, is_valid_filter, matches, overlap
 
 PUBLISH: Final = 1
 SUBSCRIBE: Final = 2
@@ -102,6 +101,18 @@ class TokenPermissions(Permissions):
                     return permission.verdict
         return self.otherwise
 
+    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> int:
+        for permission in self.permissions:
+            if permission.action & SUBSCRIBE:
+                found = permission.filter_for(client_id, username)
+                if not found:
+                    continue
+                if permission.verdict == ALLOWED and overlap(found, topic_filter):
+                    return ALLOWED
+                if not permission.literal and covers(found, topic_filter):
+                    return permission.verdict
+        return self.otherwise
+
 
 def _is_part_of_level(name: str) -> bool:
     return name != "" and "/" not in name and "+" not in name and "#" not in name
@@ -141,6 +152,9 @@ class NoPermissions(Permissions):
         return DENIED
 
     def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> int:
+        return DENIED
+
+    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> int:
         return DENIED
 
 

@@ -262,6 +262,14 @@ class Authorizer:
         """Whether the client may receive messages of every topic that matches the filter; False if that is unknown."""
         return False
 
+    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+        """Whether the client may receive messages of a topic that matches the filter; True if that is unknown."""
+        return True
+
+    def denies(self, client_id: str, username: Optional[str], topic: str) -> bool:
+        """Whether a rule says that the client may not read the topic; False if it is only not allowed."""
+        return False
+
 
 class AllowAll(Authorizer):
     def __init__(self) -> None:
@@ -296,6 +304,9 @@ class DenyAll(Authorizer):
     def may_read_all(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
         return False
 
+    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+        return False
+
 
 _DENY_ALL: Final = DenyAll()
 
@@ -328,6 +339,10 @@ class Permissions:
     @abstractmethod
     def may_read(self, client_id: str, username: Optional[str], topic: str) -> int:
         """Whether the client may receive messages of the topic."""
+
+    @abstractmethod
+    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> int:
+        """Whether the client may receive messages of a topic that matches the filter."""
 
 
 class Rules:
@@ -381,3 +396,17 @@ class Rules:
             if decision != UNDECIDED or not authorizer.restrictive:
                 return decision == ALLOWED
         return authorizer.may_subscribe(session.client_id, session.username, topic_filter)
+
+    def may_read_some(self, session: Session, topic_filter: str) -> bool:
+        """Whether the session's client may receive messages of a topic that matches the filter; True if unknown."""
+        authorizer = self.of(session.rules)
+        if session.permissions is not None:
+            permissions = cast(Permissions, session.permissions)
+            decision = permissions.may_read_some(session.client_id, session.username, topic_filter)
+            if decision != UNDECIDED or not authorizer.restrictive:
+                return decision == ALLOWED
+        return authorizer.may_read_some(session.client_id, session.username, topic_filter)
+
+    def denies(self, session: Session, topic: str) -> bool:
+        """Whether a rule of the listener says that the session's client may not read the topic."""
+        return self.of(session.rules).denies(session.client_id, session.username, topic)
