@@ -66,6 +66,7 @@ from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.reload import Reloader
 from mqttbroker.restart import restart
 from mqttbroker.service_manager import ServiceManager
+from mqttbroker.stream_reads import StreamReads
 from sessions.store.disk import is_full
 from sessions.store.interface import Store, StoreError
 from sessions.store.writer import SqliteStore
@@ -101,6 +102,7 @@ class Server:
         self.sealer: Optional[Sealer] = None
         self.archiver: Optional[Archiver] = None
         self.consumers: Optional[ConsumerLag] = None
+        self.stream_reads: Optional[StreamReads] = None
         if settings.streams:
             configs = stream_configs(settings)
             self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
@@ -165,6 +167,11 @@ class Server:
         self.scheduler = FlushScheduler(
             self.broker, loop, self._submit, self.settings.durability != "interval"
         )
+        if self.streams is not None:
+            self.stream_reads = StreamReads(
+                loop, self.streams, self.broker.chunk_reads, self.scheduler.update_clock
+            )
+            self.stream_reads.start()
         self.store.start(self._answered, self._read_done)
         if self.sealer is not None:
             self.sealer.start()
@@ -230,6 +237,8 @@ class Server:
                 self.archiver.stop()
             for task in tasks:
                 task.cancel()
+            if self.stream_reads is not None:
+                self.stream_reads.stop()
             await self._drain()
             if self.workers is not None:
                 await self.workers.stop()
@@ -479,6 +488,8 @@ class Server:
         reason = "" if error is None else str(error) or type(error).__name__
         disk_full = error is not None and is_full(error)
         self.loop.call_soon_threadsafe(self.scheduler.store_answered, reason, disk_full)
+        if self.stream_reads is not None and write_set.stream_messages and error is None:
+            self.loop.call_soon_threadsafe(self.stream_reads.committed, list(write_set.stream_messages))
 
     def _read_done(self, write_set: WriteSet, pages: List[Page]) -> None:
         """Called on the thread of the tables."""

@@ -46,6 +46,9 @@ class Counters:
         self.memory_full = 0  # a new message at the limit of all queues in memory
         self.expired = 0
         self.store_failed = 0
+        # Records of streams for subscriptions that read them.
+        self.stream_records_sent: i64 = 0
+        self.stream_records_missed = 0  # removed by retention before they were read, or damaged
         # Numbered messages for streams with deduplication.
         self.stream_repeats = 0
         self.stream_gaps = 0

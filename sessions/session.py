@@ -34,6 +34,7 @@ from sessions.message import Message
 from sessions.message_queue import MessageQueue
 from sessions.paging import Paging
 from sessions.readers.in_flight import StreamInFlight
+from sessions.room import RoomUser
 from sessions.rows import PageRow
 from sessions.will import SessionWill
 from sessions.window import InFlight, InFlightWindow, SharedInFlight, phase_of
@@ -104,6 +105,7 @@ class Session(DeliveryOwner):
         self.paging: Optional[Paging] = None  # since the first page was requested
         self.backpressure: Optional[Backpressure] = None  # from the high watermark until the queue is half as long
         self.will: Optional[SessionWill] = None
+        self.room_user: Optional[RoomUser] = None  # if the client reads streams
         context.session_bytes += SESSION_BYTES + _text_memory(client_id)
 
     @property
@@ -364,6 +366,8 @@ class Session(DeliveryOwner):
             self._finish(packet_id, message)
         if queue.entries or queue.stored_seq != 0:
             self.send_queued()
+        elif self.room_user is not None:
+            self.room_user.has_room()
         return ACCEPTED
 
     def refuse(self, packet_id: i64, reason_code: int) -> int:
@@ -435,6 +439,8 @@ class Session(DeliveryOwner):
             self._finish(packet_id, message)
         if queue.entries or queue.stored_seq != 0:
             self.send_queued()
+        elif self.room_user is not None:
+            self.room_user.has_room()
         return ACCEPTED
 
     def _finish(self, packet_id: i64, message: InFlight) -> None:
@@ -537,6 +543,8 @@ class Session(DeliveryOwner):
             backpressure.progressed = True
             self._release_publishers(backpressure)
         self._request_page_if_low()
+        if self.room_user is not None:
+            self.room_user.has_room()
 
     def _start(self, entry: Delivery) -> None:
         """Give an entry its packet id and its first phase."""

@@ -189,6 +189,33 @@ def encode_batch(records: Sequence[Message], first_offset: int) -> bytes:
     return HEADER.pack(MAGIC, len(body), crc, count, first_offset, FORMAT_VERSION, 0) + body
 
 
+def encode_rows(
+    first_offset: int, timestamps: bytes, flags: bytes, columns: Sequence[Tuple["array[int]", bytes]]
+) -> bytes:
+    """One batch of rows that are encoded already: ``timestamps`` and ``flags`` as in the body, and for `topic`, `payload`,
+    `client_id` and `properties` the offsets, of which the first may be any, and the bytes between the first and the last.
+
+    Raises `BatchTooLarge`.
+    """
+    count = len(flags)
+    parts: List[bytes] = [timestamps, _PADDING[len(timestamps) & 7], flags, _PADDING[count & 7]]
+    for offsets, data in columns:
+        base = offsets[0]
+        if base:
+            offsets = array("i", [offset - base for offset in offsets])
+        if sys.byteorder == "big":
+            offsets = array("i", offsets)
+            offsets.byteswap()
+        block = offsets.tobytes()
+        parts += (block, _PADDING[len(block) & 7], data, _PADDING[len(data) & 7])
+    body = b"".join(parts)
+    if len(body) > MAX_BODY_BYTES:
+        raise BatchTooLarge(f"{count} records in one batch")
+    checked = _CHECKED.pack(count, first_offset, FORMAT_VERSION, 0)
+    crc = google_crc32c.extend(google_crc32c.value(checked), body)
+    return HEADER.pack(MAGIC, len(body), crc, count, first_offset, FORMAT_VERSION, 0) + body
+
+
 def encode_batches(records: Sequence[Message], first_offset: int) -> List[bytes]:
     """`records` as one batch, or as several if they are too large for one.
 

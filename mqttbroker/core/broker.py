@@ -11,6 +11,7 @@ from typing import Final
 
 from mqttbroker.core.bans import Bans
 from mqttbroker.core.broker_messages import BrokerMessages
+from mqttbroker.core.chunk_reads import ChunkReads
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.commits import Commits
 from mqttbroker.core.connect_handler import ConnectHandler
@@ -25,10 +26,12 @@ from mqttbroker.core.rates import Rate
 from mqttbroker.core.replay import Replays, RetainedSources
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
+from mqttbroker.core.stream_consumer import StreamConsumers
+from mqttbroker.core.stream_subscriptions import StreamSubscriptions
 from mqttbroker.core.subscriptions import Subscriptions
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms
-from mqttbroker.core.users import Users
 from mqttbroker.core.turns import Turns
+from mqttbroker.core.users import Users
 from sessions.context import REFUSE, SessionContext
 from sessions.expiry import Expiry
 from sessions.journal import Journal
@@ -77,7 +80,14 @@ class Broker:
         )
         self.messages = BrokerMessages(context, self.publisher, self.turns)
         self.replays = Replays(RetainedSources(self.retained), rules, outbound.counters)
-        self.subscriptions = Subscriptions(context, router, self.replays, terms, rules, self.memory_stage, self.turns)
+        self.chunk_reads = ChunkReads(terms)
+        self.stream_consumers = StreamConsumers(self.chunk_reads, outbound)
+        self.stream_subscriptions = StreamSubscriptions(
+            router.streams, rules, self.chunk_reads, self.stream_consumers, outbound.clock
+        )
+        self.subscriptions = Subscriptions(
+            context, router, self.replays, terms, rules, self.memory_stage, self.turns, self.stream_subscriptions
+        )
         self.users = Users(registry, terms, outbound.counters)
         self.lifecycle = SessionLifecycle(
             journal,
@@ -111,7 +121,7 @@ class Broker:
         )
         self.expiry = Expiry(registry)
         self.memory = Memory(
-            context, outbound, router, self.retained, self.clients, terms, self.memory_stage
+            context, outbound, router, self.retained, self.clients, terms, self.memory_stage, self.chunk_reads
         )
         # Whether a PUBLISH that does not fit a subscriber's queue is refused rather than dropped.
         self.refuse_when_full: bool = context.limits.queue_full == REFUSE
@@ -134,6 +144,7 @@ class Broker:
     def rules_changed(self) -> None:
         """Discard all cached decisions: some rules answer differently."""
         self.router.invalidate_all()
+        self.stream_consumers.rules_changed()
         for connection in self.clients.connections:
             connection.forget_decisions()
 

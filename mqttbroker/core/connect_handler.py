@@ -412,6 +412,7 @@ class ConnectHandler:
         if pending.session_present:
             session.redeliver()
             self.replays.begin(connection)
+            self.lifecycle.subscriptions.streams.resumed(session)
         connection.request_flush()
 
     def _connack(self, pending: PendingConnect, session: Session) -> bytes:

@@ -199,6 +199,16 @@ class Connection(ClientConnection):
         parts.append(TWO_BYTES[packet_id])
         parts.append(rest)
 
+    def send_publish_packets(self, parts: List[bytes], size: i64, count: i64, payload: i64) -> None:
+        """Queue ``count`` whole PUBLISH packets, ``size`` bytes in all, ``payload`` of them payload; none is dropped."""
+        self._admit(size, payload, False)
+        outbox = self.outbox
+        counters = self.outbound.counters
+        outbox.publish_sent += count - 1
+        counters.messages_sent += count - 1
+        counters.publish_sent += count - 1
+        outbox.parts.append(b"".join(parts))
+
     def can_alias(self, size: i64, properties_size: i64) -> bool:
         """Whether a version 5 PUBLISH that was received in ``size`` bytes may be sent with `send_publish_aliased`."""
         return (
@@ -458,6 +468,8 @@ class Connection(ClientConnection):
                 session.send_queued()
                 if session.pending_retained:
                     self.request_flush()  # the flush continues the replay
+        elif self.session is not None and self.session.room_user is not None:
+            self.session.room_user.has_room()
 
     def halt(self) -> None:
         """Handle no more packets in this iteration of the event loop: the limit of work per iteration is reached."""

@@ -11,6 +11,7 @@ from typing import Final, List
 
 from mypy_extensions import i64
 
+from mqttbroker.core.chunk_reads import ChunkReads
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import MAX_DECISION_BYTES
 from mqttbroker.core.memory_stage import NORMAL, SHEDDING, STAGE_NAMES, MemoryStage
@@ -54,7 +55,9 @@ class Memory:
         clients: Clients,
         terms: BrokerTerms,
         state: MemoryStage,
+        chunk_reads: ChunkReads,
     ) -> None:
+        self.chunk_reads = chunk_reads
         self.context = context
         self.outbound = outbound
         self.router = router
@@ -90,6 +93,7 @@ class Memory:
             Part("unapplied", self.unapplied, terms.max_unapplied_bytes),
             Part("route_cache", self.router.cached_bytes, self.router.cache_bytes),
             Part("decisions", outbound.decision_bytes, MAX_DECISION_BYTES),
+            Part("stream_chunks", self.chunk_reads.held, terms.max_total_stream_chunk_bytes),
         ]
 
     @property
@@ -113,6 +117,7 @@ class Memory:
             + self.unapplied
             + self.router.cached_bytes
             + outbound.decision_bytes
+            + self.chunk_reads.held
         )
 
     def _connection_bytes(self) -> i64:

@@ -123,8 +123,11 @@ class Route:
 _NO_TARGETS: Final[List[Target]] = []  # of discarded routes; stays empty
 
 
+_SUBSCRIPTION_ROOTS: Final = ("$share/", "$stream/", "$queue/", "$replay/")
+
+
 def is_reserved(topic: str) -> bool:
-    """Whether no client may publish to the topic: $SYS is the broker's, and $share/ is a form of subscription.
+    """Whether no client may publish to the topic: $SYS is the broker's, the others are forms of subscription.
 
     Bridges of other brokers say in ``$SYS/broker/connection/<name>/state`` whether they are connected, as with Mosquitto.
     """
@@ -132,7 +135,7 @@ def is_reserved(topic: str) -> bool:
         return False
     if topic.startswith("$SYS/broker/connection/") and topic.endswith("/state") and topic.count("/") == 4:
         return False
-    return topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith("$share/")
+    return topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith(_SUBSCRIPTION_ROOTS)
 
 
 def permitted_members(rules: Optional[Rules], group: Group, topic: str) -> Group:

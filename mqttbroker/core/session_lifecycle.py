@@ -73,6 +73,7 @@ class SessionLifecycle:
 
     def disconnected(self, session: Session, with_will: bool) -> None:
         """The session has lost its connection; without ``with_will`` its will is deleted."""
+        self.subscriptions.streams.disconnected(session)
         session.connection = None
         self.publisher.redistribute(session)
         session.detach(self.now)

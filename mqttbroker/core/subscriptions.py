@@ -7,15 +7,17 @@ messages. A packet with very many filters is handled in parts, and its client is
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from functools import partial
-from typing import Final, List
+from typing import Final, List, Optional
 
 from mqttbroker.codec.packets import Suback, Subscribe, Unsuback, Unsubscribe
 from mqttbroker.codec.packets import Subscription as Request
 from mqttbroker.codec.reason_codes import (
     MALFORMED_PACKET,
     NO_SUBSCRIPTION_EXISTED,
+    NOT_AUTHORIZED,
     PROTOCOL_ERROR,
     QUOTA_EXCEEDED,
     SUBACK,
@@ -31,6 +33,8 @@ from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.replay import Replays
 from mqttbroker.core.router import Router
+from mqttbroker.core.stream_filter import reads_stream
+from mqttbroker.core.stream_subscriptions import StreamPlan, StreamRequest, StreamSubscriptions
 from mqttbroker.core.terms import BrokerTerms
 from mqttbroker.core.turns import LongWork, Turns
 from sessions.context import SessionContext
@@ -39,11 +43,14 @@ from sessions.rows import SubscriptionRow
 from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED, Session, Subscription
 from topic_matcher.filters import is_valid_filter, parse_shared, text_bytes
 
+log = logging.getLogger("mqttbroker")
+
 # Memory of a subscription in bytes, as measured: of one with its own node in the trie, of one with its own group, and of
 # each single-level wildcard, which may be a node.
 _SUBSCRIPTION_BYTES: Final = 350
 _SHARED_BYTES: Final = 1000
 _WILDCARD_BYTES: Final = 250
+_STREAM_BYTES: Final = 4000  # of one that reads a stream, without chunks
 
 FREE_REPLAYS: Final = 100  # subscriptions of a session that may wait for their retained messages in any case
 
@@ -66,7 +73,9 @@ class Subscriptions:
         rules: Rules,
         memory: MemoryStage,
         turns: Turns,
+        streams: StreamSubscriptions,
     ) -> None:
+        self.streams = streams
         self.memory = memory
         self.turns = turns
         self.context = context
@@ -106,8 +115,12 @@ class Subscriptions:
         request: Request,
         identifier: int,
         replay: List[Subscription],
+        stream_request: StreamRequest,
     ) -> int:
-        """Add one subscription, and add it to ``replay`` if it asks for retained messages; returns its reason code."""
+        """Add one subscription, and add it to ``replay`` if it asks for retained messages; returns its reason code.
+
+        ``stream_request`` is what its packet says about streams.
+        """
         full_filter = request.topic_filter
         shared = parse_shared(full_filter)
         topic_filter = full_filter if shared is None else shared[1]
@@ -117,15 +130,14 @@ class Subscriptions:
             or len(topic_filter.encode("utf-8")) > terms.max_topic_length
         ):
             return TOPIC_FILTER_INVALID
-        if not self.rules.may_subscribe(session, topic_filter):
-            connection.outbound.denials.log(
-                "subscribe",
-                full_filter,
-                session.client_id,
-                connection.peer,
-                session.username,
-                connection.terms.listener,
-            )
+        stream_plan: Optional[StreamPlan] = None
+        if reads_stream(full_filter):
+            try:
+                stream_plan = self.streams.plan(session, full_filter, stream_request, NOT_AUTHORIZED)
+            except MQTTError as error:
+                return self._refuse_stream(connection, session, full_filter, stream_request, error)
+        elif not self.rules.may_subscribe(session, topic_filter):
+            self._log_denial(connection, session, full_filter)
             return terms.denial_code()
         old = session.subscriptions.get(full_filter)
         limit = terms.max_subscriptions_per_client
@@ -151,12 +163,45 @@ class Subscriptions:
             options |= RETAIN_AS_PUBLISHED if shared is not None else RETAIN_AS_PUBLISHED | NO_LOCAL
         subscription = Subscription(session, full_filter, options, identifier)
         self.load(subscription)
-        if shared is None and (request.retain_handling == 0 or (request.retain_handling == 1 and old is None)):
+        if stream_plan is not None:
+            self.streams.open(session, subscription, stream_plan)
+        elif shared is None and (request.retain_handling == 0 or (request.retain_handling == 1 and old is None)):
             replay.append(subscription)
         if session.id != 0:
             row = SubscriptionRow(session.id, full_filter, request.qos, options, identifier)
             self.journal.save_subscription(row)
         return request.qos
+
+    def _log_denial(self, connection: Connection, session: Session, full_filter: str) -> None:
+        connection.outbound.denials.log(
+            "subscribe",
+            full_filter,
+            session.client_id,
+            connection.peer,
+            session.username,
+            connection.terms.listener,
+        )
+
+    def _refuse_stream(
+        self, connection: Connection, session: Session, full_filter: str, request: StreamRequest, error: MQTTError
+    ) -> int:
+        """Log why a stream is not read; returns the reason code."""
+        if error.reason_code == NOT_AUTHORIZED:
+            self._log_denial(connection, session, full_filter)
+            code = self.terms.denial_code()
+            if code == NOT_AUTHORIZED:
+                request.reasons.append(error.detail)
+            return code
+        log.warning(
+            "event=stream_refused client=%s address=%s filter=%s reason=%s user=%s",
+            session.client_id,
+            connection.peer,
+            full_filter,
+            error.detail,
+            session.username or "",
+        )
+        request.reasons.append(error.detail)
+        return error.reason_code
 
     def unsubscribe_one(self, session: Session, topic_filter: str) -> int:
         """Remove one subscription; returns its reason code."""
@@ -183,6 +228,8 @@ class Subscriptions:
             session.filter_bytes += text_bytes(topic_filter)
             self.context.subscription_bytes += subscription_memory(topic_filter)
         session.subscriptions[topic_filter] = subscription
+        if reads_stream(topic_filter):
+            return
         shared = parse_shared(topic_filter)
         if shared is None:
             self.router.subscribe(subscription)
@@ -192,6 +239,9 @@ class Subscriptions:
     def remove(self, subscription: Subscription) -> None:
         """Remove a subscription, which is no longer its session's, from the router."""
         self.context.subscription_bytes -= subscription_memory(subscription.topic_filter)
+        if reads_stream(subscription.topic_filter):
+            self.streams.close(subscription.session, subscription.topic_filter)
+            return
         shared = parse_shared(subscription.topic_filter)
         if shared is None:
             self.router.unsubscribe(subscription)
@@ -202,6 +252,8 @@ class Subscriptions:
 def subscription_memory(topic_filter: str) -> int:
     """An upper estimate of the memory of a subscription, in bytes."""
     wildcards = _WILDCARD_BYTES * topic_filter.count("+")
+    if reads_stream(topic_filter):
+        return _STREAM_BYTES + 2 * text_bytes(topic_filter)
     if topic_filter.startswith("$share/"):
         return _SHARED_BYTES + wildcards + 4 * text_bytes(topic_filter)
     return _SUBSCRIPTION_BYTES + wildcards + 2 * text_bytes(topic_filter)
@@ -253,12 +305,15 @@ class _Subscribing(_FilterPacket):
         super().__init__(owner, connection, session, len(packet.subscriptions))
         self.packet = packet
         self._replay: List[Subscription] = []
+        self._stream_request = StreamRequest(packet.properties)
         identifiers = packet.properties.subscription_identifiers
         self._identifier = identifiers[0] if identifiers else 0
 
     def handle(self, number: int) -> int:
         request = self.packet.subscriptions[number]
-        return self.owner.subscribe_one(self.connection, self.session, request, self._identifier, self._replay)
+        return self.owner.subscribe_one(
+            self.connection, self.session, request, self._identifier, self._replay, self._stream_request
+        )
 
     def finish(self) -> None:
         connection = self.connection
@@ -266,11 +321,24 @@ class _Subscribing(_FilterPacket):
         if connection.version < 5:
             codes = [code if code < 0x80 else UNSPECIFIED_ERROR for code in codes]
         gate = AckGate(connection, SUBACK, self.packet.packet_id)
-        gate.packet = Suback(self.packet.packet_id, codes).encode(connection.version)
+        gate.packet = self._suback(codes)
         if self._replay:
             self.session.add_pending_retained(self._replay)
             gate.on_sent = partial(self.owner.replays.begin, connection)
         self.owner.answer(connection, self.session, gate)
+
+
+    def _suback(self, codes: List[int]) -> bytes:
+        """The SUBACK, with its properties if the client wants them and they fit [MQTT-3.1.2-29] [MQTT-3.9.2-1]."""
+        connection = self.connection
+        suback = Suback(self.packet.packet_id, codes)
+        if connection.version >= 5 and connection.problem_information:
+            self._stream_request.describe(suback.properties)
+            packet = suback.encode(5)
+            if len(packet) <= connection.maximum_packet_size:
+                return packet
+            suback = Suback(self.packet.packet_id, codes)
+        return suback.encode(connection.version)
 
 
 class _Unsubscribing(_FilterPacket):

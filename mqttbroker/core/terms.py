@@ -128,6 +128,8 @@ class BrokerTerms:
         self.max_pending_write_bytes = 0
         self.max_unapplied_bytes = 0
         self.max_total_will_bytes = 0
+        self.stream_chunk_bytes = 0
+        self.max_total_stream_chunk_bytes = 0
         self.durability = ""
         self.reveal_denials = True
         # A topic name in which the levels %c and %u stand for the client id and the user name.

@@ -125,6 +125,8 @@ class FlushScheduler:
             self._write_if_due()
         if broker.replays.step() or more:
             self.schedule()
+        if broker.stream_consumers.step():
+            self.schedule()
         self._flushing = True
         self._flush_connections(FLUSH_TIME)
         self._resume_wires(FLUSH_TIME)

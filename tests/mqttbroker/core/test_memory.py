@@ -232,7 +232,7 @@ def test_the_sum_is_that_of_all_parts(tmp_path: Path) -> None:
         parts = core.broker.memory.parts()
         assert sum(part.held for part in parts) == core.broker.memory.held
         empty = {part.name for part in parts if part.held == 0}
-        assert empty == {"outboxes", "connects", "aliases", "decisions", "pending_writes", "unapplied"}
+        assert empty == {"outboxes", "connects", "aliases", "decisions", "pending_writes", "unapplied", "stream_chunks"}
 
 
 def test_subscriptions_are_bounded_together(tmp_path: Path) -> None:

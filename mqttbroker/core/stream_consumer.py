@@ -1,0 +1,438 @@
+"""Consumers: subscriptions to streams, and what each sends its client in one event-loop iteration.
+
+A consumer has one chunk in memory at a time, whatever the number of partitions. Its client is sent the next records
+when the in-flight window, the outbox and the rates permit it, and messages of other subscriptions that wait go first.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Dict, Final, List, Optional, cast
+
+from mypy_extensions import i64
+
+from mqttbroker.codec.data_types import encode_varint
+from mqttbroker.codec.frames import TWO_BYTES
+from mqttbroker.codec.properties import user_property
+from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION, IMPLEMENTATION_SPECIFIC_ERROR
+from mqttbroker.core.chunk import NO_BYTES, ChunkRows, user_property_bytes
+from mqttbroker.core.chunk_reads import ChunkReads
+from mqttbroker.core.connection import Connection
+from mqttbroker.core.outbox import Outbound
+from mqttbroker.core.partition_reader import PartitionReader, ReaderOwner
+from mqttbroker.core.route import StreamRule
+from mqttbroker.core.stream_rights import StreamRights, matches_any
+from sessions.counters import Counters
+from sessions.room import RoomUser
+from sessions.session import RETAIN_AS_PUBLISHED, Session, Subscription
+
+log = logging.getLogger("mqttbroker")
+
+# The budget of all consumers together in one event-loop iteration, as of `Replays`: a record, and each KiB of it, costs
+# 1.
+BUSY_BUDGET: Final = 150
+IDLE_BUDGET: Final = 1000
+IDLE_AFTER: Final = 64  # iterations without a PUBLISH from any client
+PART: Final = 500  # of one consumer before another one has its turn
+MAX_BACKLOG: Final = 262_144  # bytes in an outbox beyond which a consumer waits for the socket
+
+TOPIC_BYTES: Final = 400  # memory of what a consumer remembers of a topic, beside the topic
+MAX_TOPIC_BYTES: Final = 131_072  # of what a consumer remembers of all topics
+
+
+class TopicPlan:
+    """What a consumer remembers of a topic: ``field`` is the topic with its length, ``added`` the encoded properties that
+    each packet has behind those of the message."""
+
+    def __init__(self, wanted: bool, field: bytes, added: bytes) -> None:
+        self.wanted = wanted
+        self.field = field
+        self.added = added
+
+
+_UNWANTED: Final = TopicPlan(False, NO_BYTES, NO_BYTES)
+
+
+class StreamConsumer(ReaderOwner):
+    """One subscription of a session to a stream, while the client is connected.
+
+    ``topic_filter`` is "" for all topics of the stream.
+    """
+
+    def __init__(
+        self,
+        consumers: StreamConsumers,
+        session: Session,
+        subscription: Subscription,
+        rule: StreamRule,
+        topic_filter: str,
+        rights: StreamRights,
+    ) -> None:
+        self.consumers = consumers
+        self.session = session
+        self.subscription = subscription
+        self.rule = rule
+        self.topic_filter = topic_filter
+        self.rights = rights
+        self.skips_damage = False
+        self.stops_when_expired = False
+        self.readers: List[PartitionReader] = []
+        self.closed = False
+        self.blocked = False  # it has rows, and the client cannot be sent more
+        self._turn = 0  # index of the reader that is asked next
+        self._plans: Dict[bytes, TopicPlan] = {}
+        self._plan_bytes = 0
+        self._partition_property: bytes = NO_BYTES
+        self._partition = -1
+
+    def add_partition(self, partition: int) -> PartitionReader:
+        """Read a partition, from the offset on that the caller seeks."""
+        reader = PartitionReader(self.consumers.reads, self, self.rule.name, partition)
+        self.readers.append(reader)
+        return reader
+
+    def change(self, subscription: Subscription) -> None:
+        """The client subscribed again, with other options."""
+        self.subscription = subscription
+        self.forget_topics()
+
+    def forget_topics(self) -> None:
+        """Decide on each topic again: rules or options have changed."""
+        self.consumers.reads.held -= self._plan_bytes
+        self._plan_bytes = 0
+        self._plans = {}
+        self._partition = -1
+
+    def close(self) -> None:
+        """Read no more."""
+        if not self.closed:
+            self.closed = True
+            self.forget_topics()
+            for reader in self.readers:
+                reader.close()
+            self.consumers.forget(self)
+
+    # -- readers --------------------------------------------------------------
+
+    def has_rows(self, reader: PartitionReader) -> None:
+        if not self.blocked:
+            self.consumers.wake(self)
+
+    def expired(self, reader: PartitionReader, offset: int) -> None:
+        name = self.rule.name
+        self.consumers.counters.stream_records_missed += max(0, reader.next_offset - offset)
+        log.warning(
+            "event=stream_offset_expired client=%s stream=%s partition=%d offset=%d continues_at=%d",
+            self.session.client_id,
+            name,
+            reader.partition,
+            offset,
+            reader.next_offset,
+        )
+        if self.stops_when_expired:
+            self._disconnect(
+                f"stream {name}, partition {reader.partition}: offset {offset} is not in the log any more, which begins"
+                f" at {reader.next_offset}"
+            )
+
+    def damaged(self, reader: PartitionReader, offset: int, end: int, reason: str) -> None:
+        name = self.rule.name
+        until = f"{offset} to {end - 1}" if end > offset + 1 else f"{offset}"
+        action = "skipped" if self.skips_damage else "stopped"
+        log.error(
+            "event=stream_damaged client=%s stream=%s partition=%d offsets=%s action=%s reason=%s",
+            self.session.client_id,
+            name,
+            reader.partition,
+            until.replace(" ", "_"),
+            action,
+            reason,
+        )
+        if self.skips_damage:
+            if end > offset:
+                self.consumers.counters.stream_records_missed += end - offset
+            reader.skip_damage()
+            self.has_rows(reader)
+        else:
+            self._disconnect(f"stream {name}, partition {reader.partition}: cannot read offset {until}: {reason}")
+
+    def failed(self, reader: PartitionReader, reason: str) -> None:
+        name = self.rule.name
+        log.error(
+            "event=stream_failed client=%s stream=%s partition=%d reason=%s",
+            self.session.client_id,
+            name,
+            reader.partition,
+            reason,
+        )
+        self._disconnect(f"stream {name}, partition {reader.partition}: {reason}")
+
+    def _disconnect(self, detail: str) -> None:
+        connection = self.session.connection
+        if connection is not None:
+            connection.disconnect(IMPLEMENTATION_SPECIFIC_ERROR, detail)
+
+    def removed(self) -> None:
+        """The stream was deleted."""
+        connection = self.session.connection
+        if connection is not None:
+            connection.disconnect(ADMINISTRATIVE_ACTION, f"stream {self.rule.name} was deleted")
+
+    # -- sending --------------------------------------------------------------
+
+    def step(self, budget: i64) -> i64:
+        """Send a part, or ask for a chunk; returns the cost, 0 if there was nothing to do."""
+        connection = cast(Connection, self.session.connection)
+        cost: i64 = 0
+        while cost < budget and not self.closed:
+            reader = self._reader_with_chunk()
+            if reader is None:
+                break
+            if not self._accepts(connection):
+                self._block(reader)
+                break
+            cost += self._send(connection, reader, budget - cost)
+            if self.blocked:
+                self._block(reader)
+                break
+        return cost
+
+    def _reader_with_chunk(self) -> Optional[PartitionReader]:
+        """The reader that has a chunk. If none has one, ask for the next."""
+        readers = self.readers
+        count: i64 = len(readers)
+        asked = False
+        for reader in readers:
+            if reader.has_chunk:
+                return reader
+            if reader.asked:
+                asked = True
+        if asked:
+            return None
+        index: i64 = 0
+        while index < count:
+            reader = readers[(self._turn + index) % count]
+            index += 1
+            if reader.ask():
+                self._turn = (self._turn + index) % count
+                return None
+        return None
+
+    def _accepts(self, connection: Connection) -> bool:
+        """Whether the client can be sent a record at QoS 0, and no older message waits for it."""
+        session = self.session
+        outbox = connection.outbox
+        return (
+            connection.ready
+            and not outbox.writing_paused
+            and outbox.backlog < MAX_BACKLOG
+            and not session.queue.entries
+            and session.all_in_memory
+        )
+
+    def _block(self, reader: PartitionReader) -> None:
+        self.blocked = True
+        reader.set_idle(True)
+
+    def unblock(self) -> None:
+        """There may be room again."""
+        if self.blocked:
+            self.blocked = False
+            for reader in self.readers:
+                reader.set_idle(False)
+            self.consumers.wake(self)
+
+    def _send(self, connection: Connection, reader: PartitionReader, budget: i64) -> i64:
+        """Send rows of a chunk while the client accepts them; returns the cost. Sets ``blocked``."""
+        session = self.session
+        subscription = self.subscription
+        granted: i64 = subscription.qos
+        as_published: bool = subscription.options & RETAIN_AS_PUBLISHED != 0
+        version: i64 = connection.version
+        maximum: i64 = connection.maximum_packet_size
+        if reader.partition != self._partition:
+            self._partition = reader.partition
+            self._partition_property = user_property_bytes(b"partition", str(reader.partition).encode())
+        parts: List[bytes] = []
+        size: i64 = 0
+        count: i64 = 0
+        payload: i64 = 0
+        cost: i64 = 0
+        limited: bool = connection.outbox.throttle is not None
+        while cost < budget and size < MAX_BACKLOG:
+            rows = reader.peek()
+            if rows is None:
+                break
+            cost += 1
+            topic = rows.topic
+            plan = self._plans.get(topic)
+            if plan is None:
+                plan = self._plan(topic)
+                cost += 2
+            if not plan.wanted:
+                reader.take()
+                continue
+            qos: i64 = min(rows.qos, granted)
+            retain: bool = as_published and rows.retain
+            packet_id: i64 = 0
+            if qos:
+                if session.id != 0:
+                    # The session's own queue keeps the message until it is acknowledged.
+                    self._flush(connection, parts, size, count, payload)
+                    parts = []
+                    size = count = payload = 0
+                    if not session.open:
+                        self.blocked = True
+                        break
+                    self._offer(connection, rows, qos, retain, plan)
+                    reader.take()
+                    cost += 2
+                    continue
+                if not self._window_has_room():
+                    self.blocked = True
+                    break
+                packet_id = session.allocate_unpersisted(qos)
+                if packet_id == 0:
+                    self.blocked = True
+                    break
+            added: bytes = NO_BYTES
+            if version >= 5:
+                added = plan.added + self._partition_property
+                if not plan.added:
+                    added = self._key_property(rows) + added
+                if subscription.identifier:
+                    added += b"\x0b" + encode_varint(subscription.identifier)
+            first_byte: i64 = 0x30 | qos << 1 | (1 if retain else 0)
+            written = rows.append_packet(parts, version, first_byte, plan.field, packet_id, added, maximum)
+            reader.take()
+            if written == 0:  # [MQTT-3.1.2-25]
+                connection.outbound.counters.publish_dropped_too_large += 1
+                if qos == 1:
+                    session.acknowledge(packet_id)
+                elif qos == 2:
+                    session.publish_refused(packet_id)
+                continue
+            size += written
+            payload += rows.payload_size
+            count += 1
+            cost += written >> 10
+            if limited:
+                break
+        self._flush(connection, parts, size, count, payload)
+        if reader.has_chunk and not self._accepts(connection):
+            self.blocked = True
+        return cost
+
+    def _flush(self, connection: Connection, parts: List[bytes], size: i64, count: i64, payload: i64) -> None:
+        if count:
+            connection.send_publish_packets(parts, size, count, payload)
+            self.consumers.counters.stream_records_sent += count
+
+    def _window_has_room(self) -> bool:
+        """Whether a transient session's in-flight window has room; live messages have a part of it to themselves."""
+        session = self.session
+        window = session.window
+        most: i64 = min(i64(window.unpersisted_maximum), session.context.limits.max_queued_messages)
+        return window.packet_ids_in_use < max(i64(window.send_maximum), most // 2)
+
+    def _offer(self, connection: Connection, rows: ChunkRows, qos: i64, retain: bool, plan: TopicPlan) -> None:
+        """Put a record into the queue of a persistent session, which sends it at once."""
+        properties = rows.properties
+        if connection.version >= 5:
+            key = plan.added or self._key_property(rows)
+            properties = b"".join((properties, rows.place_properties(), key, self._partition_property))
+        subscription_ids: bytes = NO_BYTES
+        if self.subscription.identifier:
+            subscription_ids = b"\x0b" + encode_varint(self.subscription.identifier)
+        entry = self.session.offer(rows.message(properties), qos, retain, subscription_ids, None)
+        if entry is not None:
+            connection.send_entry(entry, False)
+        self.consumers.counters.stream_records_sent += 1
+
+    def _key_property(self, rows: ChunkRows) -> bytes:
+        """The user property `key` of a record whose key is not its topic."""
+        key = self.rule.key
+        value = rows.client_id if key == "client" else user_property(rows.properties, key.partition(":")[2].encode())
+        return user_property_bytes(b"key", value)
+
+    def _plan(self, topic_bytes: bytes) -> TopicPlan:
+        """Decide on a topic, and remember it."""
+        size: int = len(topic_bytes) * 4 + TOPIC_BYTES
+        if self._plan_bytes + size > MAX_TOPIC_BYTES:
+            partition = self._partition
+            self.forget_topics()
+            self._partition = partition
+        topic = topic_bytes.decode("utf-8")
+        plan = _UNWANTED
+        if (not self.topic_filter or matches_any([self.topic_filter], topic)) and self.rights.may_read(topic):
+            added = user_property_bytes(b"key", topic_bytes) if self.rule.key == "topic" else NO_BYTES
+            plan = TopicPlan(True, TWO_BYTES[len(topic_bytes)] + topic_bytes, added)
+        self._plans[topic_bytes] = plan
+        self._plan_bytes += size
+        self.consumers.reads.held += size
+        return plan
+
+
+class SessionConsumers(RoomUser):
+    """The consumers of one session, by filter."""
+
+    def __init__(self) -> None:
+        self.by_filter: Dict[str, StreamConsumer] = {}
+
+    def has_room(self) -> None:
+        for consumer in self.by_filter.values():
+            consumer.unblock()
+
+
+class StreamConsumers:
+    """All consumers of one broker."""
+
+    def __init__(self, reads: ChunkReads, outbound: Outbound) -> None:
+        self.reads = reads
+        self.outbound = outbound
+        self.counters: Counters = outbound.counters
+        self.all: Dict[StreamConsumer, bool] = {}
+        self._active: Dict[StreamConsumer, bool] = {}  # those that have something to do, the next first
+        self._published = 0  # messages received before the last iteration
+        self._idle = 0  # iterations since a message was received
+
+    def add(self, consumer: StreamConsumer) -> None:
+        self.all[consumer] = True
+
+    def forget(self, consumer: StreamConsumer) -> None:
+        """A consumer is closed."""
+        self.all.pop(consumer, None)
+        self._active.pop(consumer, None)
+
+    def wake(self, consumer: StreamConsumer) -> None:
+        """Have `step` called in this iteration of the event loop."""
+        if not consumer.closed and consumer.session.connection is not None and consumer not in self._active:
+            self._active[consumer] = True
+            if self.outbound.on_flush_needed is not None:
+                self.outbound.on_flush_needed()
+
+    def step(self) -> bool:
+        """Let the consumers send their parts of one iteration; true if there is more to send at once."""
+        if not self._active:
+            return False
+        published: int = self.counters.publish_received
+        self._idle = self._idle + 1 if published == self._published else 0
+        self._published = published
+        left: i64 = IDLE_BUDGET if self._idle > IDLE_AFTER else BUSY_BUDGET
+        while self._active and left > 0:
+            consumer = next(iter(self._active))
+            del self._active[consumer]
+            connection = consumer.session.connection
+            if connection is None or consumer.blocked:
+                continue
+            cost = consumer.step(min(left, PART))
+            left -= max(1, cost)
+            if cost:
+                self.wake(consumer)
+        return bool(self._active)
+
+    def rules_changed(self) -> None:
+        """Discard all cached decisions."""
+        for consumer in self.all:
+            consumer.rights.changed()
+            consumer.forget_topics()

@@ -1,0 +1,317 @@
+"""Subscriptions to streams: what a SUBSCRIBE may ask for, and their consumers while the client is connected.
+
+A persistent session's subscription continues where it stood when the client disconnected. The same SUBSCRIBE again
+changes only its options; one with another start begins there.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Dict, Final, List, Optional
+
+from mqttbroker.codec.properties import Properties
+from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, TOPIC_FILTER_INVALID, MQTTError
+from mqttbroker.core.chunk_reads import ChunkReads
+from mqttbroker.core.policy import Rules
+from mqttbroker.core.route import StreamRule
+from mqttbroker.core.stream_consumer import SessionConsumers, StreamConsumer, StreamConsumers
+from mqttbroker.core.stream_filter import (
+    EARLIEST,
+    OFFSETS,
+    QUEUE,
+    REPLAY,
+    TIME,
+    Start,
+    StreamFilter,
+    parse_from,
+    parse_offset,
+    parse_stream_filter,
+    reads_stream,
+)
+from mqttbroker.core.stream_rights import StreamRights
+from sessions.context import Clock
+from sessions.session import Session, Subscription
+from topic_matcher.filters import covers, overlap
+
+log = logging.getLogger("mqttbroker")
+
+START_PROPERTY: Final = "stream-offset"
+EXPIRED_PROPERTY: Final = "stream-on-expired"
+DAMAGE_PROPERTY: Final = "stream-on-damage"
+ADJUSTED_PROPERTY: Final = "stream-offset-expired"  # of a SUBACK
+
+
+class StreamRequest:
+    """What a SUBSCRIBE packet says about streams, and what its SUBACK is to say."""
+
+    def __init__(self, properties: Properties) -> None:
+        self.start: Optional[str] = None
+        self.on_expired = "nearest"
+        self.on_damage = "stop"
+        self.reasons: List[str] = []
+        self.adjusted: List[str] = []
+        for name, value in properties.user_properties:
+            if name == START_PROPERTY:
+                self.start = value
+            elif name == EXPIRED_PROPERTY:
+                self.on_expired = value
+            elif name == DAMAGE_PROPERTY:
+                self.on_damage = value
+
+    def describe(self, properties: Properties) -> None:
+        """Put what there is to say into the properties of the SUBACK."""
+        if self.reasons:
+            properties.reason_string = "; ".join(self.reasons)
+        for text in self.adjusted:
+            properties.user_properties.append((ADJUSTED_PROPERTY, text))
+
+
+class StreamPlan:
+    """A subscription that may be opened: its stream, the filter in it ("" for all topics), its rights and its start.
+
+    ``text`` is what the client asked for as a start. ``offsets`` are the first ones by partition, empty if ``start`` is a
+    time.
+    """
+
+    def __init__(
+        self, full_filter: str, rule: StreamRule, topic_filter: str, rights: StreamRights, start: Start, text: str
+    ) -> None:
+        self.full_filter = full_filter
+        self.rule = rule
+        self.topic_filter = topic_filter
+        self.rights = rights
+        self.start = start
+        self.text = text
+        self.offsets: Dict[int, int] = {}
+        self.skips_damage = False
+        self.stops_when_expired = False
+
+
+class _Place:
+    """Where a subscription stands, and what its client asked for."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.skips_damage = False
+        self.stops_when_expired = False
+        self.offsets: Dict[int, int] = {}  # by partition, while the client is disconnected; -1: the end of the partition
+
+
+class _SessionStreams(SessionConsumers):
+    """The consumers of a session, and the places of its subscriptions by filter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: Dict[str, _Place] = {}
+
+
+class StreamSubscriptions:
+    """The subscriptions to streams of one broker."""
+
+    def __init__(
+        self,
+        streams: List[StreamRule],
+        rules: Rules,
+        reads: ChunkReads,
+        consumers: StreamConsumers,
+        clock: Clock,
+    ) -> None:
+        self.streams = streams
+        self.rules = rules
+        self.reads = reads
+        self.consumers = consumers
+        self.clock = clock
+
+    # -- SUBSCRIBE ------------------------------------------------------------
+
+    def plan(self, session: Session, full_filter: str, request: StreamRequest, denied: int) -> StreamPlan:
+        """What a SUBSCRIBE to a filter asks for; `reads_stream` must hold for it.
+
+        Raises MQTTError with the reason code of its SUBACK, which is ``denied`` if the client lacks the rights.
+        """
+        try:
+            parsed = parse_stream_filter(full_filter)
+        except ValueError as error:
+            raise MQTTError(TOPIC_FILTER_INVALID, str(error)) from None
+        if parsed.group or parsed.kind == QUEUE:
+            raise MQTTError(TOPIC_FILTER_INVALID, "streams are not shared yet")
+        rule = self._find(parsed)
+        filters = rule.filters if not parsed.topic_filter else [parsed.topic_filter]
+        rights = StreamRights(self.rules, session, "$stream", rule.name, filters)
+        if not rights.may_subscribe:
+            raise MQTTError(denied, f"no access to stream {rule.name}")
+        text = parsed.start if parsed.kind == REPLAY else request.start or "latest"
+        try:
+            start = parse_from(text, self.clock.now) if parsed.kind == REPLAY else parse_offset(text)
+        except ValueError as error:
+            raise MQTTError(IMPLEMENTATION_SPECIFIC_ERROR, str(error)) from None
+        plan = StreamPlan(full_filter, rule, parsed.topic_filter, rights, start, text)
+        plan.skips_damage = _choose(DAMAGE_PROPERTY, request.on_damage, "stop", "skip")
+        plan.stops_when_expired = _choose(EXPIRED_PROPERTY, request.on_expired, "nearest", "refuse")
+        self._place(plan, request)
+        return plan
+
+    def _find(self, parsed: StreamFilter) -> StreamRule:
+        """The stream of a filter; the whole name of a stream in place of a replay's filter is taken out of ``parsed``."""
+        name = parsed.name
+        topic_filter = parsed.topic_filter
+        if not name:
+            for rule in self.streams:
+                if rule.name == topic_filter:
+                    parsed.topic_filter = ""
+                    return rule
+            for rule in self.streams:
+                for own in rule.filters:
+                    if covers(own, topic_filter):
+                        return rule
+            raise MQTTError(TOPIC_FILTER_INVALID, f"no stream keeps all topics of {topic_filter}")
+        for rule in self.streams:
+            if rule.name == name:
+                if topic_filter:
+                    for own in rule.filters:
+                        if overlap(own, topic_filter):
+                            return rule
+                    raise MQTTError(TOPIC_FILTER_INVALID, f"stream {name} keeps no topic of {topic_filter}")
+                return rule
+        raise MQTTError(TOPIC_FILTER_INVALID, f"there is no stream {name}")
+
+    def _place(self, plan: StreamPlan, request: StreamRequest) -> None:
+        """Set the first offsets; those that are not in the log are replaced by the nearest, or refused."""
+        start = plan.start
+        if start.kind == TIME:
+            return
+        rule = plan.rule
+        wrong: List[str] = []
+        for partition in start.offsets:
+            if partition >= rule.partitions:
+                reason = f"stream-offset: stream {rule.name} has no partition {partition}"
+                raise MQTTError(IMPLEMENTATION_SPECIFIC_ERROR, reason)
+        for partition in range(rule.partitions):
+            bounds = self.reads.bounds(rule.name, partition)
+            if start.kind != OFFSETS:
+                plan.offsets[partition] = bounds[0] if start.kind == EARLIEST else bounds[1]
+                continue
+            offset = start.offsets.get(partition, start.offsets.get(-1, -1))
+            if offset < 0:
+                reason = f"stream-offset has no offset of partition {partition}"
+                raise MQTTError(IMPLEMENTATION_SPECIFIC_ERROR, reason)
+            nearest = min(max(offset, bounds[0]), bounds[1])
+            plan.offsets[partition] = nearest
+            if nearest != offset:
+                wrong.append(f"{partition}={nearest}")
+                if plan.stops_when_expired:
+                    reason = (
+                        f"stream {rule.name}, partition {partition}: offset {offset} is not among"
+                        f" {bounds[0]} to {bounds[1]}"
+                    )
+                    raise MQTTError(IMPLEMENTATION_SPECIFIC_ERROR, reason)
+        if wrong:
+            request.adjusted.append(f"{plan.full_filter} offset:{','.join(wrong)}")
+
+    def open(self, session: Session, subscription: Subscription, plan: StreamPlan) -> None:
+        """Begin to read for a subscription, or go on with one that the client has already."""
+        streams = session.room_user
+        if streams is None:
+            streams = session.room_user = _SessionStreams()
+        assert isinstance(streams, _SessionStreams)
+        filter_text = plan.full_filter
+        place = streams.places.get(filter_text)
+        consumer = streams.by_filter.get(filter_text)
+        if place is None or consumer is None or place.text != plan.text:
+            if consumer is not None:
+                consumer.close()
+            place = streams.places[filter_text] = _Place(plan.text)
+            consumer = self._consumer(streams, session, subscription, plan)
+            for partition in range(plan.rule.partitions):
+                reader = consumer.add_partition(partition)
+                if plan.start.kind == TIME:
+                    reader.seek_time(plan.start.time)
+                else:
+                    reader.seek(plan.offsets[partition])
+        else:
+            consumer.change(subscription)
+        consumer.skips_damage = place.skips_damage = plan.skips_damage
+        consumer.stops_when_expired = place.stops_when_expired = plan.stops_when_expired
+        self.consumers.wake(consumer)
+
+    def _consumer(
+        self, streams: SessionConsumers, session: Session, subscription: Subscription, plan: StreamPlan
+    ) -> StreamConsumer:
+        consumer = StreamConsumer(self.consumers, session, subscription, plan.rule, plan.topic_filter, plan.rights)
+        streams.by_filter[plan.full_filter] = consumer
+        self.consumers.add(consumer)
+        return consumer
+
+    # -- the end of a subscription, and pauses of its client ------------------
+
+    def close(self, session: Session, full_filter: str) -> None:
+        """The subscription has ended."""
+        streams = session.room_user
+        if streams is None:
+            return
+        assert isinstance(streams, _SessionStreams)
+        streams.places.pop(full_filter, None)
+        consumer = streams.by_filter.pop(full_filter, None)
+        if consumer is not None:
+            consumer.close()
+        if not streams.places:
+            session.room_user = None
+
+    def disconnected(self, session: Session) -> None:
+        """The client has disconnected: remember where its subscriptions stand."""
+        streams = session.room_user
+        if streams is None:
+            return
+        assert isinstance(streams, _SessionStreams)
+        for filter_text, consumer in streams.by_filter.items():
+            place = streams.places[filter_text]
+            for reader in consumer.readers:
+                place.offsets[reader.partition] = reader.next_offset
+            consumer.close()
+        streams.by_filter.clear()
+
+    def resumed(self, session: Session) -> None:
+        """The client of a session has connected again."""
+        for filter_text, subscription in session.subscriptions.items():
+            if reads_stream(filter_text):
+                self._resume(session, filter_text, subscription)
+
+    def _resume(self, session: Session, filter_text: str, subscription: Subscription) -> None:
+        streams = session.room_user
+        place: Optional[_Place] = None
+        if streams is not None:
+            assert isinstance(streams, _SessionStreams)
+            place = streams.places.get(filter_text)
+        request = StreamRequest(Properties())
+        try:
+            plan = self.plan(session, filter_text, request, TOPIC_FILTER_INVALID)
+        except MQTTError as error:
+            log.warning(
+                "event=stream_not_resumed client=%s filter=%s reason=%s", session.client_id, filter_text, error.detail
+            )
+            return
+        if place is not None:
+            plan.text = place.text
+            plan.skips_damage = place.skips_damage
+            plan.stops_when_expired = place.stops_when_expired
+        self.open(session, subscription, plan)
+        streams = session.room_user
+        assert isinstance(streams, _SessionStreams)
+        if place is not None:
+            for reader in streams.by_filter[filter_text].readers:
+                offset = place.offsets.get(reader.partition, -1)
+                if offset >= 0:
+                    reader.seek(offset)
+
+    def stream_removed(self, name: str) -> None:
+        """A stream was deleted, and is not among ``streams`` any more: disconnect the clients that read it."""
+        for consumer in list(self.consumers.all):
+            if consumer.rule.name == name:
+                consumer.removed()
+
+
+def _choose(name: str, value: str, no: str, yes: str) -> bool:
+    """Whether the value of a user property is ``yes``. Raises MQTTError unless it is one of the two."""
+    if value != no and value != yes:
+        raise MQTTError(IMPLEMENTATION_SPECIFIC_ERROR, f"{name} is {no} or {yes}")
+    return value == yes
