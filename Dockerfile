@@ -4,12 +4,16 @@
 # from outside the container, so anonymous ones need -e MQTTBROKER_ALLOW_ANONYMOUS=true. HTTP serves the
 # health check only, until -e MQTTBROKER_HTTP__HOST=0.0.0.0 and -e MQTTBROKER_HTTP__TOKEN=... open it.
 
-# All packages are those of requirements/, checked by their hashes (`make lock`). The root file system may be read-only, and
-# no capability is needed:
+# All packages are those of requirements/, checked by their hashes (`make lock`). The root file system may be read-only, no
+# capability is needed, and the user may be any: one that is not 1883 needs the group 0, or a volume that it may write to.
 #   docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges -v mqttbroker:/data -p 1883:1883 ...
 
-FROM python:3.13-slim AS build
-RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
+# Both stages have the same Python. To pin an image by digest: --build-arg PYTHON=3.13.11-slim-bookworm@sha256:...
+ARG PYTHON_BUILD=3.13.11-bookworm
+ARG PYTHON=3.13.11-slim-bookworm
+
+# This image has a C compiler.
+FROM python:${PYTHON_BUILD} AS build
 WORKDIR /src
 COPY requirements requirements
 RUN pip install --no-cache-dir --require-hashes --requirement requirements/build.txt \
@@ -21,16 +25,17 @@ COPY bridge_spark bridge_spark
 COPY mqttbroker mqttbroker
 RUN MQTTBROKER_COMPILE=1 pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheels .
 
-FROM python:3.13-slim
+FROM python:${PYTHON}
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    pip install --no-cache-dir --no-index --find-links=/wheels mqttbroker \
-    && useradd --system --uid 1883 --no-create-home --shell /usr/sbin/nologin mqttbroker \
-    && install -d -m 0700 -o mqttbroker -g mqttbroker /data
+    pip install --no-cache-dir --no-index --no-deps /wheels/*.whl \
+    && pip check \
+    && useradd --uid 1883 --no-create-home --shell /usr/sbin/nologin mqttbroker \
+    && install -d -m 0770 -o 1883 -g 0 /data
 ENV MQTTBROKER_DATA_DIR=/data \
     MQTTBROKER_LISTENERS__0__HOST=0.0.0.0 \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1
-USER mqttbroker
+USER 1883:1883
 VOLUME /data
 EXPOSE 1883 18083
 HEALTHCHECK --interval=15s --timeout=3s --start-period=30s CMD ["python", "-c", \

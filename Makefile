@@ -21,7 +21,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py' -o -path '*/dashboard/*')
 
-.PHONY: build run test test-compiled test-plain test-workers conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-compiled test-plain test-workers conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo dist pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -43,10 +43,11 @@ $(VENV)/demo: EXTRAS := spark jdk demo
 $(VENV)/bench: EXTRAS := bench
 $(VENV)/fuzz: EXTRAS := fuzz
 $(VENV)/lock: EXTRAS := lock
+$(VENV)/dist: EXTRAS := dist
 # `extras` is everything that `make test` needs.
-$(VENV)/extras $(VENV)/demo $(VENV)/bench $(VENV)/fuzz $(VENV)/lock: pyproject.toml | $(VENV)/base
+$(VENV)/extras $(VENV)/demo $(VENV)/bench $(VENV)/fuzz $(VENV)/lock $(VENV)/dist: pyproject.toml | $(VENV)/base
 	@$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
-	extras = '$(EXTRAS)'.split() or [name for name in p if name not in ('fuzz', 'lock')]; \
+	extras = '$(EXTRAS)'.split() or [name for name in p if name not in ('fuzz', 'lock', 'dist')]; \
 	print(*sum((p[extra] for extra in extras), []), sep='\n')" > $@.txt
 	@echo "installing more packages, which may take some minutes"
 	@$(BIN)/python -m pip install --quiet -r $@.txt
@@ -169,7 +170,14 @@ chaos-spark: $(VENV)/extras build
 # about 5 minutes and 1 GB for each pair. SPARK_VERSIONS_ARGS="--pythons 3.13 --sparks 4.2" chooses.
 SPARK_VERSIONS_ARGS ?=
 spark-versions: $(VENV)/created
-	$(BIN)/python tests/spark_versions/run.py --directory $(VENV)/spark-versions $(SPARK_VERSIONS_ARGS)
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m spark_versions.run --directory $(VENV)/spark-versions $(SPARK_VERSIONS_ARGS)
+
+# The packages for PyPI, in dist/: the sdist, one wheel for every Python, and compiled wheels for Python 3.11 to 3.14 (those
+# that are installed, also by pyenv). Each is installed into an empty environment, where a broker runs and commands are tried;
+# about 3 minutes for each Python. DIST_ARGS="--pythons 3.13" chooses.
+DIST_ARGS ?=
+dist: $(VENV)/dist
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m packages.run --scratch $(VENV)/packages $(DIST_ARGS)
 
 # Cuts the power at a thousand moments of a loaded broker; every acknowledged message must survive each cut.
 POWER_LOSS_ARGS ?=

@@ -8,17 +8,15 @@ fails.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.interpreters import Failed, copy_tracked_files, interpreter, run
+
 PYTHONS = ("3.11", "3.12", "3.13")
 SPARKS = ("4.2", "4.3")
 EXTRAS = "spark,spark-connect,jdk,delta,avro,test"
@@ -33,41 +31,11 @@ TESTS = (
 _SUMMARY = re.compile(r"^=* ?(\d+ (?:passed|failed|error).*?) ?=*$", re.MULTILINE)
 
 
-class Failed(Exception):
-    """A command failed; the text names its log."""
-
-
-def interpreter(version: str) -> Optional[str]:
-    """A Python of this version that can make virtual environments, on the PATH or from pyenv."""
-    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
-    candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python{version}"))]
-    for candidate in filter(None, candidates):
-        check = f"import sys, venv, ensurepip; sys.exit(sys.version_info[:2] != ({version.replace('.', ', ')}))"
-        if subprocess.run([candidate, "-c", check], stderr=subprocess.DEVNULL).returncode == 0:
-            return str(candidate)
-    return None
-
-
-def run(command: Sequence[str | Path], log: Path, directory: Path = ROOT, **more: str) -> None:
-    """Run a command without the checkout on Python's path; its output goes to ``log``.  Raises `Failed`."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
-    with open(log, "ab") as output:
-        done = subprocess.run(
-            list(map(str, command)), cwd=directory, env=environment | more, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output)
-    if done.returncode:
-        raise Failed(f"exit status {done.returncode}: {log}")
-
-
 def build(python: str, directory: Path, log: Path) -> Path:
     """Build the wheel for this Python in ``directory``, from a copy of the sources in its folder ``source``."""
     shutil.rmtree(directory, ignore_errors=True)
     source = directory / "source"
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout.decode()
-    for name in filter(None, names.split("\0")):
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, source / name)
+    copy_tracked_files(source)
     run([python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", directory, source], log)
     (wheel,) = directory.glob("mqttbroker-*.whl")
     return wheel

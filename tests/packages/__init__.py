@@ -1,0 +1,1 @@
+"""`make dist`: the packages of the broker, built and tried."""

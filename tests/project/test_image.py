@@ -1,0 +1,141 @@
+"""The Dockerfile: hadolint's rules, and its steps run in a copy of this machine's file system.
+
+No Docker is needed: an overlay file system in a mount namespace takes what the steps write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support.interpreters import copy_tracked_files, interpreter
+from support.paths import ROOT
+
+DOCKERFILE = ROOT / "Dockerfile"
+NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
+
+pytestmark = pytest.mark.one_build
+
+
+class Step(NamedTuple):
+    """An instruction of the Dockerfile and its text, continued lines joined."""
+
+    instruction: str
+    text: str
+
+
+def steps() -> list[Step]:
+    text = re.sub(r"^#.*\n", "", DOCKERFILE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = []
+    for line in re.sub(r"\\\n\s*", "", text).splitlines():
+        if line.strip():
+            instruction, _, rest = line.partition(" ")
+            found.append(Step(instruction, rest.strip()))
+    return found
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    done = subprocess.run([hadolint, DOCKERFILE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_both_stages_have_the_same_pinned_python() -> None:
+    versions = [step.text.partition("=")[2] for step in steps() if step.instruction == "ARG"]
+    assert len(versions) == 2
+    assert {re.match(r"3\.\d+\.\d+-(?:slim-)?bookworm$", version) is not None for version in versions} == {True}
+    assert len({version.partition("-")[0] for version in versions}) == 1
+
+
+def test_every_user_id_may_write_the_data() -> None:
+    """A platform may run the image with a user id of its own in the group 0."""
+    text = DOCKERFILE.read_text(encoding="utf-8")
+    assert "install -d -m 0770 -o 1883 -g 0 /data" in text and "\nUSER 1883:1883\n" in text
+
+
+def shell_script(python: str, context: Path) -> str:
+    """The steps as a shell script for the root of the copy; stages share it, so copies between stages are there already."""
+    lines = ["set -eux", f"export PATH={Path(python).resolve().parent}:$PATH PIP_ROOT_USER_ACTION=ignore", "umask 022"]
+    for step in steps():
+        if step.instruction == "RUN":
+            lines.append(re.sub(r"--mount=\S+\s+", "", step.text))
+        elif step.instruction == "WORKDIR":
+            lines.append(f"mkdir -p {step.text} && cd {step.text}")
+        elif step.instruction == "COPY":
+            *sources, target = step.text.split()
+            lines += [f"cp -r {context}/{source} {target}" for source in sources]
+    return "\n".join(lines) + "\n"
+
+
+def started(python: str) -> str:
+    """A script that runs the image's command as another user on a read-only file system, and its health check."""
+    found = {step.instruction: step.text for step in steps()}
+    command = json.loads(found["ENTRYPOINT"]) + json.loads(found["CMD"])
+    variables = " ".join(re.findall(r"[A-Z0-9_]+=\S+", found["ENV"]))
+    health = json.loads(found["HEALTHCHECK"].partition(" CMD ")[2])
+    programs = Path(python).resolve().parent
+    as_user = "setpriv --reuid 12345 --regid 0 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all"
+    return textwrap.dedent(f"""
+        set -eu
+        export PATH={programs}:$PATH
+        cd /
+        env {variables} {as_user} {" ".join(command)} >/tmp/log 2>&1 &
+        broker=$!
+        trap 'kill -9 $broker 2>/dev/null || true; cat /tmp/log' EXIT
+        ! {as_user} touch /written /etc/written 2>/dev/null
+        healthy=no
+        for _ in $(seq 100); do
+            if {as_user} {programs}/{health[0]} -c '{health[2].replace("'", '"')}' 2>/dev/null; then healthy=yes; break; fi
+            sleep 0.2
+        done
+        test "$healthy" = yes
+        {as_user} {programs}/mqttbroker pub -V 5 -q 1 -r -t plant/1 -m 21.5
+        kill -TERM $broker
+        wait $broker
+        test "$(stat -c %u:%a /data/mqttbroker.db)" = 12345:600
+        echo the image works
+    """)
+
+
+@pytest.mark.slow("builds the wheels of the image, which takes two minutes")
+@pytest.mark.timeout(900)
+def test_the_steps_build_an_image_that_runs(tmp_path: Path) -> None:
+    version = re.search(r"^ARG PYTHON=(3\.\d+)", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert version is not None
+    python = interpreter(version[1])
+    if python is None or os.getuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip(f"needs root, unshare and Python {version[1]}")
+    context, over = tmp_path / "context", tmp_path / "over"
+    copy_tracked_files(context)
+    over.mkdir()
+    (context / "build.sh").write_text(shell_script(python, context), encoding="utf-8")
+    (context / "start.sh").write_text(started(python), encoding="utf-8")
+    (context / "all.sh").write_text(
+        textwrap.dedent(f"""
+            set -eu
+            mount -t tmpfs tmpfs {over}
+            mkdir {over}/upper {over}/work {over}/root
+            mount -t overlay overlay -o lowerdir=/,upperdir={over}/upper,workdir={over}/work {over}/root
+            mount --rbind /proc {over}/root/proc
+            mount --rbind /dev {over}/root/dev
+            chroot {over}/root bash {context}/build.sh
+            cp {context}/start.sh {over}/root/start.sh
+            chmod a+x {" ".join(f"{over}/root{parent}" for parent in Path(python).resolve().parents)}
+            mkdir {over}/data && cp -a {over}/root/data/. {over}/data && chown 1883:0 {over}/data && chmod 0770 {over}/data
+            mount --bind {over}/data {over}/root/data
+            mount -t tmpfs tmpfs {over}/root/tmp
+            mount -o remount,ro,bind {over}/root
+            chroot {over}/root bash /start.sh
+        """),
+        encoding="utf-8",
+    )
+    done = subprocess.run([*NAMESPACE, "bash", context / "all.sh"], capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0 and "the image works" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
