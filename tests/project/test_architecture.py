@@ -202,7 +202,7 @@ def test_no_file_names_a_path_of_a_machine() -> None:
             "*.py",
             "Makefile",
             "Dockerfile",
-            "conf/*.*", "conf/*/*",
+            "conf/*.*", "conf/*/*.*", "conf/helm/mqttbroker/**/*.*",
             "docs/*.md",
             ".ci/run",
             "bench/brokers/*",

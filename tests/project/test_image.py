@@ -86,10 +86,10 @@ def started(python: str) -> str:
     return textwrap.dedent(f"""
         set -eu
         export PATH={programs}:$PATH
-        cd /
-        env {variables} {as_user} {" ".join(command)} >/tmp/log 2>&1 &
+        cd /tmp
+        env {variables} {as_user} {" ".join(command)} >log 2>&1 &
         broker=$!
-        trap 'kill -9 $broker 2>/dev/null || true; cat /tmp/log' EXIT
+        trap 'kill -9 $broker 2>/dev/null || true; cat log' EXIT
         ! {as_user} touch /written /etc/written 2>/dev/null
         healthy=no
         for _ in $(seq 100); do
@@ -122,18 +122,18 @@ def test_the_steps_build_an_image_that_runs(tmp_path: Path) -> None:
         textwrap.dedent(f"""
             set -eu
             mount -t tmpfs tmpfs {over}
-            mkdir {over}/upper {over}/work {over}/root
-            mount -t overlay overlay -o lowerdir=/,upperdir={over}/upper,workdir={over}/work {over}/root
-            mount --rbind /proc {over}/root/proc
-            mount --rbind /dev {over}/root/dev
-            chroot {over}/root bash {context}/build.sh
-            cp {context}/start.sh {over}/root/start.sh
-            chmod a+x {" ".join(f"{over}/root{parent}" for parent in Path(python).resolve().parents)}
-            mkdir {over}/data && cp -a {over}/root/data/. {over}/data && chown 1883:0 {over}/data && chmod 0770 {over}/data
-            mount --bind {over}/data {over}/root/data
-            mount -t tmpfs tmpfs {over}/root/tmp
-            mount -o remount,ro,bind {over}/root
-            chroot {over}/root bash /start.sh
+            mkdir {over}/upper {over}/work {over}/merged
+            mount -t overlay overlay -o lowerdir=/,upperdir={over}/upper,workdir={over}/work {over}/merged
+            mount --rbind /proc {over}/merged/proc
+            mount --rbind /dev {over}/merged/dev
+            chroot {over}/merged bash {context}/build.sh
+            cp {context}/start.sh {over}/merged/start.sh
+            chmod a+x {" ".join(f"{over}/merged{parent}" for parent in Path(python).resolve().parents)}
+            mkdir {over}/data && cp -a {over}/merged/data/. {over}/data && chown 1883:0 {over}/data && chmod 0770 {over}/data
+            mount --bind {over}/data {over}/merged/data
+            mount -t tmpfs tmpfs {over}/merged/tmp
+            mount -o remount,ro,bind {over}/merged
+            chroot {over}/merged bash /start.sh
         """),
         encoding="utf-8",
     )
