@@ -55,6 +55,7 @@ class Paging:
                         limits.max_total_queue_memory_bytes - context.queue_memory,
                     ),
                 ),
+                self._complete_to,
             )
         )
 

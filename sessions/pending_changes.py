@@ -15,6 +15,7 @@ from sessions.message import Message
 from sessions.rows import (
     OffsetsKey,
     OffsetsRow,
+    PageRow,
     ProducerKey,
     ProducerRow,
     ReaderRow,
@@ -57,6 +58,7 @@ class PendingChanges:
         self._entries: Dict[object, _Row] = {}
         self._updates: Dict[object, _Row] = {}
         self._deleted_entries: Dict[object, _Row] = {}
+        self.last_seq = 0  # of the entries that were added, removed again or not
         self._received: Dict[object, int] = {}
         self._retained: Dict[str, Optional[Message]] = {}  # None: delete
         self._deleted_producers: Dict[ProducerKey, bool] = {}
@@ -144,6 +146,8 @@ class PendingChanges:
             entries[row[1]] = row
             if row[3]:
                 self._references[row[2]] = self._references.get(row[2], 0) + 1
+        if rows:
+            self.last_seq = max(self.last_seq, rows[len(rows) - 1][1])
         updates = self._updates
         rows = write_set.entry_updates
         for row in rows:
@@ -159,6 +163,19 @@ class PendingChanges:
                 if self._release(added):
                     continue
             self._deleted_entries[seq] = row
+
+    def changes_rows(self, session_id: int, page: List[PageRow]) -> bool:
+        """Whether any of these entries, read from the tables, is changed or removed."""
+        if session_id in self._deleted_sessions:
+            return True
+        updates = self._updates
+        deleted = self._deleted_entries
+        if not updates and not deleted:
+            return False
+        for row in page:
+            if row.seq in updates or row.seq in deleted:
+                return True
+        return False
 
     def _release(self, entry: _Row) -> bool:
         """An entry that was not applied is gone; false if its message is in the tables and no pending entry refers to

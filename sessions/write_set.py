@@ -35,6 +35,7 @@ class PageRequest:
 
     The page also ends before the row whose size takes the sum of sizes beyond ``limit_bytes``, but has at least one
     row; 0 sets no such limit. ``with_received`` also asks for the QoS 2 packet ids that await their PUBREL.
+    ``until_seq`` is the newest seq at the time of the request, 0 if it is not known: the page has no later entry.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class PageRequest:
         limit: int,
         with_received: bool,
         limit_bytes: int = 0,
+        until_seq: int = 0,
     ) -> None:
         self.session_id = session_id
         self.after_seq = after_seq
         self.limit = limit
         self.with_received = with_received
         self.limit_bytes = limit_bytes
+        self.until_seq = until_seq
 
 
 class Page:

@@ -46,6 +46,7 @@ class _Cut:
         self.ends: Dict[Partition, int] = {}
         self.due = 0.0  # monotonic seconds; 0 if there are no changes
         self.reads: Optional[WriteSet] = None
+        self.behind: Optional[_Cut] = None  # reads only: the changes that gathered when they were asked for
 
 
 class Follower:
@@ -143,6 +144,12 @@ class Follower:
                     gathering.due = time.monotonic() + self._apply_interval
                     wake = True
             reads = bool(write_set.pages or write_set.queries)
+            if reads and not _needs_changes(write_set, gathering.changes):
+                reading = _Cut(gathering.position)
+                reading.reads, reading.behind = write_set, gathering
+                self._cuts.append(reading)
+                reads = False
+                wake = True
             if reads:
                 gathering.reads = write_set
             if reads or gathering.changes.size >= self._cut_bytes:
@@ -175,9 +182,8 @@ class Follower:
                     return
                 self._maintain(idle=True)
                 continue
-            if not self._apply_until_done(cut):
+            if not self._apply_until_done(cut) or not self._read(cut):
                 return
-            self._read(cut)
             self._maintain(idle=False)
 
     def _next(self) -> Optional[_Cut]:
@@ -227,7 +233,8 @@ class Follower:
                         return False
                     self._lock.wait(RETRY_AFTER)
         with self._lock:
-            self.applied = cut.position
+            if cut.due:
+                self.applied = cut.position
             self._applying = None
             self._apply_failure = None
             self._lock.notify_all()
@@ -246,11 +253,14 @@ class Follower:
         self._maintenance.committed()
         self.apply_seconds = time.monotonic() - began
 
-    def _read(self, cut: _Cut) -> None:
+    def _read(self, cut: _Cut) -> bool:
+        """Answer the reads of a cut; false if the thread is to end before."""
         write_set = cut.reads
         if write_set is None:
-            return
-        pages: List[Page] = [self._tables.read_page(request) for request in write_set.pages]
+            return True
+        pages = self._read_pages(write_set, cut.behind)
+        if pages is None:
+            return False
         for page in pages:
             self._database.note_damage(page.error)
         for query in write_set.queries:
@@ -259,6 +269,31 @@ class Follower:
             self._read_done(write_set, pages)
         except Exception:
             logger.exception("event=defect in=store_report")
+        return True
+
+    def _read_pages(self, write_set: WriteSet, behind: Optional[_Cut]) -> Optional[List[Page]]:
+        """The pages; if changes behind the tables concern any of them, these are applied first. None if the thread is
+        to end before."""
+        tables = self._tables
+        pages: List[Page] = [tables.read_page(request) for request in write_set.pages]
+        if behind is None:
+            return pages
+        with self._lock:
+            if not any(behind.changes.changes_rows(page.session_id, page.rows) for page in pages):
+                return pages
+            if behind is self._gathering:
+                self._gathering = _Cut(behind.position)
+        # Between this cut and the one of those changes are only reads, which then find nothing behind the tables.
+        if not self._apply_until_done(behind):
+            return None
+        with self._lock:
+            behind.changes, behind.due = PendingChanges(), 0.0
+        pages = [tables.read_page(request) for request in write_set.pages]
+        for page, request in zip(pages, write_set.pages):
+            if request.until_seq:
+                # Those changes may have later entries, which the client was offered while the page was read.
+                page.rows = [row for row in page.rows if row.seq <= request.until_seq]
+        return pages
 
     def _maintain(self, idle: bool) -> None:
         """Do one step of maintenance of the database and the log."""
@@ -305,6 +340,17 @@ class Follower:
         if failure is not None and not self._stopping:
             time.sleep(RETRY_AFTER)
         return failure is None
+
+
+def _needs_changes(write_set: WriteSet, changes: PendingChanges) -> bool:
+    """Whether reads may be of entries that were added by these changes.
+
+    A client that reads its queue acknowledges it meanwhile: without a transaction for each page, most of its entries are
+    removed before it is written that they were sent.
+    """
+    if write_set.queries:
+        return True
+    return any(request.with_received or request.after_seq < changes.last_seq for request in write_set.pages)
 
 
 def _no_reads(write_set: WriteSet, pages: List[Page]) -> None:

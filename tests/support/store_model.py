@@ -246,6 +246,20 @@ class Changes:
         return self.chance.sample(found, min(len(found), self.chance.choice((1, 1, 1, 2, 5))))
 
 
+def check_later_page(writer: Writer, rows: Rows, chance: Random) -> None:
+    """A page of any session behind any of its entries, which the tables may have or not."""
+    if not rows.sessions:
+        return
+    session_id = chance.choice(sorted(rows.sessions))
+    mine = sorted((entry for key, entry in rows.queue.items() if key[0] == session_id), key=lambda e: e[SEQ])
+    after = chance.choice([0, *(entry[SEQ] for entry in mine)])
+    page = writer.next_page(session_id, after, 3)
+    assert page.error is None
+    assert [(row.seq, row.message_id, row.packet_id, row.state) for row in page.rows] == [
+        (entry[SEQ], entry[MESSAGE], entry[PACKET], entry[STATE]) for entry in mine if entry[SEQ] > after
+    ][:3]
+
+
 def check_reads(writer: Writer, rows: Rows) -> None:
     """Pages and queries of every session."""
     for session_id in rows.sessions:

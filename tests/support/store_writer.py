@@ -160,7 +160,7 @@ class Writer:
 
     def commit(self, write_set: WriteSet) -> List[Page]:
         """Return the pages when the write set is durable, and the tables have it."""
-        added = [] if write_set.pages or write_set.queries else [PageRequest(0, 0, 1, False)]
+        added = [] if write_set.pages or write_set.queries else [PageRequest(0, 0, 1, True)]
         write_set.pages += added
         error = self.outcome(write_set)
         if error is not None:
@@ -171,6 +171,12 @@ class Writer:
     def page(self, session_id: int, after: int = 0, limit: int = 10**6, size: int = 0) -> Page:
         write_set = WriteSet()
         write_set.pages.append(PageRequest(session_id, after, limit, True, size))
+        return self.commit(write_set)[0]
+
+    def next_page(self, session_id: int, after: int, limit: int = 10**6) -> Page:
+        """A page as a client that has read those before asks for it."""
+        write_set = WriteSet()
+        write_set.pages.append(PageRequest(session_id, after, limit, False))
         return self.commit(write_set)[0]
 
 

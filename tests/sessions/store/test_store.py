@@ -252,6 +252,51 @@ def test_a_page_sees_the_commit_it_was_submitted_with(opened: Opened) -> None:
     ]
 
 
+def test_a_page_waits_only_for_changes_that_concern_it(opened: Opened) -> None:
+    _, writer = opened()
+    store = writer.store
+
+    def applied() -> bool:
+        return store.progress().commits_behind == 0
+
+    assert writer.outcome(queued(1, [1, 2, 3, 4])) is None
+    assert [row.seq for row in writer.next_page(1, 0, 2).rows] == [1, 2] and applied()
+    acknowledged = WriteSet()
+    acknowledged.entry_updates = [(7, 2, 1, 2)]
+    acknowledged.deleted_entries = [(1, 1, 1, 0)]
+    assert writer.outcome(acknowledged) is None
+    assert [row.seq for row in writer.next_page(1, 2, 2).rows] == [3, 4] and not applied()
+    # The client comes back, and reads from the beginning.
+    assert [(row.seq, row.packet_id) for row in writer.next_page(1, 0, 2).rows] == [(2, 7), (3, 0)] and applied()
+    assert writer.outcome(queued(1, [5])) is None
+    assert [row.seq for row in writer.next_page(1, 4, 2).rows] == [5] and applied()
+    ended = WriteSet()
+    ended.deleted_sessions = [1]
+    assert writer.outcome(ended) is None
+    assert writer.next_page(1, 2).rows == [] and applied()
+
+
+def test_pages_and_changes_keep_their_order(opened: Opened) -> None:
+    """A page that needs the changes behind it, asked for before others that are already waiting."""
+    _, writer = opened()
+    writer.commit(queued(1, [1, 2, 3]))
+    removed = WriteSet()
+    removed.deleted_entries = [(1, 1, 1, 0)]
+    removed.pages = [store_writer.PageRequest(1, 1, 5, False)]
+    again = WriteSet()
+    again.pages = [store_writer.PageRequest(1, 0, 5, False, until_seq=3)]
+    added = queued(1, [4])
+    added.pages = [store_writer.PageRequest(1, 3, 5, False)]
+    last = WriteSet()
+    last.deleted_entries = [(1, 2, 2, 0)]
+    last.pages = [store_writer.PageRequest(1, 0, 5, True)]
+    sets = [removed, again, added, last]
+    for write_set in sets:
+        assert writer.outcome(write_set) is None
+    found = [[row.seq for row in writer.pages(write_set)[0].rows] for write_set in sets]
+    assert found == [[2, 3], [2, 3], [4], [3, 4]]
+
+
 def test_a_page_ends_at_its_byte_limit_but_has_a_row(opened: Opened) -> None:
     _, writer = opened()
     writer.commit(queued(1, [1, 2, 3], b"x" * 999))
@@ -350,7 +395,7 @@ def test_an_idle_writer_purges_and_vacuums(
 
     def vacuum_and_tell(one: Maintenance) -> None:
         vacuum(one)
-        if ended and not one.has_work:
+        if ended and not one.has_work and not query(path, "SELECT session_id FROM sessions"):
             tidy.set()
 
     monkeypatch.setattr(Maintenance, "_vacuum", vacuum_and_tell)

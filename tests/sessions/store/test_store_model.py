@@ -12,7 +12,14 @@ from random import Random
 import pytest
 from support import store_model
 from support.store_cases import Opened, log, opened, path  # noqa: F401 - fixtures
-from support.store_model import RandomCommits, check_reads, check_records, check_recovered, check_tables
+from support.store_model import (
+    RandomCommits,
+    check_later_page,
+    check_reads,
+    check_records,
+    check_recovered,
+    check_tables,
+)
 from support.store_writer import FileLog, Writer
 
 from sessions.store.writer import SqliteStore
@@ -30,6 +37,8 @@ def test_random_write_sets_add_up_to_the_rows_of_a_model(opened: Opened, path: P
     _, writer = opened("commit", FileLog(streams))
     for _ in range(WRITE_SETS):
         assert writer.outcome(commits.next()) is None
+        if chance.random() < 0.3:
+            check_later_page(writer, commits.rows, chance)
         if chance.random() < 0.1:
             check_reads(writer, commits.rows)
         if chance.random() < 0.05:
