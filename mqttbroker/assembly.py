@@ -6,13 +6,13 @@ import dataclasses
 import random
 import time
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Iterator, List, Optional, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, TypeVar
 
 from bridge_spark.log.stream_log import StreamConfig
 from mqttbroker.auth.permissions import NoPermissions, PermissionsError, PermissionsReader
 from mqttbroker.auth.security import Security
 from mqttbroker.config import settings as config
-from mqttbroker.config.settings import Listener, Settings
+from mqttbroker.config.settings import Listener, Settings, Stream
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
 from mqttbroker.core.networks import Networks
@@ -43,14 +43,20 @@ STRATEGIES: Dict[str, Callable[[], Strategy]] = {
 }
 
 
-def stream_configs(settings: Settings) -> List[StreamConfig]:
-    """The streams as the stream log is configured; its parameters have the names of the settings."""
-    configs: List[StreamConfig] = []
-    for stream in settings.streams:
-        values = dataclasses.asdict(stream)
-        del values["dedup"], values["dedup_producers"]  # of the core
-        configs.append(StreamConfig(**{**values, "seal": stream.seals}))
-    return configs
+def stream_config(stream: Stream, definition: Optional[Mapping[str, object]] = None) -> StreamConfig:
+    """The stream as the stream log is configured; its parameters have the names of the settings.
+
+    ``definition`` is that of a stream which was created at run time.
+    """
+    values = dataclasses.asdict(stream)
+    del values["dedup"], values["dedup_producers"]  # of the core
+    return StreamConfig(**{**values, "seal": stream.seals, "definition": definition})
+
+
+def stream_rule(stream: Stream) -> StreamRule:
+    """The stream as the core routes messages to it."""
+    producers = stream.dedup_producers if stream.dedup else 0
+    return StreamRule(stream.name, list(stream.filters), stream.partitions, stream.key, producers)
 
 
 def redirect_of(redirect: config.Redirect) -> Optional[Redirect]:
@@ -112,16 +118,6 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
     context.clock.now = time.time_ns() // 1000
     context.backpressure_monitor.max_pause = limits.backpressure_wait
     in_flight = most_in_flight(settings)
-    streams = [
-        StreamRule(
-            stream.name,
-            list(stream.filters),
-            stream.partitions,
-            stream.key,
-            stream.dedup_producers if stream.dedup else 0,
-        )
-        for stream in settings.streams
-    ]
     return Broker(
         context,
         Registry(context, recovered.next_session_id),
@@ -130,7 +126,7 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
             limits.route_cache_bytes,
             limits.max_topic_levels,
             limits.max_topic_length,
-            streams,
+            [stream_rule(stream) for stream in settings.streams],
             STRATEGIES[settings.shared_subscription_strategy](),
         ),
         Outbound(

@@ -15,6 +15,7 @@ from typing import Any, Callable, List, Optional
 from mqttbroker.admin.access import access_list
 from mqttbroker.admin.client_events import ClientEvents
 from mqttbroker.admin.http import HttpServer
+from mqttbroker.admin.stream_changes import StreamRefused
 from mqttbroker.assembly import apply_limits, apply_to_listener
 from mqttbroker.auth.external_specs import EXTERNAL
 from mqttbroker.auth.security import Security, http_ban_terms
@@ -29,13 +30,15 @@ from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.service_manager import ServiceManager
+from mqttbroker.stream_control import StreamControl
 
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")
 
 # Keys that may change while the broker runs, beside the contents of the files that others name.
 RELOADABLE = re.compile(
-    r"allow_anonymous|reveal_denials|response_information|sys_interval|sys_client_events|worker_timeout|alarms\.\w+|log\.level|redirect\.\w+|limits\.\w+"
+    r"allow_anonymous|reveal_denials|max_created_streams|response_information|sys_interval|sys_client_events|worker_timeout|alarms\.\w+|log\.level|redirect\.\w+|limits\.\w+"
+    r"|streams\.\d+\.(filters|retention_\w+|segment_\w+|seal|dedup|dedup_producers)"
     r"|bans\.\w+|crl\.\w+|logins\.max_waiting|jwt\.\w+|http\.(token(_file)?|access)"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum|client_id_from"
     r"|certificate_identity|use_identity_as_username|client_certificate|certfile|keyfile|cafile|crlfile|tls_version)"
@@ -46,7 +49,7 @@ class Reloader:
     """Applies a changed configuration. ``settings`` are those in force.
 
     ``reread`` loads the settings again and raises ConfigError. ``http`` and ``client_events`` are set once there
-    are any, and so is ``workers``.
+    are any, and so are ``workers`` and ``stream_control``.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Reloader:
         self.http: Optional[HttpServer] = None
         self.workers: Optional[WorkerPool] = None
         self.client_events: Optional[ClientEvents] = None
+        self.stream_control: Optional[StreamControl] = None
         self.problems: List[str] = []  # of the last reload
         self.reloaded = asyncio.Event()  # set, and replaced by a new one, after each reload
         self._reread = reread
@@ -93,6 +97,7 @@ class Reloader:
         self._manager.reloading()
         try:
             problems = self._reload_settings() + _reopen_log()
+            problems += await self._alter_streams()
             if self.workers is not None:
                 await self.workers.reload()
             problems += await self._security.reload(self._broker)
@@ -114,10 +119,13 @@ class Reloader:
             return error.problems
         in_force = self.settings
         before, after = flatten(in_force), flatten(reread)
+        # The keys have the places of the streams in the file, which mean others after one was added or removed.
+        same_streams = [each.name for each in in_force.streams] == [each.name for each in reread.streams]
         for key in sorted(before.keys() | after.keys()):
             if before.get(key) == after.get(key):
                 continue
-            if self._is_reloadable(key, after.get(key)) and key in before and key in after:
+            in_both = key in before and key in after and (same_streams or not key.startswith("streams."))
+            if in_both and self._is_reloadable(key, after.get(key)):
                 self.settings = with_key(self.settings, key, after[key])
                 values = shown_value(key, before[key]), shown_value(key, after[key])
                 audit.info("event=setting_changed key=%s from=%s to=%s", key, *values)
@@ -160,6 +168,17 @@ class Reloader:
         redirect = self._broker.terms.redirect
         if redirect is not None:
             log.info("event=redirecting server_reference=%s rate=%d", redirect.server_reference, redirect.rate)
+
+    async def _alter_streams(self) -> List[str]:
+        """Apply changed settings of streams; returns problems."""
+        if self.stream_control is None:
+            return []
+        try:
+            await self.stream_control.apply_file({stream.name: stream for stream in self.settings.streams})
+        except StreamRefused as error:
+            log.error("event=reload_failed reason=%s", error)
+            return [str(error)]
+        return []
 
     def _renew_http_certificates(self) -> List[str]:
         try:

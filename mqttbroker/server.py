@@ -7,6 +7,7 @@ does the same, and starts the broker again in this process with the same listeni
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import os
@@ -39,18 +40,20 @@ from mqttbroker.admin.http_alarms import AlarmRoutes
 from mqttbroker.admin.http_api import Api, Operations
 from mqttbroker.admin.http_dashboard import dashboard_routes
 from mqttbroker.admin.http_history import HistoryRoutes
+from mqttbroker.admin.http_stream_admin import StreamAdminRoutes
+from mqttbroker.admin.http_streams import StreamAccess
 from mqttbroker.admin.http_trace import TraceRoutes
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.sys_topics import SysTopics
 from mqttbroker.admin.views import AuthenticatorStatus, JwksStatus, WorkerStatus
 from mqttbroker.allocator import keep_freed_memory
-from mqttbroker.assembly import build_broker, listener_terms, restore, stream_configs
+from mqttbroker.assembly import build_broker, listener_terms, restore, stream_config
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.conditions import Conditions
 from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError, log_warning
-from mqttbroker.config.settings import Listener, Settings
+from mqttbroker.config.settings import Listener, Settings, Stream
 from mqttbroker.core.turns import TURN_WORK
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.logs import close, configure, dropped_lines, level, set_level
@@ -66,6 +69,7 @@ from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.reload import Reloader
 from mqttbroker.restart import restart
 from mqttbroker.service_manager import ServiceManager
+from mqttbroker.stream_control import StreamControl, created_definitions, with_created_streams
 from mqttbroker.stream_reads import StreamReads
 from sessions.store.disk import is_full
 from sessions.store.interface import Store, StoreError
@@ -93,22 +97,20 @@ class Server:
     def __init__(
         self, settings: Settings, reread: Callable[[], Settings], manager: ServiceManager, passed: PassedSockets
     ) -> None:
+        definitions = created_definitions(settings)
+        self.file_settings = settings
+        settings = with_created_streams(settings, definitions)
         self.settings = settings
+        self._definitions = definitions
         self.manager = manager
         self.passed = passed
         self.reread = reread
         self.security = Security(settings)
-        self.streams: Optional[StreamLogs] = None
-        self.sealer: Optional[Sealer] = None
-        self.archiver: Optional[Archiver] = None
-        self.consumers: Optional[ConsumerLag] = None
-        self.stream_reads: Optional[StreamReads] = None
-        if settings.streams:
-            configs = stream_configs(settings)
-            self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
-            self.sealer = Sealer(self.streams)
-            self.archiver = Archiver(self.streams)
-            self.consumers = ConsumerLag(self.streams, configs, settings.consumers)
+        configs = [stream_config(stream, definitions.get(stream.name)) for stream in settings.streams]
+        self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
+        self.sealer = Sealer(self.streams)
+        self.archiver = Archiver(self.streams)
+        self.consumers = ConsumerLag(self.streams, settings.consumers)
         self.store: Store = SqliteStore(
             settings.data_dir / DATABASE,
             settings.durability,
@@ -167,21 +169,16 @@ class Server:
         self.scheduler = FlushScheduler(
             self.broker, loop, self._submit, self.settings.durability != "interval"
         )
-        if self.streams is not None:
-            self.stream_reads = StreamReads(
-                loop, self.streams, self.broker.chunk_reads, self.scheduler.update_clock
-            )
-            self.stream_reads.start()
+        self.stream_reads = StreamReads(loop, self.streams, self.broker.chunk_reads, self.scheduler.update_clock)
+        self.stream_reads.start()
         self.store.start(self._answered, self._read_done)
-        if self.sealer is not None:
-            self.sealer.start()
-        if self.archiver is not None:
-            self.archiver.start()
+        self.sealer.start()
+        self.archiver.start()
         self.security.start(loop, self.scheduler.update_clock)
         self.memory_watch.start(loop)
         tasks: List[asyncio.Task[None]] = []
         reloader = Reloader(
-            self.reread, self.settings, self.broker, self.security, self.sockets, self.listeners, self.manager
+            self.reread, self.file_settings, self.broker, self.security, self.sockets, self.listeners, self.manager
         )
         self.reloader = reloader
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -190,6 +187,17 @@ class Server:
         loop.add_signal_handler(signal.SIGUSR2, self._request_restart)
         self.control = BrokerControl(self.broker, loop.time)
         self.sampler = Sampler(self.history, self.control, self.metrics)
+        self.stream_control = StreamControl(
+            self.broker,
+            self.store,
+            self.streams,
+            self.settings,
+            self._definitions,
+            lambda: self.reloader.settings.max_created_streams,
+            self.scheduler.schedule,
+            self._streams_changed,
+        )
+        reloader.stream_control = self.stream_control
         self.alarms = Alarms(self.control.publish_own)
         self.metrics.alarms = self.alarms
         client_events = ClientEvents(
@@ -202,8 +210,7 @@ class Server:
         reloader.client_events = client_events
         self.control_runner = ControlRunner(loop, self.scheduler.update_clock, reloader.reload)
         try:
-            if self.consumers is not None:
-                self.consumers.start()
+            self.consumers.start()
             self._open_http()
             reloader.http = self.http
             tasks += self._periodic_tasks()
@@ -231,22 +238,18 @@ class Server:
             if self.workers is not None:
                 self.workers.stop_listening()
             self.security.stop()
-            if self.sealer is not None:
-                self.sealer.stop()
-            if self.archiver is not None:
-                self.archiver.stop()
+            self.sealer.stop()
+            self.archiver.stop()
             for task in tasks:
                 task.cancel()
-            if self.stream_reads is not None:
-                self.stream_reads.stop()
+            self.stream_reads.stop()
             await self._drain()
             if self.workers is not None:
                 await self.workers.stop()
             self.control_runner.close()  # the HTTP server's thread must not wait for this one, which joins it
             if self.http is not None:
                 self.http.stop()
-            if self.consumers is not None:
-                self.consumers.stop()
+            self.consumers.stop()
         if self.failure:
             raise OSError(self.failure)
 
@@ -272,8 +275,7 @@ class Server:
     def _warnings(self) -> list[str]:
         """Problems that keep no client away from all listeners, for /readyz; called on the HTTP server's thread."""
         warnings = [f"reload: {problem}" for problem in self.reloader.problems]
-        if self.archiver is not None:
-            warnings += self.archiver.problems()
+        warnings += self.archiver.problems()
         if self.security.jwt is not None:
             warnings += self.security.jwt.problems
         now = datetime.now(timezone.utc)
@@ -303,6 +305,10 @@ class Server:
         if self.workers is not None:
             self._resident_of = self._memory_of_processes.resident([one.pid for one in self.workers.workers if one.pid])
         return sum(self._resident_of.values())
+
+    def _streams_changed(self, streams: list[Stream]) -> None:
+        """Keep open files for the partitions."""
+        self.sockets.maximum = client_sockets(dataclasses.replace(self.reloader.settings, streams=tuple(streams)))
 
     def _unapplied_memory(self) -> int:
         return self.store.progress().unapplied_bytes
@@ -355,8 +361,9 @@ class Server:
         where = f"{settings.host}:{settings.port}"
         try:
             context = http_context(settings)
-            filters = {stream.name: stream.filters for stream in self.settings.streams}
-            api = Api(self._operations(), self.streams, self.consumers, filters)
+            access = StreamAccess(self.streams)
+            api = Api(self._operations(), self.streams, self.consumers, access)
+            streams = StreamAdminRoutes(self.streams, self.stream_control, access, self.control_runner)
             alarms = AlarmRoutes(self.alarms, self.control_runner)
             traces = TraceRoutes(Tracer(self.broker, self.scheduler), self.control_runner)
             history = HistoryRoutes(
@@ -370,13 +377,13 @@ class Server:
                 self._render_metrics,
                 self._readiness,
                 access_list(self.settings, self.security.rules.common),
-                filters=filters,
                 context=context,
                 counters=self.metrics.http_counters,
                 consumers=self.consumers,
                 max_connections=settings.max_connections,
                 routes=[
-                    *api.routes(), *accounts.routes(), *alarms.routes(), *traces.routes(), *history.routes(),
+                    *api.routes(), *streams.routes(), *accounts.routes(), *alarms.routes(), *traces.routes(),
+                    *history.routes(),
                     *(dashboard_routes() if settings.dashboard else ()),
                 ],
                 warnings=self._warnings,
@@ -580,7 +587,7 @@ class Server:
             self._workers,
             lambda: self.store.damage,
             lambda: self.reloader.problems,
-            lambda: [] if self.archiver is None else self.archiver.problems(),
+            self.archiver.problems,
         )
 
     async def _refresh_revocations(self) -> None:

@@ -142,6 +142,11 @@ class Producers:
     def __len__(self) -> int:
         return sum([stream.count for stream in self._streams.values()])
 
+    def count(self, stream: str) -> int:
+        """The number of producers of a stream."""
+        producers = self._streams.get(stream)
+        return 0 if producers is None else producers.count
+
     def find(self, stream: str, key: ProducerKey) -> Optional[Producer]:
         producers = self._streams.get(stream)
         return None if producers is None else producers.find(key)
@@ -163,8 +168,8 @@ class Producers:
     def remove_excess(self, stream: str, limit: int) -> List[Producer]:
         """Remove the producers beyond the limit of a stream."""
         removed: List[Producer] = []
-        producers = self._streams[stream]
-        while producers.count > limit:
+        producers = self._streams.get(stream)
+        while producers is not None and producers.count > limit:
             removed.append(producers.remove_one())
         return removed
 

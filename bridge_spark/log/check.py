@@ -26,6 +26,7 @@ from bridge_spark.log.record_batch import (
 )
 from bridge_spark.log.sealed.footer import verify_file
 from bridge_spark.log.segment_names import sealed_file_name, segment_file_name, segment_offsets
+from bridge_spark.log.stream_files import DELETED_FILE, DESCRIPTION_FILE
 
 BLOCK_BYTES = 4096
 READ_BYTES = 1 << 20
@@ -253,11 +254,11 @@ def describe(name: str, span: FileSpan) -> str:
 
 def check_description(directory: Path) -> Optional[str]:
     """The problem of a stream's `stream.json`, or None."""
-    path = directory / "stream.json"
+    path = directory / DESCRIPTION_FILE
     try:
         json.loads(path.read_bytes())["partitions"]
     except FileNotFoundError:
-        return "stream.json: is missing"
+        return None if (directory / DELETED_FILE).exists() else "stream.json: is missing"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"stream.json: is damaged: {error!r}"
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from importlib.util import find_spec
-from typing import Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence
 
 from bridge_spark.log.archive.location import parse_location
 
@@ -35,7 +35,8 @@ class StreamConfig:
     ``retention_age`` and ``segment_age`` are seconds, ``retention_bytes`` (for all partitions together) and
     ``segment_bytes`` bytes; None is unlimited.  ``seal`` rewrites closed segments as Parquet.  ``archive`` is the
     location to which sealed segments are copied, with a retention of its own; local retention keeps segments that
-    are not archived.
+    are not archived.  ``definition`` are the settings of a stream that was created at run time, as they were given; it is
+    kept in the stream's description.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class StreamConfig:
         archive: Optional[str] = None,
         archive_retention_age: Optional[float] = None,
         archive_retention_bytes: Optional[int] = None,
+        definition: Optional[Mapping[str, Any]] = None,
     ) -> None:
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"stream name {name!r}: only letters, digits, '_', '-' and '.', no leading '.'")
@@ -78,6 +80,7 @@ class StreamConfig:
         self.archive = None if archive is None else parse_location(archive)
         self.archive_retention_age = archive_retention_age
         self.archive_retention_bytes = archive_retention_bytes
+        self.definition = definition
 
 
 def partition_of(key: bytes, partitions: int) -> int:

@@ -4,18 +4,18 @@ Readers see committed records only: records are appended when the store's commit
 the high watermark is listed, served or searched.  Segments are synced before the commit log is dropped; a start appends
 what a power loss took.
 
-`<directory>/<stream>/stream.json` describes the stream.  Each partition has a directory with `high_watermark`, segment
+`<directory>/<stream>/stream.json` describes the stream (see `stream_files`).  Each partition has a directory with `high_watermark`, segment
 files `<first offset, 20 digits>.seg` and their sparse indexes `.idx`, or `.parquet` where a segment is sealed.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 import time
 import uuid
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -23,8 +23,8 @@ from bridge_spark.log.archive.files import ArchiveError
 from bridge_spark.log.archive.index import ArchivedSegment
 from bridge_spark.log.archive.lookups import ArchiveLookups
 from bridge_spark.log.backup import backup_in_progress
-from bridge_spark.log.files import replace_file, sync_directory
-from bridge_spark.log.partition import End, Partition
+from bridge_spark.log.files import sync_directory
+from bridge_spark.log.partition import End, Partition, PartitionView
 from bridge_spark.log.segment import Segment, search_segment
 from bridge_spark.log.segment_names import INDEX_SUFFIX
 from bridge_spark.log.sparse_index import INDEX_ENTRY
@@ -35,6 +35,17 @@ from bridge_spark.log.stream_config import (
     StreamLogDamage,
     StreamLogError,
     partition_of,
+)
+from bridge_spark.log.stream_files import (
+    DELETED_FILE,
+    DESCRIPTION_FILE,
+    end_partition,
+    finish_deletion,
+    finish_deletions,
+    mark_deleted,
+    read_description,
+    remove_files,
+    write_description,
 )
 from sessions.message import Message
 
@@ -71,6 +82,7 @@ class StreamLogs:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.directory = Path(directory)
+        # Both are replaced, never changed, so any thread may read them.
         self._streams = {config.name: config for config in streams}
         if len(self._streams) != len(streams):
             raise ValueError("two streams have the same name")
@@ -91,6 +103,7 @@ class StreamLogs:
         self.segment_sealed = threading.Event()  # set when `next_to_archive` may have a new segment
         self.archive_failures = 0
         self._archives: Dict[str, Tuple[str, str]] = {}  # location and owner, by stream
+        self._stored_filters: Dict[str, List[str]] = {}
         self._lookups = ArchiveLookups()
 
     # -- the writer thread ----------------------------------------------------
@@ -102,6 +115,7 @@ class StreamLogs:
         database, every undamaged batch is kept.  Records from the offsets `logged` on may be missing: the caller
         appends them.  Streams that are not configured are not touched.  Raises `StreamLogError`, or `OSError`.
         """
+        finish_deletions(self.directory, ends or {})
         for config in self._streams.values():
             self._write_description(config)
         found: Dict[Key, int] = {}
@@ -117,8 +131,7 @@ class StreamLogs:
 
     def _write_description(self, config: StreamConfig) -> None:
         directory = self.directory / config.name
-        path = directory / "stream.json"
-        known: Dict[str, Any] = {}
+        known = read_description(directory)
         description: Dict[str, Any] = {
             "name": config.name,
             "partitions": config.partitions,
@@ -127,29 +140,29 @@ class StreamLogs:
             "format_version": FORMAT_WITHOUT_ARCHIVE,
         }
         location, owner = "" if config.archive is None else str(config.archive), ""
-        if path.exists():
-            try:
-                known = json.loads(path.read_bytes())
-                partitions, version = known["partitions"], known["format_version"]
-                owner = known.get("archive_owner", "")
-                # Without the setting, the archive is no longer written, but still read.
-                location = location or known.get("archive", "")
-            except (ValueError, KeyError, TypeError) as error:
-                raise StreamLogDamage(f"{path} is damaged: {error!r}") from None
-            if not 1 <= version <= FORMAT_VERSION:
-                raise StreamLogError(f"{path}: format {version}, but this program reads up to format {FORMAT_VERSION}")
-            if partitions != config.partitions:
-                change = f"{partitions} partitions and cannot get {config.partitions}"
+        past: List[str] = []
+        if known is not None:
+            owner = known.get("archive_owner", "")
+            # Without the setting, the archive is no longer written, but still read.
+            location = location or known.get("archive", "")
+            former = [*known.get("past_filters", ()), *known.get("filters", ())]
+            past = [each for each in dict.fromkeys(former) if each not in config.filters]
+            if known["partitions"] != config.partitions:
+                change = f"{known['partitions']} partitions and cannot get {config.partitions}"
                 raise StreamLogError(f"stream {config.name!r} has {change}, as keys would move: set partitions = "
-                                     f"{partitions}, or give the stream another name")
+                                     f"{known['partitions']}, or give the stream another name")
+        if past:
+            description["past_filters"] = past
+        if config.definition is not None:
+            description["definition"] = config.definition
         if location:
             owner = owner or uuid.uuid4().hex
             self._archives[config.name] = location, owner
             description |= {"archive": location, "archive_owner": owner, "format_version": FORMAT_VERSION}
-        if known == description:
-            return
-        directory.mkdir(parents=True, exist_ok=True)
-        replace_file(path, (json.dumps(description, indent=2) + "\n").encode())
+        if known != description:
+            directory.mkdir(parents=True, exist_ok=True)
+            write_description(directory, description)
+        self._stored_filters = {**self._stored_filters, config.name: [*config.filters, *past]}
 
     def append(self, records: Mapping[Key, Sequence[Message]]) -> Dict[Key, End]:
         """Write records, not yet durable; return the new end of each partition.
@@ -216,7 +229,10 @@ class StreamLogs:
         """Show readers the sealed files; later remove the unsealed ones, unless a backup runs that may cut them."""
         while self._sealed:
             key, segment = self._sealed.popleft()
-            if self._partitions[key].replace_with_sealed(segment):
+            partition = self._partitions.get(key)
+            if partition is None:  # the stream was deleted
+                (self.directory / key[0] / str(key[1]) / segment.file).unlink(missing_ok=True)
+            elif partition.replace_with_sealed(segment):
                 self._removable.append((now + UNSEALED_STAYS, key, segment.first_offset))
                 self.sealed_segments += 1
                 self.sealed_bytes_saved += segment.unsealed_size - segment.size
@@ -224,7 +240,9 @@ class StreamLogs:
         if self._removable and self._removable[0][0] <= now and not backup_in_progress(self.directory):
             while self._removable and self._removable[0][0] <= now:
                 _, key, first_offset = self._removable.popleft()
-                self._partitions[key].remove_unsealed(first_offset)
+                partition = self._partitions.get(key)
+                if partition is not None:
+                    partition.remove_unsealed(first_offset)
 
     def _apply_retention(self, now: float) -> None:
         for name, config in self._streams.items():
@@ -249,6 +267,79 @@ class StreamLogs:
                 excess -= oldest.closed[0].size
                 oldest.drop(1)
 
+    def add(self, config: StreamConfig) -> Dict[Key, int]:
+        """Create a stream, and return the ends of its partitions.
+
+        They continue after those of a deleted stream of that name.  Raises `StreamLogError` if the name is taken, or
+        the directory has records of a stream that is not configured, and `OSError`; nothing is created then.
+        """
+        directory = self.directory / config.name
+        if config.name in self._streams:
+            raise StreamLogError(f"there is a stream {config.name!r} already")
+        if (directory / DESCRIPTION_FILE).exists():
+            raise StreamLogError(f"{directory} has records of a stream that is not configured any more: choose another name")
+        partitions: Dict[Key, Partition] = {}
+        found: Dict[Key, int] = {}
+        try:
+            if (directory / DELETED_FILE).exists():
+                finish_deletion(directory, {})
+            self._write_description(config)
+            for number in range(config.partitions):
+                partition = Partition(config, number, directory / str(number))
+                partitions[config.name, number] = partition
+                found[config.name, number] = partition.recover(None, False)
+            sync_directory(directory)
+            sync_directory(self.directory)
+        except BaseException:
+            for partition in partitions.values():
+                partition.close()
+            with suppress(OSError):
+                mark_deleted(directory)
+            raise
+        self._partitions = {**self._partitions, **partitions}
+        self._streams = {**self._streams, config.name: config}
+        return found
+
+    def alter(self, config: StreamConfig) -> None:
+        """Let another configuration of a stream, with the same partitions, apply to what comes after.
+
+        Raises `OSError`; nothing is changed then.
+        """
+        self._write_description(config)
+        for number in range(config.partitions):
+            self._partitions[config.name, number].config = config
+        self._streams = {**self._streams, config.name: config}
+        if config.seal:
+            self.segment_closed.set()
+
+    def delete(self, name: str, ends: Mapping[Key, int]) -> None:
+        """Delete a stream that is marked as deleted; `ends` are those of its partitions in the store.
+
+        Its records are gone for readers when this returns; another thread removes the files.  Raises `OSError`; the
+        next start repeats then what is missing.
+        """
+        directory = self.directory / name
+        keys = [key for key in self._partitions if key[0] == name]
+        partitions = [self._partitions[key] for key in keys]
+        self._partitions = {key: partition for key, partition in self._partitions.items() if key[0] != name}
+        self._streams = {other: config for other, config in self._streams.items() if other != name}
+        reached = []
+        failures: List[OSError] = []
+        for key, partition in zip(keys, partitions):
+            self._touched.pop(key, None)
+            partition.close()
+            end = max(ends.get(key, 0), partition.view.high_watermark)
+            partition.view = PartitionView(end, end, ())
+            try:
+                end_partition(partition.directory, end)
+            except OSError as error:
+                failures.append(error)
+            else:
+                reached.append((key[1], end))
+        if failures:
+            raise failures[0]
+        threading.Thread(target=_remove, args=(directory, reached), name="deleting", daemon=True).start()
+
     def close(self) -> None:
         """Close every file without writing or syncing."""
         self._lookups.close()
@@ -261,14 +352,30 @@ class StreamLogs:
         """The names of the streams, sorted."""
         return sorted(self._streams)
 
+    def config(self, name: str) -> StreamConfig:
+        """The configuration of a stream.  Raises `KeyError` for an unknown stream."""
+        return self._streams[name]
+
+    def configs(self) -> List[StreamConfig]:
+        """The configurations of all streams."""
+        return list(self._streams.values())
+
+    def stored_filters(self, name: str) -> Sequence[str]:
+        """The filters of a stream, and those that it had before: it may have records of all of them.
+
+        Empty for an unknown stream.
+        """
+        return self._stored_filters.get(name, ()) if name in self._streams else ()
+
     def manifest(self, name: str) -> Dict[str, Any]:
         """The committed segments of a stream (see `PartitionView.describe`).
 
         Raises `KeyError` for an unknown stream.
         """
         described = []
+        partitions = self._partitions
         for number in range(self._streams[name].partitions):
-            partition = self._partitions[name, number]
+            partition = partitions[name, number]
             view = partition.view
             described.append(view.describe(number, partition.archive.current))
         archived = any("archive" in partition for partition in described)
@@ -371,3 +478,10 @@ class StreamLogs:
     def add_sealed(self, key: Key, segment: Segment) -> None:
         """The sealed file of a segment is on disk.  Readers see it after the next commit."""
         self._sealed.append((key, segment))
+
+
+def _remove(directory: Path, ends: Sequence[Tuple[int, int]]) -> None:
+    try:
+        remove_files(directory, ends)
+    except OSError as error:
+        logger.warning("event=files_kept directory=%s reason=%s", directory, error)

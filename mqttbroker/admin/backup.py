@@ -14,6 +14,7 @@ import os
 import shutil
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bridge_spark.log.backup import DamagedLog, backup_lock, copy_partition
 from bridge_spark.log.check import partitions
 from bridge_spark.log.high_watermark import published_end
 from bridge_spark.log.record_batch import SegmentError
+from bridge_spark.log.stream_files import DELETED_FILE, DESCRIPTION_FILE
 from mqttbroker import __version__
 from mqttbroker.admin.repair import DATABASE, STREAMS, in_use
 from mqttbroker.core.ban_list import BAN_FILE
@@ -101,9 +103,9 @@ def _copy(data_dir: Path, target: Path) -> str:
         start = copy_partition(streams / place, target / STREAMS / place, end)
         streams_in_backup[place] = {"start": start, "end": end}
     for stream in sorted({stream for stream, _ in ends}):
-        description = streams / stream / "stream.json"
-        if description.exists():
-            shutil.copyfile(description, target / STREAMS / stream / "stream.json")
+        for file in (DESCRIPTION_FILE, DELETED_FILE):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(streams / stream / file, target / STREAMS / stream / file)
     if (data_dir / BAN_FILE).exists():
         shutil.copyfile(data_dir / BAN_FILE, target / BAN_FILE)
     manifest = {

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from bisect import bisect_right
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -84,13 +85,11 @@ class ConsumerLag:
     def __init__(
         self,
         logs: StreamLogs,
-        configs: Sequence[StreamConfig],
         settings: Consumers,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.latest: Tuple[Consumer, ...] = ()
         self._logs = logs
-        self._configs = {config.name: config for config in configs}
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
@@ -125,7 +124,7 @@ class ConsumerLag:
     def report(self, stream: str, name: str, data: bytes) -> None:
         """Store a consumer's report. Raises ReportError, KeyError if the stream is unknown, and OSError."""
         check_name(name, self._settings.max_name_length)
-        decode_report(data, self._configs[stream].partitions)
+        decode_report(data, self._logs.config(stream).partitions)
         directory = self._directory(stream)
         with self._lock:
             if not (directory / f"{name}{SUFFIX}").exists():
@@ -144,7 +143,7 @@ class ConsumerLag:
 
     def consumers(self, stream: str) -> List[Consumer]:
         """The consumers of a stream now, sorted by name. Raises KeyError if the stream is unknown."""
-        config = self._configs[stream]
+        config = self._logs.config(stream)
         with self._lock:
             return self._consumers(config, self._clock())
 
@@ -153,9 +152,11 @@ class ConsumerLag:
         now = self._clock()
         with self._lock:
             known, self._times = self._times, {}
-            for config in self._configs.values():
+            found: List[Consumer] = []
+            for config in self._logs.configs():
                 self._delete_old(self._directory(config.name), now)
-            found = [consumer for config in self._configs.values() for consumer in self._consumers(config, now, known)]
+                with suppress(KeyError):  # the stream was deleted meanwhile
+                    found += self._consumers(config, now, known)
         self.latest = tuple(found)
         self._next_warning = {key: at for key, at in self._next_warning.items() if at > now}
         for consumer in found:

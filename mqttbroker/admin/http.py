@@ -35,7 +35,7 @@ from mqttbroker.admin.http_gate import Gate, address_of, log_action
 from mqttbroker.admin.http_parameters import MAX_BODY, MAX_LINE
 from mqttbroker.admin.http_routes import CONNECTIONS, PROBLEM, PROBLEM_SCHEMA, Answer, RequestError, Route, error
 from mqttbroker.admin.http_schemas import TEXT, array, record
-from mqttbroker.admin.http_streams import Filters, StreamAccess, StreamRoutes
+from mqttbroker.admin.http_streams import StreamAccess, StreamRoutes
 from mqttbroker.admin.openapi import PATH, document
 from mqttbroker.core.bans import Bans, BanTerms
 from mqttbroker.net.acceptor import Acceptor, LocalAdmission
@@ -87,7 +87,7 @@ class HttpServer:
     """Serves streams, metrics, health and ``routes`` on ``host`` and ``port`` (0: any free port).
 
     ``metrics`` returns the Prometheus text, ``readiness`` the reasons why the broker is not ready; both are awaited on
-    the server's loop. ``logs`` is None if there are no streams, ``filters`` has their topic filters. With ``context``
+    the server's loop. ``logs`` is None if there are no streams. With ``context``
     the server speaks HTTPS, and ``counters`` counts the handshakes that fail. ``gate`` decides on access; ``bans`` of
     it count wrong tokens. ``requests`` counts requests by role and status. `start`, `renew` and `stop` are for the
     thread that owns the server.
@@ -101,7 +101,6 @@ class HttpServer:
         metrics: Callable[[], Awaitable[bytes]],
         readiness: Callable[[], Awaitable[List[str]]],
         access: AccessList,
-        filters: Optional[Filters] = None,
         context: Optional[ListenerContext] = None,
         counters: Optional[Counters] = None,
         consumers: Optional[ConsumerLag] = None,
@@ -119,7 +118,7 @@ class HttpServer:
         self._warnings = warnings
         self._context = context
         self._counters = Counters() if counters is None else counters
-        stream_access = StreamAccess({} if filters is None or logs is None else filters)
+        stream_access = StreamAccess(logs)
         self.routes = [
             *ConsumerRoutes(consumers, stream_access).routes(),
             *StreamRoutes(logs, stream_access).routes(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Dict, List, NamedTuple, Optional, TypeVar
 
@@ -47,7 +47,15 @@ from mqttbroker.admin.http_schemas import (
     record,
 )
 from mqttbroker.admin.http_streams import StreamAccess
-from mqttbroker.admin.message_json import LEVEL, MESSAGE, level_json, message_fields, message_json, payload_of, properties_of
+from mqttbroker.admin.message_json import (
+    LEVEL,
+    MESSAGE,
+    level_json,
+    message_fields,
+    message_json,
+    payload_of,
+    properties_of,
+)
 from mqttbroker.admin.views import BanView, BrokerStatus, SessionDetail, SessionFilter, SessionSummary, SubscriptionView
 from mqttbroker.config.setting_kinds import Boolean, Choice
 from mqttbroker.core.bans import Bans
@@ -109,13 +117,6 @@ BAN = record(
     bans=described(INTEGER, "of these clients for this cause so far"),
     seconds_left=described(nullable(NUMBER), "null = until it is lifted"),
 )
-STREAM = record(
-    name=TEXT,
-    filters=array(TEXT),
-    partitions=array(
-        record(partition=INTEGER, log_start_offset=INTEGER, high_watermark=INTEGER, segments=INTEGER, bytes=INTEGER)
-    ),
-)
 ACCESS = record(name=TEXT, role=TEXT, rights=array(described(TEXT, "status, list, content, operate, administer")))
 LISTENER = record(
     type=TEXT, address=TEXT, ports=array(INTEGER), clients=described(INTEGER, "open connections that sent CONNECT")
@@ -157,14 +158,13 @@ class Api:
         operations: Operations,
         logs: Optional[StreamLogs],
         consumers: Optional[ConsumerLag],
-        filters: Mapping[str, Sequence[str]],
+        stream_access: StreamAccess,
     ) -> None:
         self._operations = operations
         self._control = operations.control
         self._logs = logs
         self._consumers = consumers
-        self._filters = filters
-        self._stream_access = StreamAccess(filters)
+        self._stream_access = stream_access
         self.http_bans: Optional[Bans] = None
         self._backing_up = False
         self._cursors = LongCursors()
@@ -267,8 +267,6 @@ class Api:
             route("DELETE", "/bans", self._lift_ban, operate, "Lift the bans of exactly these clients or senders",
                         None, [of_protocol, *ban_key], done=done, action="lift_ban", tag="bans", errors=(404,)),
 
-            route("GET", "/streams", self._streams, Right.NONE, "Streams and their partitions",
-                        record(items=array(STREAM)), tag="streams"),
             route("GET", "/streams/{name}/consumers", self._stream_consumers, Right.NONE,
                         "Consumers of a stream and their lag", record(items=array(CONSUMERS)), [STREAM_NAME],
                         tag="streams", errors=(404,)),
@@ -500,29 +498,13 @@ class Api:
 
     # --- streams ----------------------------------------------------------------------------------------------------
 
-    async def _streams(self, call: Call) -> Any:
-        names = [] if self._logs is None else self._logs.streams()
-        seen = [name for name in names if self._stream_access.sees(call.principal, name)]
-        return {"items": [self._stream(name) for name in seen]}
-
-    def _stream(self, name: str) -> Dict[str, Any]:
-        assert self._logs is not None
-        partitions = [
-            {
-                "partition": part["partition"],
-                "log_start_offset": part["log_start_offset"],
-                "high_watermark": part["high_watermark"],
-                "segments": len(part["segments"]),
-                "bytes": sum(segment["bytes"] for segment in part["segments"]),
-            }
-            for part in self._logs.manifest(name)["partitions"]
-        ]
-        return {"name": name, "filters": list(self._filters[name]), "partitions": partitions}
-
     async def _stream_consumers(self, call: Call) -> Any:
         name = self._stream_access.check_name(call["name"], call.principal, self._stream_access.sees)
         assert self._consumers is not None
-        found = await asyncio.to_thread(self._consumers.consumers, name)
+        try:
+            found = await asyncio.to_thread(self._consumers.consumers, name)
+        except KeyError:  # it was deleted meanwhile
+            raise RequestError(404, f"no stream {name!r}", "name") from None
         return {"items": [describe(consumer, time.time()) for consumer in found]}
 
 

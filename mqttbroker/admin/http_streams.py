@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import re
-from typing import BinaryIO, Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
 
 from aiohttp import web
 
@@ -36,10 +36,6 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _TIMESTAMP = re.compile(r"-?[0-9]{1,18}")
 
 logger = logging.getLogger(__name__)
-
-Filters = Mapping[str, Sequence[str]]
-"""The topic filters of each stream."""
-
 
 def _whole(text: str, parameter: str) -> int:
     """Raises `ValueError` unless the text is a whole number that an offset can be."""
@@ -99,14 +95,14 @@ async def _send_pieces(response: web.StreamResponse, file: BinaryIO, start: int,
 
 
 class StreamAccess:
-    """Which streams the sender of a request may see. ``filters`` has the streams of the broker."""
+    """Which streams of ``logs`` the sender of a request may see."""
 
-    def __init__(self, filters: Filters) -> None:
-        self._filters = filters
+    def __init__(self, logs: Optional[StreamLogs]) -> None:
+        self._logs = logs
 
     def reads(self, principal: Principal, name: str) -> bool:
         """Whether the sender may read the stream."""
-        return principal.may_read_stream(name, self._filters.get(name, ()))
+        return principal.may_read_stream(name, () if self._logs is None else self._logs.stored_filters(name))
 
     def sees(self, principal: Principal, name: str) -> bool:
         """Whether the sender may know the stream's name, manifest and consumers."""
@@ -121,7 +117,7 @@ class StreamAccess:
 
         A sender that may not see all streams is not told which ones exist.
         """
-        known = name in self._filters
+        known = self._logs is not None and name in self._logs.streams()
         if (known or not self.sees(principal, name)) and not allowed(principal, name):
             raise RequestError(403, _refusal(principal.name, name))
         if not known:
@@ -133,6 +129,14 @@ def _refusal(sender: str, stream: str) -> str:
     if sender == "anonymous":
         return "streams need a token: set http.token"
     return f"{sender} may not read stream {stream!r}"
+
+
+def _manifest_of(logs: StreamLogs, name: str) -> Dict[str, Any]:
+    """The manifest. Raises RequestError, 404, if the stream was deleted meanwhile."""
+    try:
+        return logs.manifest(name)
+    except KeyError:
+        raise RequestError(404, f"no stream {name!r}") from None
 
 
 class StreamRoutes:
@@ -196,7 +200,7 @@ class StreamRoutes:
 
     async def _manifest(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         logs, name = self._readable(request, principal, self._access.sees)
-        manifest = logs.manifest(name)
+        manifest = _manifest_of(logs, name)
         return web.json_response({**manifest, "broker_version": __version__})
 
     async def _offsets(self, request: web.Request, principal: Principal) -> web.StreamResponse:
@@ -205,7 +209,7 @@ class StreamRoutes:
         if not _TIMESTAMP.fullmatch(text):
             return error(request, 400, f"timestamp must be microseconds since 1970, not {text[:100]!r}")
         timestamp = int(text)
-        count = len(logs.manifest(name)["partitions"])
+        count = len(_manifest_of(logs, name)["partitions"])
         loop = asyncio.get_running_loop()
         try:
             offsets = [
@@ -217,6 +221,8 @@ class StreamRoutes:
                 }
                 for number in range(count)
             ]
+        except KeyError:
+            raise RequestError(404, f"no stream {name!r}") from None
         except ArchiveError as failure:
             return error(request, 503, f"the archive cannot be read: {failure}", {"Retry-After": "5"})
         return web.json_response({"stream": name, "timestamp_us": timestamp, "partitions": offsets})
@@ -230,7 +236,7 @@ class StreamRoutes:
             )
         except ValueError as failure:
             return error(request, 400, str(failure))
-        manifest = logs.manifest(name)
+        manifest = _manifest_of(logs, name)
         if number >= len(manifest["partitions"]):
             return error(request, 404, f"stream {name!r} has no partition {number}")
         segments = await asyncio.get_running_loop().run_in_executor(

@@ -288,7 +288,7 @@ class Metrics:
         )
 
     def _stream_metrics(self) -> Iterator[Metric]:
-        if self.streams is None:
+        if self.streams is None or not self.streams.streams():
             return
         labels = ["stream", "partition"]
         end = GaugeMetricFamily(
@@ -300,7 +300,11 @@ class Metrics:
         size = GaugeMetricFamily("mqttbroker_stream_bytes", "Bytes on disk.", labels=labels)
         sealed = GaugeMetricFamily("mqttbroker_stream_sealed_segments", "Segments sealed as Parquet.", labels=labels)
         for name in self.streams.streams():
-            for partition in self.streams.manifest(name)["partitions"]:
+            try:
+                manifest = self.streams.manifest(name)
+            except KeyError:  # the stream was deleted meanwhile
+                continue
+            for partition in manifest["partitions"]:
                 key = [name, str(partition["partition"])]
                 end.add_metric(key, partition["high_watermark"])
                 start.add_metric(key, partition["log_start_offset"])

@@ -46,10 +46,15 @@ class SysTopics:
         """Publish the values that have changed, unless the last ones are not published yet."""
         if self.control.publishing:
             return
-        for topic, value in self.values(self.control.status()).items():
+        values = self.values(self.control.status())
+        for topic, value in values.items():
             if self._published.get(topic) != value:
                 self._published[topic] = value
                 self.control.publish_own(topic, value.encode("utf-8"))
+        gone = [topic for topic in self._published if topic not in values]  # of a stream that was deleted
+        for topic in gone:
+            del self._published[topic]
+            self.control.publish_own(topic, b"")
 
     def _streams(self) -> dict[str, object]:
         """For each stream: its consumers, those at risk, and the largest lag."""
@@ -124,7 +129,7 @@ class SysTopics:
             "heap/maximum": self._heap_maximum,
             "memory/stage": status.memory.stage_name,
         }
-        if self.metrics.streams is not None:
+        if self.metrics.streams is not None and self.metrics.streams.streams():
             values["streams/sealed/segments"] = self.metrics.streams.sealed_segments
             values["streams/sealed/bytes_saved"] = self.metrics.streams.sealed_bytes_saved
             values["streams/sealed/failures"] = self.metrics.streams.sealing_failures

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from mqttbroker.cli import broker_api
+from mqttbroker.cli import broker_api, stream_commands
 from mqttbroker.cli.broker_api import DONE, EXIT_STATUSES, FAILED, WRONG_CALL, BrokerApi, CommandError, in_path
 from mqttbroker.cli.new_password import ask_password
 from mqttbroker.cli.tables import cell, duration, print_fields, print_json, print_table
@@ -34,7 +34,7 @@ _NUMBERS = (
 class Argument(NamedTuple):
     """An argument of a command, as for `argparse.ArgumentParser.add_argument`."""
 
-    name: str
+    names: Sequence[str]
     more: Mapping[str, Any]
 
 
@@ -48,14 +48,22 @@ class Command(NamedTuple):
     arguments: Sequence[Argument] = ()
 
 
-def _argument(name: str, **more: Any) -> Argument:
-    return Argument(name, more)
+def _argument(*names: str, **more: Any) -> Argument:
+    return Argument(names, more)
+
+
+def _filters(required: bool) -> Argument:
+    return _argument("--filter", metavar="FILTER", dest="filters", action="append", required=required,
+                     help="a topic filter whose messages it stores; repeat it for several")
 
 
 _LIMIT = _argument("--limit", metavar="N", type=int, default=100, help="how many at most; 0 = all (default: 100)")
 _CLIENT = _argument("client_id", metavar="CLIENT", help="a client id")
 _USER = _argument("username", metavar="USER")
 _FILE = _argument("--file", metavar="FILE", help="one of the broker's files, if it has several")
+_STREAM = _argument("name", metavar="STREAM", help="the name of a stream")
+_SET = _argument("--set", metavar="SETTING=VALUE", dest="settings", action="append", default=[],
+                 help="a setting of [streams.NAME], such as retention_age=7d; repeat it for several")
 _PROTOCOL = _argument("--protocol", choices=("mqtt", "http"), help="of MQTT clients (default) or HTTP senders")
 _BANNED = (
     _argument("--address", metavar="ADDRESS", help="an address or network"),
@@ -307,21 +315,6 @@ def bans_lift(api: BrokerApi, options: argparse.Namespace) -> int:
     return DONE
 
 
-# --- streams ----------------------------------------------------------------------------------------------------------
-
-
-def streams_list(api: BrokerApi, options: argparse.Namespace) -> int:
-    answer = api.get("/streams")
-    with api.as_expected():
-        if options.json:
-            print_json(answer["items"])
-            return DONE
-        rows = [(stream["name"], part["partition"], part["log_start_offset"], part["high_watermark"], part["segments"],
-                 part["bytes"], stream["filters"]) for stream in answer["items"] for part in stream["partitions"]]
-    print_table(("STREAM", "PARTITION", "START", "END", "SEGMENTS", "BYTES", "FILTERS"), rows, _NUMBERS)
-    return DONE
-
-
 # --- the broker -------------------------------------------------------------------------------------------------------
 
 
@@ -459,7 +452,18 @@ COMMANDS = (
              _argument("--reason", metavar="TEXT", help="for lists and the log"))),
     Command("bans", "lift", "lift the bans of exactly these clients", bans_lift,
             (*_BANNED, _PROTOCOL)),
-    Command("streams", "list", "list streams and their partitions", streams_list),
+    Command("streams", "list", "list streams and their partitions", stream_commands.list_streams),
+    Command("streams", "show", "print the settings and partitions of a stream", stream_commands.show, (_STREAM,)),
+    Command("streams", "create", "create a stream", stream_commands.create,
+            (_STREAM, _filters(True), _SET)),
+    Command("streams", "alter", "change settings of a stream, for what comes after", stream_commands.alter,
+            (_STREAM, _filters(False), _SET)),
+    Command("streams", "delete", "delete a stream with its records", stream_commands.delete,
+            (_STREAM, _argument("confirm", metavar="NAME", help="the name once more"))),
+    Command("streams", "tail", "print the last records of a stream", stream_commands.tail,
+            (_STREAM, _argument("-n", dest="number", metavar="N", type=int, default=10, help="how many (default: 10)"),
+             _argument("-f", "--follow", action="store_true", help="and those that come"),
+             _argument("--partition", metavar="P", type=int, help="of this partition only"))),
     Command("status", "", "counters and gauges of a running broker", status),
     Command("listeners", "", "the listeners of a running broker", listeners),
     Command("config", "", "the settings in force, with the place that set each", config,
@@ -488,7 +492,7 @@ GROUPS = {
     "users": "list, add, change and delete users",
     "acl": "list and change access rules",
     "bans": "list, add and lift bans",
-    "streams": "list streams",
+    "streams": "list, show, create, alter, delete and tail streams",
 }
 _NAMES = {command.group for command in COMMANDS}
 
@@ -510,7 +514,7 @@ def _add(parsers: Any, name: str, command: Command) -> None:
     parser = parsers.add_parser(name, help=command.text, description=command.text, allow_abbrev=False,
                                 epilog=EXIT_STATUSES)
     for argument in command.arguments:
-        parser.add_argument(argument.name, **argument.more)
+        parser.add_argument(*argument.names, **argument.more)
     parser.add_argument("--json", action="store_true", help="print JSON")
     broker_api.add_options(parser)
     parser.set_defaults(api_command=command.run)

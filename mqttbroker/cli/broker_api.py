@@ -78,6 +78,17 @@ class BrokerApi:
         except HttpError as error:
             raise self._failure(error) from None
 
+    def read(self, path: str, position: int, length: Optional[int]) -> bytes:
+        """``length`` bytes of a file from ``position``, None = the whole file; `NotFound` if there is none."""
+        from bridge_spark.source.http_client import HttpError, NotFound
+
+        try:
+            return self._client.get(path, position, length)
+        except NotFound:
+            raise
+        except HttpError as error:
+            raise self._failure(error) from None
+
     def stream(self, path: str, wait: float, **query: Any) -> Iterator[bytes]:
         """The pieces of the answer to a GET that takes up to ``wait`` seconds."""
         from bridge_spark.source.http_client import HttpError

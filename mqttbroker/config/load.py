@@ -31,6 +31,7 @@ from mqttbroker.config.settings import (
     Settings,
     Stream,
 )
+from mqttbroker.config.stream_definition import STREAM_NAME
 
 log = logging.getLogger("mqttbroker")
 
@@ -47,7 +48,6 @@ FLAGS: dict[str, tuple[str, ...]] = {
     "--log-level": ("log", "level"),
 }
 
-_STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 # Kubernetes sets these variables in every pod for a service named "mqttbroker"; MQTTBROKER_COMPILE belongs to the
 # build.
 _NOT_SETTINGS = re.compile(r"SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP)(_.+)?|COMPILE|API_(URL|TOKEN|TOKEN_FILE|CA_FILE)")
@@ -263,7 +263,7 @@ class _Builder:
             return ()
         read = []
         for name, item in raw.items():
-            if not _STREAM_NAME.fullmatch(name):
+            if not STREAM_NAME.fullmatch(name):
                 self.problem(
                     ("streams", name), "a stream's name must be 1–64 of A–Z a–z 0–9 _ -, first a letter or digit"
                 )

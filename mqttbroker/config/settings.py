@@ -644,6 +644,7 @@ class Settings:
         Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin"
     )
     response_information: Optional[str] = _key(TopicPattern(), "")
+    max_created_streams: int = _key(Integer(0, 100_000), 1000)
     log: Log = _section(Log)
     http: Http = _section(Http)
     limits: Limits = _section(Limits)

@@ -30,7 +30,22 @@ class Deduplication:
         self.producers = producers
         self.journal = journal
         self.counters = counters
-        self._limits: Dict[str, int] = {rule.name: rule.producers for rule in streams if rule.producers}
+        self._limits: Dict[str, int] = {}
+        for rule in streams:
+            self.set_limit(rule.name, rule.producers)
+
+    def set_limit(self, stream: str, limit: int) -> None:
+        """The most producers of a stream whose repeats are recognised; 0 = none. `forget_excess` comes first."""
+        if limit:
+            self._limits[stream] = limit
+        else:
+            self._limits.pop(stream, None)
+
+    def forget_excess(self, stream: str, limit: int, most: int) -> bool:
+        """Forget producers of a stream beyond a lower limit, at most so many; whether that was all."""
+        kept: int = max(limit, self.producers.count(stream) - most)
+        self._remove_excess(stream, kept)
+        return kept == limit
 
     def load(self, row: ProducerRow) -> None:
         """Restore a producer; rows come in the order of their last use.
@@ -39,7 +54,7 @@ class Deduplication:
         """
         if row.stream in self._limits:
             self.producers.load(row)
-            self._remove_excess(row.stream)
+            self._remove_excess(row.stream, self._limits[row.stream])
         else:
             self.journal.delete_producer((row.stream, row.user_name, row.producer_id), None)
 
@@ -77,11 +92,11 @@ class Deduplication:
             producer.add(number)
             if self.journal.add_number(producer, number):
                 self.producers.use(producer, message.timestamp)
-                self._remove_excess(sink.rule.name)
+                self._remove_excess(sink.rule.name, sink.rule.producers)
             storing.append(sink)
         return storing + without if storing else storing
 
-    def _remove_excess(self, stream: str) -> None:
-        for producer in self.producers.remove_excess(stream, self._limits[stream]):
+    def _remove_excess(self, stream: str, limit: int) -> None:
+        for producer in self.producers.remove_excess(stream, limit):
             user, producer_id = producer.key
             self.journal.delete_producer((stream, user, producer_id), producer)

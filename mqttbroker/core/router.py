@@ -122,12 +122,11 @@ class Router:
         self._builds: Dict[object, RouteBuild] = {}  # unfinished ones by publisher
         self._to_sweep: List[bytes] = []  # topics of cached routes that may name ended sessions
         self._sessions_ended = False  # since `_to_sweep` was filled
-        self.streams = streams
+        self.streams: List[StreamRule] = []
         self._sweep_budget = 0  # less than 0 after a visit to a long route
         self._stream_trie = SubscriptionTrie()
         for rule in streams:
-            for topic_filter in rule.filters:
-                self._stream_trie.insert(topic_filter, rule, rule)
+            self.add_stream(rule)
 
     @property
     def subscriptions(self) -> int:
@@ -223,6 +222,23 @@ class Router:
                 partition = crc32(topic_bytes) % rule.partitions if rule.key == "topic" else -1
                 streams.append(StreamSink(rule, partition))
         return streams
+
+    def add_stream(self, rule: StreamRule) -> None:
+        """Store the messages of a stream's filters from now on; no stream may have its name."""
+        self.streams.append(rule)
+        for topic_filter in rule.filters:
+            self._stream_trie.insert(topic_filter, rule, rule)
+            self._invalidate(topic_filter)
+
+    def remove_stream(self, name: str) -> None:
+        """Store no message in the stream any more."""
+        for rule in self.streams:
+            if rule.name == name:
+                self.streams.remove(rule)
+                for topic_filter in rule.filters:
+                    self._stream_trie.remove(topic_filter, rule)
+                    self._invalidate(topic_filter)
+                return
 
     def subscribe(self, subscription: Subscription) -> None:
         """Add or replace a subscription that is not shared."""

@@ -16,6 +16,7 @@ from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
 Done = Callable[[WriteSet, Optional[Exception]], None]
 ReadDone = Callable[[WriteSet, List[Page]], None]
 Partition = Tuple[str, int]  # stream and partition number
+StreamChange = Callable[[Dict[Partition, int]], None]
 
 
 class StoreError(Exception):
@@ -69,6 +70,14 @@ class CommitLog(Protocol):
 
     def submit(self, write_set: WriteSet) -> None:
         """Hand over a write set; never blocks."""
+
+    def change_streams(self, change: StreamChange) -> None:
+        """Call ``change(ends)`` on the thread that commits, between two commits, and after everything committed is in
+        the stream log, as far as the disk allows; never blocks.
+
+        ``ends`` are the ends of the partitions that take records. Those that the change adds take records afterwards;
+        those that it removes take none, and the records that wait for them are dropped. It raises nothing.
+        """
 
     def stop(self) -> None:
         """Commit everything submitted, and close."""

@@ -17,7 +17,7 @@ from sessions.store.database import Database
 from sessions.store.disk import prove_room
 from sessions.store.failure_log import FailureLog
 from sessions.store.follower import RETRY_AFTER, Follower
-from sessions.store.interface import Done, Partition, Progress, ReadDone, Recovered, StoreError, StreamLog
+from sessions.store.interface import Done, Partition, Progress, ReadDone, Recovered, StoreError, StreamChange, StreamLog
 from sessions.store.recovery import LOG_DIRECTORY, Replay, recover_log, recover_streams
 from sessions.store.tables import SqliteTables
 from sessions.write_set import WriteSet
@@ -138,6 +138,10 @@ class SqliteStore:
         assert self._writer is not None
         self._writer.submit(write_set)
 
+    def change_streams(self, change: StreamChange) -> None:
+        assert self._writer is not None
+        self._writer.submit(change)
+
     def stop(self) -> None:
         if self._writer is None:
             return
@@ -189,7 +193,7 @@ class Writer:
         self._stream_failure: Optional[Exception] = None
         if unappended:
             follower.streams_position = 0
-        self._submitted: queue.SimpleQueue[Optional[WriteSet]] = queue.SimpleQueue()
+        self._submitted: queue.SimpleQueue[Union[WriteSet, StreamChange, None]] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
 
     @property
@@ -201,8 +205,8 @@ class Writer:
         self._thread = threading.Thread(target=self._run, args=(done,), name="store", daemon=True)
         self._thread.start()
 
-    def submit(self, write_set: WriteSet) -> None:
-        self._submitted.put(write_set)
+    def submit(self, work: Union[WriteSet, StreamChange]) -> None:
+        self._submitted.put(work)
 
     def stop(self) -> None:
         """Return when everything submitted is done."""
@@ -213,13 +217,16 @@ class Writer:
 
     def _run(self, done: Done) -> None:
         while True:
-            write_set = self._next()
-            if write_set is None:
+            work = self._next()
+            if work is None:
                 return
-            self._write(write_set, done)
+            if isinstance(work, WriteSet):
+                self._write(work, done)
+            else:
+                self._change(work)
 
-    def _next(self) -> Optional[WriteSet]:
-        """The next write set, None at the end; works on the stream log while there is none."""
+    def _next(self) -> Union[WriteSet, StreamChange, None]:
+        """The next work, None at the end; works on the stream log while there is none."""
         while self._stream_log is not None:
             try:
                 return self._submitted.get(timeout=RETRY_AFTER if self._unappended else RETENTION_AFTER)
@@ -253,6 +260,18 @@ class Writer:
         if not self._unappended:
             self._follower.streams_position = position
         self._follower.add(write_set, position, ends)
+
+    def _change(self, change: StreamChange) -> None:
+        self._append_to_streams()
+        try:
+            change(self._ends)
+        except Exception:
+            logger.exception("event=defect in=stream_change")
+        if self._unappended:
+            kept = [{key: messages for key, messages in records.items() if key in self._ends}
+                    for records in self._unappended]
+            self._unappended = deque(records for records in kept if records)
+            self._append_to_streams()
 
     def _commit(self, write_set: WriteSet) -> Dict[Partition, int]:
         """Return the new ends of the streams when the write set is durable."""

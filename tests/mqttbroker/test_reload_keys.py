@@ -50,8 +50,11 @@ OTHER: dict[str, Any] = {
     "streams.0.name": "other",
 }
 
-# Keys whose value in `Reloader.settings` the server, its HTTP server and the reload of certificates read when they need it.
+# Keys whose value in `Reloader.settings` the server, its HTTP server, the reload of certificates and `StreamControl` read when
+# they need it.
 READ_WHEN_NEEDED = {
+    "max_created_streams", "streams.0.filters", "streams.0.retention_age", "streams.0.retention_bytes",
+    "streams.0.segment_bytes", "streams.0.segment_age", "streams.0.seal", "streams.0.dedup", "streams.0.dedup_producers",
     "sys_interval", "sys_client_events", "worker_timeout", "alarms.disk_free", "alarms.certificate_expiry",
     "crl.refresh_interval", "crl.expiry_warning", "http.token", "http.token_file", "http.access",
     "listeners.0.cafile", "listeners.0.certfile", "listeners.0.client_certificate", "listeners.0.crlfile",

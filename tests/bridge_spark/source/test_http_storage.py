@@ -25,7 +25,6 @@ from mqttbroker.core.policy import AllowAll
 __all__ = ["spark"]
 
 pytestmark = pytest.mark.one_build
-FILTERS = {"sensors": ["#"]}
 
 
 def access(token: str = "") -> AccessList:
@@ -46,12 +45,12 @@ def logs(tmp_path: Path) -> Iterator[StreamLogs]:
 
 @pytest.fixture
 def lag(logs: StreamLogs) -> ConsumerLag:
-    return ConsumerLag(logs, [StreamConfig("sensors", ["#"], partitions=2)], Consumers())
+    return ConsumerLag(logs, Consumers())
 
 
 @pytest.fixture
 def broker_url(logs: StreamLogs, lag: ConsumerLag) -> Iterator[str]:
-    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock(), access("s3cret"), FILTERS, consumers=lag)
+    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock(), access("s3cret"), consumers=lag)
     server.start()
     yield f"http://127.0.0.1:{server.port}"
     server.stop()
@@ -95,7 +94,7 @@ def test_an_answer_that_is_no_manifest(broker_url: str, logs: StreamLogs, monkey
 
 def test_an_unreadable_file_is_named(logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 0.001)
-    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock(), access(), FILTERS)
+    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock(), access())
     server.start()
     found = MqttDataSource({"url": f"http://127.0.0.1:{server.port}", "stream": "sensors"})
     reader = found.reader(found.schema())

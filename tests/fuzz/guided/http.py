@@ -64,10 +64,9 @@ class Http(Target):
         self.logs.recover({})
         self.logs.append({("s", 0): [Message("a", b"21.5", 1, False, b"", "dev", 1000 + at, 0) for at in range(20)]})
         self.logs.committed()
-        lag = ConsumerLag(self.logs, [config], Consumers())
+        lag = ConsumerLag(self.logs, Consumers())
         access = access_list(Settings(http=HttpSettings(token=TOKEN)), AllowAll())
-        filters = {"s": ["#"]}
-        self.server = HttpServer("127.0.0.1", 0, self.logs, _metrics, _readiness, access, filters, consumers=lag)
+        self.server = HttpServer("127.0.0.1", 0, self.logs, _metrics, _readiness, access, consumers=lag)
         self.server.start()
         self.connection: Optional[socket.socket] = None
         self.file = b""

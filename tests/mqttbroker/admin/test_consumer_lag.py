@@ -41,7 +41,7 @@ class Consumed:
         self.logs = StreamLogs(directory / "streams", [config], lambda: self.now)
         self.logs.recover({})
         self.directory = directory / "streams" / "s" / "consumers"
-        self.lag = ConsumerLag(self.logs, [config], settings, lambda: self.now)
+        self.lag = ConsumerLag(self.logs, settings, lambda: self.now)
 
     def append(self, count: int, partition: int = 0) -> None:
         """Append one record per second; a few fill a segment."""

@@ -58,8 +58,7 @@ class Service:
     def __init__(self, logs: Optional[StreamLogs], token: Optional[str] = None) -> None:
         self.reasons: List[str] = []
         access = access_list(Settings(http=Http(token=token)), AllowAll())
-        filters = {"s": ["sensors/#"]}
-        self.server = HttpServer("127.0.0.1", 0, logs, self.metrics, self.readiness, access, filters)
+        self.server = HttpServer("127.0.0.1", 0, logs, self.metrics, self.readiness, access)
         self.server.start()
 
     async def metrics(self) -> bytes:

@@ -382,14 +382,15 @@ NEEDS = [
     ("admin", "POST", "/reload"), ("viewer", "GET", "/users"), ("viewer", "GET", "/acl/rules"),
     ("viewer", "GET", "/acl/file"), ("admin", "POST", "/users"), ("admin", "DELETE", "/users/none"),
     ("admin", "PUT", "/users/none/password"), ("admin", "POST", "/acl/rules"), ("admin", "DELETE", "/acl/rules"),
-    ("admin", "PUT", "/acl/file"),
+    ("admin", "PUT", "/acl/file"), ("admin", "POST", "/streams"), ("admin", "PATCH", "/streams/none"),
+    ("admin", "DELETE", "/streams/none"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("needed", "method", "path"), NEEDS)
 def test_operation_needs_its_role(api: Api, needed: str, method: str, path: str) -> None:
     for role in ("reader", *ROLES):
-        status, answer = Api(api.broker, role).ask(method, path, b"?" if method in ("POST", "PUT") else None)
+        status, answer = Api(api.broker, role).ask(method, path, b"?" if method in ("POST", "PUT", "PATCH") else None)
         allowed = role in ROLES and ROLES.index(role) >= ROLES.index(needed)
         assert (status != 403) is allowed, (role, answer)
         if not allowed:
@@ -497,6 +498,7 @@ def test_document_has_every_path_with_its_role(api: Api) -> None:
                   for method, found in methods.items()}  # fmt: skip
     for needed, method, path in NEEDS:
         template = path.replace("clients/none", "clients/{client_id}").replace("users/none", "users/{username}")
+        template = template.replace("streams/none", "streams/{name}")
         assert f"role {needed} " in operations[f"{method} /api/v1{template}"]["description"]
     assert {"GET /metrics", "GET /streams/{name}/{partition}/{file}", "GET /livez"} <= operations.keys()
     assert operations["GET /livez"]["security"] == []

@@ -11,11 +11,11 @@ from chaos.log_reader import LogReader
 from support.core import Core, CoreClient
 
 from bridge_spark.log.stream_log import StreamLogs
-from mqttbroker.assembly import stream_configs
+from mqttbroker.assembly import stream_config
 from mqttbroker.codec.packets import Puback, Publish, Pubrec, Pubrel
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED
-from mqttbroker.config.settings import Settings, Stream
+from mqttbroker.config.settings import Stream
 
 MakeCore = Callable[..., Core]
 
@@ -29,7 +29,7 @@ def make(tmp_path: Path) -> Iterator[MakeCore]:
         for core in made:
             core.close()
         streams = (Stream("s", ("s/#",), partitions=2, seal=False, **{"dedup": True, **options}), *more)
-        log = StreamLogs(tmp_path / "streams", stream_configs(Settings(streams=streams)))
+        log = StreamLogs(tmp_path / "streams", [stream_config(stream) for stream in streams])
         core = Core(tmp_path, log=log, others={"streams": streams})
         made[:] = [core]
         return core
