@@ -14,6 +14,7 @@ from bridge_spark.log.archive.location import parse_location
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings, is_loopback
+from mqttbroker.log_targets import JOURNAL_SOCKET
 from mqttbroker.memory_limit import memory_warning
 from mqttbroker.net.tls import http_context, server_context
 
@@ -29,7 +30,16 @@ def check(settings: Settings) -> list[str]:
 def warnings(settings: Settings) -> list[str]:
     """One line for each setting that works, but not as one might expect."""
     warning = memory_warning(settings)
-    return [*([warning] if warning else []), *_unencrypted(settings), *_unreachable_archives(settings)]
+    return [*([warning] if warning else []), *_sockets_of_the_log(settings), *_unencrypted(settings), *_unreachable_archives(settings)]
+
+
+def _sockets_of_the_log(settings: Settings) -> Iterator[str]:
+    """Missing sockets that a daemon may make later; until then lines are dropped and counted."""
+    address = settings.log.syslog_address
+    if "syslog" in settings.log.to and isinstance(address, str) and not os.path.exists(address):
+        yield f"log.syslog_address: {address} does not exist"
+    if "journald" in settings.log.to and not os.path.exists(JOURNAL_SOCKET):
+        yield f"log.to: journald: {JOURNAL_SOCKET} does not exist"
 
 
 def _unencrypted(settings: Settings) -> Iterator[str]:
@@ -92,9 +102,9 @@ def _files(settings: Settings) -> Iterator[str]:
             problem = context.revocations.problem(datetime.now(timezone.utc))
             if problem is not None:
                 yield f"listeners.{index}: {problem}, so no client certificate is accepted"
-    audit_file = settings.log.audit_file
-    if audit_file is not None and not os.access(audit_file if audit_file.exists() else audit_file.parent, os.W_OK):
-        yield f"log.audit_file: {audit_file} cannot be written"
+    for key, file in (("file", settings.log.file), ("audit_file", settings.log.audit_file)):
+        if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+            yield f"log.{key}: {file} cannot be written"
     try:
         http_context(settings.http)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Logs: one event per line on stderr, ``event=NAME key=value …`` or the same fields as JSON.
+"""Logs: one event per line, ``event=NAME key=value …`` or the same fields as JSON, to each of some targets.
 
-The lines of the logger ``mqttbroker.audit`` may go to a file, too. A thread writes the lines of each, so a stderr that
-is not read, or a slow disk, delays no client. Clients choose some of the values: a value has
+The lines of the logger ``mqttbroker.audit`` may go to a file, too. A thread for each target writes the lines, so a stderr
+that is not read, or a slow disk, delays no client. Clients choose some of the values: a value has
 no line break, is quoted if it could be mistaken for several fields, and is cut at `MAX_VALUE_CHARS`. Repeated refusals
 are counted instead of logged one by one.
 """
@@ -13,16 +13,23 @@ import json
 import logging
 import os
 import re
-import select
+import socket
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from logging.handlers import SysLogHandler
 from pathlib import Path
-from typing import Callable, Optional, Union
+from types import MappingProxyType
+from typing import NamedTuple, Optional
 
-STDERR = 2
+from mqttbroker.config.settings import Log
+from mqttbroker.log_levels import AREAS, set_level
+from mqttbroker.log_targets import JOURNAL_SOCKET, Datagrams, LogFile, Stderr, Target, stderr_is_journal
+
 AUDIT = "mqttbroker.audit"  # the logger of administrative acts and denials
+PROGRAM = "mqttbroker"  # its name in syslog and in the journal
 MAX_VALUE_CHARS = 256
 QUEUE_LINES = 10_000  # lines queued for the writing thread; further ones are dropped and counted
 GATHER_SECONDS = 0.005  # in which lines gather for one write
@@ -46,16 +53,19 @@ class _Formatter(logging.Formatter):
 
 class _Text(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        return f"{self.formatTime(record)} {record.levelname.lower()} {self.message(record)}"
+
+    def message(self, record: logging.LogRecord) -> str:
+        """The line without its time and level, for targets that have their own."""
         fields = _fields(record)
         if fields is None:
             message = _cut(_printable(record.getMessage()))
         else:
             message = " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
-        line = f"{self.formatTime(record)} {record.levelname.lower()} {message}"
         if record.exc_info:
             stack = self.formatException(record.exc_info).split("\n")
-            line += "".join(f"\n    {_printable(part)}" for part in stack)
-        return line
+            message += "".join(f"\n    {_printable(part)}" for part in stack)
+        return message
 
 
 class _Json(_Formatter):
@@ -69,6 +79,59 @@ class _Json(_Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
+
+    def message(self, record: logging.LogRecord) -> str:
+        return self.format(record)
+
+
+_SEVERITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}  # RFC 5424, section 6.2.1
+
+
+def _severity(record: logging.LogRecord) -> int:
+    return _SEVERITIES.get(record.levelno, 2)
+
+
+class _WithPriority(logging.Formatter):
+    """The lines of another format with ``<N>`` in front of each, for a stderr that is the journal."""
+
+    def __init__(self, style: logging.Formatter) -> None:
+        super().__init__()
+        self._lines = style
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(f"<{_severity(record)}>{line}" for line in self._lines.format(record).split("\n"))
+
+
+class _Syslog(_Formatter):
+    """A message of syslog (RFC 5424) without structured data; MSGID is the name of the event."""
+
+    def __init__(self, style: _Text | _Json, facility: str) -> None:
+        super().__init__()
+        self._lines = style
+        self._facility = SysLogHandler.facility_names[facility]
+        self._host = socket.gethostname() or "-"
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = self._facility * 8 + _severity(record)
+        event = str((_fields(record) or {}).get("event", ("%s", "-"))[1])[:32]
+        head = f"<{priority}>1 {self.formatTime(record)} {self._host} {PROGRAM} {os.getpid()} {event} -"
+        return f"{head} {self._lines.message(record)}"
+
+
+class _Journal(logging.Formatter):
+    """A datagram of the journal's native protocol: the line, its priority, and each field of the event in one of its own."""
+
+    def __init__(self, style: _Text | _Json) -> None:
+        super().__init__()
+        self._lines = style
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = _fields(record) or {}
+        fields = {f"MQTTBROKER_{key.upper()}": _cut(_printable(_text_of(value))) for key, value in found.items()}
+        fields |= {"PRIORITY": str(_severity(record)), "SYSLOG_IDENTIFIER": PROGRAM}
+        # A value with line breaks, as of a stack, would need a length in bytes, which are no text.
+        message = self._lines.message(record).replace("\n", " | ")
+        return "".join(f"{name}={value}\n" for name, value in [("MESSAGE", message), *fields.items()])
 
 
 @lru_cache(maxsize=500)
@@ -92,10 +155,13 @@ def _fields(record: logging.LogRecord) -> Optional[dict[str, tuple[str, object]]
     return {key: (template, next(values)) if "%" in template else ("%s", template) for key, template in templates}
 
 
-def _quoted(field: tuple[str, object]) -> str:
+def _text_of(field: tuple[str, object]) -> str:
     template, value = field
-    text = str(value) if template == "%s" or (template == "%d" and type(value) is int) else template % (value,)
-    text = _cut(_printable(text))
+    return str(value) if template == "%s" or (template == "%d" and type(value) is int) else template % (value,)
+
+
+def _quoted(field: tuple[str, object]) -> str:
+    text = _cut(_printable(_text_of(field)))
     return text if _PLAIN.fullmatch(text) else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -166,7 +232,7 @@ class _Handler(logging.Handler):
     def __init__(self, start_writing: Optional[Callable[[], None]] = None) -> None:
         super().__init__()
         self.start_writing = start_writing
-        self.lines: deque[str] = deque()
+        self.lines: deque[bytes] = deque()
         self.waiting = threading.Event()  # there are lines
         self.dropped = 0
 
@@ -175,7 +241,7 @@ class _Handler(logging.Handler):
             self.dropped += 1
             return
         try:
-            self.lines.append(self.format(record))
+            self.lines.append(self.format(record).encode(errors="backslashreplace"))
         except Exception:
             self.handleError(record)
         if not self.waiting.is_set():
@@ -185,54 +251,13 @@ class _Handler(logging.Handler):
                 start()
 
 
-class _Stderr:
-    """The file descriptor; a blocked write to `sys.stderr` would hold its lock, even at the exit of Python."""
-
-    def write(self, data: bytes) -> bool:
-        """Write however long it takes; False if that is impossible."""
-        while data:
-            try:
-                data = data[os.write(STDERR, data) :]
-            except BlockingIOError:
-                select.select([], [STDERR], [])
-            except OSError:
-                return True  # stderr is closed
-        return True
-
-
-class _File:
-    """A file that is appended to, and that its owner alone may read. Raises OSError if it cannot be opened."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor = self._opened()
-
-    def _opened(self) -> int:
-        return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-
-    def reopen(self) -> None:
-        """Use the file that has the path now. Raises OSError, and the one in use stays."""
-        descriptor = self._opened()
-        os.dup2(descriptor, self._descriptor, inheritable=False)
-        os.close(descriptor)
-
-    def write(self, data: bytes) -> bool:
-        """Write all or, on a full disk, a part; False if that failed."""
-        try:
-            while data:
-                data = data[os.write(self._descriptor, data) :]
-        except OSError:
-            return False
-        return True
-
-
 class _Writer(threading.Thread):
     """Writes the handler's lines to a target, however long a write takes."""
 
-    def __init__(self, handler: _Handler, target: Union[_Stderr, _File, None] = None) -> None:
+    def __init__(self, handler: _Handler, target: Target) -> None:
         super().__init__(name="log", daemon=True)
         self.handler = handler
-        self._target = _Stderr() if target is None else target
+        self._target = target
         self._reported = 0  # of the lines that were dropped
         self._closing = threading.Event()
 
@@ -244,15 +269,17 @@ class _Writer(threading.Thread):
             self._closing.wait(GATHER_SECONDS)
             handler.waiting.clear()
             lines = [handler.lines.popleft() for _ in range(len(handler.lines))]
-            count, dropped = len(lines), handler.dropped
-            if dropped > self._reported:
-                lines.append(f"event=log_lines_dropped count={dropped - self._reported}")
-            if not lines:
-                continue
-            if self._target.write("".join(f"{line}\n" for line in lines).encode(errors="backslashreplace")):
+            dropped = handler.dropped
+            if lines:
+                handler.dropped += self._target.write(lines)
+            if dropped > self._reported and not self._target.write([self._report(dropped - self._reported)]):
                 self._reported = dropped
-            else:
-                handler.dropped += count
+
+    def _report(self, dropped: int) -> bytes:
+        line = "event=log_lines_dropped count=%d"
+        return self.handler.format(
+            logging.LogRecord("mqttbroker", logging.WARNING, __file__, 0, line, (dropped,), None)
+        ).encode()
 
     def close(self) -> None:
         """Write the lines that wait, for `CLOSE_TIMEOUT` at most."""
@@ -264,7 +291,7 @@ class _Writer(threading.Thread):
 class _Log:
     """One log: a handler, the thread that writes its lines, and their target."""
 
-    def __init__(self, formatter: logging.Formatter, target: Union[_Stderr, _File]) -> None:
+    def __init__(self, formatter: logging.Formatter, target: Target) -> None:
         self.target = target
         self.handler = _Handler(self._start_writing)
         self.handler.setFormatter(formatter)
@@ -281,58 +308,108 @@ class _Log:
             self._writer.close()
 
 
-_logs: list[_Log] = []  # that of stderr, and that of the audit file if there is one
+class Destinations(NamedTuple):
+    """Where the log goes: ``to`` has some of ``stderr``, ``file``, ``syslog`` and ``journald``.
 
-
-def set_level(level: str) -> None:
-    """Log events of this level and above: ``debug``, ``info``, ``warning`` or ``error``.
-
-    The audit file has all events of its logger.
+    ``syslog_address`` is the path of a Unix socket, or host and port of UDP.
     """
-    logging.getLogger().setLevel(level.upper())
+
+    to: tuple[str, ...] = ("stderr",)
+    file: Optional[Path] = None
+    syslog_address: str | tuple[str, int] = "/dev/log"
+    syslog_facility: str = "daemon"
 
 
-def level() -> str:
-    """The level in force, as for `set_level`."""
-    return logging.getLevelName(logging.getLogger().level).lower()
+_logs: list[_Log] = []  # those of the destinations, and then that of the audit file if there is one
 
 
 def dropped_lines() -> int:
-    """Lines that were not logged because stderr was not read, or the audit file could not be written."""
+    """Lines that were not logged because stderr was not read, or a file could not be written."""
     return sum(each.handler.dropped for each in _logs)
 
 
-def configure(level: str, style: str, audit_file: Optional[Path] = None) -> None:
-    """Send the log to stderr, and the audit log to a file, too; ``style`` is ``text`` or ``json``.
+def configure(
+    level: str,
+    style: str,
+    audit_file: Optional[Path] = None,
+    destinations: Destinations = Destinations(),
+    levels: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Send the log to its destinations, and the audit log to a file, too; ``style`` is ``text`` or ``json``, ``levels``
+    those of areas.
 
-    Raises OSError if the file cannot be opened.
+    Raises OSError with the name of the file if one cannot be opened.
     """
     close()
-    formatter: logging.Formatter = _Json() if style == "json" else _Text()
-    _logs.append(_Log(formatter, _Stderr()))
-    logging.getLogger().handlers = [_logs[0].handler]
+    formatter = _Json() if style == "json" else _Text()
+    for kind in destinations.to:
+        _logs.append(_log_to(kind, formatter, destinations))
+    logging.getLogger().handlers = [each.handler for each in _logs]
     logging.getLogger("asyncio").setLevel(logging.INFO)  # its debug lines are no events
+    for area in AREAS:
+        set_level(levels.get(area, ""), area)
     set_level(level)
     audit = logging.getLogger(AUDIT)
     if audit_file is not None:
-        _logs.append(_Log(formatter, _File(audit_file)))
-        audit.handlers = [_logs[1].handler]
+        in_file = _Log(formatter, LogFile(audit_file))
+        audit.handlers = [in_file.handler]
         audit.setLevel(logging.INFO)
-        _logs[0].handler.addFilter(lambda record: record.name != AUDIT or record.levelno >= logging.getLogger().level)
+        for each in _logs:
+            each.handler.addFilter(lambda record: record.name != AUDIT or record.levelno >= logging.getLogger().level)
+        _logs.append(in_file)
 
 
-def reopen() -> None:
-    """Write the audit log to the file that has its path now, for logrotate. Raises OSError, and changes nothing."""
-    for each in _logs:
-        if isinstance(each.target, _File):
-            each.target.reopen()
+def configure_log(settings: Log) -> None:
+    """`configure` by the settings."""
+    destinations = Destinations(settings.to, settings.file, settings.syslog_address, settings.syslog_facility)
+    configure(settings.level, settings.format, settings.audit_file, destinations, dict(settings.levels))
+
+
+def set_levels(settings: Log) -> None:
+    """Use the levels of the settings alone."""
+    levels = dict(settings.levels)
+    for area in AREAS:
+        set_level(levels.get(area, ""), area)
+    set_level(settings.level)
+
+
+def file_problem(error: OSError, settings: Log) -> str:
+    """One line for a file of the log that cannot be opened, with its key."""
+    key = "audit_file" if str(error.filename) == str(settings.audit_file) else "file"
+    return f"log.{key}: {error.filename}: {error.strerror}"
+
+
+def _log_to(kind: str, style: _Text | _Json, destinations: Destinations) -> _Log:
+    if kind == "file":
+        assert destinations.file is not None
+        return _Log(style, LogFile(destinations.file))
+    if kind == "syslog":
+        return _Log(_Syslog(style, destinations.syslog_facility), Datagrams(destinations.syslog_address))
+    if kind == "journald":
+        return _Log(_Journal(style), Datagrams(JOURNAL_SOCKET))
+    return _Log(_WithPriority(style) if stderr_is_journal() else style, Stderr())
+
+
+def _files() -> Iterator[LogFile]:
+    return (each.target for each in _logs if isinstance(each.target, LogFile))
+
+
+def reopen(settings: Log) -> list[str]:
+    """Write to the files that have the paths of the logs now, for logrotate; returns a problem for each that stays."""
+    problems = []
+    for file in _files():
+        try:
+            file.reopen()
+        except OSError as error:
+            problems.append(file_problem(error, settings))
+    return problems
 
 
 def append_audit(file: Path, style: str, message: str, *args: object) -> None:
     """Add one line to an audit file that a broker may have open, too. Raises OSError."""
     formatter = _Json() if style == "json" else _Text()
     line = formatter.format(logging.LogRecord(AUDIT, logging.INFO, __file__, 0, message, args, None))
-    if not _File(file).write(f"{line}\n".encode(errors="backslashreplace")):
+    if LogFile(file).write([line.encode(errors="backslashreplace")]):
         raise OSError("cannot be written")
 
 

@@ -21,10 +21,11 @@ from mqttbroker.auth.external_specs import EXTERNAL
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.config.in_force import flatten, shown_value
 from mqttbroker.config.load import ConfigError
-from mqttbroker.config.settings import Settings
+from mqttbroker.config.settings import Log, Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.file_limit import client_sockets
-from mqttbroker.logs import reopen, set_level
+from mqttbroker.log_levels import LogLevels
+from mqttbroker.logs import reopen
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context
@@ -37,7 +38,7 @@ audit = logging.getLogger("mqttbroker.audit")
 
 # Keys that may change while the broker runs, beside the contents of the files that others name.
 RELOADABLE = re.compile(
-    r"allow_anonymous|reveal_denials|max_created_streams|response_information|sys_interval|sys_client_events|worker_timeout|alarms\.\w+|log\.level|redirect\.\w+|limits\.\w+"
+    r"allow_anonymous|reveal_denials|max_created_streams|response_information|sys_interval|sys_client_events|worker_timeout|alarms\.\w+|log\.levels?|redirect\.\w+|limits\.\w+"
     r"|streams\.\d+\.(filters|retention_\w+|segment_\w+|seal|dedup|dedup_producers)"
     r"|bans\.\w+|crl\.\w+|logins\.max_waiting|jwt\.\w+|http\.(token(_file)?|access)"
     r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum|client_id_from"
@@ -61,8 +62,10 @@ class Reloader:
         sockets: OpenSockets,
         listeners: List[OpenListener],
         manager: ServiceManager,
+        log_levels: LogLevels,
     ) -> None:
         self.settings = settings
+        self.log_levels = log_levels
         self.http: Optional[HttpServer] = None
         self.workers: Optional[WorkerPool] = None
         self.client_events: Optional[ClientEvents] = None
@@ -96,7 +99,7 @@ class Reloader:
             await asyncio.wait([previous])  # also if it failed
         self._manager.reloading()
         try:
-            problems = self._reload_settings() + _reopen_log()
+            problems = self._reload_settings() + _reopen_log(self.settings.log)
             problems += await self._alter_streams()
             if self.workers is not None:
                 await self.workers.reload()
@@ -151,7 +154,7 @@ class Reloader:
         settings = self.settings
         if self.client_events is not None:
             self.client_events.enable(settings.sys_client_events)
-        set_level(settings.log.level)
+        self.log_levels.apply(settings.log.level, dict(settings.log.levels))
         log.info("event=log_level to=%s", settings.log.level)
         apply_limits(self._broker, settings)
         self._sockets.max_evictable = settings.limits.max_half_open
@@ -192,13 +195,11 @@ class Reloader:
         return []
 
 
-def _reopen_log() -> List[str]:
-    try:
-        reopen()
-    except OSError as error:
-        log.error("event=reload_failed reason=%s", f"log.audit_file: {error.strerror}")
-        return [f"log.audit_file: {error.strerror}"]
-    return []
+def _reopen_log(settings: Log) -> List[str]:
+    problems = reopen(settings)
+    for problem in problems:
+        log.error("event=reload_failed reason=%s", problem)
+    return problems
 
 
 def with_key(settings: Any, key: str, value: Any) -> Any:

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Callable, List, Optional, Sequence
 
@@ -53,10 +54,11 @@ from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.conditions import Conditions
 from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError, log_warning
-from mqttbroker.config.settings import Listener, Settings, Stream
+from mqttbroker.config.settings import Listener, Log, Settings, Stream
 from mqttbroker.core.turns import TURN_WORK
 from mqttbroker.file_limit import client_sockets
-from mqttbroker.logs import close, configure, dropped_lines, level, set_level
+from mqttbroker.log_levels import LogLevels
+from mqttbroker.logs import close, configure_log, dropped_lines, file_problem
 from mqttbroker.memory_limit import MemoryWatch, ProcessesMemory, ProcessMemory, part_limits
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
@@ -178,7 +180,8 @@ class Server:
         self.memory_watch.start(loop)
         tasks: List[asyncio.Task[None]] = []
         reloader = Reloader(
-            self.reread, self.file_settings, self.broker, self.security, self.sockets, self.listeners, self.manager
+            self.reread, self.file_settings, self.broker, self.security, self.sockets, self.listeners, self.manager,
+            LogLevels(loop, self.settings.log.level, dict(self.settings.log.levels)),
         )
         self.reloader = reloader
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -412,8 +415,7 @@ class Server:
             self.control_runner,
             lambda: [listener.describe() for listener in self.listeners],
             lambda: settings_in_force(self.reloader.settings),
-            level,
-            set_level,
+            self.reloader.log_levels,
             reload,
             None if backup_dir is None else lambda name: back_up(self.settings.data_dir, backup_dir / name),
         )
@@ -461,8 +463,8 @@ class Server:
             self.stopping.set()
 
     async def _start_workers(self, count: int) -> None:
-        def log_settings() -> tuple[str, str]:
-            return self.reloader.settings.log.level, self.settings.log.format
+        def log_settings() -> Log:
+            return replace(self.settings.log, level=self.reloader.settings.log.level, levels=self.reloader.settings.log.levels)
 
         def timeout() -> float:
             return self.reloader.settings.worker_timeout
@@ -613,10 +615,10 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
     ``warnings`` are those of loading the settings. An error that prevents the start is one line on stderr.
     """
     try:
-        configure(settings.log.level, settings.log.format, settings.log.audit_file)
+        configure_log(settings.log)
     except OSError as error:
         close()
-        print(f"log.audit_file: {settings.log.audit_file}: {error.strerror}", file=sys.stderr)
+        print(file_problem(error, settings.log), file=sys.stderr)
         return 2
     for text in warnings:
         log_warning(text)

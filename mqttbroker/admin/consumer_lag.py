@@ -30,7 +30,7 @@ from bridge_spark.source.consumers import (
 )
 from mqttbroker.config.settings import Consumers
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.streams")
 
 Part = Dict[str, Any]
 """A partition or a segment as a manifest describes it."""

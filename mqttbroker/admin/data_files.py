@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.store")
 
 PRIVATE = 0o600
 

@@ -51,8 +51,8 @@ STOP_TIMEOUT = 2.0  # seconds for downloads to finish when the server stops
 
 _AioHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-logger = logging.getLogger(__name__)
-_requests = logging.getLogger(f"{__name__}.requests")
+logger = logging.getLogger("mqttbroker.http")
+_requests = logging.getLogger("mqttbroker.http.requests")
 _audit = logging.getLogger("mqttbroker.audit")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Dict, List, NamedTuple, Optional, TypeVar
 
@@ -58,13 +58,15 @@ from mqttbroker.admin.message_json import (
 )
 from mqttbroker.admin.views import BanView, BrokerStatus, SessionDetail, SessionFilter, SessionSummary, SubscriptionView
 from mqttbroker.config.setting_kinds import Boolean, Choice
+from mqttbroker.config.settings import LOG_LEVELS
 from mqttbroker.core.bans import Bans
+from mqttbroker.log_levels import ALL, AREAS, LevelView, LogLevels
 
 T = TypeVar("T")
 
 VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 NEVER = 0xFFFFFFFF  # seconds of a Session Expiry Interval that is no limit
-LEVELS = ("debug", "info", "warning", "error")
+MAX_LEVEL_SECONDS = 86_400
 
 _SESSION: Dict[str, Schema] = {
     "client_id": TEXT,
@@ -127,6 +129,12 @@ SETTING = record(
     source=described(TEXT, 'the file, variable or flag that set it; "default"'),
 )
 
+LOG_LEVEL = record(
+    level=TEXT,
+    seconds_left=described(nullable(NUMBER), "until the level of the configuration; null = until the next reload"),
+    areas=array(record(area=TEXT, level=TEXT, seconds_left=nullable(NUMBER))),
+)
+
 BACKUP_NAME = Word(1, 100, r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", "a name of A-Z a-z 0-9 _ . -")
 PREFIX = Field("prefix", Word(), "client ids that begin with this", "")
 CLIENT_ID = Field("client_id", Word(1), "a client id, percent-encoded")
@@ -136,7 +144,7 @@ STREAM_NAME = Field("name", Word(1), "the name of a stream")
 class Operations(NamedTuple):
     """The operations of the API. ``listeners`` and ``configuration`` return the objects of `LISTENER` and `SETTING`.
 
-    ``set_level`` and ``level`` are of the log. ``reload`` returns the problems of a reload. ``back_up`` copies the data
+    ``reload`` returns the problems of a reload. ``back_up`` copies the data
     directory to a new directory of that name, in a thread, and returns one line; None = there is no place for backups.
     """
 
@@ -144,8 +152,7 @@ class Operations(NamedTuple):
     runner: ControlRunner
     listeners: Callable[[], List[Dict[str, Any]]]
     configuration: Callable[[], List[Dict[str, Any]]]
-    level: Callable[[], str]
-    set_level: Callable[[str], None]
+    log_levels: LogLevels
     reload: Callable[[], Awaitable[List[str]]]
     back_up: Optional[Callable[[str], str]]
 
@@ -196,9 +203,11 @@ class Api:
             route("GET", "/configuration", self._configuration, lists,
                         "Settings in force, with the place that set each", record(items=array(SETTING)),
                         [Field("prefix", Word(), "keys that begin with this", "")], tag="broker"),
-            route("GET", "/log/level", self._level, lists, "The log level", record(level=TEXT), tag="broker"),
-            route("PUT", "/log/level", self._set_level, administer, "Change the log level until the next reload",
-                        record(level=TEXT), body=[Field("level", Choice(*LEVELS), "the level")],
+            route("GET", "/log/level", self._level, lists, "The levels of the log", LOG_LEVEL, tag="broker"),
+            route("PUT", "/log/level", self._set_level, administer, "Change a level of the log", LOG_LEVEL,
+                        body=[Field("level", Choice(*LOG_LEVELS), "the level"),
+                              Field("area", Choice(*AREAS), "of these lines; absent = of those of areas without a level", ALL),
+                              Field("seconds", Seconds(MAX_LEVEL_SECONDS), "how long; absent = until the next reload", None)],
                         action="set_log_level", tag="broker"),
             route("POST", "/reload", self._reload, administer, "Reload the configuration, as SIGHUP does",
                         record(problems=array(TEXT)), action="reload", tag="broker"),
@@ -294,11 +303,12 @@ class Api:
         return {"items": [each for each in settings if each["key"].startswith(call["prefix"])]}
 
     async def _level(self, call: Call) -> Any:
-        return {"level": self._operations.level()}
+        return log_level_json(await self._call(self._operations.runner.call(self._operations.log_levels.views)))
 
     async def _set_level(self, call: Call) -> Any:
-        self._operations.set_level(call["level"])
-        return {"level": self._operations.level()}
+        levels = self._operations.log_levels
+        await self._call(self._operations.runner.call(levels.change, call["level"], call["area"], call["seconds"]))
+        return await self._level(call)
 
     async def _reload(self, call: Call) -> Any:
         return {"problems": await self._operations.reload()}
@@ -513,6 +523,16 @@ def _payload(call: Call) -> bytes:
         return payload_of(call.values)
     except ValueError as error:
         raise RequestError(400, f"payload_base64: {error}", "payload_base64") from None
+
+
+def log_level_json(views: Sequence[LevelView]) -> Dict[str, Any]:
+    """Levels as `LOG_LEVEL` describes them."""
+    general, *areas = views
+    return {
+        "level": general.level,
+        "seconds_left": general.seconds_left,
+        "areas": [view._asdict() for view in areas],
+    }
 
 
 def client_json(session: SessionSummary) -> Dict[str, Any]:

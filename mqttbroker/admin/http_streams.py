@@ -35,7 +35,7 @@ SLICE_TIMEOUT = 120.0  # seconds for sending one slice, after which the connecti
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 _TIMESTAMP = re.compile(r"-?[0-9]{1,18}")
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("mqttbroker.http")
 
 def _whole(text: str, parameter: str) -> int:
     """Raises `ValueError` unless the text is a whole number that an offset can be."""

@@ -21,7 +21,7 @@ from mqttbroker.net.packet_log import PacketScanner
 from mqttbroker.net.pcap import FILE_HEADER
 from mqttbroker.net.trace import Trace, TracedPacket, TraceFilter, Tracer
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.http")
 
 MAX_SECONDS = 3600
 MAX_BYTES = 1 << 30

@@ -37,7 +37,7 @@ LIVE_ATTEMPTS = 5
 
 Ends = dict[tuple[str, int], int]
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.store")
 
 
 class Findings:

@@ -32,7 +32,7 @@ from mqttbroker.codec.reason_codes import (
 from mqttbroker.core.bans import Bans, BanTerms
 from mqttbroker.core.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.auth")
 
 WORKERS = max(2, min(8, os.cpu_count() or 1))  # each check of argon2id takes 46 MiB
 NICENESS = 10  # of the worker threads on Linux, where threads have their own: the event loop takes precedence

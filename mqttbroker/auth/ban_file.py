@@ -23,7 +23,7 @@ from mqttbroker.core.bans import FAILED_LOGINS, MAX_REASON, PROTOCOL_ERRORS, REC
 from mqttbroker.core.networks import network_text
 from mqttbroker.core.offences import MAX_CREDIT, Record
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.auth")
 
 MAX_RECORDS = 10_000  # lines of records; one is 1.2 KB at most
 MAX_LINE = 4096  # bytes

@@ -32,7 +32,7 @@ from mqttbroker.codec.reason_codes import (
 from mqttbroker.core.bans import Bans
 from mqttbroker.core.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.auth")
 
 GRACE = 1.0  # seconds after the plug-in's timeout until its process counts as stuck
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0  # seconds until a process that ended is started again

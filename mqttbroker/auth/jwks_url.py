@@ -19,7 +19,7 @@ from mqttbroker.auth.jwt_keys import JwtKeyError, KeySet, keys_of_jwks
 from mqttbroker.config.setting_kinds import shown_url
 from mqttbroker.config.settings import Jwt
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.auth")
 
 GIVE_UP: Final = 1.0  # seconds beyond the timeout after which a fetch has failed, even if its thread hangs
 

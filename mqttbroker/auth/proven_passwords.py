@@ -23,7 +23,7 @@ from typing import Optional
 
 from mqttbroker.auth.replace_file import replace_file
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.auth")
 
 FILE = "proven_passwords"  # in the data directory
 MAGIC = b"mqttbroker proven passwords 1\n"

@@ -45,7 +45,7 @@ from mqttbroker.core.policy import (
 if TYPE_CHECKING:
     from mqttbroker.auth.jwt_authenticator import JwtAuthenticator
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.auth")
 audit = logging.getLogger("mqttbroker.audit")
 
 Edit = Callable[[str], str]

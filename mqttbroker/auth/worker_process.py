@@ -16,7 +16,7 @@ from typing import Any, Callable, Optional
 
 from mqttbroker.auth.worker import MAX_FRAME, encode
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.auth")
 
 MAX_LINE = 500  # characters of a line of output in the log
 MAX_LINES = 20  # of output in the log, per second

@@ -22,6 +22,7 @@ from mqttbroker.cli import broker_api, stream_commands
 from mqttbroker.cli.broker_api import DONE, EXIT_STATUSES, FAILED, WRONG_CALL, BrokerApi, CommandError, in_path
 from mqttbroker.cli.new_password import ask_password
 from mqttbroker.cli.tables import cell, duration, print_fields, print_json, print_table
+from mqttbroker.config.settings import LOG_AREAS, LOG_LEVELS
 
 SORTS = ("client_id", "connected_at", "disconnected_at", "subscriptions", "queued_messages")
 _CLIENT_COLUMNS = ("CLIENT", "USER", "VERSION", "STATE", "SINCE", "ADDRESS", "SUBSCRIPTIONS", "QUEUED", "IN FLIGHT")
@@ -354,9 +355,17 @@ def log_level(api: BrokerApi, options: argparse.Namespace) -> int:
     if options.level is None:
         answer = api.get("/log/level")
     else:
-        answer = api.change("PUT", "/log/level", {"level": options.level})
+        body = {"level": options.level, "area": options.area, "seconds": options.seconds}
+        answer = api.change("PUT", "/log/level", body)
     with api.as_expected():
-        print_json(answer) if options.json else print(answer["level"])
+        rows = [{"area": "all", **answer}, *answer["areas"]]
+        if options.json:
+            print_json(answer)
+        else:
+            print_table(("AREA", "LEVEL", "LEFT"), [
+                (row["area"], row["level"], "" if row["seconds_left"] is None else duration(row["seconds_left"]))
+                for row in rows if options.area in (None, row["area"])
+            ], _NUMBERS)  # fmt: skip
     return DONE
 
 
@@ -469,9 +478,10 @@ COMMANDS = (
     Command("config", "", "the settings in force, with the place that set each", config,
             (_argument("prefix", metavar="KEY", nargs="?", help="keys that begin with this"),
              _argument("--changed", action="store_true", help="without defaults"))),
-    Command("log-level", "", "print or set the log level of a running broker", log_level,
-            (_argument("level", nargs="?", choices=("debug", "info", "warning", "error"),
-                       help="until the next reload"),)),
+    Command("log-level", "", "print or set the levels of a running broker's log", log_level,
+            (_argument("level", nargs="?", choices=LOG_LEVELS, help="the new level"),
+             _argument("--area", choices=LOG_AREAS, help="of these lines only"),
+             _argument("--seconds", metavar="N", type=float, help="how long; else until the next reload"))),
     Command("trace", "", "print or capture the packets of a client, an address or a topic", trace, (
         _argument("--client", metavar="CLIENT", dest="client_id", help="packets of this client"),
         _argument("--address", metavar="ADDRESS", help="packets of clients at this address or in this network"),

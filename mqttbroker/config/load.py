@@ -167,7 +167,7 @@ class _Builder:
         values = self.values(Settings, plain, ())
         values["listeners"] = self.listeners(tree["listeners"])
         values["streams"] = self.streams(tree.get("streams", {}))
-        for section, default in (("http", Http()), ("bans", Bans()), ("jwt", Jwt()), ("http_callback", HttpCallback())):
+        for section, default in (("log", Log()), ("http", Http()), ("bans", Bans()), ("jwt", Jwt()), ("http_callback", HttpCallback())):
             # An invalid value has its default now, about which a message would mislead.
             if section not in self.invalid:
                 for name, reason in values.get(section, default).problems():

@@ -304,6 +304,48 @@ class Patterns(Kind[tuple[tuple[str, str], ...]]):
         return dict(setting)
 
 
+class Levels(Kind[tuple[tuple[str, str], ...]]):
+    """A table of log levels by area, possibly empty."""
+
+    def __init__(self, areas: Sequence[str], levels: Sequence[str]) -> None:
+        self.areas = areas
+        self.levels = levels
+
+    def read(self, value: object) -> tuple[tuple[str, str], ...]:
+        pairs = Patterns().read(value)
+        for area, level in pairs:
+            if area not in self.areas:
+                raise ValueError(f"{shown(area)} is no area: {', '.join(self.areas)}")
+            if level not in self.levels:
+                raise ValueError(f"{area} must be {one_of(self.levels)}, got {shown(level)}")
+        return pairs
+
+    def from_text(self, text: str) -> object:
+        return Patterns().from_text(text)
+
+    def written(self, setting: tuple[tuple[str, str], ...]) -> object:
+        return dict(setting)
+
+
+class SyslogAddress(Kind[Union[str, tuple[str, int]]]):
+    """The path of a Unix socket, or "HOST:PORT" for UDP."""
+
+    def read(self, value: object) -> Union[str, tuple[str, int]]:
+        text = Text('a path, or "HOST:PORT"').read(value)
+        if text.startswith("/"):
+            return text
+        host, colon, port = text.rpartition(":")
+        if not colon or not host.strip("[]") or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
+            raise ValueError(f'must be a path that begins with /, or "HOST:PORT", got {shown(text)}')
+        return host.strip("[]"), int(port)
+
+    def written(self, setting: Union[str, tuple[str, int]]) -> object:
+        if isinstance(setting, str):
+            return setting
+        host, port = setting
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Url(Kind[Optional[str]]):
     """A URL of HTTPS, or of HTTP on this machine, with ``plain`` on any; the empty string is None."""
 

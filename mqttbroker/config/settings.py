@@ -34,6 +34,7 @@ from mqttbroker.config.setting_kinds import (
     Host,
     Integer,
     Kind,
+    Levels,
     ListenerPath,
     MemorySize,
     Name,
@@ -46,6 +47,7 @@ from mqttbroker.config.setting_kinds import (
     Patterns,
     PluginReference,
     Size,
+    SyslogAddress,
     Templates,
     Text,
     Texts,
@@ -393,11 +395,32 @@ class Http:
         return self.token is not None or self.token_file is not None or bool(self.access)
 
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_AREAS = ("clients", "packets", "auth", "store", "streams", "network", "http", "bridges")
+SYSLOG_FACILITIES = ("daemon", "user", "auth", "syslog", *(f"local{number}" for number in range(8)))
+
+
 @dataclass(frozen=True)
 class Log:
-    level: str = _key(Choice("debug", "info", "warning", "error"), "info")
+    """``levels`` are those of areas, ``to`` the destinations, ``syslog_address`` a path, or host and port."""
+
+    level: str = _key(Choice(*LOG_LEVELS), "info")
+    levels: tuple[tuple[str, str], ...] = _key(Levels(LOG_AREAS, LOG_LEVELS), {})
     format: str = _key(Choice("text", "json"), "text")
+    to: tuple[str, ...] = _key(FirstOf("stderr", "file", "syslog", "journald"), "stderr")
+    file: Optional[Path] = _key(OptionalPath(), "")
+    syslog_address: Union[str, tuple[str, int]] = _key(SyslogAddress(), "/dev/log")
+    syslog_facility: str = _key(Choice(*SYSLOG_FACILITIES), "daemon")
     audit_file: Optional[Path] = _key(OptionalPath(), "")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that are invalid together, each with the reason."""
+        if "file" in self.to and self.file is None:
+            yield "file", 'is required with to = "file"'
+        if self.file is not None and "file" not in self.to:
+            yield "file", 'needs "file" in to'
+        if self.file is not None and self.file == self.audit_file:
+            yield "file", "is audit_file, too"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from sessions.registry import Registry
 CHECKED_PER_WORK: Final = 8  # connections that are not overdue
 CLOSE_WORK: Final = 30  # of one connection that is closed
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.clients")
 audit = logging.getLogger("mqttbroker.audit")
 
 

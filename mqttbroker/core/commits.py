@@ -22,7 +22,7 @@ from sessions.registry import Registry
 from sessions.session import Session
 from sessions.write_set import EntryQuery, Page, WriteSet
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.store")
 
 
 PAGE_ROW_WORK: Final = 3  # of one entry of a page

@@ -57,7 +57,7 @@ from sessions.session import NEVER, Session
 from sessions.will import SessionWill
 from topic_matcher.filters import text_bytes
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.clients")
 
 # The name of the user property, of any value, by which a CONNECT asks for the broker's durability setting.
 DURABILITY: Final = "mqttbroker-durability"

@@ -17,7 +17,7 @@ from mqttbroker.codec.reason_codes import (
 )
 from sessions.session import Session
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.auth")
 
 # The same for an unknown user and a wrong password, so that a client cannot tell them apart.
 WRONG_CREDENTIALS: Final = "wrong user name or password"

@@ -20,7 +20,7 @@ from mqttbroker.net.tls_alert import Alert
 from mqttbroker.net.wire import CLOSE_TIMEOUT, peer_text
 from sessions.counters import Counters
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.network")
 
 ACCEPTS = 100  # connections accepted per iteration of the event loop
 RETRY = 1.0  # seconds until the next attempt if there was no file descriptor left

@@ -23,6 +23,7 @@ from mqttbroker.net.acceptor import Acceptor, Handshake, LocalAdmission
 from mqttbroker.net.listener_policy import REFUSALS, ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.packet_log import PacketLog
+from mqttbroker.net.packet_log import log as packet_log
 from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
 from mqttbroker.net.revocation import RevocationLists, RevokedCertificates, file_version
@@ -31,7 +32,7 @@ from mqttbroker.net.websocket import WebSocket
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
 from mqttbroker.net.worker_setup import ListenerSetup
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.network")
 
 BACKLOG = 4096  # connections that the kernel queues until they are accepted
 SWEPT = 50  # connections whose certificates are checked in one iteration of the event loop
@@ -309,7 +310,7 @@ class OpenListener:
             wire.proxied_address, wire.remote, common_name = peer
             if common_name is not None and self.listener.type in ("tcp", "ws"):
                 wire.proxied_common_name = common_name
-        return wire, PacketLog(wire) if log.isEnabledFor(logging.DEBUG) else wire
+        return wire, PacketLog(wire) if packet_log.isEnabledFor(logging.DEBUG) else wire
 
     # -- workers --------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Any, List, NamedTuple, Optional
 
 from mqttbroker.net.wire import Wire
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.packets")
 
 DESCRIBED = 65_536  # bytes of a packet that are parsed, and the most that are buffered of an incomplete one
 _CONNECT, _PUBLISH, _SUBSCRIBE, _UNSUBSCRIBE = 1, 3, 8, 10

@@ -25,7 +25,7 @@ from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from sessions.write_set import EntryQuery, Page
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.clients")
 
 READ_SLICE: Final = 16_384  # bytes handled between two readings of the clock
 READ_TIME: Final = 0.002  # seconds per event-loop iteration in which slices of one client's data are handled

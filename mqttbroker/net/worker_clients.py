@@ -29,7 +29,7 @@ from mqttbroker.net.tls import ListenerContext
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_setup import Failed, Opened, Secured, from_worker, listener_index
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.network")
 
 
 class LinkedTls:

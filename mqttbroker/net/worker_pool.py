@@ -16,13 +16,14 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Callable, Optional, Sequence
 
+from mqttbroker.config.settings import Log
 from mqttbroker.net.link_frames import PING, READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import WorkerClients
 from mqttbroker.net.worker_setup import WorkerSetup, decode_problems, decode_status, from_worker
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.network")
 
 ANSWER_TIMEOUT = 60.0  # seconds in which a worker has to listen, or to reload
 PING_INTERVAL = 1.0  # seconds
@@ -202,7 +203,7 @@ class WorkerPool:
         count: int,
         listeners: Sequence[OpenListener],
         scheduler: FlushScheduler,
-        log_settings: Callable[[], tuple[str, str]],
+        log_settings: Callable[[], Log],
         timeout: Callable[[], float],
         fail: Callable[[str], None],
     ) -> None:
@@ -219,7 +220,7 @@ class WorkerPool:
 
     def setup(self) -> WorkerSetup:
         listeners = tuple(listener.setup() for listener in self.listeners)
-        return WorkerSetup(listeners, *self._log_settings())
+        return WorkerSetup(listeners, self._log_settings())
 
     def descriptors(self) -> list[int]:
         """Those of all listening sockets."""

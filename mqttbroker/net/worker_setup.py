@@ -11,7 +11,7 @@ import json
 import pickle
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
-from mqttbroker.config.settings import Listener
+from mqttbroker.config.settings import Listener, Log
 from mqttbroker.net.link_frames import LinkError
 from mqttbroker.net.revocation import verified_chain
 
@@ -75,8 +75,7 @@ class WorkerSetup(NamedTuple):
     """Everything that a worker needs to serve its listeners."""
 
     listeners: tuple[ListenerSetup, ...]
-    log_level: str
-    log_format: str
+    log: Log
 
     def encode(self) -> bytes:
         return pickle.dumps(self)

@@ -17,6 +17,7 @@ import socket
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import uvloop
@@ -24,13 +25,13 @@ from setproctitle import setproctitle
 
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.file_limit import raise_file_limit
-from mqttbroker.logs import configure, set_level
+from mqttbroker.logs import configure_log, reopen, set_levels
 from mqttbroker.net.link_frames import ABORT, ADMITTED, PING, READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.worker_setup import WorkerSetup
 from mqttbroker.worker.clients import WorkerLink
 from mqttbroker.worker.listeners import LinkedHandshake, LinkedListener
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.network")
 
 PR_SET_PDEATHSIG = 1  # prctl.h
 CLOSING_SECONDS = 1.0  # in which clients may take the last bytes when the link is closed
@@ -89,9 +90,9 @@ class Worker:
 
     async def _open(self, setup: WorkerSetup) -> None:
         """Open the listeners, and say whether that succeeded."""
-        configure(setup.log_level, setup.log_format)
         problems = []
         try:
+            configure_log(replace(setup.log, audit_file=None))
             for index, one in enumerate(setup.listeners):
                 listener = LinkedListener(self._link, self._handshakes, index, one)
                 self._listeners.append(listener)
@@ -101,8 +102,8 @@ class Worker:
         self._link.send(READY, 0, json.dumps(problems).encode())
 
     def _reload(self, setup: WorkerSetup) -> None:
-        set_level(setup.log_level)
-        problems = []
+        set_levels(setup.log)
+        problems = reopen(setup.log)
         for listener, one in zip(self._listeners, setup.listeners):
             try:
                 listener.reload(one)

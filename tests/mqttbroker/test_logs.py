@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqttbroker import logs
+from mqttbroker.log_targets import Stderr
 
 LINES = [
     (("event=closed client=%s reason=%s", "a=b c", "said %d"), {"event": "closed", "client": "a=b c", "reason": "said %d"},
@@ -150,6 +151,7 @@ def test_counted_refusals_are_bounded() -> None:
 UNREAD = """
 import logging, sys, time
 from mqttbroker import logs
+from mqttbroker.log_targets import Stderr
 logs.configure("info", "text")
 start = time.monotonic()
 for number in range(50_000):
@@ -176,7 +178,7 @@ def test_dropped_lines_are_reported(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     handler.setFormatter(logs._Text())
     for _ in range(logs.QUEUE_LINES + 7):
         handler.handle(record("event=x"))
-    writer = logs._Writer(handler)
+    writer = logs._Writer(handler, Stderr())
     writer.start()
     writer.close()
     assert handler.dropped == 7 and "event=log_lines_dropped count=7" in capfd.readouterr().err

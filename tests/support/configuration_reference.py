@@ -227,6 +227,8 @@ _TYPES = {
     kinds.Options: "table, secret",
     kinds.PluginReference: "`module:Class`",
     kinds.Url: "URL",
+    kinds.Levels: "table of levels by area",
+    kinds.SyslogAddress: 'path, or `"HOST:PORT"`',
 }
 
 

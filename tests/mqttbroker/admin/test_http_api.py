@@ -280,12 +280,28 @@ def test_status_listeners_and_log_level(api: Api) -> None:
     assert status["clients_connected"] >= 0 and status["totals"]["connections"] >= 0 and "memory" in status
     listener, = api.get("/listeners")["items"]
     assert (listener["type"], listener["ports"]) == ("tcp", [api.broker.port])
-    assert api.get("/log/level") == {"level": "info"}
-    assert api.ask("PUT", "/log/level", {"level": "debug"}) == (200, {"level": "debug"})
-    assert api.get("/log/level") == {"level": "debug"}
+
+
+def test_levels_of_the_log(api: Api) -> None:
+    before = api.get("/log/level")
+    assert (before["level"], before["seconds_left"], {area["level"] for area in before["areas"]}) == ("info", None, {"info"})
+    status, changed = api.ask("PUT", "/log/level", {"level": "debug"})
+    assert status == 200 and {changed["level"], *(area["level"] for area in changed["areas"])} == {"debug"}
+    status, changed = api.ask("PUT", "/log/level", {"level": "error", "area": "http", "seconds": 900})
+    (http,) = [area for area in changed["areas"] if area["area"] == "http"]
+    assert http["level"] == "error" and 890 < http["seconds_left"] <= 900
     assert api.ask("POST", "/reload") == (200, {"problems": []})
-    assert api.get("/log/level") == {"level": "info"}
+    assert api.get("/log/level") == before
     assert "level" in api.refused(400, "level", "PUT", "/log/level", {"level": "loud"})
+    assert "area" in api.refused(400, "area", "PUT", "/log/level", {"level": "info", "area": "x"})
+
+
+def test_a_level_of_the_log_ends(api: Api) -> None:
+    api.ask("PUT", "/log/level", {"level": "debug", "area": "packets", "seconds": 0.1})
+    api.broker.wait_for_log('event=log_level to=info area=packets reason="its time is over"')
+    api.broker.wait_for_log(r'action=set_log_level target="seconds=0\.1 level=debug area=packets"')
+    (packets,) = [area for area in api.get("/log/level")["areas"] if area["area"] == "packets"]
+    assert packets == {"area": "packets", "level": "info", "seconds_left": None}
 
 
 def test_configuration_names_the_source_of_each_value_and_no_secret(start_broker: Start) -> None:

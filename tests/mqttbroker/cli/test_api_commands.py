@@ -156,8 +156,11 @@ def test_the_broker_itself(call: Call, broker: BrokerProcess) -> None:
     settings = call("config", "http.backup")[1].splitlines()
     assert settings[1].split() == ["http.backup_dir", *settings[1].split()[1:2], f"{broker.config}:1"]
     assert "default" not in call("config", "--changed")[1]
-    assert call("log-level", "debug")[:2] == call("log-level")[:2] == (0, "debug\n")
-    assert call("reload") == (0, "", "") and call("log-level")[1] == "info\n"
+    status, out, _ = call("log-level", "debug", "--area", "auth", "--seconds", "600")
+    assert (status, [line.split()[:2] for line in out.splitlines()]) == (0, [["AREA", "LEVEL"], ["auth", "debug"]])
+    levels = {line.split()[0]: line.split()[1:] for line in call("log-level")[1].splitlines()}
+    assert levels["all"] == levels["store"] == ["info"] and levels["auth"] in (["debug", "9m"], ["debug", "10m"])
+    assert call("reload") == (0, "", "") and json.loads(call("log-level", "--json")[1])["areas"][2]["level"] == "info"
     status, out, _ = call("backup-now", "monday")
     assert status == 0 and (Path(out.partition(": ")[0]) / "backup.json").exists()
     assert call("backup-now", "monday")[0] == 1
