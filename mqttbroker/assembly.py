@@ -210,6 +210,10 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
         broker.retained.load(message_from_row(retained))
     for known in _consumed(recovered.producers):
         broker.deduplication.load(known)
+    for stored in _consumed(recovered.readers):
+        broker.stored_readers.load(stored)
+    for offsets in _consumed(recovered.offsets):
+        broker.stored_readers.load_offsets(offsets)
     broker.users.terms_changed()
 
 

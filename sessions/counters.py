@@ -48,6 +48,7 @@ class Counters:
         self.store_failed = 0
         # Records of streams for subscriptions that read them.
         self.stream_records_sent: i64 = 0
+        self.stream_records_returned = 0  # by members of groups that left before they acknowledged them
         self.stream_records_missed = 0  # removed by retention before they were read, or damaged
         # Numbered messages for streams with deduplication.
         self.stream_repeats = 0

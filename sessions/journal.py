@@ -654,6 +654,7 @@ class Journal:
         for reader_id in old.deleted_readers:
             new.deleted_readers[reader_id] = True
         for offsets in old.offsets:
+            offsets.not_stored()
             if not offsets.changed:
                 offsets.changed = True
                 new.offsets.append(offsets)

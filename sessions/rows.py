@@ -63,7 +63,8 @@ class ProducerRow(NamedTuple):
 class ReaderRow(NamedTuple):
     """A reader of a stream whose offsets are stored: a session's subscription, a group, or a queue.
 
-    ``kind`` is one of the constants below. ``session_id`` is 0 but for a subscription, ``name`` that of a group or queue.
+    ``kind`` is one of the constants below. ``session_id`` is -kind but for a subscription; ``name`` is the filter of a
+    subscription, or the name of a group or queue.
     ``topic_filter`` selects messages of the stream; ``#`` takes all. ``start`` is the text that said where it begins,
     ``options`` are bits that the core defines.
     """

@@ -33,7 +33,7 @@ from sessions.journal import (
 from sessions.message import Message
 from sessions.message_queue import MessageQueue
 from sessions.paging import Paging
-from sessions.readers.in_flight import StreamInFlight
+from sessions.readers.in_flight import InFlightOwner, StreamInFlight
 from sessions.room import RoomUser
 from sessions.rows import PageRow
 from sessions.will import SessionWill
@@ -640,6 +640,12 @@ class Session(DeliveryOwner):
             self.queue.count_out(0)
             if message.owner is not None:
                 message.owner.detached(message, key)
+
+    def disown_stream_messages(self, owner: InFlightOwner) -> None:
+        """No reader waits for the acknowledgements of this owner's messages any more."""
+        for message in self.window.in_flight.values():
+            if isinstance(message, StreamInFlight) and message.owner is owner:
+                message.owner = None
 
     def end(self) -> None:
         """The session has ended: take its stored entries off the totals, and break reference cycles."""

@@ -166,6 +166,7 @@ class Limits:
     max_total_connect_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     max_total_alias_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     max_total_will_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
+    max_stream_groups: int = _key(Integer(1, 1_000_000), 1000)
     stream_chunk_bytes: int = _key(Size("4KiB", "16MiB"), "256KiB")
     max_total_stream_chunk_bytes: int = _key(Size("64KiB", "1TiB"), "64MiB")
     max_pending_write_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")

@@ -27,6 +27,7 @@ from mqttbroker.core.replay import Replays, RetainedSources
 from mqttbroker.core.router import Router
 from mqttbroker.core.session_lifecycle import SessionLifecycle
 from mqttbroker.core.stream_consumer import StreamConsumers
+from mqttbroker.core.stream_groups import StreamGroups
 from mqttbroker.core.stream_subscriptions import StreamSubscriptions
 from mqttbroker.core.subscriptions import Subscriptions
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms
@@ -36,6 +37,7 @@ from sessions.context import REFUSE, SessionContext
 from sessions.expiry import Expiry
 from sessions.journal import Journal
 from sessions.producers import Producers
+from sessions.readers.stored_readers import StoredReaders
 from sessions.registry import Registry
 from sessions.retained import Retained
 
@@ -82,8 +84,16 @@ class Broker:
         self.replays = Replays(RetainedSources(self.retained), rules, outbound.counters)
         self.chunk_reads = ChunkReads(terms)
         self.stream_consumers = StreamConsumers(self.chunk_reads, outbound)
+        self.stored_readers = StoredReaders(journal)
+        self.stream_groups = StreamGroups(self.stored_readers, terms, outbound.counters, outbound.clock)
         self.stream_subscriptions = StreamSubscriptions(
-            router.streams, rules, self.chunk_reads, self.stream_consumers, outbound.clock
+            router.streams,
+            rules,
+            self.chunk_reads,
+            self.stream_consumers,
+            outbound.clock,
+            self.stored_readers,
+            self.stream_groups,
         )
         self.subscriptions = Subscriptions(
             context, router, self.replays, terms, rules, self.memory_stage, self.turns, self.stream_subscriptions

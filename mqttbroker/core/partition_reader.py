@@ -14,6 +14,7 @@ from mypy_extensions import i64
 
 from mqttbroker.core.chunk import Chunk, ChunkRows, DamagedChunk
 from mqttbroker.core.chunk_reads import EXPIRED, FAILED, MOVED, NOTHING, READ, ChunkReads, ChunkUser, ReadRequest
+from sessions.readers.partition_offsets import PartitionOffsets
 
 _checksum: Final[Any] = google_crc32c.value
 
@@ -24,6 +25,10 @@ class ReaderOwner:
     @abstractmethod
     def has_rows(self, reader: PartitionReader) -> None:
         """The reader has rows, or can ask for some; `step` is to be called."""
+
+    @abstractmethod
+    def has_room(self, reader: PartitionReader) -> None:
+        """A row that had to wait for a commit may be sent."""
 
     @abstractmethod
     def expired(self, reader: PartitionReader, offset: int) -> None:
@@ -51,6 +56,7 @@ class PartitionReader(ChunkUser):
         self.owner = owner
         self.stream = stream
         self.partition = partition
+        self.offsets: Optional[PartitionOffsets] = None  # if they are stored
         self.next_offset: i64 = -1  # -1: not known yet
         self.asked = False  # a request is under way
         self.following = False  # it waits at the end of the partition

@@ -23,6 +23,8 @@ from mqttbroker.core.partition_reader import PartitionReader, ReaderOwner
 from mqttbroker.core.route import StreamRule
 from mqttbroker.core.stream_rights import StreamRights, matches_any
 from sessions.counters import Counters
+from sessions.readers.in_flight import InFlightOwner, StreamInFlight
+from sessions.readers.stored_readers import StoredReader
 from sessions.room import RoomUser
 from sessions.session import RETAIN_AS_PUBLISHED, Session, Subscription
 
@@ -35,6 +37,8 @@ IDLE_BUDGET: Final = 1000
 IDLE_AFTER: Final = 64  # iterations without a PUBLISH from any client
 PART: Final = 500  # of one consumer before another one has its turn
 MAX_BACKLOG: Final = 262_144  # bytes in an outbox beyond which a consumer waits for the socket
+
+ADDED_BYTES: Final = 200  # of properties that a record gets, about
 
 TOPIC_BYTES: Final = 400  # memory of what a consumer remembers of a topic, beside the topic
 MAX_TOPIC_BYTES: Final = 131_072  # of what a consumer remembers of all topics
@@ -50,6 +54,7 @@ class TopicPlan:
         self.added = added
 
 
+_REDELIVERED: Final = user_property_bytes(b"redelivered", b"1")
 _UNWANTED: Final = TopicPlan(False, NO_BYTES, NO_BYTES)
 
 
@@ -74,6 +79,8 @@ class StreamConsumer(ReaderOwner):
         self.rule = rule
         self.topic_filter = topic_filter
         self.rights = rights
+        self.stored: Optional[StoredReader] = None  # the offsets, if they are stored
+        self.group: Optional[InFlightOwner] = None  # the group that the session is a member of
         self.skips_damage = False
         self.stops_when_expired = False
         self.readers: List[PartitionReader] = []
@@ -90,6 +97,20 @@ class StreamConsumer(ReaderOwner):
         reader = PartitionReader(self.consumers.reads, self, self.rule.name, partition)
         self.readers.append(reader)
         return reader
+
+    def remove_partition(self, partition: int) -> None:
+        """Read a partition no longer."""
+        for index, reader in enumerate(self.readers):
+            if reader.partition == partition:
+                del self.readers[index]
+                reader.close()
+                break
+
+    def reader_of(self, partition: int) -> Optional[PartitionReader]:
+        for reader in self.readers:
+            if reader.partition == partition:
+                return reader
+        return None
 
     def change(self, subscription: Subscription) -> None:
         """The client subscribed again, with other options."""
@@ -115,8 +136,17 @@ class StreamConsumer(ReaderOwner):
     # -- readers --------------------------------------------------------------
 
     def has_rows(self, reader: PartitionReader) -> None:
+        offsets = reader.offsets
+        if offsets is not None and self.stored is not None and reader.next_offset > offsets.next_wanted:
+            # The log has nothing from there on: it begins later, or it was asked for a time.
+            offsets.leave_out(reader.next_offset)
+            self.stored.save(offsets)
         if not self.blocked:
             self.consumers.wake(self)
+
+    def has_room(self, reader: PartitionReader) -> None:
+        self.unblock()
+        self.consumers.wake(self)
 
     def expired(self, reader: PartitionReader, offset: int) -> None:
         name = self.rule.name
@@ -259,32 +289,61 @@ class StreamConsumer(ReaderOwner):
         payload: i64 = 0
         cost: i64 = 0
         limited: bool = connection.outbox.throttle is not None
+        offsets = reader.offsets
+        group = self.group
+        moved: bool = False  # the stored offsets are to be saved
         while cost < budget and size < MAX_BACKLOG:
             rows = reader.peek()
             if rows is None:
                 break
             cost += 1
+            if offsets is not None and rows.offset != offsets.next_wanted:
+                if rows.offset > offsets.next_wanted:
+                    offsets.leave_out(rows.offset)
+                    moved = True
+                if rows.offset < offsets.next_wanted:
+                    reader.take()
+                    continue
             topic = rows.topic
             plan = self._plans.get(topic)
             if plan is None:
                 plan = self._plan(topic)
                 cost += 2
             if not plan.wanted:
+                if offsets is not None:
+                    offsets.leave_out(rows.offset + 1)
+                    moved = True
                 reader.take()
                 continue
             qos: i64 = min(rows.qos, granted)
             retain: bool = as_published and rows.retain
             packet_id: i64 = 0
-            if qos:
+            again: bool = False
+            if offsets is not None and group is not None and qos == 1:
+                if not session.window.is_open:
+                    self.blocked = True
+                    break
+                if not offsets.may_hand_over(rows.offset):
+                    offsets.waiting = True
+                    moved = True
+                    self.blocked = True
+                    break
+                again = offsets.hand_over(rows.offset) > 0
+                packet_id = session.allocate_stream(StreamInFlight(group, offsets, rows.offset))
+            elif qos:
                 if session.id != 0:
                     # The session's own queue keeps the message until it is acknowledged.
                     self._flush(connection, parts, size, count, payload)
                     parts = []
                     size = count = payload = 0
-                    if not session.open:
+                    if not session.open or self._queue_full(rows):
                         self.blocked = True
                         break
-                    self._offer(connection, rows, qos, retain, plan)
+                    if offsets is not None:
+                        again = offsets.deliveries(rows.offset) > 0
+                        offsets.put_into_queue(rows.offset)
+                        moved = True
+                    self._offer(connection, rows, qos, retain, plan, again)
                     reader.take()
                     cost += 2
                     continue
@@ -302,8 +361,13 @@ class StreamConsumer(ReaderOwner):
                     added = self._key_property(rows) + added
                 if subscription.identifier:
                     added += b"\x0b" + encode_varint(subscription.identifier)
+                if again:
+                    added += _REDELIVERED
             first_byte: i64 = 0x30 | qos << 1 | (1 if retain else 0)
             written = rows.append_packet(parts, version, first_byte, plan.field, packet_id, added, maximum)
+            if offsets is not None and qos == 0:
+                offsets.leave_out(rows.offset + 1)
+                moved = True
             reader.take()
             if written == 0:  # [MQTT-3.1.2-25]
                 connection.outbound.counters.publish_dropped_too_large += 1
@@ -319,6 +383,8 @@ class StreamConsumer(ReaderOwner):
             if limited:
                 break
         self._flush(connection, parts, size, count, payload)
+        if offsets is not None and self.stored is not None and (moved or offsets.needs_reservation):
+            self.stored.save(offsets)
         if reader.has_chunk and not self._accepts(connection):
             self.blocked = True
         return cost
@@ -328,6 +394,12 @@ class StreamConsumer(ReaderOwner):
             connection.send_publish_packets(parts, size, count, payload)
             self.consumers.counters.stream_records_sent += count
 
+    def _queue_full(self, rows: ChunkRows) -> bool:
+        """Whether a persistent session's messages in flight leave no room for a record in its queue."""
+        session = self.session
+        size: i64 = rows.payload_size + len(rows.topic) + len(rows.properties) + ADDED_BYTES
+        return session.queued_messages > 0 and session.queue.full(int(size))
+
     def _window_has_room(self) -> bool:
         """Whether a transient session's in-flight window has room; live messages have a part of it to themselves."""
         session = self.session
@@ -335,12 +407,15 @@ class StreamConsumer(ReaderOwner):
         most: i64 = min(i64(window.unpersisted_maximum), session.context.limits.max_queued_messages)
         return window.packet_ids_in_use < max(i64(window.send_maximum), most // 2)
 
-    def _offer(self, connection: Connection, rows: ChunkRows, qos: i64, retain: bool, plan: TopicPlan) -> None:
+    def _offer(
+        self, connection: Connection, rows: ChunkRows, qos: i64, retain: bool, plan: TopicPlan, again: bool
+    ) -> None:
         """Put a record into the queue of a persistent session, which sends it at once."""
         properties = rows.properties
         if connection.version >= 5:
             key = plan.added or self._key_property(rows)
-            properties = b"".join((properties, rows.place_properties(), key, self._partition_property))
+            mark = _REDELIVERED if again else NO_BYTES
+            properties = b"".join((properties, rows.place_properties(), key, self._partition_property, mark))
         subscription_ids: bytes = NO_BYTES
         if self.subscription.identifier:
             subscription_ids = b"\x0b" + encode_varint(self.subscription.identifier)

@@ -7,7 +7,7 @@ changes only its options; one with another start begins there.
 from __future__ import annotations
 
 import logging
-from typing import Dict, Final, List, Optional
+from typing import Dict, Final, List, Optional, cast
 
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, TOPIC_FILTER_INVALID, MQTTError
@@ -28,8 +28,12 @@ from mqttbroker.core.stream_filter import (
     parse_stream_filter,
     reads_stream,
 )
+from mqttbroker.core.stream_groups import StreamGroup, StreamGroups
 from mqttbroker.core.stream_rights import StreamRights
 from sessions.context import Clock
+from sessions.readers.partition_offsets import OffsetsUser, PartitionOffsets
+from sessions.readers.stored_readers import StoredReader, StoredReaders
+from sessions.rows import SUBSCRIPTION_READER
 from sessions.session import Session, Subscription
 from topic_matcher.filters import covers, overlap
 
@@ -38,6 +42,10 @@ log = logging.getLogger("mqttbroker")
 START_PROPERTY: Final = "stream-offset"
 EXPIRED_PROPERTY: Final = "stream-on-expired"
 DAMAGE_PROPERTY: Final = "stream-on-damage"
+# Bits of `ReaderRow.options`.
+SKIPS_DAMAGE: Final = 1
+STOPS_WHEN_EXPIRED: Final = 2
+
 ADJUSTED_PROPERTY: Final = "stream-offset-expired"  # of a SUBACK
 
 
@@ -69,14 +77,22 @@ class StreamRequest:
 class StreamPlan:
     """A subscription that may be opened: its stream, the filter in it ("" for all topics), its rights and its start.
 
-    ``text`` is what the client asked for as a start. ``offsets`` are the first ones by partition, empty if ``start`` is a
+    ``text`` is what the client asked for as a start, "" if nothing. ``offsets`` are the first ones by partition, empty if ``start`` is a
     time.
     """
 
     def __init__(
-        self, full_filter: str, rule: StreamRule, topic_filter: str, rights: StreamRights, start: Start, text: str
+        self,
+        full_filter: str,
+        group: str,
+        rule: StreamRule,
+        topic_filter: str,
+        rights: StreamRights,
+        start: Start,
+        text: str,
     ) -> None:
         self.full_filter = full_filter
+        self.group = group
         self.rule = rule
         self.topic_filter = topic_filter
         self.rights = rights
@@ -97,6 +113,22 @@ class _Place:
         self.offsets: Dict[int, int] = {}  # by partition, while the client is disconnected; -1: the end of the partition
 
 
+class _StoredPlace(OffsetsUser):
+    """Tells the consumer of a persistent session of a failed commit."""
+
+    def __init__(self, consumer: StreamConsumer) -> None:
+        self._consumer = consumer
+
+    def reserved(self, offsets: PartitionOffsets) -> None:
+        pass  # messages in the session's queue need no reservation
+
+    def refused(self, offsets: PartitionOffsets) -> None:
+        reader = self._consumer.reader_of(offsets.partition)
+        if reader is not None and not self._consumer.closed:
+            reader.seek(offsets.next_wanted)
+            self._consumer.has_room(reader)
+
+
 class _SessionStreams(SessionConsumers):
     """The consumers of a session, and the places of its subscriptions by filter."""
 
@@ -115,7 +147,11 @@ class StreamSubscriptions:
         reads: ChunkReads,
         consumers: StreamConsumers,
         clock: Clock,
+        stored: StoredReaders,
+        groups: StreamGroups,
     ) -> None:
+        self.stored = stored
+        self.groups = groups
         self.streams = streams
         self.rules = rules
         self.reads = reads
@@ -133,19 +169,21 @@ class StreamSubscriptions:
             parsed = parse_stream_filter(full_filter)
         except ValueError as error:
             raise MQTTError(TOPIC_FILTER_INVALID, str(error)) from None
-        if parsed.group or parsed.kind == QUEUE:
-            raise MQTTError(TOPIC_FILTER_INVALID, "streams are not shared yet")
+        if parsed.kind == QUEUE:
+            raise MQTTError(TOPIC_FILTER_INVALID, f"there is no queue {parsed.name}")
         rule = self._find(parsed)
         filters = rule.filters if not parsed.topic_filter else [parsed.topic_filter]
         rights = StreamRights(self.rules, session, "$stream", rule.name, filters)
         if not rights.may_subscribe:
             raise MQTTError(denied, f"no access to stream {rule.name}")
-        text = parsed.start if parsed.kind == REPLAY else request.start or "latest"
+        if parsed.group:
+            self.groups.check(parsed.group, rule, parsed.topic_filter)
+        text = parsed.start if parsed.kind == REPLAY else request.start or ""
         try:
-            start = parse_from(text, self.clock.now) if parsed.kind == REPLAY else parse_offset(text)
+            start = parse_from(text, self.clock.now) if parsed.kind == REPLAY else parse_offset(text or "latest")
         except ValueError as error:
             raise MQTTError(IMPLEMENTATION_SPECIFIC_ERROR, str(error)) from None
-        plan = StreamPlan(full_filter, rule, parsed.topic_filter, rights, start, text)
+        plan = StreamPlan(full_filter, parsed.group, rule, parsed.topic_filter, rights, start, text)
         plan.skips_damage = _choose(DAMAGE_PROPERTY, request.on_damage, "stop", "skip")
         plan.stops_when_expired = _choose(EXPIRED_PROPERTY, request.on_expired, "nearest", "refuse")
         self._place(plan, request)
@@ -214,10 +252,16 @@ class StreamSubscriptions:
         if streams is None:
             streams = session.room_user = _SessionStreams()
         assert isinstance(streams, _SessionStreams)
+        if plan.group:
+            self._join(streams, session, subscription, plan)
+            return
+        if session.id != 0:
+            self._open_stored(streams, session, subscription, plan)
+            return
         filter_text = plan.full_filter
         place = streams.places.get(filter_text)
         consumer = streams.by_filter.get(filter_text)
-        if place is None or consumer is None or place.text != plan.text:
+        if place is None or consumer is None or (plan.text and place.text != plan.text):
             if consumer is not None:
                 consumer.close()
             place = streams.places[filter_text] = _Place(plan.text)
@@ -234,6 +278,87 @@ class StreamSubscriptions:
         consumer.stops_when_expired = place.stops_when_expired = plan.stops_when_expired
         self.consumers.wake(consumer)
 
+    def _positions(self, plan: StreamPlan) -> List[int]:
+        """The first offset of each partition; before a time is found, that of the log."""
+        stream = plan.rule.name
+        if plan.start.kind == TIME:
+            return [self.reads.bounds(stream, partition)[0] for partition in range(plan.rule.partitions)]
+        return [plan.offsets[partition] for partition in range(plan.rule.partitions)]
+
+    def _open_stored(
+        self, streams: _SessionStreams, session: Session, subscription: Subscription, plan: StreamPlan
+    ) -> None:
+        """`open` for a persistent session, whose offsets are stored."""
+        filter_text = plan.full_filter
+        consumer = streams.by_filter.get(filter_text)
+        stored = self.stored.subscription(session.id, filter_text)
+        if stored is not None and stored.row.stream != plan.rule.name:
+            self.stored.delete(stored)
+            stored = None
+        restarts: bool = stored is None or (plan.text != "" and plan.text != stored.row.start)
+        options: int = (SKIPS_DAMAGE if plan.skips_damage else 0) | (
+            STOPS_WHEN_EXPIRED if plan.stops_when_expired else 0
+        )
+        if stored is None:
+            stored = self.stored.create(
+                SUBSCRIPTION_READER,
+                session.id,
+                filter_text,
+                plan.rule.name,
+                plan.topic_filter,
+                plan.text,
+                options,
+                self.clock.now,
+                self._positions(plan),
+            )
+        else:
+            stored.change(plan.text or stored.row.start, options)
+            if restarts:
+                stored.seek(self._positions(plan))
+        if consumer is not None and not restarts:
+            consumer.change(subscription)
+        else:
+            if consumer is not None:
+                consumer.close()
+            consumer = self._consumer(streams, session, subscription, plan)
+            self._read_stored(consumer, stored, plan.start.time if restarts and plan.start.kind == TIME else -1)
+        consumer.skips_damage = plan.skips_damage
+        consumer.stops_when_expired = plan.stops_when_expired
+        self.consumers.wake(consumer)
+
+    def _read_stored(self, consumer: StreamConsumer, stored: StoredReader, time: int) -> None:
+        """Read from the stored offsets on, or from a time unless it is -1."""
+        consumer.stored = stored
+        place = _StoredPlace(consumer)
+        for offsets in stored.partitions:
+            offsets.user = place
+            reader = consumer.add_partition(offsets.partition)
+            reader.offsets = offsets
+            if time >= 0:
+                reader.seek_time(time)
+            else:
+                reader.seek(offsets.next_wanted)
+
+    def _join(
+        self, streams: _SessionStreams, session: Session, subscription: Subscription, plan: StreamPlan
+    ) -> None:
+        """`open` for a member of a group."""
+        consumer = streams.by_filter.get(plan.full_filter)
+        if consumer is not None:
+            consumer.change(subscription)
+        else:
+            group = self.groups.find(plan.group, plan.rule.name)
+            if group is None:
+                positions = self._positions(plan)
+                group = self.groups.create(plan.group, plan.rule, plan.topic_filter, plan.text, positions)
+                if plan.start.kind == TIME:
+                    group.begin_at_time(plan.start.time)
+            consumer = self._consumer(streams, session, subscription, plan)
+            group.join(consumer)
+        consumer.skips_damage = plan.skips_damage
+        consumer.stops_when_expired = plan.stops_when_expired
+        self.consumers.wake(consumer)
+
     def _consumer(
         self, streams: SessionConsumers, session: Session, subscription: Subscription, plan: StreamPlan
     ) -> StreamConsumer:
@@ -246,6 +371,9 @@ class StreamSubscriptions:
 
     def close(self, session: Session, full_filter: str) -> None:
         """The subscription has ended."""
+        stored = self.stored.subscription(session.id, full_filter) if session.id != 0 else None
+        if stored is not None:
+            self.stored.delete(stored)
         streams = session.room_user
         if streams is None:
             return
@@ -253,9 +381,14 @@ class StreamSubscriptions:
         streams.places.pop(full_filter, None)
         consumer = streams.by_filter.pop(full_filter, None)
         if consumer is not None:
-            consumer.close()
-        if not streams.places:
+            self._close(consumer)
+        if not streams.places and not streams.by_filter:
             session.room_user = None
+
+    def _close(self, consumer: StreamConsumer) -> None:
+        if consumer.group is not None:
+            cast(StreamGroup, consumer.group).leave(consumer.session)
+        consumer.close()
 
     def disconnected(self, session: Session) -> None:
         """The client has disconnected: remember where its subscriptions stand."""
@@ -264,10 +397,11 @@ class StreamSubscriptions:
             return
         assert isinstance(streams, _SessionStreams)
         for filter_text, consumer in streams.by_filter.items():
-            place = streams.places[filter_text]
-            for reader in consumer.readers:
-                place.offsets[reader.partition] = reader.next_offset
-            consumer.close()
+            place = streams.places.get(filter_text)
+            if place is not None:
+                for reader in consumer.readers:
+                    place.offsets[reader.partition] = reader.next_offset
+            self._close(consumer)
         streams.by_filter.clear()
 
     def resumed(self, session: Session) -> None:
@@ -290,6 +424,11 @@ class StreamSubscriptions:
                 "event=stream_not_resumed client=%s filter=%s reason=%s", session.client_id, filter_text, error.detail
             )
             return
+        stored = self.stored.subscription(session.id, filter_text) if session.id != 0 else None
+        if stored is not None:
+            plan.text = ""
+            plan.skips_damage = stored.row.options & SKIPS_DAMAGE != 0
+            plan.stops_when_expired = stored.row.options & STOPS_WHEN_EXPIRED != 0
         if place is not None:
             plan.text = place.text
             plan.skips_damage = place.skips_damage
@@ -308,6 +447,7 @@ class StreamSubscriptions:
         for consumer in list(self.consumers.all):
             if consumer.rule.name == name:
                 consumer.removed()
+        self.groups.stream_removed(name)
 
 
 def _choose(name: str, value: str, no: str, yes: str) -> bool:

@@ -159,6 +159,9 @@ class Subscriptions:
         if len(session.pending_retained) + len(replay) >= 2 * len(session.subscriptions) + FREE_REPLAYS:
             return QUOTA_EXCEEDED
         options: int = request.options
+        if stream_plan is not None and stream_plan.group and session.id == 0 and request.qos == 2:
+            # What a group hands over must be known after the connection: a session that is not stored has QoS 1.
+            options = options & ~3 | 1
         if connection.bridge:
             options |= RETAIN_AS_PUBLISHED if shared is not None else RETAIN_AS_PUBLISHED | NO_LOCAL
         subscription = Subscription(session, full_filter, options, identifier)
@@ -170,7 +173,7 @@ class Subscriptions:
         if session.id != 0:
             row = SubscriptionRow(session.id, full_filter, request.qos, options, identifier)
             self.journal.save_subscription(row)
-        return request.qos
+        return subscription.qos
 
     def _log_denial(self, connection: Connection, session: Session, full_filter: str) -> None:
         connection.outbound.denials.log(

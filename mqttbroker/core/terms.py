@@ -129,6 +129,7 @@ class BrokerTerms:
         self.max_unapplied_bytes = 0
         self.max_total_will_bytes = 0
         self.stream_chunk_bytes = 0
+        self.max_stream_groups = 0
         self.max_total_stream_chunk_bytes = 0
         self.durability = ""
         self.reveal_denials = True

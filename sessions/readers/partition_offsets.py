@@ -7,13 +7,29 @@ message that may have been delivered before is known, and marked.
 from __future__ import annotations
 
 import struct
+from abc import abstractmethod
 from heapq import heapify, heappop, heappush
-from typing import Dict, Final, List
+from typing import Dict, Final, List, Optional
+
+from mypy_extensions import mypyc_attr
 
 from sessions.rows import OffsetsRow
 
 RESERVED: Final = 1024  # offsets that one row reserves beyond `position`
 _RUN: Final = struct.Struct("<QQQ")
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class OffsetsUser:
+    """The owner of a partition's offsets, which learns of commits."""
+
+    @abstractmethod
+    def reserved(self, offsets: PartitionOffsets) -> None:
+        """`PartitionOffsets.next_wanted` may be handed over, after the user had to wait for it."""
+
+    @abstractmethod
+    def refused(self, offsets: PartitionOffsets) -> None:
+        """The commit failed that had messages in a session's queue: they are to be handed over again."""
 
 
 class PartitionOffsets:
@@ -33,6 +49,10 @@ class PartitionOffsets:
         self.pending: Dict[int, int] = {}
         self.handed_over_limit = position
         self.changed = False  # the batch that gathers will have the row
+        self.user: Optional[OffsetsUser] = None
+        self.waiting = False  # `OffsetsUser.reserved` is to be called
+        self._queued: List[int] = []  # put into the queue of a session by the batch that gathers
+        self._written: List[int] = []  # likewise, by the batch with the writer
         self._returned: List[int] = []  # a heap: those of `pending` that are to be handed over again
         self._packet_ids: Dict[int, int] = {}  # of those in `_returned` that have one
 
@@ -95,6 +115,12 @@ class PartitionOffsets:
         if not returned and self.position < end:
             self.position = end
 
+    def put_into_queue(self, offset: int) -> None:
+        """The message of `next_wanted` is in the queue of a session, which is stored with the row: it is done with."""
+        self.hand_over(offset)
+        del self.pending[offset]
+        self._queued.append(offset)
+
     def acknowledge(self, offset: int) -> None:
         """A message in flight was processed."""
         del self.pending[offset]
@@ -123,11 +149,15 @@ class PartitionOffsets:
         self.pending = {}
         self._returned = []
         self._packet_ids = {}
+        self._queued = []
+        self._written = []
+        self.waiting = False
 
     # -- the row ------------------------------------------------------------
 
     def row(self) -> OffsetsRow:
-        """The row to store now; `stored` takes it when it is on disk."""
+        """The row to store now; `stored` takes it when it is on disk, `not_stored` if it never will be."""
+        self._written, self._queued = self._queued, []
         reserved = max(self.position + RESERVED, self.uncertain_end)
         return OffsetsRow(self.reader_id, self.partition, self.position, reserved, self._runs())
 
@@ -135,6 +165,23 @@ class PartitionOffsets:
         """A row is on disk. One of before a `reset` reserves nothing."""
         if row.position <= self.position:
             self.handed_over_limit = max(self.handed_over_limit, row.reserved)
+        self._written = []
+        user = self.user
+        if self.waiting and user is not None and self.may_hand_over(self.next_wanted):
+            self.waiting = False
+            user.reserved(self)
+
+    def not_stored(self) -> None:
+        """The commit of the last `row` failed, and with it the queues of sessions."""
+        lost = self._written
+        self._written = []
+        if lost:
+            for offset in lost:
+                self.pending[offset] = 1
+                heappush(self._returned, offset)
+            self.pending = dict(sorted(self.pending.items()))
+            if self.user is not None:
+                self.user.refused(self)
 
     def _runs(self) -> bytes:
         """`pending` as runs of consecutive offsets with the same number of deliveries: first, length, deliveries."""

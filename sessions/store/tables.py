@@ -59,7 +59,7 @@ class SqliteTables:
         retained = _rows(RetainedRow, connection.execute(_select(RetainedRow._fields, "retained")))
         producers = _rows(ProducerRow, connection.execute(_select(ProducerRow._fields, "producers ORDER BY used")))
         readers = _rows(ReaderRow, connection.execute(_select(ReaderRow._fields, "stream_readers ORDER BY reader_id")))
-        offsets = _rows(OffsetsRow, connection.execute(_select(OffsetsRow._fields, "stream_offsets")))
+        offsets = _rows(OffsetsRow, connection.execute(_select(OffsetsRow._fields, "stream_offsets ORDER BY reader_id, partition")))
         queues = _rows(QueueRow, connection.execute(sql.QUEUES))
         known = {row.session_id for row in sessions}
         unknown = {row.session_id for row in subscriptions} - known
