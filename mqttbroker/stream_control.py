@@ -139,6 +139,7 @@ class StreamControl:
             self._own(name)
             await self._on_store(lambda ends: mark_deleted(self._logs.directory / name))
             self._broker.router.remove_stream(name)
+            self._broker.stream_subscriptions.stream_removed(name)
             await self._commit()
             try:
                 await self._on_store(lambda ends: self._delete_log(name, ends))

@@ -108,7 +108,7 @@ class StreamGroup(InFlightOwner):
     def _log(self, action: str, session: Session) -> None:
         row = self.stored.row
         log.info(
-            "event=group_%s group=%s stream=%s client=%s user=%s members=%d",
+            "event=group_changed action=%s group=%s stream=%s client=%s user=%s members=%d",
             action,
             row.name,
             row.stream,
