@@ -11,6 +11,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, TypeV
 from bridge_spark.log.stream_log import StreamConfig
 from mqttbroker.auth.permissions import NoPermissions, PermissionsError, PermissionsReader
 from mqttbroker.auth.security import Security
+from mqttbroker.bridges.local_client import RULES as BRIDGE_RULES
+from mqttbroker.bridges.relay import LARGEST_PACKET
 from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Listener, Settings, Stream
 from mqttbroker.core.broker import Broker
@@ -98,12 +100,26 @@ def listener_terms(settings: Settings, listener: Listener, rules: Optional[str] 
     limits = settings.limits_of(listener)
     own = SimpleNamespace(
         rules=rules,
+        own_bridges=False,
         listener=listener.address,
         client_id_pattern=listener.client_id_from,
         certificate_identity=listener.certificate_identity,
         networks=Networks(limits.ipv4_prefix, limits.ipv6_prefix),
     )
     return fill(ListenerTerms(), limits, own)
+
+
+def bridge_terms(settings: Settings) -> ListenerTerms:
+    """The terms for the local clients of bridges: the limits of listeners are for others."""
+    terms = ListenerTerms()
+    terms.listener = "bridges"
+    terms.own_bridges = True
+    terms.rules = BRIDGE_RULES
+    terms.receive_maximum = 65535  # remotes of version 3.1.1 have no limit
+    terms.max_packet_size = LARGEST_PACKET
+    terms.max_keep_alive = 65535
+    terms.connect_timeout = settings.limits.connect_timeout
+    return terms
 
 
 def build_broker(settings: Settings, recovered: Recovered, security: Optional[Security] = None) -> Broker:
@@ -146,8 +162,9 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
 
 
 def most_in_flight(settings: Settings) -> int:
-    """The greatest Receive Maximum of a listener."""
-    return max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)
+    """The greatest Receive Maximum of a listener or a bridge."""
+    listeners = max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)
+    return max([listeners, *(bridge.receive_maximum for bridge in settings.bridges)])
 
 
 def apply_limits(broker: Broker, settings: Settings) -> None:

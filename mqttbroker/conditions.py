@@ -12,6 +12,7 @@ from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.client_events import topic_level
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.views import AuthenticatorStatus, WorkerStatus
+from mqttbroker.bridges.bridge import BridgeStatus
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.net.listeners import OpenListener
@@ -40,7 +41,9 @@ class Conditions:
         damage: Callable[[], str],
         problems: Callable[[], Sequence[str]],
         archive_problems: Callable[[], Sequence[str]],
+        bridges: Callable[[], Sequence[BridgeStatus]] = tuple,
     ) -> None:
+        self._bridges = bridges
         self._broker = broker
         self._settings = settings
         self._listeners = listeners
@@ -98,6 +101,13 @@ class Conditions:
         for worker in self._workers():
             if not worker.up:
                 yield f"worker/{worker.number}", "the connection worker serves no clients"
+        longest = settings.alarms.bridge_down
+        for bridge in self._bridges():
+            if longest and bridge.down_since and now.timestamp() - bridge.down_since >= longest:
+                yield f"bridge/{topic_level(bridge.name)}", bridge.reason or "not connected"
+            elif bridge.refused_filters:
+                reason = f"the remote refuses a subscription to {bridge.refused_filters[0]}"
+                yield f"bridge/{topic_level(bridge.name)}", reason
 
     def _certificates(self, margin: float, now: datetime) -> Iterator[tuple[str, str]]:
         contexts = [(topic_level(one.listener.address), one.context) for one in self._listeners]

@@ -19,6 +19,7 @@ from mqttbroker.admin.stream_changes import StreamRefused
 from mqttbroker.assembly import apply_limits, apply_to_listener
 from mqttbroker.auth.external_specs import EXTERNAL
 from mqttbroker.auth.security import Security, http_ban_terms
+from mqttbroker.bridges.bridges import Bridges
 from mqttbroker.config.in_force import flatten, shown_value
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Log, Settings
@@ -50,7 +51,7 @@ class Reloader:
     """Applies a changed configuration. ``settings`` are those in force.
 
     ``reread`` loads the settings again and raises ConfigError. ``http`` and ``client_events`` are set once there
-    are any, and so are ``workers`` and ``stream_control``.
+    are any, and so are ``workers``, ``stream_control`` and ``bridges``.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Reloader:
         self.workers: Optional[WorkerPool] = None
         self.client_events: Optional[ClientEvents] = None
         self.stream_control: Optional[StreamControl] = None
+        self.bridges: Optional[Bridges] = None
         self.problems: List[str] = []  # of the last reload
         self.reloaded = asyncio.Event()  # set, and replaced by a new one, after each reload
         self._reread = reread
@@ -101,6 +103,8 @@ class Reloader:
         try:
             problems = self._reload_settings() + _reopen_log(self.settings.log)
             problems += await self._alter_streams()
+            if self.bridges is not None:
+                await self.bridges.apply(self.settings.bridges)
             if self.workers is not None:
                 await self.workers.reload()
             problems += await self._security.reload(self._broker)
@@ -125,7 +129,7 @@ class Reloader:
         # The keys have the places of the streams in the file, which mean others after one was added or removed.
         same_streams = [each.name for each in in_force.streams] == [each.name for each in reread.streams]
         for key in sorted(before.keys() | after.keys()):
-            if before.get(key) == after.get(key):
+            if before.get(key) == after.get(key) or key.startswith("bridges."):
                 continue
             in_both = key in before and key in after and (same_streams or not key.startswith("streams."))
             if in_both and self._is_reloadable(key, after.get(key)):
@@ -134,7 +138,8 @@ class Reloader:
                 audit.info("event=setting_changed key=%s from=%s to=%s", key, *values)
             else:
                 audit.warning("event=restart_needed key=%s", key)
-        self.settings = dataclasses.replace(self.settings, sources=reread.sources)
+        # Bridges may come and go, so their keys do not say which is which.
+        self.settings = dataclasses.replace(self.settings, sources=reread.sources, bridges=reread.bridges)
         self._apply(in_force)
         return []
 

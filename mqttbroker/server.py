@@ -11,6 +11,8 @@ import dataclasses
 import gc
 import logging
 import os
+import random
+import secrets
 import signal
 import sys
 import time
@@ -39,6 +41,7 @@ from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.http_accounts import AccountRoutes
 from mqttbroker.admin.http_alarms import AlarmRoutes
 from mqttbroker.admin.http_api import Api, Operations
+from mqttbroker.admin.http_bridges import BridgeRoutes
 from mqttbroker.admin.http_dashboard import dashboard_routes
 from mqttbroker.admin.http_history import HistoryRoutes
 from mqttbroker.admin.http_stream_admin import StreamAdminRoutes
@@ -49,24 +52,29 @@ from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.sys_topics import SysTopics
 from mqttbroker.admin.views import AuthenticatorStatus, JwksStatus, WorkerStatus
 from mqttbroker.allocator import keep_freed_memory
-from mqttbroker.assembly import build_broker, listener_terms, restore, stream_config
+from mqttbroker.assembly import bridge_terms, build_broker, listener_terms, restore, stream_config
 from mqttbroker.auth.security import Security, http_ban_terms
+from mqttbroker.bridges.bridge import BridgeStatus, Surroundings
+from mqttbroker.bridges.bridges import Bridges
+from mqttbroker.bridges.local_client import RULES as BRIDGE_RULES
+from mqttbroker.bridges.state_file import DIRECTORY as BRIDGE_DIRECTORY
 from mqttbroker.conditions import Conditions
 from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
+from mqttbroker.core.policy import AllowAll, AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.turns import TURN_WORK
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.log_levels import LogLevels
 from mqttbroker.logs import close, configure_log, dropped_lines, file_problem
 from mqttbroker.memory_limit import MemoryWatch, ProcessesMemory, ProcessMemory, part_limits
 from mqttbroker.net.listener_policy import ListenerPolicy
-from mqttbroker.net.listeners import OpenListener
+from mqttbroker.net.listeners import OpenListener, defect, new_client_id
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
 from mqttbroker.net.tls import http_context
 from mqttbroker.net.trace import Tracer
-from mqttbroker.net.wire import FlushScheduler
+from mqttbroker.net.wire import Endpoint, FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.reload import Reloader
 from mqttbroker.restart import restart
@@ -128,6 +136,7 @@ class Server:
         self.listeners: List[OpenListener] = []
         self.http: Optional[HttpServer] = None
         self.workers: Optional[WorkerPool] = None
+        self.bridges: Optional[Bridges] = None
         self.failure = ""  # why the broker stops by itself
         self.restarting = False
         self.released: List[ListeningSocket] = []  # for the broker that follows
@@ -161,7 +170,8 @@ class Server:
         self.sockets = OpenSockets(
             client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters
         )
-        self.metrics = Metrics(self.streams, len(aside), self.consumers, self._authenticators, self._workers)
+        self.security.rules.by_name[BRIDGE_RULES] = AllowAll()
+        self.metrics = Metrics(self.streams, len(aside), self.consumers, self._authenticators, self._workers, self._bridges)
         self.metrics.store_progress = self.store.progress
 
     async def run(self) -> None:
@@ -221,6 +231,8 @@ class Server:
             for listener in self.settings.listeners:
                 await self._open_listener(listener)
             self._settle_sockets()
+            self.bridges = reloader.bridges = self._make_bridges()
+            self.bridges.start(self.settings.bridges)
             if self.settings.worker_count:
                 await self._start_workers(self.settings.worker_count)
             if not self.stopping.is_set():
@@ -240,6 +252,8 @@ class Server:
                 open_listener.close()
             if self.workers is not None:
                 self.workers.stop_listening()
+            if self.bridges is not None:
+                await self.bridges.stop()
             self.security.stop()
             self.sealer.stop()
             self.archiver.stop()
@@ -303,6 +317,9 @@ class Server:
             )
             for one in workers
         ]
+
+    def _bridges(self) -> Sequence[BridgeStatus]:
+        return [] if self.bridges is None else self.bridges.statuses()
 
     def _memory_of_workers(self) -> int:
         if self.workers is not None:
@@ -368,6 +385,7 @@ class Server:
             api = Api(self._operations(), self.streams, self.consumers, access)
             streams = StreamAdminRoutes(self.streams, self.stream_control, access, self.control_runner)
             alarms = AlarmRoutes(self.alarms, self.control_runner)
+            bridges = BridgeRoutes(self._bridges, self.control_runner)
             traces = TraceRoutes(Tracer(self.broker, self.scheduler), self.control_runner)
             history = HistoryRoutes(
                 self.sampler, self.control_runner, settings.history_interval, settings.history_length
@@ -386,7 +404,7 @@ class Server:
                 max_connections=settings.max_connections,
                 routes=[
                     *api.routes(), *streams.routes(), *accounts.routes(), *alarms.routes(), *traces.routes(),
-                    *history.routes(),
+                    *history.routes(), *bridges.routes(),
                     *(dashboard_routes() if settings.dashboard else ()),
                 ],
                 warnings=self._warnings,
@@ -433,6 +451,23 @@ class Server:
         await open_listener.open(self.passed)
         await open_listener.refresh_revocations(self.settings.crl.expiry_warning)
         self.listeners.append(open_listener)
+
+    def _make_bridges(self) -> Bridges:
+        broker = self.broker
+        policy = ListenerPolicy(
+            AuthenticationChain([], AnonymousPolicy(True)), bridge_terms(self.settings), None, broker.outbound.counters
+        )
+        return Bridges(
+            Surroundings(
+                broker,
+                Endpoint(self.scheduler, policy, self.sockets, new_client_id, defect),
+                self.settings.data_dir / BRIDGE_DIRECTORY,
+                random.random,
+                lambda: secrets.token_hex(4),
+                lambda topic, payload: self.control.publish_own(topic, payload),
+                lambda: self.reloader.settings.limits.max_packet_size,
+            )
+        )
 
     def _settle_sockets(self) -> None:
         """Close the passed sockets that no listener has taken, and have the service manager keep those in use."""
@@ -590,6 +625,7 @@ class Server:
             lambda: self.store.damage,
             lambda: self.reloader.problems,
             self.archiver.problems,
+            self._bridges,
         )
 
     async def _refresh_revocations(self) -> None:

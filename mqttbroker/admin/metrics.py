@@ -20,6 +20,7 @@ from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.latency import Latency
 from mqttbroker.admin.views import AuthenticatorStatus, BrokerStatus, JwksStatus, MemoryStatus, WorkerStatus
+from mqttbroker.bridges.bridge import BridgeStatus
 from sessions.counters import Counters
 from sessions.store.interface import Progress
 
@@ -28,8 +29,8 @@ class Metrics:
     """Metrics of one broker, for Prometheus; safe to use from any thread.
 
     ``set_aside`` is the number of damaged files that were in the data directory at the start. ``authenticators``
-    returns the state of those in other processes, ``workers`` that of the connection workers. ``http_counters`` are those of the HTTP server, ``http_requests`` its
-    requests.
+    returns the state of those in other processes, ``workers`` that of the connection workers, ``bridges`` that of the bridges.
+    ``http_counters`` are those of the HTTP server, ``http_requests`` its requests.
     """
 
     def __init__(
@@ -39,7 +40,9 @@ class Metrics:
         consumers: Optional[ConsumerLag] = None,
         authenticators: Callable[[], Sequence[AuthenticatorStatus]] = tuple,
         workers: Callable[[], Sequence[WorkerStatus]] = tuple,
+        bridges: Callable[[], Sequence[BridgeStatus]] = tuple,
     ) -> None:
+        self.bridges = bridges
         self.authenticators = authenticators
         self.workers = workers
         self.set_aside = set_aside
@@ -104,6 +107,7 @@ class Metrics:
         yield from self._jwks_metrics()
         yield from self._authenticator_metrics()
         yield from self._worker_metrics()
+        yield from self._bridge_metrics()
         yield CounterMetricFamily(
             "mqttbroker_log_lines_dropped",
             "Log lines dropped because stderr was not read.",
@@ -134,6 +138,37 @@ class Metrics:
             "When the key set for tokens was last fetched; 0 = never.",
             value=status.fetched_at,
         )
+
+    def _bridge_metrics(self) -> Iterator[Metric]:
+        found = self.bridges()
+        if not found:
+            return
+        prefix, labels = "mqttbroker_bridge_", ["bridge"]
+        up = GaugeMetricFamily(prefix + "up", "1 if a bridge is connected.", labels=labels)
+        queued = GaugeMetricFamily(
+            prefix + "queued_messages", "Messages that the remote has not acknowledged.", labels=labels
+        )
+        connects = CounterMetricFamily(prefix + "connects", "Links to remotes.", labels=labels)
+        failures = CounterMetricFamily(prefix + "failures", "Attempts that failed and links that ended.", labels=labels)
+        directed = [*labels, "direction"]
+        messages = CounterMetricFamily(prefix + "messages", "Messages passed.", labels=directed)
+        size = CounterMetricFamily(prefix + "payload_bytes", "Bytes of payloads passed.", labels=directed)
+        dropped = CounterMetricFamily(
+            prefix + "dropped", "Messages acknowledged and not passed, by cause.", labels=[*labels, "cause"]
+        )
+        for one in found:
+            key = [one.name]
+            up.add_metric(key, one.state == "connected")
+            queued.add_metric(key, one.queued_messages)
+            connects.add_metric(key, one.connects)
+            failures.add_metric(key, one.failures)
+            messages.add_metric([*key, "out"], one.messages_out)
+            messages.add_metric([*key, "in"], one.messages_in)
+            size.add_metric([*key, "out"], one.bytes_out)
+            size.add_metric([*key, "in"], one.bytes_in)
+            for cause, count in one.dropped:
+                dropped.add_metric([*key, cause], count)
+        yield from (up, queued, connects, failures, messages, size, dropped)
 
     def _worker_metrics(self) -> Iterator[Metric]:
         found = self.workers()

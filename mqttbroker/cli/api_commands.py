@@ -28,7 +28,7 @@ SORTS = ("client_id", "connected_at", "disconnected_at", "subscriptions", "queue
 _CLIENT_COLUMNS = ("CLIENT", "USER", "VERSION", "STATE", "SINCE", "ADDRESS", "SUBSCRIPTIONS", "QUEUED", "IN FLIGHT")
 _NUMBERS = (
     "SUBSCRIPTIONS", "QUEUED", "IN FLIGHT", "QOS", "BYTES", "AGE", "LEFT", "PARTITION", "START", "END", "SEGMENTS",
-    "CLIENTS", "SINCE",
+    "CLIENTS", "SINCE", "OUT", "IN",
 )  # fmt: skip
 
 
@@ -388,6 +388,17 @@ def backup_now(api: BrokerApi, options: argparse.Namespace) -> int:
     return DONE
 
 
+def bridges(api: BrokerApi, options: argparse.Namespace) -> int:
+    items = api.get("/bridges")["items"]
+    with api.as_expected():
+        headings = ("BRIDGE", "STATE", "SINCE", "ADDRESS", "OUT", "IN", "QUEUED", "REASON")
+        return show(options, headings, items, False, lambda item: (
+            item["name"], item["state"], _ago(item["since"]), item["address"], item["messages_out"],
+            item["messages_in"], item["queued_messages"],
+            "" if item["state"] == "connected" else item["reason"] or "",
+        ))  # fmt: skip
+
+
 def trace(api: BrokerApi, options: argparse.Namespace) -> int:
     path: Optional[str] = options.write
     kind = "text" if path is None else "pcap"
@@ -475,6 +486,7 @@ COMMANDS = (
              _argument("--partition", metavar="P", type=int, help="of this partition only"))),
     Command("status", "", "counters and gauges of a running broker", status),
     Command("listeners", "", "the listeners of a running broker", listeners),
+    Command("bridges", "", "the bridges of a running broker to other brokers", bridges),
     Command("config", "", "the settings in force, with the place that set each", config,
             (_argument("prefix", metavar="KEY", nargs="?", help="keys that begin with this"),
              _argument("--changed", action="store_true", help="without defaults"))),

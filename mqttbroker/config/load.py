@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -172,12 +172,23 @@ class _Builder:
             if section not in self.invalid:
                 for name, reason in values.get(section, default).problems():
                     self.problem((section, *name.split(".")), reason)
+        self.check_bridges(values.get("bridges", ()))
         settings = Settings(**values)
         for path, reason in [
             *settings.authentication_problems(), *settings.access_problems(), *settings.archive_problems()
         ]:
             self.problem(path, reason)
         return settings
+
+    def check_bridges(self, bridges: Sequence[Any]) -> None:
+        names: set[str] = set()
+        for index, bridge in enumerate(bridges if "bridges" not in self.invalid else ()):
+            path = ("bridges", str(index))
+            for name, reason in bridge.problems():
+                self.problem((*path, *name.split(".")), reason)
+            if bridge.name in names:
+                self.problem((*path, "name"), f"{bridge.name} is taken by an earlier bridge")
+            names.add(bridge.name)
 
     def tables(self, section: type[Any], raw: object, path: _Path) -> tuple[Any, ...]:
         """The sections of a list of tables; variables give a table whose keys are the numbers of the list."""
@@ -279,7 +290,9 @@ class _Builder:
         found: dict[str, str] = {}
         access = (f"http.access.{index}.{field.name}" for index, each in enumerate(settings.http.access)
                   for field in dataclasses.fields(each))  # fmt: skip
-        for key in (*flatten(settings), *access):
+        topics = (f"bridges.{index}.topics.{number}.{field.name}" for index, each in enumerate(settings.bridges)
+                  for number, topic in enumerate(each.topics) for field in dataclasses.fields(topic))  # fmt: skip
+        for key in (*flatten(settings), *access, *topics):
             path = tuple(key.split("."))
             if path[0] == "streams":
                 path = (path[0], settings.streams[int(path[1])].name, *path[2:])

@@ -37,6 +37,10 @@ def printed(settings: Settings) -> str:
         lines += ["", "[[listeners]]", *_keys(listener, f"listeners.{index}.", settings)]
     for index, stream in enumerate(settings.streams):
         lines += ["", f"[streams.{stream.name}]", *_keys(stream, f"streams.{index}.", settings)]
+    for index, bridge in enumerate(settings.bridges):
+        lines += ["", "[[bridges]]", *_keys(bridge, f"bridges.{index}.", settings)]
+        for number, topic in enumerate(bridge.topics):
+            lines += ["", "[[bridges.topics]]", *_keys(topic, f"bridges.{index}.topics.{number}.", settings)]
     return "\n".join(lines) + "\n"
 
 

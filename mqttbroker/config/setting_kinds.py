@@ -15,6 +15,7 @@ from typing import Generic, Optional, TypeVar, Union
 from urllib.parse import urlsplit, urlunsplit
 
 from bridge_spark.log.archive.location import parse_location
+from mqttbroker.config.remote_address import parse_address
 from topic_matcher.filters import is_valid_filter, is_valid_topic
 
 T = TypeVar("T")
@@ -103,6 +104,29 @@ class OptionalText(Kind[Optional[str]]):
         if not isinstance(value, str) or "\0" in value or len(value.encode("utf-8")) > 65535:
             raise ValueError("must be a string")
         return str(value) or None
+
+
+class RemoteAddresses(Kind[tuple[str, ...]]):
+    """A list of URLs of brokers, at least one."""
+
+    def read(self, value: object) -> tuple[str, ...]:
+        texts = Texts().read(value)
+        if not texts:
+            raise ValueError("must not be empty")
+        return tuple(str(parse_address(text)) for text in texts)
+
+    def from_text(self, text: str) -> object:
+        return Texts().from_text(text)
+
+
+class Prefix(Kind[str]):
+    """The beginning of topics, possibly empty."""
+
+    def read(self, value: object) -> str:
+        text = OptionalText().read(value) or ""
+        if "+" in text or "#" in text:
+            raise ValueError(f"must have no wildcard, got {shown(text)}")
+        return text
 
 
 class BearerToken(Kind[Optional[str]]):

@@ -46,6 +46,8 @@ from mqttbroker.config.setting_kinds import (
     PartitionKey,
     Patterns,
     PluginReference,
+    Prefix,
+    RemoteAddresses,
     Size,
     SyslogAddress,
     Templates,
@@ -55,6 +57,7 @@ from mqttbroker.config.setting_kinds import (
     Url,
     Words,
 )
+from topic_matcher.remapping import TopicRule, echoed, pattern_rule, prefix_rule
 
 T = TypeVar("T")
 
@@ -480,6 +483,7 @@ class Alarms:
 
     disk_free: int = _key(Size("0B", "1024TiB"), "256MiB")
     certificate_expiry: float = _key(Duration("0s", "3650d"), "14d")
+    bridge_down: float = _key(Duration("0s", "3650d"), "1m")
 
 
 @dataclass(frozen=True)
@@ -645,6 +649,108 @@ class Bans:
 
 
 @dataclass(frozen=True)
+class BridgeTopic:
+    """Messages that a bridge passes: a filter with prefixes, or two patterns."""
+
+    filter: Optional[str] = _key(OptionalText(), "")
+    direction: str = _key(Choice("out", "in", "both"), "out")
+    qos: int = _key(Integer(0, 2), 0)
+    local_prefix: str = _key(Prefix(), "")
+    remote_prefix: str = _key(Prefix(), "")
+    local: Optional[str] = _key(OptionalText(), "")
+    remote: Optional[str] = _key(OptionalText(), "")
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that are invalid together, each with the reason."""
+        if self.local is None and self.remote is None:
+            if self.filter is None and not (self.local_prefix and self.remote_prefix):
+                yield "filter", "is required, or local and remote"
+            return
+        for name, other in (("local", "remote"), ("remote", "local")):
+            if getattr(self, name) is None:
+                yield name, f"is required with {other}"
+        for name in ("filter", "local_prefix", "remote_prefix"):
+            if getattr(self, name):
+                yield name, "has no meaning with local and remote"
+
+    def rule(self) -> TopicRule:
+        """The rule that these settings describe. Raises ValueError with the reason if there is none."""
+        if self.local is not None and self.remote is not None:
+            return pattern_rule(self.local, self.remote, self.direction, self.qos)
+        return prefix_rule(self.filter or "", self.direction, self.qos, self.local_prefix, self.remote_prefix)
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """A connection of this broker to another; ``session_expiry`` None = never, ``client_id`` None = one of its own."""
+
+    name: str = _required(Name("the name of a bridge"))
+    addresses: tuple[str, ...] = _required(RemoteAddresses())
+    enabled: bool = _key(Boolean(), True)
+    version: str = _key(Choice("5.0", "3.1.1"), "5.0")
+    try_private: bool = _key(Boolean(), True)
+    client_id: Optional[str] = _key(OptionalText(), "")
+    username: Optional[str] = _key(OptionalText(), "")
+    password: Optional[str] = _secret(OptionalText(), "")
+    password_file: Optional[Path] = _file_of("password")
+    cafile: Optional[Path] = _key(OptionalPath(), "")
+    certfile: Optional[Path] = _key(OptionalPath(), "")
+    keyfile: Optional[Path] = _key(OptionalPath(), "")
+    verify: bool = _key(Boolean(), True)
+    server_name: Optional[str] = _key(OptionalText(), "")
+    tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
+    keep_alive: float = _key(Duration("0s", "65535s"), "1m")
+    clean_start: bool = _key(Boolean(), False)
+    session_expiry: Optional[float] = _key(OrNone(Duration("0s", "36500d"), "never"), "never")
+    connect_timeout: float = _key(Duration("100ms", "10m"), "10s")
+    reconnect_first: float = _key(Duration("10ms", "1h"), "1s")
+    reconnect_longest: float = _key(Duration("10ms", "1d"), "1m")
+    round_robin: bool = _key(Boolean(), False)
+    shared_sessions: bool = _key(Boolean(), False)
+    max_inflight: int = _key(Integer(1, 1000), 20)
+    receive_maximum: int = _key(Integer(1, 65535), 100)
+    outgoing_retain: bool = _key(Boolean(), True)
+    notifications: str = _key(Choice("local", "both", "off"), "local")
+    notification_topic: Optional[str] = _key(OptionalText(), "")
+    loop_detection: bool = _key(Boolean(), True)
+    topics: tuple[BridgeTopic, ...] = _tables(BridgeTopic)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that are invalid together, each with the reason."""
+        if not self.topics:
+            yield "topics", "is required: [[bridges.topics]]"
+        for index, topic in enumerate(self.topics):
+            problems = list(topic.problems())
+            if not problems:
+                try:
+                    topic.rule()
+                except ValueError as error:
+                    problems = [("filter" if topic.local is None else "local", str(error))]
+            for name, reason in problems:
+                yield f"topics.{index}.{name}", reason
+            if problems:
+                return
+        if (self.certfile is None) != (self.keyfile is None):
+            yield ("keyfile", "is required with certfile") if self.keyfile is None else (
+                "certfile", "is required with keyfile"
+            )
+        if self.password is not None and self.username is None and self.version == "3.1.1":
+            yield "username", "is required with a password"
+        if self.reconnect_longest < self.reconnect_first:
+            yield "reconnect_longest", "must not be shorter than reconnect_first"
+        if self.notification_topic is not None and self.notifications != "both":
+            yield "notification_topic", 'needs notifications "both"'
+        echo = echoed(self.rules())
+        if echo is not None and self.version == "3.1.1" and not self.try_private:
+            reason = f"messages that go out would come back by {echo}: give a prefix to one side, or set try_private"
+            yield "topics", reason
+
+    def rules(self) -> list[TopicRule]:
+        """The rules of the topics, in their order."""
+        return [topic.rule() for topic in self.topics]
+
+
+@dataclass(frozen=True)
 class Settings:
     """All settings; ``Settings()`` has the defaults."""
 
@@ -683,6 +789,7 @@ class Settings:
     consumers: Consumers = _section(Consumers)
     listeners: tuple[Listener, ...] = (Listener(),)
     streams: tuple[Stream, ...] = ()
+    bridges: tuple[Bridge, ...] = _tables(Bridge)
 
     # The file, variable or flag that gave each dotted key; keys that are not there have their defaults.
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)

@@ -62,6 +62,9 @@ log = logging.getLogger("mqttbroker.clients")
 # The name of the user property, of any value, by which a CONNECT asks for the broker's durability setting.
 DURABILITY: Final = "mqttbroker-durability"
 
+# The beginning of the client ids that the broker's own bridges have.
+OF_BRIDGES: Final = "$bridge/"
+
 # Outcomes of authentications.
 _ACCEPTED: Final = "accepted"
 _REJECTED: Final = "rejected"
@@ -108,7 +111,7 @@ class ConnectHandler:
         """Handle a CONNECT; the CONNACK may be sent in a later call."""
         connection.outbound.counters.connects += 1
         redirect = self.terms.redirect
-        if redirect is not None:
+        if redirect is not None and not connection.terms.own_bridges:
             self.refuse(connection, redirect.reason_code, "clients go to another server", packet.username)
             return
         if self.bans.refuses(connection.peer, packet.username, connection.last_received, packet.client_id):
@@ -198,6 +201,9 @@ class ConnectHandler:
             self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "this listener does not allow the client id")
             return
         client_id = connection.client_id = allowed
+        if client_id.startswith(OF_BRIDGES) and not connection.terms.own_bridges:
+            self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "client ids of this kind are for bridges of the broker")
+            return
         # Again: the user name may be another one than in CONNECT, and a ban may have begun meanwhile.
         if self.bans.refuses(connection.peer, connection.username, connection.outbound.clock.monotonic, client_id):
             self.refuse(connection, BANNED, BAN_IN_FORCE)
@@ -221,7 +227,8 @@ class ConnectHandler:
             expiry = 0 if packet.clean_start else NEVER
         else:
             expiry = max(0, packet.properties.session_expiry_interval)
-        expiry = min(expiry, self.terms.max_session_expiry)
+        if not connection.terms.own_bridges:
+            expiry = min(expiry, self.terms.max_session_expiry)
         if old is not None and not packet.clean_start:
             session = old
             pending.session_present = True  # [MQTT-3.1.2-5]

@@ -28,7 +28,7 @@ class Redirector:
         for connection in connections:
             if self._allowed < 1.0:
                 break
-            if connection.state == CONNECTED:
+            if connection.state == CONNECTED and not connection.terms.own_bridges:
                 self._allowed -= 1.0
                 leaving.append(connection)
         for connection in leaving:

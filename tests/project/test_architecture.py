@@ -89,7 +89,8 @@ LAYERS = {
     "mqttbroker.net": "codec config core",
     "mqttbroker.worker": "net allocator file_limit logs",
     "mqttbroker.auth": "codec config core",
-    "mqttbroker.admin": "codec config core net auth log_levels",
+    "mqttbroker.bridges": "codec config core net auth",
+    "mqttbroker.admin": "codec config core net auth bridges log_levels",
     "mqttbroker.migration": "codec config core auth admin",
     "mqttbroker.cli": "codec config core net auth admin migration server config_check file_limit logs",
 }

@@ -18,7 +18,7 @@ from support.paths import ROOT
 from mqttbroker.auth.external_specs import EXTERNAL
 from mqttbroker.config import setting_kinds as kinds
 from mqttbroker.config.printed import toml
-from mqttbroker.config.settings import HttpAccess, Listener, Settings, Stream
+from mqttbroker.config.settings import Bridge, BridgeTopic, HttpAccess, Listener, Settings, Stream
 from mqttbroker.reload import RELOADABLE
 
 CONF = ROOT / "conf" / "mqttbroker.toml"
@@ -75,8 +75,8 @@ include = "conf.d/*.toml"
 ```
 
 An included file overrides the file that includes it, and a later file an earlier one; those of a pattern come in the
-order of their names, hidden ones not at all. Tables are merged key by key, also those of a stream. `[[listeners]]` and
-`[[http.access]]` of all files count, those of the including file first; `--port` and `MQTTBROKER_LISTENERS__0__PORT`
+order of their names, hidden ones not at all. Tables are merged key by key, also those of a stream. `[[listeners]]`,
+`[[bridges]]` and `[[http.access]]` of all files count, those of the including file first; `--port` and `MQTTBROKER_LISTENERS__0__PORT`
 set the first listener. A pattern may have no file. A file that is missing, or that is included twice or by itself, is a
 problem. Commands that take a configuration, SIGHUP included, follow `include`.
 
@@ -111,7 +111,7 @@ def sections() -> list[Section]:
     found = [Section("", "", [], [])]
     comment: list[str] = []
     grouped = False  # the last line is a key
-    text = re.sub(r"^#(?=\[streams|\[\[http\.access|[a-z_]+ = )", "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text = re.sub(r"^#(?=\[streams|\[\[http\.access|\[\[bridges|[a-z_]+ = )", "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for line in text.splitlines():
         header = re.fullmatch(r"\[+([a-z_.]+)\]+", line)
         key = re.match(r"([a-z0-9_]+) = ", line)
@@ -136,7 +136,8 @@ def sections() -> list[Section]:
     return [each for each in found if each.name != "-"]
 
 
-SECTIONS = {"": Settings, "http.access": HttpAccess, "listeners": Listener, "streams": Stream} | {
+SECTIONS = {"": Settings, "http.access": HttpAccess, "listeners": Listener, "streams": Stream,
+            "bridges": Bridge, "bridges.topics": BridgeTopic} | {
     field.name: field.metadata["section"] for field in dataclasses.fields(Settings) if "section" in field.metadata
 }
 
@@ -163,7 +164,7 @@ def _key_line(section: str, field: dataclasses.Field[Any]) -> str:
 
 
 def _applied(section: str, name: str) -> str:
-    if section == "http.access":
+    if section in ("http.access", "bridges", "bridges.topics"):
         return "SIGHUP"
     if section in EXTERNAL:
         return "restart, if it was or becomes `\"\"`; else SIGHUP" if name in ("url", "object") else "SIGHUP"
@@ -206,6 +207,8 @@ _TYPES = {
     kinds.Automatic: 'true, false or `"auto"`',
     kinds.Text: "string",
     kinds.Name: "name",
+    kinds.Prefix: "beginning of topics",
+    kinds.RemoteAddresses: "list of URLs",
     kinds.OptionalText: "string",
     kinds.BearerToken: "secret",
     kinds.HeaderText: "secret",

@@ -19,9 +19,12 @@ from support.paths import ROOT
 
 from mqttbroker.config.files import INCLUDE
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
+from mqttbroker.config.printed import printed
 from mqttbroker.config.settings import (
     Alarms,
     Bans,
+    Bridge,
+    BridgeTopic,
     Consumers,
     Crl,
     Http,
@@ -45,7 +48,7 @@ CONF = ROOT / "conf" / "mqttbroker.toml"
 
 def documented() -> str:
     """conf/mqttbroker.toml with its example stream uncommented."""
-    return re.sub(r"^#(?=\[streams|\[\[http\.access|[a-z_]+ = )", "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return re.sub(r"^#(?=\[streams|\[\[http\.access|\[\[bridges|[a-z_]+ = )", "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 def test_the_documented_file_has_the_defaults() -> None:
@@ -70,6 +73,8 @@ def test_the_documented_file_has_every_key() -> None:
         "consumers": Consumers,
         "listeners": Listener,
         "streams": Stream,
+        "bridges": Bridge,
+        "bridges.topics": BridgeTopic,
     }
     for name, section in expected.items():
         table: Any = tables
@@ -77,6 +82,10 @@ def test_the_documented_file_has_every_key() -> None:
             table = tables["listeners"][0]
         elif name == "streams":
             table = tables["streams"]["sensors"]
+        elif name == "bridges":
+            table = tables["bridges"][0]
+        elif name == "bridges.topics":
+            table = tables["bridges"][0]["topics"][0]
         elif name == "http.access":
             table = tables["http"]["access"][0]
         elif name:
@@ -88,6 +97,42 @@ def test_the_documented_file_has_every_key() -> None:
 def test_the_example_stream_has_the_defaults(tmp_path: Path) -> None:
     settings = load_settings(write(tmp_path, documented()))
     assert settings.streams == (Stream(name="sensors", filters=("sensors/#",)),)
+
+
+def test_the_example_bridge_has_the_defaults(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, documented()))
+    topics = (BridgeTopic(filter="plant/#"),)
+    assert settings.bridges == (Bridge("cloud", ("mqtts://broker.example.com:8883",), topics=topics),)
+
+
+@pytest.mark.parametrize(("text", "problem"), [
+    ('name = "a b"', "bridges.0.name: must be the name of a bridge"),
+    ('addresses = ["http://h"]', "bridges.0.addresses: must begin with mqtt://, mqtts://, ws:// or wss://"),
+    ('addresses = ["mqtt://h:0"]', "bridges.0.addresses: must have a host, and a port of 1–65535"),
+    ('addresses = ["mqtt://u:p@h"]', "bridges.0.addresses: must not have a user name or password"),
+    ("addresses = []", "bridges.0.addresses: must not be empty"),
+    ('certfile = "c"', "bridges.0.keyfile: is required with certfile"),
+    ('notification_topic = "t"', 'bridges.0.notification_topic: needs notifications "both"'),
+    ('topics = []', "bridges.0.topics: is required: [[bridges.topics]]"),
+    ('topics = [{}]', "bridges.0.topics.0.filter: is required, or local and remote"),
+    ('topics = [{filter = "a/#/b"}]', "bridges.0.topics.0.filter: the local topic filter is invalid: 'a/#/b'"),
+    ('topics = [{local = "a/{x}", remote = "b/{y}"}]', "bridges.0.topics.0.local: local and remote must have the same"),
+    ('topics = [{local = "a"}]', "bridges.0.topics.0.remote: is required with local"),
+    ('version = "3.1.1"\ntry_private = false\ntopics = [{filter = "a/#", direction = "both"}]',
+     "bridges.0.topics: messages that go out would come back by a/#"),
+])  # fmt: skip
+def test_a_bad_bridge_is_one_line(tmp_path: Path, text: str, problem: str) -> None:
+    given = {line.partition(" ")[0] for line in text.split("\n")}
+    rest = {"name": 'name = "b"', "addresses": 'addresses = ["mqtt://h"]', "topics": 'topics = [{filter = "a"}]'}
+    lines = [text, *(line for name, line in rest.items() if name not in given)]
+    [found] = problems(write(tmp_path, "[[bridges]]\n" + "\n".join(lines)))
+    assert problem in found
+
+
+def test_names_of_bridges_are_different(tmp_path: Path) -> None:
+    one = '[[bridges]]\nname = "b"\naddresses = ["h:1"]\ntopics = [{filter = "a"}]\n'
+    [found] = problems(write(tmp_path, one + one))
+    assert "bridges.1.name: b is taken by an earlier bridge" in found
 
 
 # --- precedence ---------------------------------------------------------------------------------------------------
@@ -442,3 +487,13 @@ def test_the_broker_logs_a_former_name_at_its_start(tmp_path: Path) -> None:
         [sys.executable, "-m", "mqttbroker", "check-config", str(path)], capture_output=True, text=True, check=True
     )
     assert checked.stderr == f"warning: {path}:1: limits.crowded_queue_wait: is called limits.backpressure_wait now\n"
+
+
+def test_bridges_are_printed_as_they_are_read(tmp_path: Path) -> None:
+    text = documented()
+    text = text[text.index("\n[[bridges]]\n") : text.index("# A stream keeps")]
+    settings = load_settings(write(tmp_path, text))
+    again = load_settings(write(tmp_path, printed(settings)))
+    assert again.bridges == settings.bridges
+    line = text[: text.index('filter = "plant/#"')].count("\n") + 1
+    assert settings.sources["bridges.0.topics.0.filter"].endswith(f"broker.toml:{line}")

@@ -1,0 +1,1 @@
+"""Bridges: connections of this broker to others, as a client of theirs."""

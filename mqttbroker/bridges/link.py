@@ -1,0 +1,211 @@
+"""The link of a bridge: the socket to the remote, the relay, and the local client, from connect to disconnect.
+
+A remote that does not read pauses the local client, whose messages then wait in its session, on disk; a local broker
+that does not read pauses the remote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Callable, Final, Optional
+
+from mqttbroker.bridges.local_client import LocalTransport
+from mqttbroker.bridges.relay import JOINING, RELEASING, RUNNING, Relay, RelayError
+from mqttbroker.net.wire import Endpoint, Wire
+
+WRITE_BUFFER: Final = 262_144  # bytes that wait for the remote before the local client is paused
+TICK: Final = 1.0  # seconds between looks at the keep alive
+GOODBYE: Final = 2.0  # seconds that the last packets to the remote may take
+
+
+class Link:
+    """An asyncio protocol for the socket to the remote, or for the WebSocket on it.
+
+    ``endpoint`` is that of bridges' clients, ``peer`` their address as in the log. ``accept_timeout`` is in seconds from
+    the open socket until both brokers have accepted the bridge. ``on_running`` is called then; it may raise RelayError. ``ended`` gets the
+    reason of the end: a RelayError, or any other text.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        relay: Relay,
+        endpoint: Endpoint,
+        peer: str,
+        accept_timeout: float,
+        on_running: Callable[[], None],
+    ) -> None:
+        self.relay = relay
+        self.ended: asyncio.Future[RelayError] = loop.create_future()
+        self._loop = loop
+        self._endpoint = endpoint
+        self._local = LocalTransport(self, loop.call_soon, peer)
+        self._accept_until = loop.time() + accept_timeout
+        self._on_running = on_running
+        self._transport: Any = None
+        self._timer: Optional[asyncio.TimerHandle] = None
+        self._remote_full = False  # its socket takes no more
+        self._remote_paused = False
+        self._local_paused = False
+        self._delivering = False
+        self._was_running = False
+        self._over: Optional[RelayError] = None
+
+    # -- the socket ---------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        if self._over is not None:
+            transport.abort()
+            return
+        self._transport = transport
+        transport.set_write_buffer_limits(WRITE_BUFFER)
+        self.relay.start(self._loop.time())
+        self._write()
+        self._timer = self._loop.call_later(TICK, self._tick)
+
+    def data_received(self, data: bytes) -> None:
+        if self._over is None:
+            self._handle(lambda: self.relay.remote_received(data, self._loop.time()))
+            self._deliver()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Any) -> None:
+        self._transport = None
+        self._finish(RelayError(f"connection lost: {error}" if error else "the remote closes the connection"))
+
+    def pause_writing(self) -> None:
+        self._remote_full = True
+        self._pause()
+
+    def resume_writing(self) -> None:
+        self._remote_full = False
+        self._pause()
+
+    # -- the local client ---------------------------------------------------------
+
+    def local_wrote(self, data: bytes) -> None:
+        if self._over is None:
+            self._handle(lambda: self.relay.local_received(data))
+            if self.relay.to_local:
+                # The broker is in the middle of a flush.
+                self._loop.call_soon(self._deliver)
+
+    def local_reading_changed(self) -> None:
+        self._loop.call_soon(self._deliver)
+        self._pause()
+
+    def local_lost(self) -> None:
+        self.fail(RelayError("the local broker closes the connection"))
+
+    @property
+    def unsent(self) -> int:
+        return 0 if self._transport is None else int(self._transport.get_write_buffer_size())
+
+    # -- both ---------------------------------------------------------------------
+
+    def _handle(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+            if self.relay.state == RUNNING and not self._was_running:
+                self._was_running = True
+                self._on_running()  # before a message leaves
+        except RelayError as error:
+            if error.ended_session:
+                self._write()
+            self.fail(error)
+            return
+        self._write()
+        self._pause()
+
+    def _write(self) -> None:
+        packets = self.relay.to_remote
+        if packets and self._transport is not None:
+            self.relay.to_remote = []
+            self.relay.last_sent = self._loop.time()
+            self._transport.write(b"".join(packets))
+
+    def _deliver(self) -> None:
+        """Give the local broker what waits for it, if it reads."""
+        if self._delivering or self._over is not None:
+            return
+        self._delivering = True
+        try:
+            while self.relay.to_local and self._local.reading and self._over is None:
+                if self._local.wire is None:
+                    self._local.open(Wire(self._endpoint))
+                packets, self.relay.to_local = self.relay.to_local, []
+                wire = self._local.wire
+                if wire is not None:
+                    wire.data_received(b"".join(packets))
+        finally:
+            self._delivering = False
+        self._pause()
+
+    def _pause(self) -> None:
+        """Stop or continue to read either side."""
+        if self._over is not None or self._transport is None:
+            return
+        stop = not self.relay.reads_remote or not self._local.reading
+        if stop != self._remote_paused:
+            self._remote_paused = stop
+            if stop:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+        wire = self._local.wire
+        hold = self._remote_full or self.relay.holds_local
+        if wire is not None and hold != self._local_paused and self.relay.state > JOINING:
+            self._local_paused = hold
+            if hold:
+                wire.pause_writing()
+            else:
+                wire.resume_writing()
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self._timer = self._loop.call_later(TICK, self._tick)
+        if self.relay.state != RUNNING and now >= self._accept_until:
+            who = "the local broker" if self.relay.state in (JOINING, RELEASING) else "the remote"
+            self.fail(RelayError(f"no answer of {who} in time"))
+            return
+        self._handle(lambda: self.relay.tick(now))
+
+    # -- the end ------------------------------------------------------------------
+
+    def fail(self, error: RelayError) -> None:
+        """End the link without a goodbye, so that the remote publishes the bridge's will."""
+        transport = self._transport
+        self._finish(error)
+        if transport is not None:
+            if error.ended_session:
+                transport.close()
+            else:
+                transport.abort()
+
+    def close(self, reason: str, forget: bool = False) -> None:
+        """Disconnect; with ``forget`` the remote's session ends, too."""
+        if self._over is not None:
+            return
+        self.relay.close(forget)
+        self._write()
+        transport = self._transport
+        self._finish(RelayError(reason))
+        if transport is not None:
+            transport.close()
+            self._loop.call_later(GOODBYE, transport.abort)
+
+    def _finish(self, error: RelayError) -> None:
+        if self._over is not None:
+            return
+        self._over = error
+        if self._timer is not None:
+            self._timer.cancel()
+        # Not in the call of a flush.
+        self._loop.call_soon(self._end, error)
+
+    def _end(self, error: RelayError) -> None:
+        self._local.lose(str(error))
+        if not self.ended.done():
+            self.ended.set_result(error)
