@@ -24,7 +24,7 @@ function section({ title, path, found, forms, bar, query, act }) {
   const none = h("p", { class: "empty", hidden: true });
   const list = pages({ path, limit: PAGE, show: found.show, act: (load) => act(() => known(load)) });
   const shown = h("div", { hidden: true }, bar, found.element, list.element, h("div", { class: "columns" }, forms));
-  const element = h("section", { "aria-label": title }, h("h2", {}, title), none, shown);
+  const element = h("section", { "aria-label": `${title} and forms` }, h("h2", {}, title), none, shown);
 
   async function known(load) {
     try {
@@ -49,7 +49,7 @@ function search(label, begin) {
     event.preventDefault();
     begin();
   };
-  return { element: h("form", { class: "bar", role: "search", onsubmit: submit }, input, h("button", {}, "Search")), input };
+  return { element: h("form", { class: "bar", role: "search", "aria-label": label, onsubmit: submit }, input, h("button", {}, "Search")), input };
 }
 
 const rowButton = (text, label, act, action, danger = false) =>
@@ -70,7 +70,7 @@ function userSection({ act, may, notify }) {
       { title: "User", text: (user) => user.username },
       { title: "Hash", text: (user) => user.hash },
       { title: "File", text: (user) => user.file },
-      ...(administrator ? [{ title: "", node: actions }] : []),
+      ...(administrator ? [{ title: "Actions", node: actions }] : []),
     ],
     (user) => JSON.stringify([user.file, user.username]),
     "No users.",
@@ -153,7 +153,7 @@ function ruleSection({ act, may, notify }) {
       { title: "Access", text: (rule) => rule.access },
       { title: "Topic filter", text: (rule) => rule.filter },
       { title: "File", text: (rule) => rule.file },
-      ...(administrator ? [{ title: "", node: (rule) => rowButton("Delete", label(rule), act, () => remove(rule), true) }] : []),
+      ...(administrator ? [{ title: "Action", node: (rule) => rowButton("Delete", label(rule), act, () => remove(rule), true) }] : []),
     ],
     (rule) => JSON.stringify(rule),
     "No rules.",

@@ -26,7 +26,7 @@ export function bans({ act, may, every, notify }, clientId = "") {
       { title: "Reason", text: (ban) => ban.reason },
       { title: "Times", number: true, text: (ban) => count(ban.bans) },
       { title: "Ends", text: (ban) => (ban.seconds_left === null ? "when it is lifted" : `in ${duration(ban.seconds_left)}`) },
-      ...(may("operate") ? [{ title: "", node: liftButton }] : []),
+      ...(may("operate") ? [{ title: "Action", node: liftButton }] : []),
     ],
     (ban) => JSON.stringify([ban.protocol, ban.address, ban.username, ban.client_id, ban.cause]),
     "No bans.",

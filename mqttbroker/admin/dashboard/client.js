@@ -1,13 +1,12 @@
 // One client: its session, its subscriptions, and what an operator may do with it.
 
-import { ask, get, segment } from "./api.js";
+import { LONGEST, ask, get, segment } from "./api.js";
 import { h, setText } from "./dom.js";
 import { brief, bytes, count, duration, named, time } from "./format.js";
 import { table } from "./table.js";
 import { trace } from "./trace.js";
 
 const PAGE = 100;
-const LONGEST = 2000; // characters of a client id in an address of the API
 const optional = (value, show) => (value == null ? "–" : show(value));
 const yes = (value) => (value ? "yes" : "no");
 

@@ -50,9 +50,11 @@ export class History {
     return SPANS.filter((minutes, index) => index === 0 || SPANS[index - 1] * 60 < this.#length);
   }
 
-  /** The minutes that charts show: those chosen, else an hour if the broker keeps it. */
+  /** The minutes that charts show: those chosen, else as many as there are samples of, up to an hour. */
   get span() {
-    return this.#span ?? this.spans.filter((minutes) => minutes <= 60).at(-1);
+    const known = (this.now - (this.began ?? this.now)) / 60;
+    const usual = this.spans.filter((minutes) => minutes <= 60);
+    return this.#span ?? usual.find((minutes) => minutes >= known) ?? usual.at(-1);
   }
 
   set span(minutes) {

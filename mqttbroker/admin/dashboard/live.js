@@ -60,6 +60,7 @@ export function live({ act }) {
   );
   const element = h("div", {}, h("h1", {}, "Live messages"), none, form, state, shown.element);
 
+  let wanted = null; // user name, password and filter of the last start
   let subscription = null;
   let retry = 0;
   let messages = []; // the newest first
@@ -79,14 +80,14 @@ export function live({ act }) {
   function begin(event) {
     event.preventDefault();
     stop("");
+    clearAll();
+    wanted = { username: username.value, password: password.value, filter: filter.value };
     open();
   }
 
   function open() {
     setText(state, "Connecting.");
-    start.disabled = true;
     stopButton.disabled = false;
-    const wanted = { username: username.value, password: password.value, filter: filter.value };
     try {
       subscription = new Subscription(url.value, wanted, { opened, received: take, ended });
     } catch (error) {
@@ -95,7 +96,7 @@ export function live({ act }) {
   }
 
   function opened() {
-    setText(state, `Subscribed to ${filter.value}.`);
+    setText(state, `Subscribed to ${wanted.filter}.`);
   }
 
   function ended(reason, final) {
@@ -112,7 +113,6 @@ export function live({ act }) {
     subscription?.close();
     subscription = null;
     setText(state, reason);
-    start.disabled = false;
     stopButton.disabled = true;
   }
 
@@ -130,7 +130,7 @@ export function live({ act }) {
     messages.length = Math.min(messages.length, KEPT);
     if (!paused) shown.show(messages);
     if (subscription)
-      setText(state, `Subscribed to ${filter.value}: ${count(received)} messages, the last ${KEPT} are shown.`);
+      setText(state, `Subscribed to ${wanted.filter}: ${count(received)} messages, the last ${KEPT} are shown.`);
   }
 
   function togglePause() {

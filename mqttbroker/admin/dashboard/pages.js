@@ -7,7 +7,7 @@ import { h } from "./dom.js";
 export function pages({ path, limit, show, act }) {
   const previous = h("button", { type: "button", onclick: back, disabled: true }, "Previous");
   const next = h("button", { type: "button", onclick: forward, disabled: true }, "Next");
-  const element = h("div", { class: "bar" }, previous, next);
+  const element = h("div", { class: "bar pager", hidden: true }, previous, next);
   let query = {};
   let cursors = [null]; // of the pages up to the one that is shown
   let following = null;
@@ -44,6 +44,7 @@ export function pages({ path, limit, show, act }) {
     show(page.items);
     previous.disabled = cursors.length === 1;
     next.disabled = following === null;
+    element.hidden = previous.disabled && next.disabled;
   }
   return { element, begin, load };
 }

@@ -1,12 +1,13 @@
 // The tree of retained topics, one level at a time, and the message of the topic that is chosen.
 
-import { ask, get } from "./api.js";
+import { LONGEST, ask, get } from "./api.js";
 import { h, setChildren, setText } from "./dom.js";
-import { brief, bytes, fromBase64, named, payload, time } from "./format.js";
+import { brief, bytes, count, fromBase64, named, payload, time } from "./format.js";
 import { clearForm, retainForm } from "./publish.js";
 
 const PAGE = 100;
 const REFRESHED = 20; // open levels that are asked for again
+const TOO_LONG = `A topic of more than ${count(LONGEST)} characters is not shown here: subscribe to it.`;
 
 export function topics({ every, act, may, notify }) {
   const setting = retainForm({ act, notify, changed });
@@ -31,7 +32,13 @@ export function topics({ every, act, may, notify }) {
   }
 
   async function refreshAll() {
-    for (const each of root.open().slice(0, REFRESHED)) await each.load();
+    for (const each of root.open().slice(0, REFRESHED)) {
+      try {
+        await each.load();
+      } catch (error) {
+        if (!error.status || error.general) throw error; // else it was said when the level was opened
+      }
+    }
     await detail.load();
   }
 
@@ -54,8 +61,13 @@ function level(parent, { act, choose }) {
   let wanted = PAGE;
   let children = new Map();
 
-  async function load(count = wanted) {
-    wanted = count;
+  async function load(most = wanted) {
+    if (parent?.length > LONGEST) {
+      setText(empty, TOO_LONG);
+      empty.hidden = false;
+      return;
+    }
+    wanted = most;
     const items = [];
     let cursor = null;
     do {
@@ -155,14 +167,14 @@ function message({ act, may, notify, deleted, chosen: tell }) {
 
   async function load() {
     if (topic === null) return;
+    if (topic.length > LONGEST) return close(TOO_LONG);
     const asked = topic;
     let found;
     try {
       found = await get("/retained/message", { topic });
     } catch (error) {
-      if (error.status !== 404) throw error;
-      setText(hint, "The topic has no retained message any more.");
-      return close();
+      if (!error.status || error.general) throw error;
+      return close(error.status === 404 ? "The topic has no retained message any more." : error.message);
     }
     if (asked !== topic) return;
     const data = fromBase64(found.payload_base64);
@@ -183,7 +195,8 @@ function message({ act, may, notify, deleted, chosen: tell }) {
     hint.hidden = true;
   }
 
-  function close() {
+  function close(reason) {
+    setText(hint, reason);
     topic = null;
     content.hidden = true;
     hint.hidden = false;

@@ -7,6 +7,7 @@ import re
 import signal
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -145,12 +146,12 @@ def test_charts_begin_before_the_page_was_opened(start_broker: Start, open_page:
     page = open_page(at=broker.url, role="viewer")
     choice = page.get_by_role("group", name="Time that the charts show")
     expect(choice.get_by_role("button")).to_have_text(["5 min", "15 min"])
-    expect(choice.get_by_role("button", pressed=True)).to_have_text("15 min")
+    expect(choice.get_by_role("button", pressed=True)).to_have_text("5 min")  # there is not more
     expect(page.get_by_text("the samples end with the broker's process")).to_be_visible()
     drawn = page.get_by_label("Connections", exact=True).locator("path").first.get_attribute("d") or ""
     assert drawn.count("L") >= 3  # points of samples, in the first drawing
-    choice.get_by_role("button", name="5 min", exact=True).click()
-    expect(page.get_by_label("Connections", exact=True)).to_contain_text("5 min ago")
+    choice.get_by_role("button", name="15 min").click()
+    expect(page.get_by_label("Connections", exact=True)).to_contain_text("15 min ago")
     broker.terminate()
     broker.start()
     expect(page.get_by_role("alert")).to_have_text("")
@@ -191,7 +192,7 @@ def test_message_of_the_form_is_the_one_that_is_delivered_and_shown(open_page: O
     client = connect("subscriber")
     client.subscribe("form/#", options=2)
     page = open_page("#/publish")
-    form = page.get_by_role("form", name="Message")
+    form = page.get_by_role("form", name="Message", exact=True)
     form.get_by_label("Topic", exact=True).fill("form/1")
     form.get_by_label("Payload", exact=True).fill("21.5 °C")
     form.get_by_label("QoS").select_option("2")
@@ -270,7 +271,8 @@ def test_clients_are_banned_and_bans_lifted(open_page: Open, connect: Connect) -
 
 def test_users_and_rules_are_changed(open_page: Open, connect: Connect, broker: BrokerProcess) -> None:
     page = open_page("#/accounts", role="admin")
-    users, rules = page.get_by_role("region", name="Users", exact=True), page.get_by_role("region", name="Rules")
+    users = page.get_by_role("region", name="Users and forms")
+    rules = page.get_by_role("region", name="Rules and forms")
     adding = page.get_by_role("form", name="Add a user")
     adding.get_by_label("User name").fill("alice")
     adding.get_by_label("Password").fill("first")
@@ -385,6 +387,99 @@ def test_hostile_topic_and_payload_are_text(open_page: Open, connect: Connect) -
     expect(detail).to_contain_text(f"hostile/{HOSTILE}")
     expect(detail).to_contain_text(f"{HOSTILE}={HOSTILE}")
     no_script_ran(page)
+
+
+@pytest.mark.parametrize("name", ["\u202eevil\u2066", "x" * 65_000, "👩\u200d🔬 é", "שלום", " a  b "],
+                         ids=["direction", "long", "emoji", "right-to-left", "blanks"])  # fmt: skip
+def test_odd_names_are_shown_as_they_are(open_page: Open, connect: Connect, name: str) -> None:
+    with connect(name) as client:
+        client.publish(f"odd/{name}", name.encode(), 1, True)
+        seen = name.replace("\u202e", "\\u202e").replace("\u2066", "\\u2066")
+        whole = len(name) < 100
+        page = open_page("#/clients", viewport={"width": 360, "height": 740})
+        page.get_by_label("Part of the client id").fill(name[:50])
+        page.keyboard.press("Enter")
+        link = page.locator("tbody a")
+        expect(link).to_have_count(1)
+        assert link.text_content() == seen if whole else "… (65,000 characters)" in (link.text_content() or "")
+        link.click()
+        expect(page.get_by_role("heading", level=1)).to_contain_text(seen[:100])
+        if not whole:
+            expect(page.get_by_text("A client id of more than 2,000 characters has no page.")).to_be_visible()
+        page.get_by_role("link", name="Topics").click()
+        page.get_by_role("region", name="Retained topics").get_by_text("odd", exact=True).click()
+        page.locator("details[open] li button.value").last.click()
+        pane = page.get_by_role("region", name="Message")
+        expect(pane).to_contain_text(seen if whole else "A topic of more than 2,000 characters")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        client.publish(f"odd/{name}", b"", 1, True)
+
+
+def test_page_asks_no_other_server_and_names_its_controls(open_page: Open, broker: BrokerProcess) -> None:
+    page = open_page(role="admin")
+    asked: list[Request] = []
+    page.on("request", lambda request: asked.append(request))
+    names = page.get_by_role("navigation").get_by_role("link").all_inner_texts()
+    assert len(names) == 9
+    nameless = """[...document.querySelectorAll("a, button, input, select, textarea")].filter((each) =>
+        !each.closest("[hidden]") && !(each.textContent || each.ariaLabel || each.labels?.length)).length"""
+    for name in names:
+        page.get_by_role("navigation").get_by_role("link", name=name).click()
+        expect(page.get_by_role("heading", name=name, level=1)).to_be_visible()
+        assert page.evaluate(nameless) == 0
+    assert asked and all(request.url.startswith(broker.url + "/") for request in asked)
+
+
+def test_keyboard_is_enough(open_page: Open, connect: Connect) -> None:
+    client = connect("keys")
+    client.subscribe("keys/#")
+    page = open_page(role="")
+    page.keyboard.type("t-operator")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    page.keyboard.press("5")
+    expect(page.get_by_label("Topic", exact=True)).to_be_focused()
+    page.keyboard.type("keys/1")
+    page.keyboard.press("Tab")
+    page.keyboard.type("by key")
+    while not page.get_by_role("button", name="Publish").evaluate("each => each === document.activeElement"):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert client.take().payload == b"by key"
+
+
+@pytest.mark.slow("connects 10,000 clients and publishes 100,000 retained messages")
+@pytest.mark.timeout(300)
+def test_page_stays_small_with_many_clients_and_topics(open_page: Open, start_broker: Start) -> None:
+    broker = start_broker(config={"http": {"access": ACCESS}, "listeners": [{}, {"type": "ws", "port": 0}]})
+    with ExitStack() as stack:
+        for number in range(10_000):
+            client = stack.enter_context(RawClient(broker.port))
+            client.connect(f"many-{number:05}")
+        for number in range(100_000):
+            client.publish(f"many/{number:06}", b"1", 0, True)
+            if number % 1000 == 0:
+                client.ping()
+        client.ping()
+        page = open_page("#/clients", at=broker.url)
+        elements = "document.querySelectorAll('*').length"
+        expect(page.locator("tbody tr")).to_have_count(50)
+        page.get_by_label("Part of the client id").fill("09999")
+        page.keyboard.press("Enter")
+        expect(page.locator("tbody tr")).to_have_count(1)
+        assert page.evaluate(elements) < 1000
+        page.get_by_role("link", name="Topics").click()
+        page.get_by_role("region", name="Retained topics").get_by_text("many", exact=True).click()
+        expect(page.locator("details[open] li")).to_have_count(100)
+        page.get_by_role("button", name="More", exact=True).click()
+        expect(page.locator("details[open] li")).to_have_count(200)
+        assert page.evaluate(elements) < 2000
+        page.get_by_role("link", name="Live messages").click()
+        subscribe(page, "many/#")
+        expect(page.get_by_text("100,000 messages")).to_be_visible()
+        assert page.locator("tbody tr").count() == 200
+        page.get_by_role("link", name="Overview").click()
+        expect(figure(page, "Retained")).to_have_text(re.compile("100,0"))
 
 
 def test_live_messages_are_those_that_are_published(open_page: Open, connect: Connect) -> None:
