@@ -207,7 +207,7 @@ demo: $(VENV)/demo build
 # notebook, from DATA=DIR or from a simulated plant.
 pictures: $(VENV)/extras build
 	@tests/interop/browser.sh
-	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m support.dashboard_picture docs/pictures/dashboard.png
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m support.dashboard_picture docs/pictures
 	PICTURES="$(CURDIR)/docs/pictures" $(if $(DATA),SENSOR_DATA="$(abspath $(DATA))") \
 	  $(BIN)/jupyter-execute docs/notebooks/anomalies.ipynb
 

@@ -139,7 +139,10 @@ class Sampler:
         if streams is None:
             return
         for name in streams.streams()[:MAX_STREAMS]:
-            yield f"{STREAM}{name}/records", streams.stored(name)
+            try:
+                yield f"{STREAM}{name}/records", streams.stored(name)
+            except KeyError:  # it was deleted meanwhile
+                continue
             lags = [each.lag for each in (() if consumers is None else consumers.latest) if each.stream == name]
             if lags:
                 yield f"{STREAM}{name}/lag", max(lags)

@@ -121,7 +121,7 @@ class StreamAccess:
         if (known or not self.sees(principal, name)) and not allowed(principal, name):
             raise RequestError(403, _refusal(principal.name, name))
         if not known:
-            raise RequestError(404, f"no stream {name!r}")
+            raise RequestError(404, f"no stream {name!r}", "name")
         return name
 
 
@@ -136,7 +136,7 @@ def _manifest_of(logs: StreamLogs, name: str) -> Dict[str, Any]:
     try:
         return logs.manifest(name)
     except KeyError:
-        raise RequestError(404, f"no stream {name!r}") from None
+        raise RequestError(404, f"no stream {name!r}", "name") from None
 
 
 class StreamRoutes:
@@ -222,7 +222,7 @@ class StreamRoutes:
                 for number in range(count)
             ]
         except KeyError:
-            raise RequestError(404, f"no stream {name!r}") from None
+            raise RequestError(404, f"no stream {name!r}", "name") from None
         except ArchiveError as failure:
             return error(request, 503, f"the archive cannot be read: {failure}", {"Retry-After": "5"})
         return web.json_response({"stream": name, "timestamp_us": timestamp, "partitions": offsets})

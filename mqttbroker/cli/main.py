@@ -12,7 +12,7 @@ import platform
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Mapping, NoReturn, Optional, Sequence
+from typing import Any, List, Mapping, NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
 from mqttbroker.cli import api_commands, consumers_command, doctor, import_command
@@ -91,7 +91,17 @@ def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; returns its exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _run(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # The reader of stdout has ended, as `head` does. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _run(words: List[str]) -> int:
     if words[:1] == ["ingest"]:
         from bridge_spark.ingest import main as ingest
 

@@ -1,6 +1,6 @@
-"""Takes the picture of the dashboard in the README: a broker with a simulated plant for some minutes.
+"""Takes the pictures of the dashboard in the README, light and dark: a broker with a simulated plant for some minutes.
 
-python -P -m support.dashboard_picture docs/pictures/dashboard.png
+python -P -m support.dashboard_picture docs/pictures
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from mqttbroker.codec.properties import Properties
 
 SECONDS = 240.0  # of the five minutes that a chart shows
 MACHINES = 24
-CONFIG = {"streams": {"plant": {"filters": ["plant/#"], "partitions": 4}}}
+SCHEMES = {"light": "dashboard.png", "dark": "dashboard-dark.png"}
+CONFIG = {"streams": {"plant": {"filters": ["plant/#"], "partitions": 4}}, "http": {"history_interval": "2s"}}
 
 
-def take(file: Path, seconds: float) -> None:
+def take(directory: Path, seconds: float) -> None:
     with BrokerProcess(config=CONFIG) as broker, browser() as chromium, ExitStack() as stack:
-        page = chromium.new_page(viewport={"width": 1280, "height": 585})
-        page.goto(broker.url)
+        pages = {}
+        for scheme, name in SCHEMES.items():
+            pages[name] = chromium.new_page(viewport={"width": 1280, "height": 640}, color_scheme=scheme)
+            pages[name].goto(broker.url)
 
         def connected(name: str, **fields: object) -> RawClient:
             client = stack.enter_context(RawClient(broker.port))
@@ -49,13 +52,14 @@ def take(file: Path, seconds: float) -> None:
             for number in range(round(len(machines) * (0.6 + 0.4 * math.sin(elapsed / 20)))):
                 temperature = f"{60 + 10 * math.sin(elapsed / 30 + number):.2f}".encode()
                 machines[number].publish(f"plant/{number + 1}/temperature", temperature, 1, retain=turn % 20 == 0)
-            page.wait_for_timeout(100)
-        page.screenshot(path=str(file))
+            time.sleep(0.1)
+        for name, page in pages.items():
+            page.screenshot(path=str(directory / name))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("directory", type=Path)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     options = parser.parse_args()
-    take(options.file, options.seconds)
+    take(options.directory, options.seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -219,6 +220,15 @@ def test_a_broker_that_is_away_or_of_another_version_is_said_in_one_line(call: C
 def test_a_wrong_call_is_one_line_and_status_2(call: Call, words: tuple[str, ...]) -> None:
     status, out, err = call(*words)
     assert (status, out, err.count("\n")) == (2, "", 1) and "secret" not in err
+
+
+def test_a_reader_that_ends_early_is_no_error(broker: BrokerProcess) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "mqttbroker", "status", "--url", broker.url, "--token", "t-admin"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_each_group_says_its_actions_and_exit_statuses(call: Call) -> None:
