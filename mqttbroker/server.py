@@ -355,6 +355,9 @@ class Server:
             for name, context in contexts.items()
             if context is not None and context.certificate_expires is not None
         }
+        self.metrics.listener_clients = {
+            one.listener.address: one.listener_policy.clients for one in self.listeners
+        }
         self.metrics.crl_expiries = {
             one.listener.address: one.revocations.expires.timestamp()
             for one in self.listeners

@@ -55,6 +55,7 @@ class Metrics:
         self.log_lines_dropped = 0
         self.crl_expiries: dict[str, float] = {}  # Unix seconds, by listener
         self.certificate_expiries: dict[str, float] = {}  # likewise; "http" is that of the HTTP server
+        self.listener_clients: dict[str, int] = {}  # open connections that sent CONNECT, by listener
         self.alarms: Optional[Alarms] = None
         self.latency = Latency()
         self.http_requests: Counter[Tuple[str, int]] = Counter()  # by role and status
@@ -98,6 +99,12 @@ class Metrics:
         for listener, expiry in self.certificate_expiries.items():
             certificates.add_metric([listener], expiry)
         yield certificates
+        clients = GaugeMetricFamily(
+            "mqttbroker_listener_clients", "Open connections of a listener that sent CONNECT.", labels=["listener"]
+        )
+        for listener, number in self.listener_clients.items():
+            clients.add_metric([listener], number)
+        yield clients
         if self.alarms is not None:
             active = GaugeMetricFamily("mqttbroker_alarm", "1 for each alarm that is active.", labels=["alarm"])
             for alarm in self.alarms.active:

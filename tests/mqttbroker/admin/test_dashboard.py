@@ -434,6 +434,7 @@ def test_keyboard_is_enough(open_page: Open, connect: Connect) -> None:
     client = connect("keys")
     client.subscribe("keys/#")
     page = open_page(role="")
+    expect(page.get_by_label("Token")).to_be_focused()
     page.keyboard.type("t-operator")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()

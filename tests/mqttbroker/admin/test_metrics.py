@@ -26,6 +26,7 @@ def test_metrics_over_http(start_broker: Callable[..., BrokerProcess]) -> None:
         client.ping()
         found = samples(broker.get("/metrics"))
         assert found["mqttbroker_clients_connected"] == found["mqttbroker_sessions"] == 1
+        assert found["mqttbroker_listener_clients/127.0.0.1:0"] == 1
         assert found["mqttbroker_subscriptions"] == 2
         assert found["mqttbroker_retained_messages"] == 1
         assert found["mqttbroker_publish_received_total"] == found["mqttbroker_publish_sent_total"] == 3
