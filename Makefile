@@ -21,7 +21,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py' -o -path '*/dashboard/*')
 
-.PHONY: build run test test-compiled test-plain test-workers conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo dist pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-compiled test-plain test-workers conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo dist site pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -202,6 +202,11 @@ check: $(VENV)/extras
 
 demo: $(VENV)/demo build
 	$(BIN)/python -P -m mqttbroker.cli.demo $(if $(DATA),--data "$(DATA)")
+
+# The documentation as a site in build/site. `make site SITE=serve` shows it at http://127.0.0.1:8000 while pages are edited.
+SITE ?= build
+site: $(VENV)/extras
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(SITE)
 
 # Draws the pictures of the docs: the dashboard of a broker with simulated clients, which takes four minutes, and those of the
 # notebook, from DATA=DIR or from a simulated plant.
