@@ -40,7 +40,7 @@ from sessions.rows import (
     SubscriptionRow,
     received_row,
 )
-from sessions.write_set import EntryQuery, Page, PageRequest
+from sessions.write_set import EntryQuery, Page, PageRequest, message_rows
 
 logger = logging.getLogger(__name__)
 
@@ -112,22 +112,30 @@ class Statement:
 
 
 class MessageStatement(Statement):
-    """A statement over messages, whose attributes are the columns."""
+    """A statement over messages, of which ``rows_of`` makes rows."""
 
-    def __init__(self, sql: str, columns: Sequence[str]) -> None:
+    def __init__(
+        self, sql: str, columns: Sequence[str], rows_of: Callable[[list[Message]], Sequence[Iterable[Any]]]
+    ) -> None:
         blobs = [columns.index("payload"), columns.index("properties")]
         flags = [columns.index("retain")] if "retain" in columns else []
-        super().__init__(sql, len(columns), 0, blobs, flags, attrgetter(*columns))
+        super().__init__(sql, len(columns), 0, blobs, flags)
+        self._rows_of = rows_of
 
     def run(self, connection: sqlite3.Connection, rows: Sequence[Message]) -> None:
         large = [message for message in rows if message.size > LARGE_BYTES]
         if large:
-            assert self.values_of is not None
-            rows = [message for message in rows if message.size <= LARGE_BYTES]
-            for message in large:
-                connection.execute(self.by_size[1], tuple(self.values_of(message)))
+            for row in self._rows_of(large):
+                connection.execute(self.by_size[1], tuple(row))
             connection.execute(self.by_size[1], [0] * self.width)  # replaces the last large parameters
-        super().run(connection, rows)
+        super().run(connection, self._rows_of([message for message in rows if message.size <= LARGE_BYTES]))
+
+
+_retained_columns: Callable[[Message], Iterable[Any]] = attrgetter(*RetainedRow._fields)
+
+
+def _retained_rows(messages: list[Message]) -> Sequence[Iterable[Any]]:
+    return list(map(_retained_columns, messages))
 
 
 def _insert_sql(table: str, columns: Sequence[str], keys: Sequence[str] = ()) -> str:
@@ -169,7 +177,7 @@ SESSIONS = _insert("sessions", SessionRow._fields, ["session_id"])
 SUBSCRIPTIONS = _insert("subscriptions", SubscriptionRow._fields, SUBSCRIPTION_KEY_COLUMNS)
 DELETE_SUBSCRIPTIONS = _delete("subscriptions", SUBSCRIPTION_KEY_COLUMNS)
 # Rows that are there already are replaced: a repair may apply a part of the commit log again.
-MESSAGES = MessageStatement(_insert_sql("messages", MESSAGE_COLUMNS, ["id"]), MESSAGE_COLUMNS)
+MESSAGES = MessageStatement(_insert_sql("messages", MESSAGE_COLUMNS, ["id"]), MESSAGE_COLUMNS, message_rows)
 # An entry has the size of its message, so that a start need not read the messages.
 ENTRIES = _insert("queue", ENTRY_COLUMNS, ["session_id", "seq"], blobs=["subscription_ids"])
 UPDATE_ENTRIES = Statement(
@@ -186,7 +194,7 @@ DELETE_SHARED_MESSAGES = _delete(
 )
 RECEIVED = Statement(_insert_sql("received", RECEIVED_COLUMNS, RECEIVED_COLUMNS), 2, values_of=received_row)
 DELETE_RECEIVED = _delete("received", RECEIVED_COLUMNS, values_of=received_row)
-RETAINED = MessageStatement(_insert_sql("retained", RetainedRow._fields, ["topic"]), RetainedRow._fields)
+RETAINED = MessageStatement(_insert_sql("retained", RetainedRow._fields, ["topic"]), RetainedRow._fields, _retained_rows)
 DELETE_RETAINED = _delete("retained", ["topic"], filler="")
 PRODUCERS = _insert("producers", ProducerRow._fields, PRODUCER_KEY_COLUMNS, blobs=["missing"])
 DELETE_PRODUCERS = _delete("producers", PRODUCER_KEY_COLUMNS, filler="")
