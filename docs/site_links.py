@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 log = logging.getLogger("mkdocs.hooks.site_links")
-LINK = re.compile(r"\[([^\]]+)\]\((?:\.\./|examples/|notebooks/)([^)#]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\[((?:`[^`]*`|[^\]`])+)\]\((?:\.\./|examples/|notebooks/)([^)#]+)(?:#[^)]*)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
