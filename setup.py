@@ -97,6 +97,7 @@ COMPILED = [
     "mqttbroker/core/redirector.py",
     "mqttbroker/core/clients.py",
     "mqttbroker/core/connect_handler.py",
+    "mqttbroker/core/session_orders.py",
     "mqttbroker/core/commits.py",
     "mqttbroker/core/memory.py",
     "mqttbroker/core/broker.py",

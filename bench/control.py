@@ -25,6 +25,7 @@ from mqttbroker.admin.control import BrokerControl, Slices  # noqa: E402
 from mqttbroker.admin.views import SessionFilter  # noqa: E402
 from mqttbroker.assembly import build_broker  # noqa: E402
 from mqttbroker.config.settings import Settings  # noqa: E402
+from mqttbroker.core.session_orders import SessionOrders  # noqa: E402
 from sessions.session import Subscription  # noqa: E402
 from sessions.store.interface import Recovered  # noqa: E402
 
@@ -50,6 +51,12 @@ def measure(what: str, operation: Slices[Any]) -> None:
         if done:
             row(what, f"{total:.2f} ms", str(slices), f"{longest:.2f} ms")
             return
+
+
+def one_pass(orders: SessionOrders) -> Slices[None]:
+    before = orders.passes
+    while orders.passes == before:
+        yield orders.step()
 
 
 def measure_call(what: str, call: Callable[[], Any]) -> Any:
@@ -84,7 +91,12 @@ def main() -> None:
     measure("all client identifiers, none matches", control.sessions(SessionFilter(contains="none")))
     measure("all sessions, none is connected", control.sessions(SessionFilter(connected=True)))
     measure("100 sessions of one network", control.sessions(SessionFilter(network="10.0.0.0/8")))
+    measure("100 sessions, by client identifier, descending", control.sessions(after=middle, descending=True))
+    measure("100 sessions with the longest queues, of all", control.sorted_sessions("queued_messages", True))
+    orders = control.orders = SessionOrders(broker.registry)
+    measure("the pass that finds all orders", one_pass(orders))
     measure("100 sessions with the longest queues", control.sorted_sessions("queued_messages", True))
+    measure("1000 sessions, first disconnected", control.sorted_sessions("disconnected_at", False, limit=1000))
     measure_call("one session", lambda: control.session(middle))
     for topic in ("commands/all", "commands/7/few"):
         cursor = measure_call(f"open the receivers of {topic}", lambda topic=topic: control.open_receivers(topic))

@@ -85,6 +85,6 @@ class LogLevels:
         """The level for `ALL`, and then that of each area."""
         now = self._loop.time()
         return [
-            LevelView(area, level(area), self._ends[area].when() - now if area in self._ends else None)
+            LevelView(area, level(area), round(self._ends[area].when() - now, 3) if area in self._ends else None)
             for area in (ALL, *AREAS)
         ]

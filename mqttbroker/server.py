@@ -33,7 +33,7 @@ from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.backup import back_up
 from mqttbroker.admin.client_events import ClientEvents
 from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.control import BrokerControl
+from mqttbroker.admin.control import MAX_VISITS, BrokerControl
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.data_files import restrict, set_umask
 from mqttbroker.admin.history import History, Sampler
@@ -63,6 +63,7 @@ from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
 from mqttbroker.core.policy import AllowAll, AnonymousPolicy, AuthenticationChain
+from mqttbroker.core.session_orders import SessionOrders
 from mqttbroker.core.turns import TURN_WORK
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.log_levels import LogLevels
@@ -581,6 +582,7 @@ class Server:
         tasks.append(asyncio.create_task(self._conditions().watch(self.alarms)))
         if self.history.capacity:
             tasks.append(asyncio.create_task(self.sampler.watch(self.settings.http.history_interval)))
+        tasks.append(asyncio.create_task(self._order_sessions()))
         if self.settings.durability == "interval":
             tasks.append(asyncio.create_task(self._write_at_intervals()))
         return tasks
@@ -641,6 +643,12 @@ class Server:
                 continue
             for listener in self.listeners:
                 await listener.refresh_revocations(crl.expiry_warning)
+
+    async def _order_sessions(self) -> None:
+        """Keep the orders of very many sessions for the HTTP API."""
+        orders = self.control.orders = SessionOrders(self.broker.registry)
+        while True:
+            await asyncio.sleep(orders.step() if len(self.broker.registry) > MAX_VISITS else TICK)
 
     async def _write_at_intervals(self) -> None:
         while True:

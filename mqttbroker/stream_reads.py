@@ -19,7 +19,7 @@ from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.core.chunk import Chunk
 from mqttbroker.core.chunk_reads import EXPIRED, FAILED, MOVED, NOTHING, READ, ChunkReads, LogView, ReadRequest
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.streams")
 
 
 class StreamLogView(LogView):

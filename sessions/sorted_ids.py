@@ -75,3 +75,19 @@ class SortedIds:
             number += 1
             position = 0
         return found
+
+    def below(self, end: str, limit: int) -> List[str]:
+        """The last ``limit`` identifiers that are less than ``end``, in descending order; "" = of all."""
+        if self._unsorted:
+            self.sort()
+        number: int = bisect_left(self._lows, end) - 1 if end else len(self._chunks) - 1
+        position: int = bisect_left(self._chunks[number], end) if end else len(self._chunks[number])
+        found: List[str] = []
+        while True:
+            part = self._chunks[number][max(0, position - limit + len(found)) : position]
+            part.reverse()
+            found += part
+            number -= 1
+            if number < 0 or len(found) == limit:
+                return found
+            position = len(self._chunks[number])

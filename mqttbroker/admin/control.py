@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
+import sys
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Generator, Generic, List, Mapping, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Generator, Generic, List, Mapping, NamedTuple, Optional, Set, Tuple, TypeVar
 
 from mqttbroker.admin.views import (
     BanPage,
@@ -42,6 +43,14 @@ from mqttbroker.core.memory_stage import STAGE_NAMES
 from mqttbroker.core.networks import address_of, network_text
 from mqttbroker.core.route import is_reserved
 from mqttbroker.core.router import Router
+from mqttbroker.core.session_orders import (
+    CONNECTED_AT,
+    DISCONNECTED_AT,
+    QUEUED_MESSAGES,
+    SUBSCRIPTIONS,
+    SessionOrders,
+    connected_at,
+)
 from sessions.journal import Gate
 from sessions.message import Message
 from sessions.reason_names import REASON_NAMES
@@ -63,6 +72,7 @@ COMMIT_WAIT = 0.002  # seconds between looks whether a message is on disk
 BACKLOG_WAIT = 0.01  # seconds between slices while too much waits for the disk
 
 T = TypeVar("T")
+_Place = Tuple[float, str]  # a value and a client identifier
 Slices = Generator[float, None, T]
 
 
@@ -79,6 +89,7 @@ class BrokerControl:
     def __init__(self, broker: Broker, monotonic: Callable[[], float]) -> None:
         self._broker = broker
         self._monotonic = monotonic
+        self.orders: Optional[SessionOrders] = None  # if somebody makes its steps
         self._subscription_cursors: _Cursors[_SubscriptionListing] = _Cursors()
         self._retained_cursors: _Cursors[_RetainedListing] = _Cursors()
         self._level_cursors: _Cursors[_LevelListing] = _Cursors()
@@ -87,21 +98,23 @@ class BrokerControl:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     def sessions(
-        self, where: SessionFilter = SessionFilter(), after: str = "", limit: int = 100
+        self, where: SessionFilter = SessionFilter(), after: str = "", limit: int = 100, descending: bool = False
     ) -> Slices[SessionPage]:
-        """The first ``limit`` sessions whose client identifiers are greater than ``after`` and that satisfy ``where``.
+        """The first ``limit`` sessions by client identifier behind ``after`` that satisfy ``where``; "" = from the start.
 
         A page after which `MAX_VISITS` sessions were visited has fewer. A session that exists from the first page to the
         last is in exactly one of them.
         """
         _check_limit(limit)
         registry = self._broker.registry
+        ids = registry.client_ids
         found: List[SessionSummary] = []
         visits = 0
         # No client identifier contains U+0000 [MQTT-1.5.4-2], so this is the least one after ``after``.
         start = max(where.prefix, after + "\0" if after else "")
+        end = after or _behind_prefix(where.prefix)
         while True:
-            client_ids = registry.client_ids.at_least(start, SLICE)
+            client_ids = ids.below(end, SLICE) if descending else ids.at_least(start, SLICE)
             for client_id in client_ids:
                 if not client_id.startswith(where.prefix):
                     return SessionPage(tuple(found), "")
@@ -115,9 +128,10 @@ class BrokerControl:
             if len(client_ids) < SLICE:
                 return SessionPage(tuple(found), "")
             visits += SLICE
+            end = client_ids[-1]
             if visits >= MAX_VISITS:
-                return SessionPage(tuple(found), client_ids[-1])
-            start = client_ids[-1] + "\0"
+                return SessionPage(tuple(found), end)
+            start = end + "\0"
             yield 0.0
 
     def sorted_sessions(
@@ -130,11 +144,48 @@ class BrokerControl:
     ) -> Slices[SortedPage]:
         """The first ``limit`` sessions that satisfy ``where``, in the order of one of `SORTS`, behind ``after``.
 
-        It visits all sessions for each page. A session whose value changes meanwhile may be in no page, or in two.
+        If there are more than `MAX_VISITS` sessions, the order is that of the last pass of `SessionOrders` as far as that
+        knows the page; else all sessions are visited. A session whose value changes meanwhile may be in no page, or in two.
         """
         _check_limit(limit)
-        key, registry = SORTS[sort], self._broker.registry
-        best: List[Tuple[float, str]] = []
+        key = SORTS[sort]
+        best = yield from self._known_places(key, descending, where, after, limit)
+        if best is None:
+            best = yield from self._all_places(key, descending, where, after, limit)
+        found: List[SessionSummary] = []
+        for first in range(0, min(limit, len(best)), SLICE):
+            shown = best[first : min(limit, first + SLICE)]
+            sessions = (self._broker.registry.get(name) for _, name in shown)
+            found += [self._summary(session) for session in sessions if session is not None]
+            yield 0.0
+        return SortedPage(tuple(found), best[limit - 1] if len(best) > limit else None)
+
+    def _known_places(
+        self, key: _SortKey, descending: bool, where: SessionFilter, after: Optional[Tuple[float, str]], limit: int
+    ) -> Slices[Optional[List[_Place]]]:
+        """The places of a page, and one more, by the last pass of `SessionOrders`; None if that does not know them all."""
+        registry = self._broker.registry
+        if self.orders is None or not self.orders.passes or len(registry) <= MAX_VISITS:
+            return None
+        found: List[_Place] = []
+        for visits, place in enumerate(self.orders.order(key.number, descending).places):
+            if visits % SLICE == SLICE - 1:
+                yield 0.0
+            session = registry.get(place[1])
+            if session is None or not _is_behind(place, after, descending):
+                continue
+            if place[1].startswith(where.prefix) and where.contains in place[1] and _satisfies(session, where):
+                found.append(place)
+                if len(found) > limit:
+                    return found
+        return None
+
+    def _all_places(
+        self, key: _SortKey, descending: bool, where: SessionFilter, after: Optional[Tuple[float, str]], limit: int
+    ) -> Slices[List[_Place]]:
+        """The places of a page, and one more, of all sessions now."""
+        registry = self._broker.registry
+        best: List[_Place] = []
         start = where.prefix
         client_ids = [""]
         while client_ids:
@@ -146,19 +197,14 @@ class BrokerControl:
                     break
                 if where.contains not in client_id or not _satisfies(session, where):
                     continue
-                place = (key(session), client_id)
-                if after is None or (place < after if descending else place > after):
+                place = (key.of(session), client_id)
+                if _is_behind(place, after, descending):
                     best.append(place)
             best = sorted(best, reverse=descending)[: limit + 1]
             if client_ids:
                 start = client_ids[-1] + "\0"
                 yield 0.0
-        found: List[SessionSummary] = []
-        for first in range(0, min(limit, len(best)), SLICE):
-            shown = best[first : min(limit, first + SLICE)]
-            found += [self._summary(registry.sessions[name]) for _, name in shown if name in registry.sessions]
-            yield 0.0
-        return SortedPage(tuple(found), best[limit - 1] if len(best) > limit else None)
+        return best
 
     def session(self, client_id: str) -> Optional[SessionDetail]:
         """The session of a client identifier; None if there is none."""
@@ -844,19 +890,30 @@ def _network(text: str) -> Any:
     return ipaddress.ip_network(text)
 
 
-def _connected_at(session: Session) -> float:
-    connection = _connection(session)
-    return 0.0 if connection is None else connection.accepted
+def _is_behind(place: _Place, after: Optional[_Place], descending: bool) -> bool:
+    return after is None or (place < after if descending else place > after)
 
 
-# The sort keys of sessions.
-SORTS: Dict[str, Callable[[Session], float]] = {
-    "client_id": lambda session: 0,
-    "connected_at": _connected_at,
-    "disconnected_at": lambda session: session.disconnected_at,
-    "subscriptions": lambda session: len(session.subscriptions),
-    "queued_messages": lambda session: session.queued_messages,
+def _behind_prefix(prefix: str) -> str:
+    """The least text that is greater than all that begin with ``prefix``; "" if there is none."""
+    prefix = prefix.rstrip(chr(sys.maxunicode))
+    return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""
+
+
+class _SortKey(NamedTuple):
+    """An order of sessions: its number in `SessionOrders`, and the value of a session."""
+
+    number: int
+    of: Callable[[Session], float]
+
+
+SORTS: Dict[str, _SortKey] = {
+    "connected_at": _SortKey(CONNECTED_AT, connected_at),
+    "disconnected_at": _SortKey(DISCONNECTED_AT, lambda session: session.disconnected_at),
+    "subscriptions": _SortKey(SUBSCRIPTIONS, lambda session: len(session.subscriptions)),
+    "queued_messages": _SortKey(QUEUED_MESSAGES, lambda session: session.queued_messages),
 }
+"""Orders of sessions beside that of their client identifiers."""
 
 
 def _memory_status(broker: Broker) -> MemoryStatus:

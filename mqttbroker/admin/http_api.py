@@ -182,7 +182,8 @@ class Api:
         """All operations."""
         status, lists, content = Right.STATUS, Right.LIST, Right.CONTENT
         operate, administer = Right.OPERATE, Right.ADMINISTER
-        sort = Field("sort", Choice(*SORTS), "all orders but client_id, ascending, visit every session", "client_id")
+        sort = Field("sort", Choice("client_id", *SORTS), "the order; with very many sessions, others than client_id are those "
+                     "of up to a minute ago", "client_id")
         topic = Field("topic", Topic(), "a topic name")
         address = Field("address", Network(), "an address or network; absent = any", "")
         banned = [address, *(Field(name, Word(1, MAX_NAME), "absent = any", "") for name in ("username", "client_id"))]
@@ -334,10 +335,10 @@ class Api:
             call["prefix"], call["contains"], call["connected"], call["username"], call["listener"], call["address"]
         )
         descending = call["order"] == "desc"
-        if call["sort"] == "client_id" and not descending:
+        if call["sort"] == "client_id":
             cursor = self._cursors.decode(call["cursor"], str)
             found = await self._call(self._operations.runner.scan(
-                self._control.sessions, where, "" if cursor is None else cursor[0], call["limit"]
+                self._control.sessions, where, "" if cursor is None else cursor[0], call["limit"], descending
             ))  # fmt: skip
             return page_of(map(client_json, found.sessions), self._cursors.encode(found.after) if found.after else None)
         parts = self._cursors.decode(call["cursor"], (int, float), str)

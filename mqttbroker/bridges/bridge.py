@@ -25,7 +25,7 @@ from sessions.delivery import Delivery
 from sessions.session import Session
 from topic_matcher.remapping import echoed
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.bridges")
 
 # States of a bridge, as listed.
 DISABLED: Final = "disabled"

@@ -10,7 +10,7 @@ from mqttbroker.bridges.bridge import Bridge, BridgeStatus, Surroundings
 from mqttbroker.config import settings as config
 from mqttbroker.core.connect_handler import OF_BRIDGES
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.bridges")
 
 
 class Bridges:

@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any, Dict, Final, List
 
-log = logging.getLogger("mqttbroker")
+log = logging.getLogger("mqttbroker.bridges")
 
 DIRECTORY: Final = "bridges"
 

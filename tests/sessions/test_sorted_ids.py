@@ -30,6 +30,8 @@ def test_changes_and_pages_are_those_of_a_sorted_list(
     first = bisect_left(expected, start)
     assert ids.at_least(start, limit) == expected[first : first + limit]
     assert ids.at_least("", len(expected) + 1) == expected
+    assert ids.below(start, limit) == expected[:first][::-1][:limit]
+    assert ids.below("", len(expected) + 1) == expected[::-1]
 
 
 def test_many_identifiers_in_any_order() -> None:
@@ -44,6 +46,11 @@ def test_many_identifiers_in_any_order() -> None:
             start = page[-1] + "\0"
         assert [client_id for page in pages for client_id in page] == [f"{number:06d}" for number in numbers]
         assert {len(page) for page in pages[:-1]} == {700}
+        backward, end = [], ""
+        while page := ids.below(end, 700):
+            backward += page
+            end = page[-1]
+        assert backward == [f"{number:06d}" for number in reversed(numbers)]
         for number in order:
             ids.remove(f"{number:06d}")
         assert ids.at_least("", 1) == []

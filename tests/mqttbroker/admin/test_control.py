@@ -35,6 +35,7 @@ from mqttbroker.codec.packets import Connect, Disconnect, Publish
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION
 from mqttbroker.core.connection import Connection
+from mqttbroker.core.session_orders import MAX_PLACES, SessionOrders
 from sessions.counters import Counters
 from sessions.session import Subscription
 
@@ -159,9 +160,74 @@ def test_sorted_pages_hold_every_session_once(core: Core, sort: str, descending:
             break
         assert len(page.sessions) == 100
     assert sorted(session.client_id for session in found) == client_ids
-    value = (lambda session: session.client_id) if sort == "client_id" else operator.attrgetter(sort)
-    values = [value(session) for session in found]
+    values = [operator.attrgetter(sort)(session) for session in found]
     assert values == sorted(values, reverse=descending)
+
+
+@pytest.mark.parametrize("prefix", ["", "dev-0001", "dev-\U0010ffff"])
+def test_pages_in_descending_order_hold_every_session_once(core: Core, prefix: str) -> None:
+    client_ids = [*many_sessions(core, 3 * SLICE), "dev-\U0010ffff", "dev-\U0010ffffx", "e"]
+    for client_id in client_ids[-3:]:
+        core.broker.registry.create(client_id, False)
+    found: list[str] = []
+    after = ""
+    while True:
+        page = finish(core.control.sessions(SessionFilter(prefix), after, 100, descending=True))
+        found += [session.client_id for session in page.sessions]
+        after = page.after
+        if not after:
+            break
+    assert found == sorted((each for each in client_ids if each.startswith(prefix)), reverse=True)
+
+
+@pytest.fixture
+def ordered(core: Core, monkeypatch: pytest.MonkeyPatch) -> Core:
+    """So many sessions that the orders of the last pass count."""
+    monkeypatch.setattr(control_module, "MAX_VISITS", 100)
+    for number, client_id in enumerate(many_sessions(core, 2 * MAX_PLACES + 7)):
+        if number % 400 == 0:
+            client = core.connect(client_id)
+            core.advance(1)
+            client.subscribe(*(f"t/{index}" for index in range(number // 400 + 1)))
+    orders = core.control.orders = SessionOrders(core.broker.registry)
+    while not orders.passes:
+        assert orders.step() > 0.0
+    return core
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("sort", SORTS)
+def test_orders_of_the_last_pass_are_those_of_all_sessions(ordered: Core, sort: str, descending: bool) -> None:
+    slices, page = count_slices(ordered.control.sorted_sessions(sort, descending, limit=100))
+    assert slices == 2
+    ordered.control.orders = None
+    assert page == finish(ordered.control.sorted_sessions(sort, descending, limit=100))
+
+
+def test_pages_behind_the_known_places_visit_all_sessions(ordered: Core) -> None:
+    found: list[str] = []
+    after = None
+    while True:
+        page = finish(ordered.control.sorted_sessions("subscriptions", True, after=after, limit=1000))
+        found += [session.client_id for session in page.sessions]
+        after = page.after
+        if after is None:
+            break
+    assert sorted(found) == sorted(ordered.broker.registry.sessions)
+
+
+def test_filters_apply_to_known_places(ordered: Core) -> None:
+    slices, page = count_slices(ordered.control.sorted_sessions("subscriptions", True, SessionFilter(connected=True), limit=5))
+    assert slices == 2 and [each.subscriptions for each in page.sessions] == [11, 10, 9, 8, 7]
+    _, page = count_slices(ordered.control.sorted_sessions("subscriptions", True, SessionFilter("dev-0040"), limit=5))
+    assert [each.client_id for each in page.sessions] == ["dev-004000", *(f"dev-0040{left:02d}" for left in (6, 5, 4, 3))]
+
+
+def test_known_places_of_ended_sessions_are_left_out(ordered: Core) -> None:
+    first = finish(ordered.control.sorted_sessions("subscriptions", True, limit=3)).sessions
+    ordered.broker.registry.remove(ordered.broker.registry.sessions[first[1].client_id])
+    page = finish(ordered.control.sorted_sessions("subscriptions", True, limit=2))
+    assert page.sessions == (first[0], first[2])
 
 
 def test_filters_on_connections(core: Core) -> None:
