@@ -324,7 +324,7 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
     bars = Progress(TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                     console=console)
     with running_broker(directory) as (port, http_port):
-        console.print(f"broker on port {port}, its streams on http://127.0.0.1:{http_port}; Spark starts",
+        console.print(f"broker on port {port}, dashboard and streams on http://127.0.0.1:{http_port}/; Spark starts",
                       highlight=False, soft_wrap=True)
         with stderr_in(directory / "spark-start.log"):
             spark = make_session(IngestConfig(()))

@@ -49,11 +49,23 @@ function search(label, begin) {
     event.preventDefault();
     begin();
   };
-  return { element: h("form", { class: "bar", role: "search", "aria-label": label, onsubmit: submit }, input, h("button", {}, "Search")), input };
+  return {
+    element: h(
+      "form",
+      { class: "bar", role: "search", "aria-label": label, onsubmit: submit },
+      input,
+      h("button", {}, "Search"),
+    ),
+    input,
+  };
 }
 
 const rowButton = (text, label, act, action, danger = false) =>
-  h("button", { type: "button", "aria-label": label, class: danger ? "danger" : null, onclick: () => act(action) }, text);
+  h(
+    "button",
+    { type: "button", "aria-label": label, class: danger ? "danger" : null, onclick: () => act(action) },
+    text,
+  );
 
 // --- users -----------------------------------------------------------------------------------------------------------
 
@@ -88,7 +100,15 @@ function userSection({ act, may, notify }) {
     notify,
     clears: ["username", "password"],
   });
-  const changing = form({ title: "", fields: secret, button: "Set password", submit: set, act, notify, clears: ["password"] });
+  const changing = form({
+    title: "",
+    fields: secret,
+    button: "Set password",
+    submit: set,
+    act,
+    notify,
+    clears: ["password"],
+  });
   changing.element.hidden = true;
   const prefix = search("Beginning of the user name", () => own.begin());
   const own = section({
@@ -111,7 +131,8 @@ function userSection({ act, may, notify }) {
 
   async function set(values) {
     const { username, file } = chosen;
-    if (!confirm(`Set the password of ${named(username)}? Clients that used the old one are disconnected.`)) return null;
+    if (!confirm(`Set the password of ${named(username)}? Clients that used the old one are disconnected.`))
+      return null;
     await ask("PUT", `/users/${segment(username)}/password`, { file }, values);
     changing.element.hidden = true;
     await own.load();
@@ -153,7 +174,9 @@ function ruleSection({ act, may, notify }) {
       { title: "Access", text: (rule) => rule.access },
       { title: "Topic filter", text: (rule) => rule.filter },
       { title: "File", text: (rule) => rule.file },
-      ...(administrator ? [{ title: "Action", node: (rule) => rowButton("Delete", label(rule), act, () => remove(rule), true) }] : []),
+      ...(administrator
+        ? [{ title: "Action", node: (rule) => rowButton("Delete", label(rule), act, () => remove(rule), true) }]
+        : []),
     ],
     (rule) => JSON.stringify(rule),
     "No rules.",
@@ -161,7 +184,11 @@ function ruleSection({ act, may, notify }) {
   const adding = form({
     title: "Add a rule",
     fields: [
-      { name: "username", label: "User name", hint: "Empty: for anonymous clients, or all clients if it is a pattern." },
+      {
+        name: "username",
+        label: "User name",
+        hint: "Empty: for anonymous clients, or all clients if it is a pattern.",
+      },
       { name: "pattern", label: "Pattern", type: "checkbox", hint: "%c and %u stand for client id and user name." },
       { name: "access", label: "Access", type: "select", options: ACCESS.map((each) => [each, each]) },
       { name: "filter", label: "Topic filter", required: true },
@@ -186,7 +213,8 @@ function ruleSection({ act, may, notify }) {
 
   async function add(values) {
     const [query, body] = split(values, ["file"]);
-    if (body.access === "deny" && !confirm(`Deny ${named(body.filter)}? Clients that use it lose it at once.`)) return null;
+    if (body.access === "deny" && !confirm(`Deny ${named(body.filter)}? Clients that use it lose it at once.`))
+      return null;
     await ask("POST", "/acl/rules", query, body);
     await own.load();
     return "The rule was added, and is in force.";

@@ -4,7 +4,9 @@ const TOKEN = "mqttbroker-token";
 const TIMEOUT = 15000; // ms
 export const LONGEST = 2000; // characters of a client id or topic in an address
 
-/** A request that was refused (`status`), or had no answer (status 0); `field` names the parameter or key that is wrong. */
+/**
+ * A request that was refused (`status`), or had no answer (status 0); `field` names the parameter or key that is wrong.
+ */
 export class ApiError extends Error {
   constructor(status, message, field = null) {
     super(message);

@@ -25,7 +25,10 @@ export function bans({ act, may, every, notify }, clientId = "") {
       { title: "Cause", text: (ban) => ban.cause.replaceAll("_", " ") },
       { title: "Reason", text: (ban) => ban.reason },
       { title: "Times", number: true, text: (ban) => count(ban.bans) },
-      { title: "Ends", text: (ban) => (ban.seconds_left === null ? "when it is lifted" : `in ${duration(ban.seconds_left)}`) },
+      {
+        title: "Ends",
+        text: (ban) => (ban.seconds_left === null ? "when it is lifted" : `in ${duration(ban.seconds_left)}`),
+      },
       ...(may("operate") ? [{ title: "Action", node: liftButton }] : []),
     ],
     (ban) => JSON.stringify([ban.protocol, ban.address, ban.username, ban.client_id, ban.cause]),
@@ -42,7 +45,12 @@ export function bans({ act, may, every, notify }, clientId = "") {
     fields: [
       { name: "address", label: "Address or network", hint: "192.0.2.7, or 192.0.2.0/24" },
       { name: "username", label: "User name" },
-      { name: "client_id", label: "Client id", value: clientId, hint: "A ban applies to clients of which all that is given is true." },
+      {
+        name: "client_id",
+        label: "Client id",
+        value: clientId,
+        hint: "A ban applies to clients of which all that is given is true.",
+      },
       { name: "seconds", label: "Seconds", type: "number", hint: "Empty: until it is lifted." },
       { name: "reason", label: "Reason" },
     ],

@@ -39,7 +39,7 @@ export function chart(title, names, format, base = 1000) {
   const element = h("section", { class: "card chart", "aria-label": title }, h("h2", {}, title), legend, drawing);
 
   /**
-   * Shows the points [Unix time, value] of the last `span` minutes before `now`; a value that is null interrupts a line.
+   * Shows the points [Unix time, value] of the last `span` minutes before `now`; a null value interrupts a line.
    * `least` is the smallest value that the top of the grid may have.
    */
   function update(series, now, span, least = 1) {

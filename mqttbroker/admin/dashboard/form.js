@@ -7,8 +7,8 @@ let forms = 0; // for ids
 /**
  * A form. `fields` are objects with `name`, that of the API, `label`, and perhaps `type` (that of an input, "textarea"
  * or "select" with `options`, pairs of value and text), `value`, `required`, `hint`, `also` (more names of the API for
- * the same field), and `spare`: it is hidden until the API asks for it. `submit` takes the values by name, without empty
- * texts, and returns what to say. `act` runs it. `clears` are the names of fields that are empty afterwards.
+ * the same field), and `spare`: it is hidden until the API asks for it. `submit` takes the values by name, without
+ * empty texts, and returns what to say. `act` runs it. `clears` are the names of fields that are empty afterwards.
  */
 export function form({ title, fields, button, submit, act, notify, clears = [] }) {
   const id = `form-${++forms}`;
@@ -81,7 +81,13 @@ function part({ name, label, type = "text", value = "", options = [], required, 
   const text = h("label", { for: id }, label);
   const note = hint ? h("p", { class: "hint", id: `${id}-hint` }, hint) : null;
   const check = type === "checkbox";
-  const element = h("div", { class: check ? "field check" : "field", hidden: Boolean(spare) }, check ? [input, text] : [text, input], note, error);
+  const element = h(
+    "div",
+    { class: check ? "field check" : "field", hidden: Boolean(spare) },
+    check ? [input, text] : [text, input],
+    note,
+    error,
+  );
 
   function get() {
     if (check) return input.checked;
@@ -107,6 +113,7 @@ function part({ name, label, type = "text", value = "", options = [], required, 
 
 /** Takes some keys out of values: [those, the rest]. */
 export function split(values, names) {
-  const chosen = (wanted) => Object.fromEntries(Object.entries(values).filter(([name]) => names.includes(name) === wanted));
+  const chosen = (wanted) =>
+    Object.fromEntries(Object.entries(values).filter(([name]) => names.includes(name) === wanted));
   return [chosen(true), chosen(false)];
 }

@@ -37,17 +37,15 @@ export function bytes(value) {
 /** 2.5 ms, of seconds */
 export const milliseconds = (seconds) => `${short(seconds * 1000)} ms`;
 
+const DURATIONS = Object.entries({ d: 86400, h: 3600, min: 60, s: 1 });
+
 /** 3 h 20 min, of seconds */
 export function duration(seconds) {
   if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  const s = Math.floor(seconds);
-  const parts = s < 60 ? [[s, "s"]] : s < 3600 ? [[s / 60, "min"], [s % 60, "s"]] : s < 86400
-    ? [[s / 3600, "h"], [(s % 3600) / 60, "min"]] : [[s / 86400, "d"], [(s % 86400) / 3600, "h"]]; // prettier-ignore
-  const whole = parts.map(([value, unit]) => [Math.floor(value), unit]);
-  return whole
-    .filter(([value], index) => value || !index)
-    .map(([value, unit]) => `${value} ${unit}`)
-    .join(" ");
+  const first = DURATIONS.findIndex(([, size]) => seconds >= size);
+  const [[unit, size], finer] = DURATIONS.slice(first, first + 2);
+  const rest = finer ? Math.floor((seconds % size) / finer[1]) : 0;
+  return `${Math.floor(seconds / size)} ${unit}${rest ? ` ${rest} ${finer[0]}` : ""}`;
 }
 
 /** 2026-01-31 13:05:07, in the time zone of the browser; of Unix seconds */

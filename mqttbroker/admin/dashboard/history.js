@@ -78,11 +78,18 @@ export class History {
     const points = [...samples, ...live].sort(([one], [other]) => one - other);
     return points.flatMap(([time, value], index) => {
       const gap = index > 0 && time - points[index - 1][0] > 3 * this.#interval;
-      return gap ? [[time, null], [time, value]] : [[time, value]]; // prettier-ignore
+      return gap
+        ? [
+            [time, null],
+            [time, value],
+          ]
+        : [[time, value]];
     });
   }
 
-  /** Points [Unix time, increase per second] of the sum of counters. One that fell is of a broker that was started again. */
+  /**
+   * Points [Unix time, increase per second] of the sum of counters. One that fell is of a broker that was started again.
+   */
   rate(...names) {
     const sums = names
       .map((name) => this.gauge(name))

@@ -3,7 +3,9 @@
 import { get } from "./api.js";
 import { h } from "./dom.js";
 
-/** `show` takes the items of a page. `begin` asks for the first page of a query, `load` again for the page that is shown. */
+/**
+ * `show` takes the items of a page. `begin` asks for the first page of a query, `load` again for the page that is shown.
+ */
 export function pages({ path, limit, show, act }) {
   const previous = h("button", { type: "button", onclick: back, disabled: true }, "Previous");
   const next = h("button", { type: "button", onclick: forward, disabled: true }, "Next");

@@ -5,7 +5,13 @@ import { h } from "./dom.js";
 import { form, split } from "./form.js";
 import { count, named } from "./format.js";
 
-export const QOS = { name: "qos", label: "QoS", type: "select", value: "1", options: ["0", "1", "2"].map((n) => [n, n]) };
+export const QOS = {
+  name: "qos",
+  label: "QoS",
+  type: "select",
+  value: "1",
+  options: ["0", "1", "2"].map((n) => [n, n]),
+};
 export const PAYLOAD = { name: "payload", label: "Payload", type: "textarea", also: ["payload_base64"] };
 export const ENCODING = {
   name: "encoding",
@@ -31,7 +37,7 @@ const FIELDS = [
 /** The body of a request to publish, of the values of a form. */
 export function messageBody({ payload = "", encoding, qos, user_properties: lines, ...others }) {
   const body = { ...others, [encoding === "base64" ? "payload_base64" : "payload"]: payload, qos: Number(qos) };
-  if (lines) body.user_properties = lines.split("\n").filter(Boolean).map(pair); // prettier-ignore
+  if (lines) body.user_properties = lines.split("\n").filter(Boolean).map(pair);
   return body;
 }
 
@@ -45,7 +51,7 @@ export function publish({ act, notify, may }) {
   const needed = h(
     "p",
     { class: "empty" },
-    "Only an operator or administrator publishes: log in with a token of such a role (docs/http.md).",
+    "Only an operator or administrator publishes: set http.token or [[http.access]], and log in with a token.",
   );
   const element = h("div", {}, h("h1", {}, "Publish"), may("operate") ? publishing.element : needed);
 

@@ -52,7 +52,7 @@ export function streams({ every, act, history }) {
 }
 
 /** One stream; its consumers are asked for while it is open. */
-function stream({ name, filters }, open, act) {
+function stream({ name }, open, act) {
   const partitions = table(
     `Partitions of ${name}`,
     [
@@ -81,11 +81,12 @@ function stream({ name, filters }, open, act) {
   const growth = chart("Records", ["stored"], (value) => `${short(value)}/s`);
   const lag = chart("Lag", ["largest"], short);
   const summary = h("span", { class: "hint" });
+  const described = h("p", { class: "hint" });
   const element = h(
     "details",
     { class: "card", open, ontoggle: () => element.open && act(loadConsumers) },
     h("summary", {}, h("b", {}, name), " ", summary),
-    h("p", { class: "hint" }, filters.join(", ")),
+    described,
     h("div", { class: "charts" }, growth.element, lag.element),
     h("h3", {}, "Consumers"),
     consumers.element,
@@ -95,6 +96,7 @@ function stream({ name, filters }, open, act) {
   async function show(item) {
     const stored = total(item.partitions, (each) => each.high_watermark - each.log_start_offset);
     setText(summary, `${count(stored)} records, ${bytes(total(item.partitions, (each) => each.bytes))}`);
+    setText(described, describe(item));
     partitions.show(item.partitions);
     if (element.open) await loadConsumers();
   }
@@ -109,6 +111,23 @@ function stream({ name, filters }, open, act) {
     lag.update([history.gauge(`stream/${name}/lag`)], history.now, history.span);
   }
   return { element, show, draw };
+}
+
+/** Filters and settings as a sentence. */
+function describe({ filters, settings }) {
+  const limits = [
+    settings.retention_age === null ? null : `records of ${duration(settings.retention_age)}`,
+    settings.retention_bytes === null ? null : bytes(settings.retention_bytes),
+  ].filter(Boolean);
+  const shown =
+    filters.length > 20
+      ? `${filters.slice(0, 20).join(", ")} and ${count(filters.length - 20)} more`
+      : filters.join(", ");
+  const kept = limits.length ? `keeps ${limits.join(" and ")}` : "keeps everything";
+  const others = [settings.dedup && "drops repeats", settings.archive && `archives to ${settings.archive}`].filter(
+    Boolean,
+  );
+  return [`Stores ${shown}`, `key: ${settings.key}`, kept, ...others].join("; ") + ".";
 }
 
 function retention({ partitions, at_risk: atRisk }) {

@@ -565,6 +565,7 @@ def test_streams_show_records_and_lag(open_page: Open, connect: Connect, broker:
     urllib.request.urlopen(request).close()
     page = open_page("#/streams", role="viewer")
     expect(page.get_by_text("7 records")).to_be_visible()
+    expect(page.get_by_text("Stores plant/#; key: topic; keeps everything.")).to_be_visible()
     row = page.get_by_label("Consumers of plant").get_by_role("row", name="hourly")
     expect(row.get_by_role("cell").nth(1)).to_have_text("7")
     client.publish("plant/more", b"1", 1)
