@@ -43,12 +43,14 @@ from mqttbroker.admin.http_alarms import AlarmRoutes
 from mqttbroker.admin.http_api import Api, Operations
 from mqttbroker.admin.http_bridges import BridgeRoutes
 from mqttbroker.admin.http_dashboard import dashboard_routes
+from mqttbroker.admin.http_groups import GroupRoutes
 from mqttbroker.admin.http_history import HistoryRoutes
 from mqttbroker.admin.http_stream_admin import StreamAdminRoutes
 from mqttbroker.admin.http_streams import StreamAccess
 from mqttbroker.admin.http_trace import TraceRoutes
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
+from mqttbroker.admin.stream_places import PlacesReport, StreamPlaces
 from mqttbroker.admin.sys_topics import SysTopics
 from mqttbroker.admin.views import AuthenticatorStatus, JwksStatus, WorkerStatus
 from mqttbroker.allocator import keep_freed_memory
@@ -224,6 +226,8 @@ class Server:
         reloader.client_events = client_events
         self.control_runner = ControlRunner(loop, self.scheduler.update_clock, reloader.reload)
         try:
+            self.stream_places = StreamPlaces(self.broker)
+            self.consumers.groups = PlacesReport(self.control_runner, self.stream_places)
             self.consumers.start()
             self._open_http()
             reloader.http = self.http
@@ -388,6 +392,7 @@ class Server:
             access = StreamAccess(self.streams)
             api = Api(self._operations(), self.streams, self.consumers, access)
             streams = StreamAdminRoutes(self.streams, self.stream_control, access, self.control_runner)
+            groups = GroupRoutes(self.streams, self.stream_places, access, self.control_runner)
             alarms = AlarmRoutes(self.alarms, self.control_runner)
             bridges = BridgeRoutes(self._bridges, self.control_runner)
             traces = TraceRoutes(Tracer(self.broker, self.scheduler), self.control_runner)
@@ -407,7 +412,7 @@ class Server:
                 consumers=self.consumers,
                 max_connections=settings.max_connections,
                 routes=[
-                    *api.routes(), *streams.routes(), *accounts.routes(), *alarms.routes(), *traces.routes(),
+                    *api.routes(), *streams.routes(), *groups.routes(), *accounts.routes(), *alarms.routes(), *traces.routes(),
                     *history.routes(), *bridges.routes(),
                     *(dashboard_routes() if settings.dashboard else ()),
                 ],

@@ -28,6 +28,7 @@ from bridge_spark.source.consumers import (
     decode_report,
     write_report,
 )
+from mqttbroker.admin.stream_places import StreamPlace
 from mqttbroker.config.settings import Consumers
 
 log = logging.getLogger("mqttbroker.streams")
@@ -55,7 +56,7 @@ class PartitionLag(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """A consumer of a stream; ``reported_at`` is a Unix time in seconds."""
+    """A consumer of a stream, or a group of MQTT clients (``$share/…``); ``reported_at`` is a Unix time in seconds."""
 
     stream: str
     name: str
@@ -89,6 +90,7 @@ class ConsumerLag:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.latest: Tuple[Consumer, ...] = ()
+        self.groups: Callable[[], Dict[str, List[StreamPlace]]] = dict  # of each stream
         self._logs = logs
         self._settings = settings
         self._clock = clock
@@ -144,19 +146,21 @@ class ConsumerLag:
     def consumers(self, stream: str) -> List[Consumer]:
         """The consumers of a stream now, sorted by name. Raises KeyError if the stream is unknown."""
         config = self._logs.config(stream)
+        groups = self.groups().get(stream, [])
         with self._lock:
-            return self._consumers(config, self._clock())
+            return self._consumers(config, self._clock(), groups)
 
     def update(self) -> None:
         """Compute ``latest``, delete the reports that are too old, and log a warning for each consumer at risk."""
         now = self._clock()
+        groups = self.groups()
         with self._lock:
             known, self._times = self._times, {}
             found: List[Consumer] = []
             for config in self._logs.configs():
                 self._delete_old(self._directory(config.name), now)
                 with suppress(KeyError):  # the stream was deleted meanwhile
-                    found += self._consumers(config, now, known)
+                    found += self._consumers(config, now, groups.get(config.name, []), known)
         self.latest = tuple(found)
         self._next_warning = {key: at for key, at in self._next_warning.items() if at > now}
         for consumer in found:
@@ -207,9 +211,11 @@ class ConsumerLag:
     # -- lag --------------------------------------------------------------------
 
     def _consumers(
-        self, config: StreamConfig, now: float, known: Optional[Dict[Tuple[str, int, int], int]] = None
+        self, config: StreamConfig, now: float, groups: List[StreamPlace],
+        known: Optional[Dict[Tuple[str, int, int], int]] = None,
     ) -> List[Consumer]:
         reports = self._reports(config, now)
+        reports += [(group.name, now, group.offsets) for group in groups]
         if not reports:
             return []
         parts: List[Part] = self._logs.manifest(config.name)["partitions"]
@@ -217,7 +223,7 @@ class ConsumerLag:
         return [
             Consumer(config.name, name, written, tuple(
                 self._partition_lag(config.name, parts[number], offset, retention, now, known or {})
-                for number, offset in sorted(offsets.items())
+                for number, offset in sorted(offsets.items()) if number < len(parts)
             ))
             for name, written, offsets in reports
         ]

@@ -21,6 +21,7 @@ from mqttbroker.admin.consumer_lag import Consumer, ConsumerLag, TooManyConsumer
 from mqttbroker.admin.http_routes import Answer, Parameter, RequestError, Route, read_body
 from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, NUMBER, TEXT, Schema, array, described, nullable, record
 from mqttbroker.admin.http_streams import StreamAccess
+from mqttbroker.admin.stream_places import GROUP_PREFIX
 
 _LAG: Dict[str, Schema] = {
     "lag": described(INTEGER, "offsets up to the high watermark"),
@@ -108,6 +109,8 @@ class ConsumerRoutes:
         operates = Right.OPERATE in principal.rights
         self._access.check(request, principal, self._access.sees if operates else self._access.reads)
         consumer = request.match_info["consumer"]
+        if consumer.startswith(GROUP_PREFIX):
+            raise RequestError(404, f"{consumer} is a group: delete it at /api/v1/streams/NAME/groups/GROUP")
         if not await self._call(ConsumerLag.forget, request, consumer):
             raise RequestError(404, "no such consumer")
         return web.Response(status=204)

@@ -12,6 +12,7 @@ from typing import Any
 from mqttbroker.cli.broker_api import WRONG_CALL, BrokerApi, CommandError, add_options, broker_api, in_path
 from mqttbroker.cli.tables import cell, duration, print_json, print_table
 
+GROUP_PREFIX = "$share/"
 COLUMNS = ("STREAM", "CONSUMER", "PARTITION", "OFFSET", "LAG", "BEHIND", "REPORTED", "RETENTION")
 
 
@@ -21,6 +22,8 @@ def add_parser(commands: Any) -> None:
         "consumers", help="say how far the readers of streams have come", allow_abbrev=False)
     parser.add_argument("stream", metavar="STREAM", nargs="?", help="of this stream only")
     parser.add_argument("--forget", metavar="CONSUMER", help="forget this consumer of STREAM")
+    parser.add_argument("--reset", metavar="GROUP", help="have this group of STREAM continue at --to")
+    parser.add_argument("--to", metavar="WHERE", help="earliest, latest, offset:N, offset:P=N,…, a Unix or ISO 8601 time, or 1h (back)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_options(parser)
 
@@ -28,8 +31,10 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; raises ConfigError if the settings cannot be read."""
     try:
-        if options.forget is not None and options.stream is None:
-            raise CommandError("--forget needs the name of a STREAM", WRONG_CALL)
+        if (options.forget is not None or options.reset is not None) and options.stream is None:
+            raise CommandError("--forget and --reset need the name of a STREAM", WRONG_CALL)
+        if (options.reset is None) != (options.to is None):
+            raise CommandError("--reset and --to go together", WRONG_CALL)
         api = broker_api(options)
         try:
             return _run(api, options)
@@ -41,6 +46,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(api: BrokerApi, options: argparse.Namespace) -> int:
+    if options.reset is not None:
+        path = f"{_groups(options.stream)}/{_group(options.reset)}/reset"
+        found = api.change("POST", path, {"to": options.to})["offsets"]
+        print_table(("PARTITION", "OFFSET"), [(each["partition"], each["offset"]) for each in found], ("PARTITION", "OFFSET"))
+        return 0
+    if options.forget is not None and options.forget.startswith(GROUP_PREFIX):
+        api.change("DELETE", f"{_groups(options.stream)}/{_group(options.forget)}")
+        return 0
     if options.forget is not None:
         path = f"/streams/{in_path(options.stream)}/consumers/{in_path(options.forget)}"
         api.request("DELETE", path, None, {})
@@ -55,6 +68,14 @@ def _run(api: BrokerApi, options: argparse.Namespace) -> int:
     else:
         print_table(COLUMNS, rows, COLUMNS[2:7])
     return 1 if any(row[-1] for row in rows) else 0
+
+
+def _groups(stream: str) -> str:
+    return f"/streams/{in_path(stream)}/groups"
+
+
+def _group(name: str) -> str:
+    return in_path(name.removeprefix(GROUP_PREFIX))
 
 
 def _rows(stream: str, consumers: list[Any]) -> list[tuple[str, ...]]:

@@ -1,0 +1,123 @@
+"""Where groups stand in streams, for operators: their offsets, and their reset.
+
+A group is named as it is subscribed to, ``$share/<group>``, so no other consumer of a stream has its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Dict, Final, List, NamedTuple, Optional
+
+from mqttbroker.admin.control import ControlError
+from mqttbroker.admin.control_runner import ControlRunner
+from mqttbroker.core.broker import Broker
+from mqttbroker.core.stream_filter import EARLIEST, LATEST, TIME, Start, parse_from, parse_offset
+from sessions.readers.stored_readers import StoredReader
+from sessions.rows import GROUP_READER
+
+GROUP_PREFIX: Final = "$share/"
+_TIMEOUT: Final = 10.0  # seconds that a thread waits for the event loop
+
+
+class GroupMember(NamedTuple):
+    """A member of a group, and the partitions that it owns."""
+
+    client_id: str
+    partitions: List[int]
+
+
+class StreamPlace(NamedTuple):
+    """A group in a stream. ``topic_filter`` is "" for all topics; offsets are the lowest without PUBACK."""
+
+    name: str
+    topic_filter: str
+    offsets: Dict[int, int]
+    in_flight: int
+    redelivered: int
+    refused: int
+    members: List[GroupMember]
+
+
+class StreamPlaces:
+    """The groups of a broker. Its methods are for the event loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def all(self) -> Dict[str, List[StreamPlace]]:
+        """The groups of each stream, sorted by name."""
+        found: Dict[str, List[StreamPlace]] = {}
+        for stored in self._broker.stored_readers.by_id.values():
+            if stored.row.kind == GROUP_READER:
+                found.setdefault(stored.row.stream, []).append(self._place(stored))
+        for places in found.values():
+            places.sort()
+        return found
+
+    def _place(self, stored: StoredReader) -> StreamPlace:
+        group = self._broker.stream_groups.all.get(stored.row.reader_id)
+        members = [] if group is None else [
+            GroupMember(session.client_id, list(member.partitions)) for session, member in group.members.items()
+        ]
+        return StreamPlace(
+            GROUP_PREFIX + stored.row.name,
+            stored.row.topic_filter,
+            {offsets.partition: offsets.committed for offsets in stored.partitions},
+            sum(offsets.in_flight for offsets in stored.partitions),
+            0 if group is None else group.redelivered,
+            0 if group is None else group.refusals,
+            members,
+        )
+
+    def bounds(self, stream: str, partitions: int) -> List[tuple[int, int]]:
+        """The first offset and the end of each partition."""
+        return [self._broker.chunk_reads.bounds(stream, partition) for partition in range(partitions)]
+
+    def reset(self, stream: str, name: str, positions: Sequence[int]) -> bool:
+        """Have a group continue at these offsets, one of each partition; false if there is none."""
+        group = self._broker.stream_groups.find(name.removeprefix(GROUP_PREFIX), stream)
+        if group is None or len(group.stored.partitions) != len(positions):
+            return False
+        group.reset(list(positions))
+        return True
+
+    def forget(self, stream: str, name: str) -> bool:
+        """Delete a group and its offsets; false if there is none. Its members are sent no more."""
+        group = self._broker.stream_groups.find(name.removeprefix(GROUP_PREFIX), stream)
+        if group is None:
+            return False
+        self._broker.stream_groups.delete(group)
+        return True
+
+
+class PlacesReport:
+    """`StreamPlaces.all`, for threads other than the event loop's and not for the loop itself."""
+
+    def __init__(self, runner: ControlRunner, places: StreamPlaces) -> None:
+        self._runner = runner
+        self._places = places
+
+    def __call__(self) -> Dict[str, List[StreamPlace]]:
+        """Empty while the broker stops."""
+        try:
+            return self._runner.call(self._places.all).result(_TIMEOUT)
+        except (ControlError, FutureTimeout, CancelledError):
+            return {}
+
+
+def parse_reset(text: str, now: int) -> Start:
+    """Where a reset goes: ``earliest``, ``latest``, ``offset:P=N,…``, or a time as in a replay. ``now`` is in µs since
+    the epoch. Raises ValueError with the reason."""
+    return parse_offset(text) if text.startswith("offset:") else parse_from(text, now)
+
+
+def position(start: Start, partition: int, bounds: tuple[int, int]) -> Optional[int]:
+    """The offset in a partition with these bounds; None for a time, or if the partition is not named."""
+    if start.kind == TIME:
+        return None
+    if start.kind in (EARLIEST, LATEST):
+        return bounds[0] if start.kind == EARLIEST else bounds[1]
+    wanted = start.offsets.get(partition, start.offsets.get(-1))
+    return None if wanted is None else min(max(wanted, bounds[0]), bounds[1])
