@@ -280,6 +280,10 @@ class Api:
             route("GET", "/streams/{name}/consumers", self._stream_consumers, Right.NONE,
                         "Consumers of a stream and their lag", record(items=array(CONSUMERS)), [STREAM_NAME],
                         tag="streams", errors=(404,)),
+            route("DELETE", "/streams/{name}/consumers/{consumer}", self._forget_consumer, Right.NONE,
+                        "Forget a consumer until it reports again", None,
+                        [STREAM_NAME, Field("consumer", Word(1), "the name of a consumer")], done=done,
+                        action="forget_consumer", tag="streams", errors=(404,)),
         ]  # fmt: skip
 
     async def _call(self, future: Future[T]) -> T:
@@ -517,6 +521,19 @@ class Api:
         except KeyError:  # it was deleted meanwhile
             raise RequestError(404, f"no stream {name!r}", "name") from None
         return {"items": [describe(consumer, time.time()) for consumer in found]}
+
+    async def _forget_consumer(self, call: Call) -> None:
+        """For operators, and for those that read the stream and so report its consumers."""
+        access = self._stream_access
+        allowed = access.sees if Right.OPERATE in call.principal.rights else access.reads
+        name = access.check_name(call["name"], call.principal, allowed)
+        assert self._consumers is not None
+        try:
+            known = await asyncio.to_thread(self._consumers.forget, name, call["consumer"])
+        except KeyError:  # it was deleted meanwhile
+            known = False
+        if not known:
+            raise RequestError(404, f"stream {name!r} has no consumer {call['consumer']!r}", "consumer")
 
 
 def _payload(call: Call) -> bytes:

@@ -22,9 +22,9 @@ DEFAULT_PAGE = 100
 
 # Parameters and keys that the audit log has.
 _TARGETS = (
-    "client_id", "topic", "pattern", "access", "filter", "retain", "protocol", "address", "username", "scram", "seconds",
-    "reason", "name", "level", "area", "file", "filters", "partitions", "key", "retention_age", "retention_bytes", "segment_bytes",
-    "segment_age", "seal", "dedup", "dedup_producers",
+    "client_id", "topic", "pattern", "access", "filter", "retain", "protocol", "address", "username", "scram",
+    "seconds", "reason", "name", "level", "area", "file", "consumer", "filters", "partitions", "key", "retention_age",
+    "retention_bytes", "segment_bytes", "segment_age", "seal", "dedup", "dedup_producers",
 )  # fmt: skip
 _PAYLOADS = ("payload", "payload_base64")  # keys of which a body has one at most
 _PATTERN_OR_USER = ("pattern", "username")  # no user's rule is a pattern

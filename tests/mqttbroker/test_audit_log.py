@@ -96,8 +96,8 @@ def test_acts_over_http_name_the_sender(start_broker: Start, file: Path, tmp_pat
     streams = {"s": {"filters": ["s/#"]}}
     broker = start_broker(config=config(file, tmp_path, http={"access": access}, streams=streams))
 
-    def ask(method: str, token: str, body: bytes = b"") -> int:
-        url = f"{broker.url}/streams/s/consumers/c"
+    def ask(method: str, token: str, body: bytes = b"", api: str = "") -> int:
+        url = f"{broker.url}{api}/streams/s/consumers/c"
         request = urllib.request.Request(url, body or None, {"Authorization": f"Bearer {token}"}, method=method)
         try:
             with urllib.request.urlopen(request, timeout=10) as response:
@@ -110,6 +110,9 @@ def test_acts_over_http_name_the_sender(start_broker: Start, file: Path, tmp_pat
     done = wait_for(file, "event=admin action=forget_consumer ")
     assert "target=/streams/s/consumers/c user=ann role=admin address=127.0.0.1:" in done
     assert "reason=\"bob may not read stream 's'\" user=bob" in wait_for(file, "event=denied action=DELETE")
+    assert ask("PUT", "t1", b'{"offsets": {"0": 1}}') == 204
+    assert [ask("DELETE", token, api="/api/v1") for token in ("t2", "t1", "t1", "wrong")] == [403, 204, 404, 401]
+    wait_for(file, 'event=admin action=forget_consumer target="name=s consumer=c" user=ann')
     assert 'user="" listener=http' in wait_for(file, "reason=\"a bearer token is needed")
     text = file.read_text()
     assert not [token for token in ("t1", "t2", "wrong") if f"{token} " in text]
