@@ -183,7 +183,7 @@ class Api:
         status, lists, content = Right.STATUS, Right.LIST, Right.CONTENT
         operate, administer = Right.OPERATE, Right.ADMINISTER
         sort = Field("sort", Choice("client_id", *SORTS), "the order; with very many sessions, others than client_id are those "
-                     "of up to a minute ago", "client_id")
+                     "of up to five minutes ago", "client_id")
         topic = Field("topic", Topic(), "a topic name")
         address = Field("address", Network(), "an address or network; absent = any", "")
         banned = [address, *(Field(name, Word(1, MAX_NAME), "absent = any", "") for name in ("username", "client_id"))]
