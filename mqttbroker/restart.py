@@ -2,13 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
 import sys
-from typing import NoReturn, Sequence
+from typing import Callable, NoReturn, Optional, Sequence
 
+from mqttbroker import config_check
+from mqttbroker.config.files import ConfigError
+from mqttbroker.config.settings import Settings
 from mqttbroker.net.passed_sockets import ListeningSocket, pass_on
 from mqttbroker.service_manager import ServiceManager
+
+log = logging.getLogger("mqttbroker")
+audit = logging.getLogger("mqttbroker.audit")
+
+
+class RestartRequest:
+    """Stops the broker for a restart, unless the new one would not start with the settings as they are now.
+
+    ``reread`` loads these and raises ConfigError. ``stopping`` is set once the restart is ``granted``.
+    """
+
+    def __init__(self, reread: Callable[[], Settings], stopping: asyncio.Event) -> None:
+        self.granted = False
+        self._reread = reread
+        self._stopping = stopping
+        self._check: Optional[asyncio.Task[None]] = None
+
+    def request(self) -> None:
+        """SIGUSR2 was received."""
+        audit.info("event=admin action=restart user=%s", "SIGUSR2")
+        if self._check is None or self._check.done():
+            self._check = asyncio.create_task(self._grant_if_possible())
+
+    async def _grant_if_possible(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            settings = await loop.run_in_executor(None, self._reread)
+            problems = await loop.run_in_executor(None, config_check.check, settings)
+        except ConfigError as error:
+            problems = error.problems
+        for problem in problems:
+            log.error("event=restart_refused reason=%s", problem)
+        if not problems:
+            self.granted = True
+            self._stopping.set()
 
 
 def restart(sockets: Sequence[ListeningSocket], manager: ServiceManager) -> NoReturn:

@@ -52,7 +52,7 @@ from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.stream_places import PlacesReport, StreamPlaces
 from mqttbroker.admin.sys_topics import SysTopics
-from mqttbroker.admin.views import AuthenticatorStatus, JwksStatus, WorkerStatus
+from mqttbroker.admin.views import AuthenticatorStatus, JwksStatus
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import bridge_terms, build_broker, listener_terms, restore, stream_config
 from mqttbroker.auth.security import Security, http_ban_terms
@@ -70,7 +70,7 @@ from mqttbroker.core.turns import TURN_WORK
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.log_levels import LogLevels
 from mqttbroker.logs import close, configure_log, dropped_lines, file_problem
-from mqttbroker.memory_limit import MemoryWatch, ProcessesMemory, ProcessMemory, part_limits
+from mqttbroker.memory_limit import MemoryWatch, ProcessMemory, part_limits
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener, defect, new_client_id
 from mqttbroker.net.open_sockets import OpenSockets
@@ -80,10 +80,11 @@ from mqttbroker.net.trace import Tracer
 from mqttbroker.net.wire import Endpoint, FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.reload import Reloader
-from mqttbroker.restart import restart
+from mqttbroker.restart import RestartRequest, restart
 from mqttbroker.service_manager import ServiceManager
 from mqttbroker.stream_control import StreamControl, created_definitions, with_created_streams
 from mqttbroker.stream_reads import StreamReads
+from mqttbroker.workers import Workers
 from sessions.store.disk import is_full
 from sessions.store.interface import Store, StoreError
 from sessions.store.writer import SqliteStore
@@ -133,18 +134,14 @@ class Server:
             settings.limits.max_unapplied_bytes,
         )
         self.process_memory = ProcessMemory()
-        self._memory_of_processes = ProcessesMemory()
-        self._resident_of: dict[int, int] = {}  # bytes by process id of a worker, as last seen
         self.stopping = asyncio.Event()
         self.listeners: List[OpenListener] = []
         self.http: Optional[HttpServer] = None
-        self.workers: Optional[WorkerPool] = None
+        self.workers = Workers()
         self.bridges: Optional[Bridges] = None
         self.failure = ""  # why the broker stops by itself
-        self.restarting = False
+        self.restart = RestartRequest(reread, self.stopping)
         self.released: List[ListeningSocket] = []  # for the broker that follows
-        self._restart_check: Optional[asyncio.Task[None]] = None
-        self._starting: Optional[asyncio.Task[None]] = None
 
     def load(self) -> None:
         """Read the store and build the broker; the store repairs itself first if the settings say so."""
@@ -164,7 +161,7 @@ class Server:
             self.broker.memory,
             self.process_memory,
             base + self.history.max_bytes,
-            self._memory_of_workers,
+            self.workers.memory,
             self._unapplied_memory,
         )
         aside = set_aside(self.settings.data_dir)
@@ -174,7 +171,9 @@ class Server:
             client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters
         )
         self.security.rules.by_name[BRIDGE_RULES] = AllowAll()
-        self.metrics = Metrics(self.streams, len(aside), self.consumers, self._authenticators, self._workers, self._bridges)
+        self.metrics = Metrics(
+            self.streams, len(aside), self.consumers, self._authenticators, self.workers.statuses, self._bridges
+        )
         self.metrics.store_progress = self.store.progress
 
     async def run(self) -> None:
@@ -200,7 +199,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
         loop.add_signal_handler(signal.SIGHUP, reloader.start)
-        loop.add_signal_handler(signal.SIGUSR2, self._request_restart)
+        loop.add_signal_handler(signal.SIGUSR2, self.restart.request)
         self.control = BrokerControl(self.broker, loop.time)
         self.sampler = Sampler(self.history, self.control, self.metrics)
         self.stream_control = StreamControl(
@@ -245,18 +244,17 @@ class Server:
                 self.manager.ready()
             await self.stopping.wait()
         finally:
-            if self.restarting:
+            if self.restart.granted:
                 self.manager.reloading()
             else:
                 self.manager.stopping()
             reloader.stop()
             self.memory_watch.stop()
             for open_listener in self.listeners:
-                if self.restarting:
+                if self.restart.granted:
                     self.released += open_listener.release()
                 open_listener.close()
-            if self.workers is not None:
-                self.workers.stop_listening()
+            self.workers.stop_listening()
             if self.bridges is not None:
                 await self.bridges.stop()
             self.security.stop()
@@ -266,8 +264,7 @@ class Server:
                 task.cancel()
             self.stream_reads.stop()
             await self._drain()
-            if self.workers is not None:
-                await self.workers.stop()
+            await self.workers.stop()
             self.control_runner.close()  # the HTTP server's thread must not wait for this one, which joins it
             if self.http is not None:
                 self.http.stop()
@@ -308,28 +305,8 @@ class Server:
                     warnings.append(f"listener {listener.listener.address}: {problem}")
         return warnings
 
-    def _workers(self) -> list[WorkerStatus]:
-        workers = [] if self.workers is None else self.workers.workers
-        return [
-            WorkerStatus(
-                one.number,
-                one.listens,
-                one.client_count,
-                one.cpu_seconds,
-                self._resident_of.get(one.pid, 0),
-                one.link_bytes,
-                one.starts,
-            )
-            for one in workers
-        ]
-
     def _bridges(self) -> Sequence[BridgeStatus]:
         return [] if self.bridges is None else self.bridges.statuses()
-
-    def _memory_of_workers(self) -> int:
-        if self.workers is not None:
-            self._resident_of = self._memory_of_processes.resident([one.pid for one in self.workers.workers if one.pid])
-        return sum(self._resident_of.values())
 
     def _streams_changed(self, streams: list[Stream]) -> None:
         """Keep open files for the partitions."""
@@ -488,24 +465,6 @@ class Server:
             for listener in self.listeners:
                 listener.keep_file()
 
-    def _request_restart(self) -> None:
-        audit.info("event=admin action=restart user=%s", "SIGUSR2")
-        if self._restart_check is None or self._restart_check.done():
-            self._restart_check = asyncio.create_task(self._restart_if_possible())
-
-    async def _restart_if_possible(self) -> None:
-        """Restart, unless the new broker would not start with the settings as they are now."""
-        try:
-            settings = await self.loop.run_in_executor(None, self.reread)
-            problems = await self.loop.run_in_executor(None, config_check.check, settings)
-        except ConfigError as error:
-            problems = error.problems
-        for problem in problems:
-            log.error("event=restart_refused reason=%s", problem)
-        if not problems:
-            self.restarting = True
-            self.stopping.set()
-
     async def _start_workers(self, count: int) -> None:
         def log_settings() -> Log:
             return replace(self.settings.log, level=self.reloader.settings.log.level, levels=self.reloader.settings.log.levels)
@@ -513,16 +472,11 @@ class Server:
         def timeout() -> float:
             return self.reloader.settings.worker_timeout
 
-        workers = WorkerPool(count, self.listeners, self.scheduler, log_settings, timeout, self._fail)
-        self.workers = self.reloader.workers = workers
+        pool = WorkerPool(count, self.listeners, self.scheduler, log_settings, timeout, self._fail)
+        self.reloader.workers = pool
         for listener in self.listeners:
-            listener.on_reloaded = workers.reload
-        starting, stopping = asyncio.create_task(workers.start()), asyncio.create_task(self.stopping.wait())
-        self._starting = starting  # goes on until `WorkerPool.stop`
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if starting.done():
-            starting.result()
+            listener.on_reloaded = pool.reload
+        await self.workers.start(pool, self.stopping)
 
     def _fail(self, reason: str) -> None:
         """Stop, with an error."""
@@ -631,7 +585,7 @@ class Server:
             lambda: None if self.http is None else self.http.gate.context,
             self.consumers,
             self._authenticators,
-            self._workers,
+            self.workers.statuses,
             lambda: self.store.damage,
             lambda: self.reloader.problems,
             self.archiver.problems,
@@ -698,7 +652,7 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
 
     try:
         server = uvloop.run(main())
-        if server.restarting:
+        if server.restart.granted:
             log.info("event=restarting")
             close()
             restart(server.released, manager)
