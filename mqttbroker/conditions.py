@@ -99,7 +99,7 @@ class Conditions:
             if not authenticator.up:
                 yield f"authenticator/{authenticator.kind}", "its process takes no logins"
         for worker in self._workers():
-            if not worker.up:
+            if not worker.up and worker.starts > 1:  # before, the broker is starting
                 yield f"worker/{worker.number}", "the connection worker serves no clients"
         longest = settings.alarms.bridge_down
         for bridge in self._bridges():

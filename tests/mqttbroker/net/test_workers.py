@@ -114,6 +114,7 @@ def test_clients_of_all_workers_are_clients_of_one_broker(broker: BrokerProcess,
     clients = of_workers(broker, "clients")
     assert min(clients.values()) >= 1 and set(clients) == {"1", "2"}
     wait_until(lambda: min(of_workers(broker, "resident_bytes").values()) > 0)
+    assert "alarm=worker" not in broker.log
 
 
 def title(pid: int) -> str:
