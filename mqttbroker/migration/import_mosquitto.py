@@ -108,6 +108,10 @@ def _toml(found: Configuration, source: Path) -> str:
             lines += ["", f"[{name}]", *_pairs(table)]
     for listener in found.listeners:
         lines += ["", "[[listeners]]", *_pairs(listener)]
+    for bridge in found.bridges:
+        lines += ["", "[[bridges]]", *_pairs({key: value for key, value in bridge.items() if key != "topics"})]
+        for topic in bridge["topics"]:
+            lines += ["", "[[bridges.topics]]", *_pairs(topic)]
     return "\n".join(lines) + "\n"
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Callable, Dict, Final, List, NamedTuple, Optional, Tuple
 
+from mqttbroker.migration.mosquitto_bridges import BridgeReader
+
 _DAYS: Final = {"w": 7, "m": 30, "y": 365}
 
 # Options without a counterpart, because this broker always does what the comment says, or has no need to.
@@ -98,6 +100,7 @@ class Configuration:
         self.limits: Dict[str, Any] = {}
         self.log: Dict[str, Any] = {}
         self.listeners: List[Dict[str, Any]] = []
+        self.bridges: List[Dict[str, Any]] = []
         self.persistence: Optional[bool] = None
         self.location = Path()
         self.database = "mosquitto.db"
@@ -205,7 +208,7 @@ class _Reader:
         self._default: Dict[str, Any] = {}  # the listener of Mosquitto's options without `listener`
         self._per_listener = False
         self._anonymous: Optional[bool] = None
-        self._bridge: Optional[str] = None  # the name of the bridge that the lines speak of
+        self._bridge: Optional[BridgeReader] = None  # the bridge that the lines speak of
         self._levels: List[str] = []
 
     def read(self, path: Path, depth: int) -> None:
@@ -237,11 +240,13 @@ class _Reader:
             raise ConfigurationError(f"{line}: {option} {value}: {error}") from error
 
     def _convert(self, line: Line, option: str, value: str) -> None:
-        if self._bridge is not None and option not in ("connection", "listener"):
-            return  # `connection` was named
         if option == "connection":
-            self._bridge = value
-            self._refuse(line, f"bridge {value}: this broker connects to no others; Mosquitto's bridges may connect to it")
+            self._end_bridge()
+            self._bridge = BridgeReader(str(line), value)
+        elif self._bridge is not None and option != "listener":
+            reason = self._bridge.read(option, value)
+            if reason is not None:
+                self._refuse(line, reason)
         elif option in _NEEDLESS:
             pass
         elif option == "listener":
@@ -315,7 +320,7 @@ class _Reader:
         self._found.not_carried.append(NotCarried(str(line), reason))
 
     def _begin_listener(self, line: Line, value: str) -> None:
-        self._bridge = None
+        self._end_bridge()
         words = value.split(None, 1)
         if not words:
             raise ConfigurationError(f"{line}: listener without a port")
@@ -326,8 +331,17 @@ class _Reader:
     def _of_listener(self) -> Dict[str, Any]:
         return self._default if self._listener is None else self._listener
 
+    def _end_bridge(self) -> None:
+        bridge, self._bridge = self._bridge, None
+        if bridge is not None:
+            try:
+                self._found.bridges.append(bridge.finish())
+            except ValueError as error:
+                self._found.not_carried.append(NotCarried(bridge.where, str(error)))
+
     def finish(self) -> Configuration:
         found = self._found
+        self._end_bridge()
         listening = bool(found.listeners) or "port" in self._default
         if self._default or not listening:
             # Without a listener, Mosquitto serves its own machine only.

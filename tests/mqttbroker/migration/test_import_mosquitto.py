@@ -170,7 +170,7 @@ flavour vanilla
     result = run(path, "--to", tmp_path / "ours")
     assert result.stderr.splitlines() == [
         f"{path}:23: mount_point: topics are the same at all listeners",
-        f"{path}:25: bridge cloud: this broker connects to no others; Mosquitto's bridges may connect to it",
+        f"{path}:28: flavour: unknown",
     ]
     assert result.returncode == 3 and "no database" in result.stdout
     settings = load_settings(tmp_path / "ours" / "mqttbroker.toml")
@@ -180,6 +180,10 @@ flavour vanilla
     assert (settings.limits.max_inflight, settings.limits.max_queued_messages) == (40, Limits().max_queued_messages)
     assert (settings.limits.max_session_expiry, settings.limits.max_keep_alive) == (14 * 86400, 600)
     assert (settings.sys_interval, settings.log.level) == (30, "warning")
+    [cloud] = settings.bridges
+    assert (cloud.name, cloud.addresses, cloud.version) == ("cloud", ("mqtt://example.org:1883",), "3.1.1")
+    assert [(topic.filter, topic.direction, topic.qos) for topic in cloud.topics] == [("#", "out", 0)]
+    assert (cloud.reconnect_first, cloud.reconnect_longest, cloud.notifications) == (5.0, 30.0, "both")
     plain, secure, unix = settings.listeners
     assert (plain.host, plain.port, plain.type) == ("0.0.0.0", 1883, "tcp")
     assert (secure.host, secure.port, secure.type, secure.tls_version) == ("", 9001, "wss", "1.3")
@@ -319,3 +323,62 @@ def test_a_large_database_is_stored_in_parts() -> None:
     clients = [Client(f"c{number}", "", 0, 60) for number in range(2500)]
     sets = list(Rows(Database(clients, {}, [], [], []), 0.0).write_sets())
     assert [len(each.sessions) for each in sets] == [1000, 1000, 500]
+
+
+def test_bridges_are_carried_over(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        """listener 1883
+connection up stairs
+addresses one.example:8883 [::1]:8884
+topic a/# both 2 l/ r/
+topic "" in 1 here there
+topic b
+bridge_protocol_version mqttv50
+bridge_cafile /ca.pem
+bridge_insecure true
+remote_clientid id
+remote_username u
+remote_password p
+cleansession true
+restart_timeout 2 60
+keepalive_interval 30
+notifications_local_only true
+start_type lazy
+bridge_psk x
+connection round
+address h
+topic a/# both
+try_private false
+connection empty
+address h
+connection quiet
+address h:1
+notifications false
+topic t out
+listener 1884
+""",
+    )
+    result = run(path, "--to", tmp_path / "ours")
+    assert sorted(result.stderr.splitlines()) == sorted([
+        f"{path}:17: start_type lazy: bridges connect at the start, and stay connected",
+        f"{path}:18: bridge_psk: use certificates",
+        f"{path}:19: bridge round: messages that go out would come back by a/#: give a prefix to one side",
+        f"{path}:23: bridge empty: no topic",
+    ])  # fmt: skip
+    settings = load_settings(tmp_path / "ours" / "mqttbroker.toml")
+    first, quiet = settings.bridges
+    assert (first.name, first.addresses) == ("up-stairs", ("mqtts://one.example:8883", "mqtts://[::1]:8884"))
+    assert (first.version, str(first.cafile), first.verify) == ("5.0", "/ca.pem", False)
+    assert (first.client_id, first.username, first.password, first.clean_start) == ("id", "u", "p", True)
+    assert (first.reconnect_first, first.reconnect_longest, first.keep_alive) == (2.0, 60.0, 30.0)
+    assert (first.notifications, quiet.notifications, len(settings.listeners)) == ("local", "off", 2)
+    rules = [(topic.direction, topic.qos, topic.rule().local.topic_filter, topic.rule().remote.topic_filter)
+             for topic in first.topics]  # fmt: skip
+    assert rules == [("both", 2, "l/a/#", "r/a/#"), ("in", 1, "here", "there"), ("out", 0, "b", "b")]
+
+
+@pytest.mark.parametrize("line", ["topic", "topic a both 3", "topic a sideways", "topic a#", "try_private maybe"])
+def test_a_line_of_a_bridge_that_mosquitto_refuses_is_an_error(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"mosquitto\.conf:3: "):
+        convert(written(tmp_path, f"connection c\naddress h\n{line}\n"))
