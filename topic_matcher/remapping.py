@@ -15,7 +15,8 @@ IN: Final = "in"
 OUT: Final = "out"
 BOTH: Final = "both"
 
-MAX_CACHED: Final = 4096  # topics whose names on the other side are remembered, per direction
+MAX_CACHED: Final = 1_048_576  # bytes of topics whose names on the other side are remembered, per direction
+_CACHED_BYTES: Final = 200  # memory of one beside the names
 
 _NAMED_LEVEL: Final = re.compile(r"\{([A-Za-z0-9_]+)\}")
 
@@ -183,6 +184,7 @@ class TopicMap:
     def __init__(self, sides: Sequence[Tuple[Side, Side]]) -> None:
         self._sides = list(sides)
         self._known: Dict[bytes, bytes] = {}  # b"" = no rule matches
+        self.cached = 0  # bytes
 
     def find(self, topic: bytes) -> bytes:
         """The topic on the other side; empty if no rule matches or the name would be invalid.
@@ -192,8 +194,10 @@ class TopicMap:
         known = self._known.get(topic)
         if known is None:
             known = self._find(topic)
-            if len(self._known) >= MAX_CACHED:
+            self.cached += len(topic) + len(known) + _CACHED_BYTES
+            if self.cached > MAX_CACHED:
                 self._known.clear()
+                self.cached = len(topic) + len(known) + _CACHED_BYTES
             self._known[topic] = known
         return known
 

@@ -70,6 +70,7 @@ MAX_PASSED: Final = 16  # bridges that may pass a message
 
 FILTERS_PER_PACKET: Final = 50
 MAX_ALIASES: Final = 1000
+LONGEST_ALIASED: Final = 1000  # bytes of a topic
 LARGEST_PACKET: Final = 268_435_460  # bytes, with the fixed header
 NEVER: Final = 0xFFFFFFFF
 
@@ -186,7 +187,6 @@ class Relay:
         self.to_local: List[bytes] = []
         self.refused_filters: List[Tuple[str, int]] = []  # remote filters and the reason codes of their refusal
         self.session_present = False
-        self.server_reference: Optional[str] = None
         self._local_state = local_state
         self._on_prepared = on_prepared
         self._known_elsewhere = known_elsewhere
@@ -328,7 +328,6 @@ class Relay:
             self._subscribed(decode_body(kind, first & 15, body, 0, len(body), version))
         elif kind == DISCONNECT and version >= 5:
             found = cast(Disconnect, decode_body(kind, first & 15, body, 0, len(body), version))
-            self.server_reference = found.properties.server_reference
             raise RelayError(f"the remote disconnects: {_reason(found.reason_code, found.properties)}")
         else:
             raise RelayError(f"the remote sends packet type {kind}, which a server may not send")
@@ -339,7 +338,6 @@ class Relay:
         if code:
             if terms.version < 5:
                 raise RelayError(f"the remote refuses: {_RETURN_CODES[code]} ({code})", code == 1)
-            self.server_reference = packet.properties.server_reference
             raise RelayError(f"the remote refuses: {_reason(code, packet.properties)}", code == 0x84)
         self.session_present = packet.session_present
         if terms.clean_start and packet.session_present:
@@ -536,7 +534,7 @@ class Relay:
         alias = 0
         if version >= 5:
             properties += self._tag
-            if self._aliases is not None:
+            if self._aliases is not None and len(topic) <= LONGEST_ALIASED:
                 alias = self._aliases.find(topic)
                 if alias:
                     properties += _TOPIC_ALIAS + abs(alias).to_bytes(2, "big")

@@ -80,9 +80,11 @@ def test_the_first_rule_decides_and_directions_are_kept_apart() -> None:
 
 def test_the_memory_of_topics_is_bounded() -> None:
     topics = outgoing_map([prefix_rule("#", "out", 0, "", "p/")])
-    for number in range(2 * MAX_CACHED + 1):
-        assert topics.find(b"%d" % number) == b"p/%d" % number
-    assert len(topics._known) <= MAX_CACHED
+    for number in range(500):
+        topic = b"%d/" % number + b"t" * 5000
+        assert topics.find(topic) == b"p/" + topic
+        assert topics.cached <= MAX_CACHED
+    assert topics.find(b"0/" + b"t" * 5000) == b"p/0/" + b"t" * 5000
 
 
 @pytest.mark.parametrize(("local", "remote", "reason"), [
