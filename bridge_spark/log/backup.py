@@ -11,14 +11,14 @@ import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, List
+from typing import Iterator, List, Optional
 
 from bridge_spark.log.archive.index import copy_index
 from bridge_spark.log.check import describe, read_file, survey
 from bridge_spark.log.high_watermark import Watermark, encode_watermark, read_watermark
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.sealed.footer import verify_file
-from bridge_spark.log.segment_names import sealed_file_name, segment_file_name, segment_offsets
+from bridge_spark.log.segment_names import sealed_file_in, segment_file_name, segment_offsets
 
 
 @contextmanager
@@ -69,8 +69,9 @@ def copy_partition(directory: Path, target: Path, end: int) -> int:
     last, size = end, 0
     for index, first in enumerate(firsts):
         following = firsts[index + 1] if index + 1 < len(firsts) else end
-        if _copy_sealed(directory, target, first, following):
-            copied.append(target / sealed_file_name(first))
+        sealed = _copy_sealed(directory, target, first, following) or _copy_sealed(directory, target, first, following)
+        if sealed is not None:
+            copied.append(sealed)
             expected, last, size = following, end, 0
             continue
         name = segment_file_name(first)
@@ -106,21 +107,21 @@ def copy_partition(directory: Path, target: Path, end: int) -> int:
     return start
 
 
-def _copy_sealed(directory: Path, target: Path, first: int, end: int) -> bool:
-    """Copy the segment if it is sealed and ends at `end`; one that was sealed during the backup may end after it."""
-    name = sealed_file_name(first)
+def _copy_sealed(directory: Path, target: Path, first: int, end: int) -> Optional[Path]:
+    """The copy of the segment, if it is sealed and ends at `end`; one that was sealed during the backup may end after it."""
+    name = sealed_file_in(directory, first)
     try:
         shutil.copyfile(directory / name, target / name)
     except FileNotFoundError:
-        return False
+        return None
     try:
         footer = verify_file(target / name)
         reason = "" if footer.end_offset == end else f"ends at offset {footer.end_offset}, not {end}"
     except SegmentError as error:
         reason = error.reason
     if not reason:
-        return True
+        return target / name
     (target / name).unlink()
     if not (directory / segment_file_name(first)).exists():
         raise DamagedLog(f"{directory / name}: {reason}")
-    return False
+    return None

@@ -25,7 +25,7 @@ from bridge_spark.log.record_batch import (
     read_header,
 )
 from bridge_spark.log.sealed.footer import verify_file
-from bridge_spark.log.segment_names import sealed_file_name, segment_file_name, segment_offsets
+from bridge_spark.log.segment_names import sealed_file_in, segment_file_name, segment_offsets
 from bridge_spark.log.stream_files import DELETED_FILE, DESCRIPTION_FILE
 
 BLOCK_BYTES = 4096
@@ -217,8 +217,8 @@ def survey_segment(
     If the segment exists sealed and unsealed, the sealed file is used unless it is damaged.  Raises `FileNotFoundError`
     if it does not exist.
     """
-    name = sealed_file_name(first)
-    for attempt in range(2):  # it may be sealed between the two reads
+    for attempt in range(2):  # it may be sealed or compacted between the two reads
+        name = sealed_file_in(directory, first)
         try:
             footer = verify_file(directory / name)
         except FileNotFoundError:

@@ -34,6 +34,7 @@ from bridge_spark.log.segment_names import (
     SEALED_SUFFIX,
     SEGMENT_SUFFIX,
     UNFINISHED_SUFFIX,
+    generation_of,
     segment_offsets,
 )
 from bridge_spark.log.sparse_index import INDEX_ENTRY, IndexEntry
@@ -215,6 +216,8 @@ class Partition:
     def _remove(self, first_offset: int) -> None:
         for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, SEALED_SUFFIX):
             self._path(first_offset, suffix).unlink(missing_ok=True)
+        for compacted in self.directory.glob(f"{first_offset:020d}.*{SEALED_SUFFIX}"):
+            compacted.unlink(missing_ok=True)
 
     def _recover_segments(
         self, firsts: List[int], end: Optional[int], thorough: bool, logged: Optional[int]
@@ -238,12 +241,19 @@ class Partition:
 
     def _recover_segment(self, first: int, limit: Optional[int], thorough: bool) -> Segment:
         """The segment as it is on disk; if it exists sealed and unsealed, remove one of the two."""
-        path, unsealed = self._path(first, SEALED_SUFFIX), self._path(first)
+        unsealed = self._path(first)
+        generations = sorted(self.directory.glob(f"{first:020d}.*{SEALED_SUFFIX}"), key=lambda each: generation_of(each.name))
+        path = generations[-1] if generations else self._path(first, SEALED_SUFFIX)
         try:
             segment = read_sealed_segment(path)
         except FileNotFoundError:
             return recover_segment(unsealed, first, limit, thorough)
         except SegmentError as error:
+            if len(generations) > 1 or (generations and self._path(first, SEALED_SUFFIX).exists()):
+                # The last compaction did not end: the file before it has all records.
+                logger.warning("event=sealed_copy_removed file=%s reason=%s", path, error)
+                path.unlink()
+                return self._recover_segment(first, limit, thorough)
             found = recover_segment(unsealed, first, limit, True) if unsealed.exists() else None
             if found is None or found.end_offset != limit:
                 raise StreamLogDamage(self._error_text(f"{path.name}: {error}")) from None
@@ -252,6 +262,9 @@ class Partition:
             return found
         if limit is not None and segment.end_offset > limit:
             raise StreamLogDamage(self._error_text(f"{path.name} ends at offset {segment.end_offset}, not {limit}"))
+        for former in {self._path(first, SEALED_SUFFIX), *generations} - {path}:
+            sync_directory(self.directory)
+            former.unlink(missing_ok=True)
         if unsealed.exists():
             # The sealer may have been killed between renaming the sealed file and syncing the directory.
             sync_directory(self.directory)
@@ -451,25 +464,32 @@ class Partition:
         self.closed += (segment,)
         self._active = None
 
-    def replace_with_sealed(self, segment: Segment) -> bool:
-        """Show readers the sealed file, which is on disk, instead of the segment file.
+    def replace_with_sealed(self, segment: Segment) -> Optional[Segment]:
+        """Show readers the sealed or compacted file, which is on disk, instead of the file before; return what it was.
 
-        If retention has removed the segment meanwhile, remove the sealed file and return False.
+        If retention has removed the segment meanwhile, remove the file and return None.
         """
         closed = list(self.closed)
         place = bisect_left(closed, segment.first_offset, key=attrgetter("first_offset"))
         if place == len(closed) or closed[place].first_offset != segment.first_offset:
-            self._path(segment.first_offset, SEALED_SUFFIX).unlink(missing_ok=True)
-            return False
+            (self.directory / segment.file).unlink(missing_ok=True)
+            return None
+        former = closed[place]
         closed[place] = segment
         self.closed = tuple(closed)
         self._publish()
-        return True
+        return former
 
     def remove_unsealed(self, first_offset: int) -> None:
         """Remove the segment file and index of a sealed segment."""
         for suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX):
             self._path(first_offset, suffix).unlink(missing_ok=True)
+
+    def remove_former(self, former: Segment) -> None:
+        """Remove the files of a segment that has others now."""
+        (self.directory / former.file).unlink(missing_ok=True)
+        if not former.sealed:
+            self.remove_unsealed(former.first_offset)
 
     # -- retention ------------------------------------------------------------
 

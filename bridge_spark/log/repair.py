@@ -18,7 +18,7 @@ from bridge_spark.log.high_watermark import WATERMARK_FILE, Watermark, encode_wa
 from bridge_spark.log.record_batch import SegmentError, encode_batches, encode_lost
 from bridge_spark.log.sealed.footer import verify_file
 from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
-from bridge_spark.log.segment_names import INDEX_SUFFIX, sealed_file_name, segment_file_name, segment_offsets
+from bridge_spark.log.segment_names import INDEX_SUFFIX, sealed_file_in, segment_file_name, segment_offsets
 from sessions.message import Message
 
 
@@ -92,7 +92,7 @@ def _without_archived_damage(
         after = firsts[index + 1] if index + 1 < len(firsts) else end
         if after is None or not archived.start <= first or after > archived.end:
             break
-        path = directory / sealed_file_name(first)
+        path = directory / sealed_file_in(directory, first)
         try:
             reached, reason = verify_file(path).end_offset, ""
         except FileNotFoundError:
@@ -178,7 +178,7 @@ def _aside(path: Path, stamp: str) -> Path:
 def _undamaged_end(directory: Path, first: int) -> int:
     """The end offset of the last undamaged batch of a segment."""
     try:
-        return verify_file(directory / sealed_file_name(first)).end_offset
+        return verify_file(directory / sealed_file_in(directory, first)).end_offset
     except (FileNotFoundError, SegmentError):
         pass
     path = directory / segment_file_name(first)
@@ -199,7 +199,7 @@ def _check_sealed(directory: Path, first: int, limit: Optional[int], stamp: str,
 
     A damaged one is put aside, and its readable rows become an unsealed segment, which may need repair itself.
     """
-    path, unsealed = directory / sealed_file_name(first), directory / segment_file_name(first)
+    path, unsealed = directory / sealed_file_in(directory, first), directory / segment_file_name(first)
     try:
         footer = verify_file(path)
         if limit is None or footer.end_offset <= limit:

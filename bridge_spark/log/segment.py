@@ -15,7 +15,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from bridge_spark.log.record_batch import SegmentError, scan_batches, timestamps
 from bridge_spark.log.sealed.footer import load_footer, search_sealed_file
-from bridge_spark.log.segment_names import INDEX_SUFFIX, sealed_file_name, segment_file_name
+from bridge_spark.log.segment_names import INDEX_SUFFIX, compacted_file_name, generation_of, segment_file_name
 from bridge_spark.log.sparse_index import INDEX_ENTRY, INDEX_INTERVAL, IndexEntry, decode_index
 
 logger = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Segment(NamedTuple):
     """The written part of one segment; sizes in bytes, times in microseconds.
 
     ``last_timestamp`` is the latest receipt time of all its records.  ``unsealed_size`` is the size of a sealed segment
-    before it was sealed, 0 if the segment is not sealed.
+    before it was sealed, 0 if the segment is not sealed.  ``generation``: how often it was compacted.
     """
 
     first_offset: int
@@ -36,6 +36,7 @@ class Segment(NamedTuple):
     index_position: int  # position of the last indexed batch
     index_entries: int
     unsealed_size: int = 0
+    generation: int = 0
 
     @property
     def stem(self) -> str:
@@ -47,7 +48,9 @@ class Segment(NamedTuple):
 
     @property
     def file(self) -> str:
-        return sealed_file_name(self.first_offset) if self.sealed else segment_file_name(self.first_offset)
+        if not self.sealed:
+            return segment_file_name(self.first_offset)
+        return compacted_file_name(self.first_offset, self.generation)
 
 
 def empty_segment(first_offset: int) -> Segment:
@@ -125,7 +128,8 @@ def read_sealed_segment(path: Path) -> Segment:
     """The extent of a sealed segment.  Raises `SegmentError` if its footer is damaged, or `OSError`."""
     footer = load_footer(path)
     times = footer.first_timestamp, footer.last_timestamp
-    return Segment(footer.first_offset, footer.end_offset, footer.size, *times, 0, 0, footer.unsealed_bytes)
+    generation = generation_of(path.name)
+    return Segment(footer.first_offset, footer.end_offset, footer.size, *times, 0, 0, footer.unsealed_bytes, generation)
 
 
 def search_segment(path: Path, segment: Segment, timestamp: int) -> int:

@@ -1,5 +1,8 @@
 """File names in a partition's directory: `<first offset, 20 digits>.seg`, `.idx` and `.parquet`.
 
+Each compaction of a sealed segment writes another file, `<first offset>.<generation>.parquet`, so that a reader never takes one
+for the other.
+
 In an archive a sealed segment is `<first offset>-<end offset>.parquet`, so that a listing says which offsets it has.
 """
 
@@ -16,7 +19,7 @@ SEALED_SUFFIX = ".parquet"
 UNFINISHED_SUFFIX = ".sealing"  # of a sealed segment that is still being written
 
 _ARCHIVED_FILE = re.compile(r"(\d{20})-(\d{20})\.parquet")
-_SEGMENT_FILE = re.compile(r"(\d{20})\.(?:seg|parquet)")
+_SEGMENT_FILE = re.compile(r"(\d{20})\.(?:seg|(?:(\d{1,9})\.)?parquet)")
 
 
 def segment_file_name(first_offset: int) -> str:
@@ -25,6 +28,26 @@ def segment_file_name(first_offset: int) -> str:
 
 def sealed_file_name(first_offset: int) -> str:
     return f"{first_offset:020d}{SEALED_SUFFIX}"
+
+
+def compacted_file_name(first_offset: int, generation: int) -> str:
+    """The file of a sealed segment after so many compactions."""
+    return f"{first_offset:020d}.{generation}{SEALED_SUFFIX}" if generation else sealed_file_name(first_offset)
+
+
+def generation_of(file: str) -> int:
+    """How often the sealed segment with this file name was compacted."""
+    match = _SEGMENT_FILE.fullmatch(file)
+    return 0 if match is None else int(match[2] or 0)
+
+
+def sealed_file_in(directory: Path, first_offset: int) -> str:
+    """The name of the sealed file of a segment; that of one that was never compacted if there is none."""
+    name = sealed_file_name(first_offset)
+    if (directory / name).exists():
+        return name
+    others = [path.name for path in directory.glob(f"{first_offset:020d}.*{SEALED_SUFFIX}")]
+    return max(others, key=generation_of, default=name)
 
 
 def archived_file_name(first_offset: int, end_offset: int) -> str:

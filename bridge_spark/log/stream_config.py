@@ -36,7 +36,9 @@ class StreamConfig:
     ``segment_bytes`` bytes; None is unlimited.  ``seal`` rewrites closed segments as Parquet.  ``archive`` is the
     location to which sealed segments are copied, with a retention of its own; local retention keeps segments that
     are not archived.  ``definition`` are the settings of a stream that was created at run time, as they were given; it is
-    kept in the stream's description.
+    kept in the stream's description.  ``compact``: sealed segments keep the last record of each key; tombstones stay for
+    ``compact_tombstones`` seconds; a partition is compacted when ``compact_dirty_percent`` of its sealed bytes are not, up to
+    about ``compact_keys`` keys at a time.
     """
 
     def __init__(
@@ -54,6 +56,10 @@ class StreamConfig:
         archive_retention_age: Optional[float] = None,
         archive_retention_bytes: Optional[int] = None,
         definition: Optional[Mapping[str, Any]] = None,
+        compact: bool = False,
+        compact_tombstones: float = 86400.0,
+        compact_dirty_percent: int = 50,
+        compact_keys: int = 1_000_000,
     ) -> None:
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"stream name {name!r}: only letters, digits, '_', '-' and '.', no leading '.'")
@@ -81,6 +87,10 @@ class StreamConfig:
         self.archive_retention_age = archive_retention_age
         self.archive_retention_bytes = archive_retention_bytes
         self.definition = definition
+        self.compact = compact
+        self.compact_tombstones = compact_tombstones
+        self.compact_dirty_percent = compact_dirty_percent
+        self.compact_keys = compact_keys
 
 
 def partition_of(key: bytes, partitions: int) -> int:

@@ -16,6 +16,8 @@ import time
 import uuid
 from collections import deque
 from contextlib import suppress
+from itertools import takewhile
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -95,11 +97,13 @@ class StreamLogs:
         self._touched: Dict[Key, Partition] = {}
         self._next_retention = 0.0
         self._sealed: Deque[Tuple[Key, Segment]] = deque()
-        self._removable: Deque[Tuple[float, Key, int]] = deque()  # when which unsealed file may be removed
+        self._removable: Deque[Tuple[float, Key, Segment]] = deque()  # when which former file may be removed
         self.segment_closed = threading.Event()  # set when `unsealed` may have new segments
         self.sealed_segments = 0  # since the start
         self.sealed_bytes_saved = 0
         self.sealing_failures = 0
+        self.compacted_segments = 0
+        self.compaction_failures = 0
         self.segment_sealed = threading.Event()  # set when `next_to_archive` may have a new segment
         self.archive_failures = 0
         self._archives: Dict[str, Tuple[str, str]] = {}  # location and owner, by stream
@@ -232,17 +236,22 @@ class StreamLogs:
             partition = self._partitions.get(key)
             if partition is None:  # the stream was deleted
                 (self.directory / key[0] / str(key[1]) / segment.file).unlink(missing_ok=True)
-            elif partition.replace_with_sealed(segment):
-                self._removable.append((now + UNSEALED_STAYS, key, segment.first_offset))
-                self.sealed_segments += 1
-                self.sealed_bytes_saved += segment.unsealed_size - segment.size
+            elif (former := partition.replace_with_sealed(segment)) is not None:
+                self._removable.append((now + UNSEALED_STAYS, key, former))
+                if former.sealed:
+                    self.compacted_segments += 1
+                else:
+                    self.sealed_segments += 1
+                    self.sealed_bytes_saved += segment.unsealed_size - segment.size
                 self.segment_sealed.set()
+                if partition.config.compact:
+                    self.segment_closed.set()
         if self._removable and self._removable[0][0] <= now and not backup_in_progress(self.directory):
             while self._removable and self._removable[0][0] <= now:
-                _, key, first_offset = self._removable.popleft()
+                _, key, former = self._removable.popleft()
                 partition = self._partitions.get(key)
                 if partition is not None:
-                    partition.remove_unsealed(first_offset)
+                    partition.remove_former(former)
 
     def _apply_retention(self, now: float) -> None:
         for name, config in self._streams.items():
@@ -347,6 +356,10 @@ class StreamLogs:
             partition.close()
 
     # -- any thread -----------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch."""
+        return self._clock()
 
     def streams(self) -> List[str]:
         """The names of the streams, sorted."""
@@ -474,6 +487,15 @@ class StreamLogs:
                 for segment in partition.closed:
                     if not segment.sealed:
                         yield key, partition.directory, segment
+
+    def compactable(self) -> Iterator[Tuple[Key, Partition, List[Segment]]]:
+        """The sealed segments of each partition that is to be compacted: all from its first one on, without a gap."""
+        for key, partition in self._partitions.items():
+            if partition.config.compact:
+                closed = partition.closed
+                sealed = list(takewhile(attrgetter("sealed"), closed))
+                if sealed:
+                    yield key, partition, sealed
 
     def add_sealed(self, key: Key, segment: Segment) -> None:
         """The sealed file of a segment is on disk.  Readers see it after the next commit."""

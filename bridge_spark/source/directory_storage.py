@@ -11,7 +11,7 @@ from typing import Any, Optional, TypeVar
 from bridge_spark.log.archive.index import INDEX_FILE, IndexReader
 from bridge_spark.log.high_watermark import Watermark, decode_watermark
 from bridge_spark.log.record_batch import SegmentError
-from bridge_spark.log.segment_names import SEALED_SUFFIX, archived_offsets, first_offset_of, is_sealed
+from bridge_spark.log.segment_names import archived_offsets, first_offset_of, is_sealed, sealed_file_in
 from bridge_spark.log.sparse_index import IndexEntry
 from bridge_spark.source.archive_reader import ArchiveOptions, ArchiveReader, segment_of
 from bridge_spark.source.consumers import DIRECTORY, Reporter, write_report
@@ -184,8 +184,8 @@ def _lookup(index: IndexReader, look_up: Callable[[], T]) -> T:
 
 def _size(directory: Path, first_offset: int) -> Optional[tuple[str, int]]:
     """The file of a closed segment and its size; None if retention removed it."""
-    for suffix in (SEALED_SUFFIX, ".seg", SEALED_SUFFIX):  # it may be sealed between two checks
-        file = f"{first_offset:020d}{suffix}"
+    for sealed in (True, False, True):  # it may be sealed or compacted between two checks
+        file = sealed_file_in(directory, first_offset) if sealed else f"{first_offset:020d}.seg"
         try:
             return file, os.path.getsize(directory / file)
         except FileNotFoundError:

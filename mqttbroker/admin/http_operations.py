@@ -24,7 +24,8 @@ DEFAULT_PAGE = 100
 _TARGETS = (
     "client_id", "topic", "pattern", "access", "filter", "retain", "protocol", "address", "username", "scram",
     "seconds", "reason", "name", "level", "area", "file", "consumer", "filters", "partitions", "key", "retention_age",
-    "retention_bytes", "segment_bytes", "segment_age", "seal", "dedup", "dedup_producers",
+    "retention_bytes", "segment_bytes", "segment_age", "seal", "compact", "compact_tombstones",
+    "compact_dirty_percent", "compact_keys", "dedup", "dedup_producers",
 )  # fmt: skip
 _PAYLOADS = ("payload", "payload_base64")  # keys of which a body has one at most
 _PATTERN_OR_USER = ("pattern", "username")  # no user's rule is a pattern

@@ -129,7 +129,9 @@ _ABOUT = {
     "key": "topic, client or user-property:NAME; never changes", "retention_age": "such as 7d, or unlimited",
     "retention_bytes": "such as 10GiB, or unlimited", "segment_bytes": "such as 64MiB", "segment_age": "such as 1h",
     "seal": "rewrite closed segments as Parquet", "dedup": "recognise repeats of producers",
-    "dedup_producers": "the most producers",
+    "dedup_producers": "the most producers", "compact": "keep the last record of each key in sealed segments",
+    "compact_tombstones": "how long tombstones stay, such as 24h", "compact_dirty_percent": "when to compact",
+    "compact_keys": "the most keys in memory",
 }  # fmt: skip
 
 

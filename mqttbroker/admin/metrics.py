@@ -360,6 +360,8 @@ class Metrics:
         totals = (
             ("sealing_saved_bytes", "Bytes on disk saved by sealing since the start.", self.streams.sealed_bytes_saved),
             ("sealing_failures", "Times that sealing a segment failed.", self.streams.sealing_failures),
+            ("compacted_segments", "Segments written again by compaction since the start.", self.streams.compacted_segments),
+            ("compaction_failures", "Times that compacting a partition failed.", self.streams.compaction_failures),
         )
         for name, text, value in totals:
             yield CounterMetricFamily(f"mqttbroker_stream_{name}", text, value=value)

@@ -452,6 +452,10 @@ class Stream:
     archive: Optional[str] = _key(Archive(), "")
     archive_retention_age: Optional[float] = _key(OrNone(Duration("1s", "36500d"), "unlimited"), "unlimited")
     archive_retention_bytes: Optional[int] = _key(OrNone(Size("1KiB", "1024TiB"), "unlimited"), "unlimited")
+    compact: bool = _key(Boolean(), False)
+    compact_tombstones: float = _key(Duration("0s", "36500d"), "24h")
+    compact_dirty_percent: int = _key(Integer(1, 100), 50)
+    compact_keys: int = _key(Integer(1000, 100_000_000), 1_000_000)
     dedup: bool = _key(Boolean(), False)
     dedup_producers: int = _key(Integer(1, 1_000_000), 10_000)
 
@@ -463,6 +467,11 @@ class Stream:
         """Keys that are invalid on this machine, each with the reason."""
         if self.seal is True and not can_seal():
             yield "seal", 'needs pyarrow: pip install "mqttbroker[spark]"'
+        if self.compact and not self.seals:
+            why = "" if can_seal() else ': pip install "mqttbroker[spark]"'
+            yield "compact", f"needs sealed segments{why or ', and seal is false'}"
+        if self.compact and self.archive is not None:
+            yield "compact", "cannot be combined with archive, whose segments never change"
         if self.archive is None:
             for name in ("archive_retention_age", "archive_retention_bytes"):
                 if getattr(self, name) is not None:

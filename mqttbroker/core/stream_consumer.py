@@ -439,7 +439,9 @@ class StreamConsumer(ReaderOwner):
             self._partition = partition
         topic = topic_bytes.decode("utf-8")
         plan = _UNWANTED
-        if (not self.topic_filter or matches_any([self.topic_filter], topic)) and self.rights.may_read(topic):
+        # Compaction leaves a row without a topic in place of a record that it removed.
+        wanted: bool = bool(topic) and (not self.topic_filter or matches_any([self.topic_filter], topic))
+        if wanted and self.rights.may_read(topic):
             added = user_property_bytes(b"key", topic_bytes) if self.rule.key == "topic" else NO_BYTES
             plan = TopicPlan(True, TWO_BYTES[len(topic_bytes)] + topic_bytes, added)
         self._plans[topic_bytes] = plan

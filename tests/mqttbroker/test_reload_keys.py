@@ -54,7 +54,8 @@ OTHER: dict[str, Any] = {
 # they need it.
 READ_WHEN_NEEDED = {
     "max_created_streams", "streams.0.filters", "streams.0.retention_age", "streams.0.retention_bytes",
-    "streams.0.segment_bytes", "streams.0.segment_age", "streams.0.seal", "streams.0.dedup", "streams.0.dedup_producers",
+    "streams.0.segment_bytes", "streams.0.segment_age", "streams.0.seal", "streams.0.compact", "streams.0.compact_tombstones",
+    "streams.0.compact_dirty_percent", "streams.0.compact_keys", "streams.0.dedup", "streams.0.dedup_producers",
     "sys_interval", "sys_client_events", "worker_timeout", "alarms.disk_free", "alarms.certificate_expiry", "alarms.bridge_down",
     "crl.refresh_interval", "crl.expiry_warning", "http.token", "http.token_file", "http.access",
     "listeners.0.cafile", "listeners.0.certfile", "listeners.0.client_certificate", "listeners.0.crlfile",

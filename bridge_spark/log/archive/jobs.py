@@ -22,7 +22,7 @@ from bridge_spark.log.archive.location import OWNER_FILE, ArchiveLocation, parse
 from bridge_spark.log.high_watermark import read_watermark
 from bridge_spark.log.record_batch import CorruptBatch, SegmentError
 from bridge_spark.log.sealed.footer import Footer, load_footer, read_footer, search_row_groups
-from bridge_spark.log.segment_names import archived_offsets, sealed_file_name
+from bridge_spark.log.segment_names import archived_offsets, sealed_file_in
 
 PART_BYTES = 4 * 1024 * 1024
 EVERYTHING = 1 << 63  # beyond any offset
@@ -120,7 +120,7 @@ def _reconcile(files: ArchiveFiles, directory: str, local: Path, stamp: str) -> 
 
 def _is_local(local: Path, first_offset: int, end_offset: int) -> bool:
     try:
-        return load_footer(local / sealed_file_name(first_offset)).end_offset == end_offset
+        return load_footer(local / sealed_file_in(local, first_offset)).end_offset == end_offset
     except (OSError, SegmentError):
         return False
 

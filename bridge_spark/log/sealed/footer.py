@@ -25,11 +25,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 import google_crc32c
 
 from bridge_spark.log.record_batch import CorruptBatch, SegmentError, TornBatch
-from bridge_spark.log.segment_names import sealed_file_name
 from bridge_spark.log.sparse_index import IndexEntry
 
 KEY = "mqttbroker.segment"
 FORMAT_VERSION = 1
+FORMAT_OF_COMPACTED = 2  # a row whose topic is null stands for a record that was removed
 MAGIC = b"PAR1"
 TAIL_BYTES = 64 * 1024  # first read from the end of a file; most footers are shorter
 READ_BYTES = 1 << 20
@@ -77,6 +77,7 @@ class Footer(NamedTuple):
     size: int
     data_bytes: int  # before the footer
     data_crc: int
+    compacted_at: int = 0  # when it was first compacted; 0 = it was not
 
     @property
     def rows(self) -> int:
@@ -84,8 +85,11 @@ class Footer(NamedTuple):
 
     def encode(self) -> str:
         """The value of `KEY`, with zeros for the checksums."""
-        fields: Dict[str, Any] = {"format": "mqttbroker sealed segment", "version": FORMAT_VERSION, **self._asdict()}
+        version = FORMAT_OF_COMPACTED if self.compacted_at else FORMAT_VERSION
+        fields: Dict[str, Any] = {"format": "mqttbroker sealed segment", "version": version, **self._asdict()}
         del fields["size"], fields["data_bytes"], fields["data_crc"]
+        if not self.compacted_at:
+            del fields["compacted_at"]
         text = json.dumps(fields, separators=(",", ":"))
         return text[:-1] + _CHECKSUMS % (_NO_CHECKSUM, _NO_CHECKSUM)
 
@@ -162,13 +166,17 @@ def parse_footer(footer: bytes, size: int) -> Footer:
         blank = footer[:position] + _NO_CHECKSUM.encode() + footer[position + 8:]
         if google_crc32c.value(blank) != int(fields["footer_crc32c"], 16):
             raise CorruptBatch(start, "wrong checksum of the footer")
-        if fields["version"] != FORMAT_VERSION:
+        if fields["version"] not in (FORMAT_VERSION, FORMAT_OF_COMPACTED):
             raise CorruptBatch(start, f"unknown format {fields['version']} of a sealed segment")
         lost = tuple((first, last) for first, last in fields["lost"])
         groups = tuple(RowGroup(*values) for values in fields["groups"])
         named = {name: fields[name] for name in Footer._fields[:7]}
         crc = int(fields["data_crc32c"], 16)
-        return _checked(Footer(**named, lost=lost, groups=groups, size=size, data_bytes=start, data_crc=crc))
+        at = int(fields.get("compacted_at", 0))
+        found = Footer(
+            **named, lost=lost, groups=groups, size=size, data_bytes=start, data_crc=crc, compacted_at=at
+        )
+        return _checked(found)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, SegmentError):
             raise
@@ -194,7 +202,7 @@ def load_footer(path: Path) -> Footer:
     """
     with open(path, "rb", buffering=0) as file:
         found = _read_file(file)
-    if not path.name.startswith(sealed_file_name(found.first_offset)):
+    if not path.name.startswith(f"{found.first_offset:020d}."):
         raise CorruptBatch(0, f"begins with offset {found.first_offset}")
     return found
 

@@ -42,13 +42,21 @@ class SealedFile:
         self._file = pq.ParquetFile(self._ranges, metadata=self._metadata, page_checksum_verification=True)
 
     def rows(
-        self, stored: Sequence[str], start: int, end: int, predicate: Predicate = Predicate()
+        self,
+        stored: Sequence[str],
+        start: int,
+        end: int,
+        predicate: Predicate = Predicate(),
+        with_removed: bool = False,
     ) -> Iterator[tuple[int, int, Optional[pa.RecordBatch]]]:
         """The `stored` columns and the offsets of the rows from `start` up to `end`.
 
         Yields the first offset, the end offset and the rows of each row group; None as rows for offsets lost to damage.
-        Row groups without a row that may match `predicate` are skipped.
+        Row groups without a row that may match `predicate` are skipped.  Records that compaction removed are left out;
+        `with_removed` they are rows whose topic is null.
         """
+        compacted = self.footer.compacted_at > 0 and not with_removed
+        fetched = [*stored, "topic"] if compacted and "topic" not in stored else stored
         parts = [(group.first_offset, group.end_offset, number) for number, group in enumerate(self.footer.groups)]
         parts += [(*gap, -1) for gap in self.footer.lost]
         for first, until, number in sorted(parts):
@@ -57,9 +65,12 @@ class SealedFile:
             if number < 0:
                 yield first, until, None
             elif self._may_match(number, self.footer.groups[number], predicate):
-                rows = self._group(number, self.footer.groups[number], stored)
+                rows = self._group(number, self.footer.groups[number], fetched)
                 begin = max(start - first, 0)
-                yield first, until, rows.slice(begin, min(end, until) - first - begin)
+                rows = rows.slice(begin, min(end, until) - first - begin)
+                if compacted:
+                    rows = rows.filter(pc.is_valid(rows.column("topic"))).select([*stored, "offset"])
+                yield first, until, rows
 
     def _may_match(self, number: int, group: RowGroup, predicate: Predicate) -> bool:
         return predicate.unbounded or predicate.may_match(

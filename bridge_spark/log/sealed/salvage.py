@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, BinaryIO, Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -32,6 +32,9 @@ def salvage(source: Path, target: Path, first_offset: int, end_offset: Optional[
         for rows in _undamaged_row_groups(source):
             offsets = rows.pop("offset")
             first = offsets[0]
+            if None in rows["topic"]:  # compaction removed records
+                reached = _write_kept(file, rows, offsets, reached, end_offset)
+                continue
             if offsets != list(range(first, first + len(offsets))) or first < reached:
                 continue
             if end_offset is not None and offsets[-1] >= end_offset:
@@ -46,6 +49,20 @@ def salvage(source: Path, target: Path, first_offset: int, end_offset: Optional[
             file.write(encode_lost(reached, end_offset))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _write_kept(
+    file: BinaryIO, rows: dict[str, list[Any]], offsets: list[int], reached: int, end_offset: Optional[int]
+) -> int:
+    """Write the records of a row group that compaction kept, each with lost batches before it; return the offset reached."""
+    for offset, values in zip(offsets, zip(*rows.values(), repeat(0))):
+        if values[0] is None or offset < reached or (end_offset is not None and offset >= end_offset):
+            continue
+        file.write(encode_lost(reached, offset))
+        for data in encode_batches([Message(*values)], offset):
+            file.write(data)
+        reached = offset + 1
+    return reached
 
 
 def _undamaged_row_groups(source: Path) -> Iterator[dict[str, list[Any]]]:

@@ -1,4 +1,4 @@
-"""The sealer: a thread of the broker that has closed segments sealed by the worker process, one at a time.
+"""The sealer: a thread of the broker that has closed segments sealed by the worker process, one at a time, and compacted.
 
 The sealed file is written and read back under a temporary name, synced, renamed, and the directory synced.  Then the
 stream log shows it to readers and later removes the unsealed file, so a complete file holds each record at any moment.
@@ -11,8 +11,10 @@ import logging
 import os
 import time
 from contextlib import suppress
+from itertools import dropwhile
+from operator import attrgetter
 from pathlib import Path
-from typing import Dict, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from bridge_spark.log.files import sync_directory
 from bridge_spark.log.record_batch import SegmentError
@@ -20,6 +22,7 @@ from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
 from bridge_spark.log.sealed.worker_thread import WorkerThread
 from bridge_spark.log.segment import Segment, read_sealed_segment
 from bridge_spark.log.segment_names import UNFINISHED_SUFFIX, sealed_file_name
+from bridge_spark.log.stream_config import StreamConfig
 from bridge_spark.log.stream_log import Key, StreamLogs
 
 FIRST_RETRY = 60.0  # seconds after a failure; doubled by each further failure of the same segment
@@ -41,10 +44,11 @@ class Sealer:
         self._thread = WorkerThread("sealing", logs.segment_closed, self._worker, self._seal_all, self._pause)
         self._not_before: Dict[Tuple[Key, int], float] = {}  # when to try a segment again; infinity once it is done
         self._retry_waits: Dict[Tuple[Key, int], float] = {}
+        self._compacted: Dict[Key, Dict[int, int]] = {}  # generations that the log does not show yet, by first offset
+        self._compact_after: Dict[Key, float] = {}  # when to try again after a failure
 
     def start(self) -> None:
-        if self._logs.has_sealed_streams:
-            self._thread.start()
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop at once.  A segment that is being sealed stays unsealed."""
@@ -55,10 +59,18 @@ class Sealer:
         failures = 0
         while not self._thread.stopping and failures < MAX_FAILURES and (job := self._next()) is not None:
             failures = 0 if self._seal(*job) else failures + 1
+        compactable = list(self._logs.compactable())
+        known_keys = {key for key, _, _ in compactable}
+        self._compact_after = {key: after for key, after in self._compact_after.items() if key in known_keys}
+        for key, partition, segments in compactable:
+            if self._thread.stopping:
+                return
+            if self._is_due(key, partition.config, segments):
+                self._compact(key, partition.directory, partition.config, segments)
 
     def _pause(self) -> Optional[float]:
         """Seconds until the next retry; None if there is none."""
-        retries = [self._not_before[key] for key in self._retry_waits]
+        retries = [self._not_before[key] for key in self._retry_waits] + list(self._compact_after.values())
         return max(0.0, min(retries) - time.monotonic()) if retries else None
 
     def _next(self) -> Optional[SealJob]:
@@ -118,6 +130,56 @@ class Sealer:
         if (sealed.first_offset, sealed.end_offset) != (segment.first_offset, segment.end_offset):
             raise SealingFailed("the sealed file has other offsets")
         return sealed
+
+    def _is_due(self, key: Key, config: StreamConfig, segments: List[Segment]) -> bool:
+        """Whether so much of a partition is not compacted that it is compacted now."""
+        if self._compact_after.get(key, 0.0) > time.monotonic():
+            return False
+        self._compact_after.pop(key, None)
+        awaited = self._compacted.get(key, {})
+        if any(segment.generation < awaited.get(segment.first_offset, 0) for segment in segments):
+            return False  # the log shows them after its next commit
+        self._compacted.pop(key, None)
+        dirty = list(dropwhile(attrgetter("generation"), segments))
+        size = sum(segment.size for segment in dirty)
+        return size * 100 >= config.compact_dirty_percent * sum(segment.size for segment in segments) and size > 0
+
+    def _compact(self, key: Key, directory: Path, config: StreamConfig, segments: List[Segment]) -> None:
+        """Compact the sealed segments of a partition; a failure is logged, and repeated later."""
+        now = self._logs.now()
+        written: List[Dict[str, Any]] = []
+        try:
+            free, size = os.statvfs(directory), sum(segment.size for segment in segments)
+            if free.f_bavail * free.f_frsize < size + RESERVED_BYTES:
+                raise SealingFailed(f"less than {size + RESERVED_BYTES} bytes are free")
+            written = self._worker.run({
+                "do": "compact",
+                "files": [str(directory / segment.file) for segment in segments],
+                "key": config.key,
+                "tombstones_before": int((now - config.compact_tombstones) * 1e6),
+                "now": int(now * 1e6),
+                "most_keys": config.compact_keys,
+            })
+            for each in written:
+                os.rename(each["unfinished"], directory / each["file"])
+            sync_directory(directory)
+            found = [read_sealed_segment(directory / each["file"]) for each in written]
+        except (SealingFailed, SegmentError, OSError) as error:
+            with suppress(OSError):
+                for unfinished in directory.glob(f"*{UNFINISHED_SUFFIX}"):
+                    unfinished.unlink()
+            self._compact_after[key] = time.monotonic() + FIRST_RETRY
+            if not self._thread.stopping:
+                self._logs.compaction_failures += 1
+                logger.warning(
+                    "event=not_compacted partition=%s retry_s=%.0f reason=%s", directory, FIRST_RETRY, error
+                )
+            return
+        self._compacted[key] = {segment.first_offset: segment.generation for segment in found}
+        for segment in found:
+            self._logs.add_sealed(key, segment)
+        removed = sum(each["removed"] for each in written)
+        logger.info("event=compacted partition=%s segments=%d removed=%d", directory, len(written), removed)
 
     def _failed(self, name: Tuple[Key, int], path: Path, error: Exception) -> None:
         self._logs.sealing_failures += 1

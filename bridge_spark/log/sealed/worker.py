@@ -1,6 +1,6 @@
-"""The worker process: seals and salvages segments and fills archives.
+"""The worker process: seals, compacts and salvages segments and fills archives.
 
-It reads jobs from stdin, one line of JSON each: {"do": "seal" | "salvage" | a job of `archive.jobs`, ...}.  The answer
+It reads jobs from stdin, one line of JSON each: {"do": "seal" | "compact" | "salvage" | a job of `archive.jobs`, ...}.  The answer
 is one line: {"result": ...} or {"error": "...", "errno": 28}.  It ends when stdin is closed, so it never outlives its
 parent, and after a failed job of an archive.
 """
@@ -23,6 +23,12 @@ def run(job: dict[str, Any]) -> Any:
         from bridge_spark.log.archive import jobs
 
         return jobs.run(job)
+    if job["do"] == "compact":
+        from bridge_spark.log.sealed.compact import compact
+
+        files = [Path(file) for file in job["files"]]
+        found = compact(files, job["key"], job["tombstones_before"], job["now"], job["most_keys"])
+        return [written._asdict() for written in found]
     source, target = Path(job["source"]), Path(job["target"])
     if job["do"] == "salvage":
         from bridge_spark.log.sealed.salvage import salvage

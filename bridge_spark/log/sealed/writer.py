@@ -56,10 +56,10 @@ SCHEMA = pa.schema([
 ])
 _STORED = ("timestamp", "flags", "topic", "payload", "client_id", "properties")
 _BLOCKS = (*_STORED, *(f"{name}_offsets" for name in _STORED[2:]))
-_DICTIONARIES = ["topic", "qos", "partition", "client_id", "content_type", "response_topic", "stream", "properties",
+DICTIONARIES = ["topic", "qos", "partition", "client_id", "content_type", "response_topic", "stream", "properties",
                  "user_properties.key_value.key", "user_properties.key_value.value"]
-_ENCODINGS = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
-_STATISTICS = ["topic", "qos", "retain", "partition", "offset", "timestamp", "client_id", "stream"]
+ENCODINGS = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
+STATISTICS = ["topic", "qos", "retain", "partition", "offset", "timestamp", "client_id", "stream"]
 
 
 class LostRange(NamedTuple):
@@ -99,7 +99,7 @@ def seal(source: ClosedSegment, target: Path) -> None:
     """
     fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        sink = _ChecksummedFile(fd)
+        sink = ChecksummedFile(fd)
         written = _write(source, sink)
         os.fsync(fd)
         _compare(source, written, target, fd)
@@ -107,14 +107,14 @@ def seal(source: ClosedSegment, target: Path) -> None:
         os.close(fd)
 
 
-def _write(source: ClosedSegment, sink: _ChecksummedFile) -> Footer:
+def _write(source: ClosedSegment, sink: ChecksummedFile) -> Footer:
     lost: list[tuple[int, int]] = []
     groups: list[RowGroup] = []
     first_timestamp: Optional[int] = None
     file = pa.PythonFile(sink, "w")  # its position includes the time indexes
     with pq.ParquetWriter(
-        file, SCHEMA, compression="zstd", compression_level=ZSTD_LEVEL, use_dictionary=_DICTIONARIES,
-        column_encoding=_ENCODINGS, write_statistics=_STATISTICS, write_page_index=True, write_page_checksum=True,
+        file, SCHEMA, compression="zstd", compression_level=ZSTD_LEVEL, use_dictionary=DICTIONARIES,
+        column_encoding=ENCODINGS, write_statistics=STATISTICS, write_page_index=True, write_page_checksum=True,
         store_schema=False,
     ) as writer:
         for part in _parts(source):
@@ -261,7 +261,7 @@ def _compare(source: ClosedSegment, written: Footer, target: Path, fd: int) -> N
             raise CorruptBatch(0, "more rows were read back than written")
 
 
-class _ChecksummedFile:
+class ChecksummedFile:
     """The output file for `pyarrow`.  Computes the checksum, syncs every `SYNC_BYTES`, and holds the footer back."""
 
     closed = False
