@@ -309,7 +309,8 @@ class Server:
         return [] if self.bridges is None else self.bridges.statuses()
 
     def _streams_changed(self, streams: list[Stream]) -> None:
-        """Keep open files for the partitions."""
+        """Keep open files for the partitions, and have them sealed."""
+        self.sealer.start()
         self.sockets.maximum = client_sockets(dataclasses.replace(self.reloader.settings, streams=tuple(streams)))
 
     def _unapplied_memory(self) -> int:

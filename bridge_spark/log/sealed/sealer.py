@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Sealer:
-    """Seals the closed segments of `logs` from `start` to `stop`.  Does nothing if no stream is to be sealed."""
+    """Seals the closed segments of `logs` from `start` to `stop`."""
 
     def __init__(self, logs: StreamLogs) -> None:
         self._logs = logs
@@ -44,11 +44,15 @@ class Sealer:
         self._thread = WorkerThread("sealing", logs.segment_closed, self._worker, self._seal_all, self._pause)
         self._not_before: Dict[Tuple[Key, int], float] = {}  # when to try a segment again; infinity once it is done
         self._retry_waits: Dict[Tuple[Key, int], float] = {}
+        self._started = False
         self._compacted: Dict[Key, Dict[int, int]] = {}  # generations that the log does not show yet, by first offset
         self._compact_after: Dict[Key, float] = {}  # when to try again after a failure
 
     def start(self) -> None:
-        self._thread.start()
+        """Start, if there is a stream to be sealed; without effect once started."""
+        if self._logs.has_sealed_streams and not self._started:
+            self._started = True
+            self._thread.start()
 
     def stop(self) -> None:
         """Stop at once.  A segment that is being sealed stays unsealed."""
