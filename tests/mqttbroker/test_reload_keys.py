@@ -17,6 +17,7 @@ from mqttbroker.auth.security import Security
 from mqttbroker.config.in_force import flatten
 from mqttbroker.config.setting_kinds import Choice, Kind, OrNone
 from mqttbroker.config.settings import HttpAccess, Limits, Listener, Redirect, Settings, Stream
+from mqttbroker.log_levels import LogLevels
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
@@ -42,6 +43,7 @@ OTHER: dict[str, Any] = {
     "bans.exempt": ("10.0.0.0/8",),
     "http.access": (HttpAccess("a", "viewer", "token"),),
     "http.port": 1,
+    "log.levels": (("store", "debug"),),
     "listeners.0.certificate_identity": ("san_dns",),
     "listeners.0.client_id_from": "%u",
     "listeners.0.allow_anonymous": True,
@@ -56,7 +58,7 @@ READ_WHEN_NEEDED = {
     "max_created_streams", "streams.0.filters", "streams.0.retention_age", "streams.0.retention_bytes",
     "streams.0.segment_bytes", "streams.0.segment_age", "streams.0.seal", "streams.0.compact", "streams.0.compact_tombstones",
     "streams.0.compact_dirty_percent", "streams.0.compact_keys", "streams.0.dedup", "streams.0.dedup_producers",
-    "sys_interval", "sys_client_events", "worker_timeout", "alarms.disk_free", "alarms.certificate_expiry", "alarms.bridge_down",
+    "log.levels", "sys_interval", "sys_client_events", "worker_timeout", "alarms.disk_free", "alarms.certificate_expiry", "alarms.bridge_down",
     "crl.refresh_interval", "crl.expiry_warning", "http.token", "http.token_file", "http.access",
     "listeners.0.cafile", "listeners.0.certfile", "listeners.0.client_certificate", "listeners.0.crlfile",
     "listeners.0.keyfile", "listeners.0.tls_version",
@@ -143,7 +145,10 @@ class Plant:
         listener = OpenListener(BASE.listeners[0], policy, scheduler, sockets)
         self.wanted = BASE
         self.roots = (broker, security, sockets, policy)
-        self.reloader = Reloader(lambda: self.wanted, BASE, broker, security, sockets, [listener], ServiceManager({}))
+        levels = LogLevels(asyncio.new_event_loop(), BASE.log.level, {})
+        self.reloader = Reloader(
+            lambda: self.wanted, BASE, broker, security, sockets, [listener], ServiceManager({}), levels
+        )
 
     def reload(self, settings: Settings) -> None:
         """Reload the settings without the files that they name: these have tests of their own."""

@@ -287,7 +287,7 @@ BAD = [
      'streams.s.filters: "$share/g/a" is not a topic filter that a stream can keep'),
     ("[streams.s]\nfilters = ['a']\nkey = 'user-property:'",
      'streams.s.key: must be "topic", "client" or "user-property:NAME", got "user-property:"'),
-    ("[streams.s]\nfilters = ['a']\ncompact = true", "streams.s.compact: unknown key"),
+    ("[streams.s]\nfilters = ['a']\nvacuum = true", "streams.s.vacuum: unknown key"),
     ("[streams.'a/b']\nfilters = ['a']",
      "streams.a/b: a stream's name must be 1–64 of A–Z a–z 0–9 _ -, first a letter or digit"),
 ]  # fmt: skip
