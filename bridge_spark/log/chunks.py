@@ -58,8 +58,8 @@ class Nothing(NamedTuple):
     """The offset is the end of the partition."""
 
 
-class InSealedSegment(NamedTuple):
-    """The record is in a sealed segment."""
+class InSegment(NamedTuple):
+    """The record is in this file of a segment."""
 
     path: Path
     segment: Segment
@@ -72,7 +72,7 @@ class Unreadable(NamedTuple):
     reason: str
 
 
-Answer = Union[Piece, Moved, Nothing, InSealedSegment, Unreadable]
+Answer = Union[Piece, Moved, Nothing, InSegment, Unreadable]
 
 
 class ChunkReader:
@@ -88,27 +88,21 @@ class ChunkReader:
         """The records from `offset` on, about `size` bytes.
 
         They are at or behind byte `position` of the segment with the first offset `segment`, if that still exists; -1 if
-        the caller does not know. With `skipping`, the next offset that can be read, as `Moved`.
+        the caller does not know. With `skipping`, the next offset that can be read, as `Moved`. A sealed segment is only
+        named.
         """
-        try:
-            partition = self._logs.partition(stream, number)
-        except KeyError:
-            return Unreadable(0, f"there is no stream {stream} with a partition {number}")
         while True:
-            view = partition.view
-            found = _segment_of(view, offset)
-            if not isinstance(found, Segment):
-                return found
-            path = partition.directory / found.file
-            if found.sealed:
-                return InSealedSegment(path, found)
+            place = locate(self._logs, stream, number, offset)
+            if not isinstance(place, InSegment) or place.segment.sealed:
+                return place
+            path, found = place
             try:
                 if skipping:
                     return _next_readable(path, found, offset)
                 return self._read(path, found, offset, position if segment == found.first_offset else -1, size)
             except FileNotFoundError as error:
-                # Retention has removed the file, or it is sealed: then there is a new view.
-                if partition.view is view:
+                # Retention has removed the file, or it is sealed: then the record is somewhere else.
+                if locate(self._logs, stream, number, offset) == place:
                     return Unreadable(0, f"{path.name}: {error.strerror}")
             except SegmentError as error:
                 return Unreadable(0, f"{path.name}: {error}")
@@ -155,8 +149,17 @@ class ChunkReader:
         self._checked = (path, position)
 
 
+def locate(logs: StreamLogs, stream: str, number: int, offset: int) -> Answer:
+    """Where the record with an offset is; `Unreadable` for an unknown partition."""
+    try:
+        partition = logs.partition(stream, number)
+    except KeyError:
+        return Unreadable(0, f"there is no stream {stream} with a partition {number}")
+    found = _segment_of(partition.view, offset)
+    return InSegment(partition.directory / found.file, found) if isinstance(found, Segment) else found
+
+
 def _segment_of(view: PartitionView, offset: int) -> Union[Segment, Moved, Nothing]:
-    """The segment with an offset."""
     if offset < view.log_start_offset:
         return Moved(view.log_start_offset, True)
     if offset >= view.high_watermark:
