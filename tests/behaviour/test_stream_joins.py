@@ -51,7 +51,7 @@ class Load:
                     for key in range(KEYS):
                         for _ in range(5):
                             self.sent[key] += 1
-                            packets.append(Publish(f"load/{key}", b"%d " % self.sent[key] + b"x" * 120, 0))
+                            packets.append(Publish(f"load/{key}", b"%d " % self.sent[key] + random.randbytes(120), 0))
                     client.send(*packets)
                     client.ping()
         except Exception as error:
