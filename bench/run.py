@@ -26,9 +26,20 @@ from typing import Any
 
 import report
 from runner import HERE, OURS, OURS_OFF, OURS_WORKERS, Bench, Peer, Run, build_generator, fsync_us
-from scenarios import BUSY_WORKER, GROUPS, PARQUET, Scenario, all_scenarios, chosen, link_scenarios, spark_scenarios
+from scenarios import (
+    BUSY_WORKER,
+    GROUPS,
+    PARQUET,
+    Scenario,
+    all_scenarios,
+    chosen,
+    link_scenarios,
+    spark_scenarios,
+    stream_scenarios,
+)
 
 SPARK_ROWS = 4_000_000
+STREAM_RECORDS = 1_000_000
 SPARK_SHARE = 0.3  # of the time limit, if there are other scenarios
 LINKS_SHARE = 0.4  # the same
 
@@ -116,6 +127,13 @@ def measure_links(options: argparse.Namespace, runs: list[Run], names: list[str]
     return run_lines([*command, *names])
 
 
+def measure_streams(options: argparse.Namespace, names: list[str]) -> list[Run]:
+    """Run these scenarios with streams.py."""
+    command = [sys.executable, str(HERE / "streams.py"), "--rounds", str(options.rounds)]
+    command += ["--records", str(max(int(STREAM_RECORDS * options.scale), 1000)), "--seconds", str(5 * options.duration)]
+    return run_lines([*command, *names])
+
+
 def run_lines(command: list[str]) -> list[Run]:
     """Run a program that prints a line of JSON per run."""
     found = []
@@ -128,7 +146,7 @@ def run_lines(command: list[str]) -> list[Run]:
 
 
 def measure(bench: Bench, options: argparse.Namespace, began: float, minutes: float) -> None:
-    scenarios = [scenario for scenario in options.chosen if not scenario.spark and not scenario.links]
+    scenarios = [scenario for scenario in options.chosen if not (scenario.spark or scenario.links or scenario.streams)]
     longest = 0.0
     for number in range(options.rounds):
         start = time.monotonic()
@@ -168,6 +186,7 @@ def listing(scenarios: dict[str, Scenario]) -> str:
     lines = [f"{name:20} {scenario.arguments}" for name, scenario in scenarios.items()]
     lines += [f"{scenario.name:20} links.py" for scenario in link_scenarios()]
     lines += [f"{scenario.name:20} spark.py" for scenario in spark_scenarios()]
+    lines += [f"{scenario.name:20} streams.py" for scenario in stream_scenarios()]
     return "\n".join(lines + [f"group {name:14} {' '.join(members)}" for name, members in GROUPS.items()])
 
 
@@ -187,7 +206,10 @@ def main(arguments: list[str]) -> int:
                 alone = len(names) == len(options.chosen)
                 bench.runs += measure_spark(options, names, options.minutes * (1.0 if alone else SPARK_SHARE))
             linked = [scenario.name for scenario in options.chosen if scenario.links]
-            alone = len(linked) + len(names) == len(options.chosen)
+            read = [scenario.name for scenario in options.chosen if scenario.streams]
+            if read:
+                bench.runs += measure_streams(options, read)
+            alone = len(linked) + len(names) + len(read) == len(options.chosen)
             if not alone:
                 measure(bench, options, began, options.minutes * (1 - LINKS_SHARE if linked else 1))
             if linked:

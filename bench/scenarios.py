@@ -59,6 +59,8 @@ class Scenario:
     """This broker also runs with connection workers: as many as there are CPUs, less one."""
     links: bool = False
     """Measured by links.py."""
+    streams: bool = False
+    """Measured by streams.py."""
 
     @property
     def timed(self) -> bool:
@@ -227,6 +229,14 @@ def link_scenarios() -> list[Scenario]:
     return [*found, *(Scenario(f"capacity-{count}", "", fed, links=True) for count in WORKER_COUNTS)]
 
 
+def stream_scenarios() -> list[Scenario]:
+    """What streams.py measures."""
+    names = ("catch-up-active", "catch-up-v5", "catch-up-qos1", "catch-up-sealed")
+    live = (Figure("p99 ms, alone", "quiet_p99_ms"), Figure("p99 ms beside readers", "loaded_p99_ms"))
+    return [*(Scenario(name, "", (RATE, CPU), streams=True) for name in names),
+            Scenario("bystanders-of-readers", "", live, streams=True)]  # fmt: skip
+
+
 PARQUET = "Parquet files"
 """Spark's Parquet source with the same rows, in the column of a peer."""
 SPARK_READS = {
@@ -256,6 +266,7 @@ GROUPS: dict[str, list[str]] = {
     "features": [scenario.name for scenario in featured()],
     "workers": [scenario.name for scenario in (*with_workers(1), *link_scenarios())],
     "spark": [scenario.name for scenario in spark_scenarios()],
+    "streams": [scenario.name for scenario in stream_scenarios()],
 }
 
 
@@ -266,15 +277,16 @@ def all_scenarios(scale: float = 1.0) -> dict[str, Scenario]:
 
 
 def chosen(names: str, scale: float = 1.0) -> list[Scenario]:
-    """The scenarios of a list of names and groups, separated by commas or spaces; "all" is all but the group "workers".
+    """The scenarios of a list of names and groups, separated by commas or spaces; "all" is all but the groups "workers" and
+    "streams".
 
     Raises ValueError.
     """
-    elsewhere = (*link_scenarios(), *spark_scenarios())
+    elsewhere = (*link_scenarios(), *spark_scenarios(), *stream_scenarios())
     known = {**all_scenarios(scale), **{scenario.name: scenario for scenario in elsewhere}}
     wanted: list[str] = []
     for name in names.replace(",", " ").split():
         if name != "all" and name not in GROUPS and name not in known:
             raise ValueError(f"unknown scenario {name!r}; there are {', '.join([*known, *GROUPS, 'all'])}")
-        wanted += set(known).difference(GROUPS["workers"]) if name == "all" else GROUPS.get(name, [name])
+        wanted += set(known).difference(GROUPS["workers"], GROUPS["streams"]) if name == "all" else GROUPS.get(name, [name])
     return [scenario for name, scenario in known.items() if name in wanted]

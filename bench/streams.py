@@ -9,7 +9,8 @@ Each scenario starts a broker on a stream of N records of 128 B and prints one l
     catch-up-v5       the same for MQTT 5.0, whose deliveries carry ts, key, partition and offset
     catch-up-qos1     the same at QoS 1, each message acknowledged
     catch-up-sealed   as catch-up-active, from sealed segments
-    bystanders        the delay of live QoS 1 messages of other clients, alone and while --readers catch up
+    bystanders-of-readers
+                      the delay of live QoS 1 messages of other clients, alone and while --readers catch up
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from sessions.message import Message  # noqa: E402
 
 from runner import cpu_ns, free_port  # noqa: E402
 
-SCENARIOS = ("catch-up-active", "catch-up-v5", "catch-up-qos1", "catch-up-sealed", "bystanders")
+SCENARIOS = ("catch-up-active", "catch-up-v5", "catch-up-qos1", "catch-up-sealed", "bystanders-of-readers")
 SIZE = 128  # bytes of a payload
 TOPIC = "bench/history/%04d"
 TOPICS = 1000
@@ -225,7 +226,7 @@ def p99(values: list[float]) -> float:
 
 def measure(name: str, command: list[str], source: Path, options: argparse.Namespace) -> dict[str, Any]:
     with Broker(command, source, name == "catch-up-sealed") as broker:
-        if name == "bystanders":
+        if name == "bystanders-of-readers":
             quiet = delays(broker.port, options.seconds)
             stopped = threading.Event()
             # In processes, so that they do not delay the measuring thread.
@@ -257,7 +258,7 @@ def main() -> None:
     parser.add_argument("scenarios", nargs="*", default=list(SCENARIOS), metavar="SCENARIO")
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of live messages in bystanders")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of live messages in bystanders-of-readers")
     parser.add_argument("--readers", type=int, default=50)
     parser.add_argument("--command", default=os.environ.get("MQTTBROKER") or f"{sys.executable} -P -m mqttbroker")
     parser.add_argument("--drain", type=int, help=argparse.SUPPRESS)
