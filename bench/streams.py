@@ -94,7 +94,7 @@ class Broker:
 
     def wait_until_sealed(self) -> None:
         while True:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/streams/history/manifest") as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http}/streams/history") as answer:
                 segments = json.load(answer)["partitions"][0]["segments"]
             if all(segment["sealed"] for segment in segments[:-1]):
                 return

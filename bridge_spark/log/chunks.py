@@ -111,7 +111,7 @@ class ChunkReader:
 
     def _read(self, path: Path, segment: Segment, offset: int, position: int, size: int) -> Answer:
         if not 0 <= position < segment.size:
-            position = _indexed_position(path, segment, offset)
+            position = _position_of(path, segment, offset)
         descriptor = os.open(path, os.O_RDONLY)
         try:
             while True:
@@ -200,19 +200,36 @@ def _indexed_position(path: Path, segment: Segment, offset: int) -> int:
     return found.position if batch.first_offset == found.first_offset else 0
 
 
+def _position_of(path: Path, segment: Segment, offset: int) -> int:
+    """The position of the batch with an offset; if it is damaged, of the damage."""
+    position = _indexed_position(path, segment, offset)
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), segment.size, access=mmap.ACCESS_READ) as data:
+        return _search(data, position, segment, offset)
+
+
+def _search(data: mmap.mmap, position: int, segment: Segment, offset: int) -> int:
+    expected = segment.first_offset if position == 0 else 0
+    while position < segment.size:
+        try:
+            batch = read_header(data, position, segment.size)
+        except SegmentError:
+            # Damage before the offset must not keep others from what is behind it.
+            following = next_batch(data, position, expected, None)  # type: ignore[arg-type]
+            if following is None or following.first_offset > offset:
+                return position
+            position = following.position
+            continue
+        if batch.end_offset > offset:
+            break
+        position, expected = batch.end, batch.end_offset
+    return position
+
+
 def _next_readable(path: Path, segment: Segment, offset: int) -> Answer:
     """The next offset, not before `offset`, whose batch is not damaged."""
     position = _indexed_position(path, segment, offset)
     with open(path, "rb") as file, mmap.mmap(file.fileno(), segment.size, access=mmap.ACCESS_READ) as data:
-        while position < segment.size:
-            try:
-                batch = read_header(data, position, segment.size)
-            except SegmentError:
-                break
-            if batch.end_offset > offset:
-                break
-            position = batch.end
-        following = next_batch(data, position, offset, None)  # type: ignore[arg-type]
+        following = next_batch(data, _search(data, position, segment, offset), offset, None)  # type: ignore[arg-type]
         while following is not None and following.lost:
             after = following.end_offset
             following = next_batch(data, following.end, after, None)  # type: ignore[arg-type]

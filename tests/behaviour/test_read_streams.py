@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -11,7 +12,7 @@ from support.broker_process import BrokerProcess
 from support.raw_client import RawClient
 
 from mqttbroker.auth.passwords import hash_password
-from mqttbroker.codec.packets import Puback, Publish, Suback
+from mqttbroker.codec.packets import Disconnect, Puback, Publish, Suback
 from mqttbroker.codec.properties import Properties
 
 CONFIG = {
@@ -278,3 +279,61 @@ def test_rights(tmp_path: Path) -> None:
                 assert suback.reason_codes == [code], user
                 assert numbers(read(client, len(seen))) == seen, user
                 client.expect_nothing()
+
+
+SEALED = {"streams": {"sensors": {"filters": ["sensors/#"], "partitions": 1, "segment_bytes": "4KiB", "seal": True}}}
+
+
+def test_sealed_and_active_segments_are_read_alike() -> None:
+    pytest.importorskip("pyarrow")
+    with BrokerProcess(config=SEALED) as broker:
+        with RawClient(broker.port) as publisher:
+            publisher.connect()
+            for number in range(1, 201):
+                publisher.publish("sensors/a", b"%d " % number + b"x" * 100, 1, properties=user_properties(n=str(number)))
+        broker.wait_for_log("event=segment_sealed", 30)
+        publish(broker, "sensors/b", 201, 203)
+        sealed = [segment["sealed"] for segment in manifest(broker)["partitions"][0]["segments"]]
+        assert sealed[0] and not sealed[-1]
+        for start in ("offset:100", "earliest"):
+            with RawClient(broker.port) as client:
+                client.connect()
+                subscribe(client, "$stream/sensors", 1, stream_offset=start)
+                first = 1 if start == "earliest" else 101
+                messages = read(client, 204 - first)
+                assert [int(message.payload.split()[0]) for message in messages] == list(range(first, 204))
+                assert ("n", str(first)) in messages[0].properties.user_properties
+                client.expect_nothing()
+                if start == "earliest":
+                    publish(broker, "sensors/c", 1, 1)
+                    assert client.take().topic == "sensors/c"
+
+
+def manifest(broker: BrokerProcess) -> Any:
+    return json.loads(broker.get("/streams/sensors"))
+
+
+@pytest.mark.parametrize("action", ["stop", "skip"])
+def test_damage_is_named_and_skipped_only_when_told(action: str) -> None:
+    config = {"streams": {"sensors": {"filters": ["sensors/#"], "partitions": 1, "seal": False}}}
+    with BrokerProcess(config=config) as broker:
+        for number in range(1, 6):
+            publish(broker, "sensors/a", number, number)
+        (segment,) = (broker.data_dir / "streams" / "sensors" / "0").glob("*.seg")
+        data = bytearray(segment.read_bytes())
+        third = data.index(b"MQB1", data.index(b"MQB1", 4) + 4)
+        data[third + 40] ^= 1
+        segment.write_bytes(data)
+        with RawClient(broker.port) as client:
+            client.connect("reader")
+            subscribe(client, "$stream/sensors", 1, stream_offset="earliest", stream_on_damage=action)
+            assert numbers(read(client, 2)) == [1, 2]
+            if action == "skip":
+                assert numbers(read(client, 2)) == [4, 5]
+                client.expect_nothing()
+            else:
+                (last,) = client.expect_closed()
+                assert isinstance(last, Disconnect) and last.reason_code == 0x83
+                assert "cannot read offset 2" in (last.properties.reason_string or "")
+        line = broker.wait_for_log("event=stream_damaged.*")[0]
+        assert f"action={action if action == 'stop' else 'skip'}" in line and segment.name in line
