@@ -138,7 +138,9 @@ class SealedRows:
         if known is not None:
             self._groups.move_to_end(key)
             return known
-        rows = next(each for _, _, each in file.rows(COLUMNS, group.first_offset, group.end_offset) if each is not None)
+        # Records that compaction removed are rows without a topic, so that the offsets have no gap.
+        parts = file.rows(COLUMNS, group.first_offset, group.end_offset, with_removed=True)
+        rows = next(each for _, _, each in parts if each is not None)
         decoded = self._groups[key] = _Group(group.first_offset, rows)
         while len(self._groups) > 1 and sum(each.size for each in self._groups.values()) > self._cache_bytes:
             self._groups.popitem(last=False)
