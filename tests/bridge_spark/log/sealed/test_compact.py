@@ -16,6 +16,8 @@ from typing import Any, Optional
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from pyspark.sql.types import StructType
+from support.api_client import ACCESS, Api
+from support.raw_client import RawClient
 from support.sealed_log import seal_closed
 from support.stream_reads import batches, rows, source
 
@@ -24,12 +26,14 @@ from bridge_spark.log.backup import copy_partition
 from bridge_spark.log.check import check_partition
 from bridge_spark.log.high_watermark import published_end
 from bridge_spark.log.record_batch import decode_messages, iter_batches
+from bridge_spark.log.repair import repair_partition
 from bridge_spark.log.sealed.compact import compact
 from bridge_spark.log.sealed.footer import load_footer
 from bridge_spark.log.sealed.reader import SealedFile
 from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.segment_names import is_sealed, sealed_file_in, segment_offsets
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from mqttbroker.admin.repair import check
 from sessions.message import Message
 
 pytestmark = pytest.mark.one_build
@@ -313,3 +317,58 @@ def test_kill_9_while_segments_are_sealed_and_compacted(tmp_path: Path, rounds: 
         assert len([name for name in names if is_sealed(name)]) == len({name[:20] for name in names if is_sealed(name)})
         generations = len([name for name in names if name.count(".") == 2])
     assert generations
+
+
+def test_a_damaged_compacted_file_is_repaired_as_far_as_it_can_be_read(tmp_path: Path) -> None:
+    sent = [message(f"t/{number % 5}", str(number).encode() * 5) for number in range(200)]
+    directory = sealed_directory(tmp_path, sent)
+    pass_over(directory)
+    end = 200
+    left = offsets_left(directory)
+    name = sealed_file_in(directory, 0)
+    data = bytearray((directory / name).read_bytes())
+    footer = load_footer(directory / name)
+    data[footer.groups[0].times_position + 2] ^= 0xFF  # in the index of times: every row can be read
+    (directory / name).write_bytes(data)
+    (problem,) = check_partition(directory, end, False).problems
+    assert problem.startswith(name)
+    lines = repair_partition(directory, end, end, "now").lines
+    assert any("put aside" in line for line in lines)
+    assert check_partition(directory, end, False).problems == []
+    salvaged = directory / "00000000000000000000.seg"
+    kept = [record for record in left if record[0] < footer.end_offset]
+    found = [
+        (offset, each.topic, each.payload)
+        for data in [salvaged.read_bytes()]
+        for batch in iter_batches(data)
+        if not batch.lost
+        for offset, each in enumerate(decode_messages(data, batch), batch.first_offset)
+    ]
+    assert found == kept
+
+
+def test_a_stream_is_compacted_once_an_operator_says_so(start_broker: Any) -> None:
+    access = {"access": ACCESS}
+    lab = {"filters": ["lab/#"], "partitions": 1, "segment_bytes": "2KiB"}
+    broker = start_broker(config={"http": access, "streams": {"plant": {"filters": ["plant/#"]}}})
+    api = Api(broker)
+    assert api.ask("POST", "/streams", {"name": "lab", **lab})[0] == 200
+    with RawClient(broker.port) as client:
+        client.connect("publisher")
+        for number in range(120):
+            client.publish(f"lab/{number % 3}", str(number).encode() * 20, qos=1)
+        assert api.ask("PATCH", "/streams/lab", {"compact": True})[0] == 200
+        number = 120
+        directory = broker.data_dir / "streams/lab/0"
+        while not list(directory.glob("*.1.parquet")):
+            client.publish(f"lab/{number % 3}", str(number).encode() * 20, qos=1)
+            number += 1
+        client.publish("lab/0", b"", qos=1)
+    broker.restart(kill=True)
+    found = [(row["topic"], row["payload"]) for row in rows(broker.data_dir, stream="lab")]
+    assert dict(found)["lab/0"] == b"" and len(found) < number
+    last = {f"lab/{each % 3}": str(each).encode() * 20 for each in range(number - 3, number)}
+    assert {**last, "lab/0": b""} == dict(found)
+    assert b"mqttbroker_stream_compaction_failures_total 0.0" in broker.get("/metrics", {"Authorization": "Bearer t-admin"})
+    broker.terminate()
+    assert check(broker.data_dir).problems == []
