@@ -35,6 +35,7 @@ class LogView:
         """The first offset of a partition and the end offset of its committed records; (0, 0) if there is none."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class ChunkUser:
     """One that asks for chunks."""
 
