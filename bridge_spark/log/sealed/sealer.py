@@ -28,6 +28,7 @@ from bridge_spark.log.stream_log import Key, StreamLogs
 FIRST_RETRY = 60.0  # seconds after a failure; doubled by each further failure of the same segment
 LAST_RETRY = 3600.0
 MAX_FAILURES = 3  # consecutive failures after which sealing pauses until the first retry
+COMPACT_AFTER = 16  # sealed segments after which partitions are compacted, though more are to be sealed
 RESERVED_BYTES = 64 * 1024 * 1024  # disk space left to the broker, beyond a sealed file as large as its segment
 
 SealJob = Tuple[Key, Path, Segment]
@@ -59,10 +60,16 @@ class Sealer:
         self._thread.stop()
 
     def _seal_all(self) -> None:
-        """Seal every segment that is not waiting for a retry."""
-        failures = 0
+        """Seal every segment that is not waiting for a retry, and compact what is due."""
+        failures = count = 0
         while not self._thread.stopping and failures < MAX_FAILURES and (job := self._next()) is not None:
             failures = 0 if self._seal(*job) else failures + 1
+            count += 1
+            if count % COMPACT_AFTER == 0:
+                self._compact_due()
+        self._compact_due()
+
+    def _compact_due(self) -> None:
         compactable = list(self._logs.compactable())
         known_keys = {key for key, _, _ in compactable}
         self._compact_after = {key: after for key, after in self._compact_after.items() if key in known_keys}
