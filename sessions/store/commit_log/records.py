@@ -7,7 +7,7 @@ retained messages and a stream may refer to it by its place in the list.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import msgspec
 
@@ -25,6 +25,7 @@ from sessions.rows import (
     SessionRow,
     SubscriptionKey,
     SubscriptionRow,
+    received_key,
 )
 from sessions.store.interface import Partition
 from sessions.write_set import WriteSet, message_rows
@@ -77,8 +78,8 @@ class _Rows(msgspec.Struct, array_like=True):
     entries: List[EntryRow]
     entry_updates: List[EntryUpdate]
     deleted_entries: List[EntryKey]
-    received: List[ReceivedKey]
-    deleted_received: List[ReceivedKey]
+    received: List[Union[ReceivedKey, Tuple[int, int]]]  # older versions wrote session id and packet id
+    deleted_received: List[Union[ReceivedKey, Tuple[int, int]]]
     retained: List[int]
     deleted_retained: List[str]
     streams: List[List[int]]
@@ -147,6 +148,10 @@ def decode_extents(body: bytes) -> List[StreamExtent]:
         raise ValueError(f"not a write set: {error}") from None
 
 
+def _received_keys(found: Sequence[Union[ReceivedKey, Tuple[int, int]]]) -> List[ReceivedKey]:
+    return [key if isinstance(key, int) else received_key(*key) for key in found]
+
+
 def decode(body: bytes) -> Tuple[WriteSet, List[StreamRecords]]:
     """The write set, whose ``stream_messages`` are empty, and the records of its streams.
 
@@ -165,8 +170,8 @@ def decode(body: bytes) -> Tuple[WriteSet, List[StreamRecords]]:
         write_set.entries = found.entries
         write_set.entry_updates = found.entry_updates
         write_set.deleted_entries = found.deleted_entries
-        write_set.received = found.received
-        write_set.deleted_received = found.deleted_received
+        write_set.received = _received_keys(found.received)
+        write_set.deleted_received = _received_keys(found.deleted_received)
         write_set.retained = [messages[place] for place in found.retained]
         write_set.deleted_retained = found.deleted_retained
         write_set.deleted_producers = found.deleted_producers
