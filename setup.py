@@ -88,6 +88,7 @@ COMPILED = [
     "mqttbroker/core/stream_rights.py",
     "mqttbroker/core/stream_consumer.py",
     "mqttbroker/core/stream_groups.py",
+    "mqttbroker/core/work_queues.py",
     "mqttbroker/core/stream_subscriptions.py",
     "mqttbroker/core/subscriptions.py",
     "mqttbroker/core/users.py",

@@ -24,6 +24,7 @@ from mqttbroker.core.route import StreamRule
 from mqttbroker.core.router import Router
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
 from mqttbroker.core.wills import load_will
+from mqttbroker.core.work_queues import QueueRule
 from mqttbroker.memory_limit import memory_bytes
 from mqttbroker.net.listener_policy import ListenerPolicy, PolicyByListener
 from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits
@@ -158,6 +159,10 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
         security.rules,
         security.bans,
         Producers(2 * in_flight),
+        [
+            QueueRule(queue.name, queue.source, queue.lease, queue.max_deliveries, queue.dead_letter or "")
+            for queue in settings.queues
+        ],
     )
 
 

@@ -185,6 +185,7 @@ class Server:
         )
         self.stream_reads = StreamReads(loop, self.streams, self.broker.chunk_reads, self.scheduler.update_clock)
         self.stream_reads.start()
+        self.broker.work_queues.open_all()
         self.store.start(self._answered, self._read_done)
         self.sealer.start()
         self.archiver.start()

@@ -641,11 +641,14 @@ class Session(DeliveryOwner):
             if message.owner is not None:
                 message.owner.detached(message, key)
 
-    def disown_stream_messages(self, owner: InFlightOwner) -> None:
-        """No reader waits for the acknowledgements of this owner's messages any more."""
+    def disown_stream_messages(self, owner: InFlightOwner) -> List[StreamInFlight]:
+        """Have the acknowledgements of this owner's messages only free their packet ids; returns them in order."""
+        found: List[StreamInFlight] = []
         for message in self.window.in_flight.values():
             if isinstance(message, StreamInFlight) and message.owner is owner:
                 message.owner = None
+                found.append(message)
+        return found
 
     def end(self) -> None:
         """The session has ended: take its stored entries off the totals, and break reference cycles."""

@@ -56,7 +56,7 @@ class PartitionLag(NamedTuple):
 
 
 class Consumer(NamedTuple):
-    """A consumer of a stream, or a group of MQTT clients (``$share/…``); ``reported_at`` is a Unix time in seconds."""
+    """A consumer of a stream, a group (``$share/…``) or a queue (``$queue/…``); ``reported_at`` is a Unix time in seconds."""
 
     stream: str
     name: str

@@ -21,6 +21,7 @@ from mqttbroker.admin.views import (
     LevelPage,
     MemoryPart,
     MemoryStatus,
+    QueueStatus,
     RetainedMessage,
     RetainedPage,
     SessionDetail,
@@ -608,6 +609,17 @@ class BrokerControl:
             publishers_waiting=context.backpressure_monitor.paused,
             publisher_waits=context.backpressure_monitor.pauses,
             stream_producers=len(broker.producers),
+            queues=MappingProxyType({
+                name: QueueStatus(
+                    queue.stored.row.stream,
+                    queue.depth,
+                    queue.in_flight,
+                    len(queue.consumers),
+                    queue.redeliveries,
+                    queue.dead_letters,
+                )
+                for name, queue in broker.work_queues.all.items()
+            }),  # fmt: skip
             memory=_memory_status(broker),
         )
 

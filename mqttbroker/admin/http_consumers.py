@@ -111,6 +111,8 @@ class ConsumerRoutes:
         consumer = request.match_info["consumer"]
         if consumer.startswith(GROUP_PREFIX):
             raise RequestError(404, f"{consumer} is a group: delete it at /api/v1/streams/NAME/groups/GROUP")
+        if consumer.startswith("$queue/"):
+            raise RequestError(404, f"{consumer} is a queue of the configuration")
         if not await self._call(ConsumerLag.forget, request, consumer):
             raise RequestError(404, "no such consumer")
         return web.Response(status=204)

@@ -73,7 +73,8 @@ class GroupRoutes:
     async def _list_groups(self, call: Call) -> Any:
         name = self._access.check_name(call["name"], call.principal, self._access.sees)
         found = await asyncio.wrap_future(self._runner.call(self._places.all))
-        return {"items": [_described(place) for place in found.get(name, [])]}
+        groups = [place for place in found.get(name, []) if place.name.startswith(GROUP_PREFIX)]
+        return {"items": [_described(place) for place in groups]}
 
     async def _reset_group(self, call: Call) -> Any:
         name = self._access.check_name(call["name"], call.principal, self._access.sees)

@@ -78,6 +78,8 @@ class Metrics:
         """All metrics of one scrape."""
         yield from self._broker_metrics(status)
         yield from self._stream_metrics()
+        if status.queues:
+            yield from self._queue_metrics(status)
         yield GaugeMetricFamily(
             "mqttbroker_reload_problems",
             "Problems of the last reload; the settings and files in force before it stay.",
@@ -394,6 +396,33 @@ class Metrics:
             yield CounterMetricFamily(
                 prefix + "failures", "Times that an archive could not be written.", value=streams.archive_failures
             )
+
+    def _queue_metrics(self, status: BrokerStatus) -> Iterator[Metric]:
+        """Work queues; the age of the oldest message is as of the last measurement of the consumers."""
+        prefix, labels = "mqttbroker_queue_", ["queue"]
+        depth = GaugeMetricFamily(prefix + "depth", "Messages that are not acknowledged.", labels=labels)
+        in_flight = GaugeMetricFamily(prefix + "in_flight", "Messages that consumers have.", labels=labels)
+        consumers = GaugeMetricFamily(prefix + "consumers", "Clients that consume.", labels=labels)
+        oldest = GaugeMetricFamily(
+            prefix + "oldest_seconds", "Age of the oldest message that is not acknowledged.", labels=labels
+        )
+        again = CounterMetricFamily(prefix + "redeliveries", "Messages that were delivered again.", labels=labels)
+        dead = CounterMetricFamily(prefix + "dead_letters", "Messages that were delivered too often.", labels=labels)
+        for name, queue in status.queues.items():
+            depth.add_metric([name], queue.depth)
+            in_flight.add_metric([name], queue.in_flight)
+            consumers.add_metric([name], queue.consumers)
+            oldest.add_metric([name], self.oldest_in_queue(name, queue.stream))
+            again.add_metric([name], queue.redeliveries)
+            dead.add_metric([name], queue.dead_letters)
+        yield from (depth, in_flight, consumers, oldest, again, dead)
+
+    def oldest_in_queue(self, name: str, stream: str) -> float:
+        """The age in seconds of the oldest message of a queue, when it was last measured; 0 if there is none."""
+        for consumer in self.consumers.latest if self.consumers is not None else ():
+            if consumer.name == f"$queue/{name}" and consumer.stream == stream:
+                return consumer.lag_seconds
+        return 0.0
 
     def _consumer_metrics(self) -> Iterator[Metric]:
         """Progress of consumers when it was last computed: a scrape reads no file."""

@@ -1,6 +1,7 @@
-"""Where groups stand in streams, for operators: their offsets, and their reset.
+"""Where groups and queues stand in streams, for operators: their offsets, and their reset.
 
-A group is named as it is subscribed to, ``$share/<group>``, so no other consumer of a stream has its name.
+They are named as they are subscribed to, ``$share/<group>`` and ``$queue/<name>``, so no other consumer of a stream has
+such a name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.stream_filter import EARLIEST, LATEST, TIME, Start, parse_from, parse_offset
 from sessions.readers.stored_readers import StoredReader
-from sessions.rows import GROUP_READER
+from sessions.rows import GROUP_READER, QUEUE_READER
 
 GROUP_PREFIX: Final = "$share/"
 _TIMEOUT: Final = 10.0  # seconds that a thread waits for the event loop
@@ -29,7 +30,7 @@ class GroupMember(NamedTuple):
 
 
 class StreamPlace(NamedTuple):
-    """A group in a stream. ``topic_filter`` is "" for all topics; offsets are the lowest without PUBACK."""
+    """A group or queue in a stream. ``topic_filter`` is "" for all topics; offsets are the lowest without PUBACK."""
 
     name: str
     topic_filter: str
@@ -47,11 +48,13 @@ class StreamPlaces:
         self._broker = broker
 
     def all(self) -> Dict[str, List[StreamPlace]]:
-        """The groups of each stream, sorted by name."""
+        """The groups and queues of each stream, sorted by name."""
         found: Dict[str, List[StreamPlace]] = {}
         for stored in self._broker.stored_readers.by_id.values():
             if stored.row.kind == GROUP_READER:
                 found.setdefault(stored.row.stream, []).append(self._place(stored))
+            elif stored.row.kind == QUEUE_READER and stored.row.name in self._broker.work_queues.all:
+                found.setdefault(stored.row.stream, []).append(self._queue_place(stored))
         for places in found.values():
             places.sort()
         return found
@@ -69,6 +72,18 @@ class StreamPlaces:
             0 if group is None else group.redelivered,
             0 if group is None else group.refusals,
             members,
+        )
+
+    def _queue_place(self, stored: StoredReader) -> StreamPlace:
+        queue = self._broker.work_queues.all[stored.row.name]
+        return StreamPlace(
+            queue.full_name,
+            stored.row.topic_filter,
+            {offsets.partition: offsets.committed for offsets in stored.partitions},
+            queue.in_flight,
+            queue.redeliveries,
+            0,
+            [GroupMember(session.client_id, []) for session in queue.consumers],
         )
 
     def bounds(self, stream: str, partitions: int) -> List[tuple[int, int]]:

@@ -70,6 +70,21 @@ class SysTopics:
             values[f"streams/{name}/consumers/lag"] = max((consumer.lag for consumer in found), default=0)
         return values
 
+    def _queues(self, status: BrokerStatus) -> dict[str, object]:
+        """For each work queue: what `QueueStatus` has, and the age of its oldest message in seconds."""
+        values: dict[str, object] = {}
+        for name, queue in status.queues.items():
+            if "/" in name:  # a filter may have wildcards
+                continue
+            prefix = f"queues/{name}"
+            values[f"{prefix}/depth"] = queue.depth
+            values[f"{prefix}/in_flight"] = queue.in_flight
+            values[f"{prefix}/consumers"] = queue.consumers
+            values[f"{prefix}/oldest_seconds"] = int(self.metrics.oldest_in_queue(name, queue.stream))
+            values[f"{prefix}/redeliveries"] = queue.redeliveries
+            values[f"{prefix}/dead_letters"] = queue.dead_letters
+        return values
+
     def _workers(self) -> dict[str, object]:
         """For each connection worker: what `WorkerStatus` has."""
         values: dict[str, object] = {}
@@ -149,6 +164,7 @@ class SysTopics:
             values[f"{prefix}/failures"] = each.failures
             values[f"{prefix}/restarts"] = each.restarts
         values.update(self._streams())
+        values.update(self._queues(status))
         values.update(self._workers())
         loads = {
             "messages/received": totals.messages_received,

@@ -222,6 +222,17 @@ class AuthenticatorStatus(NamedTuple):
     restarts: int
 
 
+class QueueStatus(NamedTuple):
+    """A work queue; ``depth`` counts the messages that are not acknowledged, those ``in_flight`` included."""
+
+    stream: str
+    depth: int
+    in_flight: int
+    consumers: int
+    redeliveries: int
+    dead_letters: int
+
+
 class BrokerStatus(NamedTuple):
     """Counters and gauges of a broker at one moment."""
 
@@ -253,4 +264,5 @@ class BrokerStatus(NamedTuple):
     publishers_waiting: int
     publisher_waits: int
     stream_producers: int
+    queues: Mapping[str, QueueStatus]  # by name, with the filter if there is one
     memory: MemoryStatus

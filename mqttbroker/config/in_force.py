@@ -21,7 +21,7 @@ def flatten(settings: Settings) -> Dict[str, Any]:
         if field.name in NOT_KEYS:
             continue
         value = getattr(settings, field.name)
-        parts = enumerate(value) if field.name in ("listeners", "streams", "bridges") else [("", value)]
+        parts = enumerate(value) if field.name in ("listeners", "streams", "queues", "bridges") else [("", value)]
         for index, part in parts:
             prefix = f"{field.name}.{index}" if index != "" else field.name
             if dataclasses.is_dataclass(part):

@@ -29,6 +29,7 @@ from mqttbroker.config.settings import (
     Log,
     Redirect,
     Settings,
+    Queue,
     Stream,
 )
 from mqttbroker.config.stream_definition import STREAM_NAME
@@ -58,7 +59,7 @@ class _FromText(str):
 
 
 _Path = tuple[str, ...]
-_SECTION_LISTS: dict[str, type[Any]] = {"listeners": Listener, "streams": Stream}
+_SECTION_LISTS: dict[str, type[Any]] = {"listeners": Listener, "streams": Stream, "queues": Queue}
 
 
 def _former_names(section: type[Any], path: _Path) -> Iterator[tuple[_Path, _Path]]:
@@ -166,7 +167,8 @@ class _Builder:
         plain = {name: value for name, value in tree.items() if name not in _SECTION_LISTS}
         values = self.values(Settings, plain, ())
         values["listeners"] = self.listeners(tree["listeners"])
-        values["streams"] = self.streams(tree.get("streams", {}))
+        values["streams"] = self.named(Stream, "stream", tree.get("streams", {}))
+        values["queues"] = self.named(Queue, "queue", tree.get("queues", {}))
         for section, default in (("log", Log()), ("http", Http()), ("bans", Bans()), ("jwt", Jwt()), ("http_callback", HttpCallback())):
             # An invalid value has its default now, about which a message would mislead.
             if section not in self.invalid:
@@ -268,22 +270,25 @@ class _Builder:
                 seen.add(listener.address)
         return tuple(listener for listener in read if listener is not None)
 
-    def streams(self, raw: object) -> tuple[Stream, ...]:
+    def named(self, kind: type[Any], word: str, raw: object) -> tuple[Any, ...]:
+        """The tables ``[streams.NAME]`` or ``[queues.NAME]``."""
+        section = f"{word}s"
         if not isinstance(raw, dict):
-            self.problem(("streams",), "must be [streams.NAME] tables")
+            self.problem((section,), f"must be [{section}.NAME] tables")
             return ()
-        read = []
+        read: list[Any] = []
         for name, item in raw.items():
             if not STREAM_NAME.fullmatch(name):
                 self.problem(
-                    ("streams", name), "a stream's name must be 1–64 of A–Z a–z 0–9 _ -, first a letter or digit"
+                    (section, name), f"a {word}'s name must be 1–64 of A–Z a–z 0–9 _ -, first a letter or digit"
                 )
                 continue
-            stream = self.section(Stream, item, ("streams", name), name=name)
-            for key, reason in stream.problems() if stream is not None else ():
-                self.problem(("streams", name, key), reason)
-            read.append(stream)
-        return tuple(stream for stream in read if stream is not None)
+            found = self.section(kind, item, (section, name), name=name)
+            for key, reason in found.problems() if found is not None else ():
+                self.problem((section, name, key), reason)
+            if found is not None:
+                read.append(found)
+        return tuple(read)
 
     def key_sources(self, tree: dict[str, Any], settings: Settings) -> dict[str, str]:
         """The sources of the keys of `flatten`, and of those of the members of lists of tables, that have one."""
@@ -294,8 +299,8 @@ class _Builder:
                   for number, topic in enumerate(each.topics) for field in dataclasses.fields(topic))  # fmt: skip
         for key in (*flatten(settings), *access, *topics):
             path = tuple(key.split("."))
-            if path[0] == "streams":
-                path = (path[0], settings.streams[int(path[1])].name, *path[2:])
+            if path[0] in ("streams", "queues"):
+                path = (path[0], getattr(settings, path[0])[int(path[1])].name, *path[2:])
             for given in (path, (*path[:-1], f"{path[-1]}_file")):
                 source = self.source(tree, given)
                 if source:

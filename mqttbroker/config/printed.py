@@ -37,6 +37,8 @@ def printed(settings: Settings) -> str:
         lines += ["", "[[listeners]]", *_keys(listener, f"listeners.{index}.", settings)]
     for index, stream in enumerate(settings.streams):
         lines += ["", f"[streams.{stream.name}]", *_keys(stream, f"streams.{index}.", settings)]
+    for index, queue in enumerate(settings.queues):
+        lines += ["", f"[queues.{queue.name}]", *_keys(queue, f"queues.{index}.", settings)]
     for index, bridge in enumerate(settings.bridges):
         lines += ["", "[[bridges]]", *_keys(bridge, f"bridges.{index}.", settings)]
         for number, topic in enumerate(bridge.topics):

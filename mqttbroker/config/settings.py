@@ -487,6 +487,28 @@ class Stream:
 
 
 @dataclass(frozen=True)
+class Queue:
+    """A work queue on a stream; ``lease`` is in seconds. ``stream`` None = that of the queue's name, ``dead_letter``
+    None = none."""
+
+    name: str
+    stream: Optional[str] = _key(OptionalText(), "")
+    lease: float = _key(Duration("1s", "30d"), "5m")
+    max_deliveries: int = _key(Integer(1, 1_000_000), 5)
+    dead_letter: Optional[str] = _key(OptionalText(), "")
+
+    @property
+    def source(self) -> str:
+        """The name of the stream."""
+        return self.stream or self.name
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that are invalid together, each with the reason."""
+        if self.dead_letter == self.source:
+            yield "dead_letter", "must be another stream than the queue's own"
+
+
+@dataclass(frozen=True)
 class Alarms:
     """When alarms are raised; 0 = never."""
 
@@ -799,6 +821,8 @@ class Settings:
     listeners: tuple[Listener, ...] = (Listener(),)
     streams: tuple[Stream, ...] = ()
     bridges: tuple[Bridge, ...] = _tables(Bridge)
+
+    queues: tuple[Queue, ...] = ()
 
     # The file, variable or flag that gave each dotted key; keys that are not there have their defaults.
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)

@@ -7,7 +7,7 @@ the store's answers through `Commits.answered`; packets go out through the conne
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, List
 
 from mqttbroker.core.bans import Bans
 from mqttbroker.core.broker_messages import BrokerMessages
@@ -33,6 +33,7 @@ from mqttbroker.core.subscriptions import Subscriptions
 from mqttbroker.core.terms import BrokerTerms, ListenerTerms
 from mqttbroker.core.turns import Turns
 from mqttbroker.core.users import Users
+from mqttbroker.core.work_queues import QueueRule, WorkQueues
 from sessions.context import REFUSE, SessionContext
 from sessions.expiry import Expiry
 from sessions.journal import Journal
@@ -59,6 +60,7 @@ class Broker:
         rules: Rules,
         bans: Bans,
         producers: Producers,
+        queues: List[QueueRule],
     ) -> None:
         journal = context.journal
         self.context = context
@@ -86,6 +88,17 @@ class Broker:
         self.stream_consumers = StreamConsumers(self.chunk_reads, outbound)
         self.stored_readers = StoredReaders(journal)
         self.stream_groups = StreamGroups(self.stored_readers, terms, outbound.counters, outbound.clock)
+        self.work_queues = WorkQueues(
+            queues,
+            router.streams,
+            self.stored_readers,
+            self.chunk_reads,
+            journal,
+            outbound.counters,
+            outbound.clock,
+            self.turns,
+            terms,
+        )
         self.stream_subscriptions = StreamSubscriptions(
             router.streams,
             rules,
@@ -94,6 +107,7 @@ class Broker:
             outbound.clock,
             self.stored_readers,
             self.stream_groups,
+            self.work_queues,
         )
         self.subscriptions = Subscriptions(
             context, router, self.replays, terms, rules, self.memory_stage, self.turns, self.stream_subscriptions
@@ -161,6 +175,7 @@ class Broker:
     def tick(self, monotonic: float) -> None:
         """Run the periodic work; interval and clock are those of `Clients.tick`."""
         self.clients.tick(monotonic)
+        self.work_queues.tick()
         self.expiry.tick()
         self.retained.sweep(SWEEP_TOPICS, self.context.clock.now)
         self.router.tick(SWEEP_ROUTES)

@@ -430,6 +430,34 @@ class StreamConsumer(ReaderOwner):
         value = rows.client_id if key == "client" else user_property(rows.properties, key.partition(":")[2].encode())
         return user_property_bytes(b"key", value)
 
+    def plan_of(self, rows: ChunkRows) -> TopicPlan:
+        """What to do with a row."""
+        return self._plans.get(rows.topic) or self._plan(rows.topic)
+
+    def send_row(self, rows: ChunkRows, partition: int, qos: i64, packet_id: i64, mark: bytes) -> None:
+        """Send one row at QoS 0 or 1; ``mark`` are encoded properties that a version 5 client gets behind the others."""
+        session = self.session
+        connection = cast(Connection, session.connection)
+        subscription = self.subscription
+        plan = self.plan_of(rows)
+        added: bytes = NO_BYTES
+        if connection.version >= 5:
+            added = plan.added or self._key_property(rows)
+            added += user_property_bytes(b"partition", str(partition).encode()) + mark
+            if subscription.identifier:
+                added += b"\x0b" + encode_varint(subscription.identifier)
+        retain: bool = subscription.options & RETAIN_AS_PUBLISHED != 0 and rows.retain
+        first_byte: i64 = 0x30 | qos << 1 | (1 if retain else 0)
+        parts: List[bytes] = []
+        maximum: i64 = connection.maximum_packet_size
+        size = rows.append_packet(parts, connection.version, first_byte, plan.field, packet_id, added, maximum)
+        if size == 0:  # [MQTT-3.1.2-25]
+            connection.outbound.counters.publish_dropped_too_large += 1
+            if qos:
+                session.acknowledge(packet_id)
+        else:
+            self._flush(connection, parts, size, 1, rows.payload_size)
+
     def _plan(self, topic_bytes: bytes) -> TopicPlan:
         """Decide on a topic, and remember it."""
         size: int = len(topic_bytes) * 4 + TOPIC_BYTES

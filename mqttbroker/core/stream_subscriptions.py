@@ -30,6 +30,7 @@ from mqttbroker.core.stream_filter import (
 )
 from mqttbroker.core.stream_groups import StreamGroup, StreamGroups
 from mqttbroker.core.stream_rights import StreamRights
+from mqttbroker.core.work_queues import QueueConsumer, WorkQueues
 from sessions.context import Clock
 from sessions.readers.partition_offsets import OffsetsUser, PartitionOffsets
 from sessions.readers.stored_readers import StoredReader, StoredReaders
@@ -93,6 +94,7 @@ class StreamPlan:
     ) -> None:
         self.full_filter = full_filter
         self.group = group
+        self.queue = ""  # the name of the queue, if it is one
         self.rule = rule
         self.topic_filter = topic_filter
         self.rights = rights
@@ -149,7 +151,9 @@ class StreamSubscriptions:
         clock: Clock,
         stored: StoredReaders,
         groups: StreamGroups,
+        queues: WorkQueues,
     ) -> None:
+        self.queues = queues
         self.stored = stored
         self.groups = groups
         self.streams = streams
@@ -169,13 +173,17 @@ class StreamSubscriptions:
             parsed = parse_stream_filter(full_filter)
         except ValueError as error:
             raise MQTTError(TOPIC_FILTER_INVALID, str(error)) from None
-        if parsed.kind == QUEUE:
-            raise MQTTError(TOPIC_FILTER_INVALID, f"there is no queue {parsed.name}")
+        queue = parsed.name if parsed.kind == QUEUE else ""
+        if queue:
+            parsed.name = self.queues.stream_of(queue).name
         rule = self._find(parsed)
         filters = rule.filters if not parsed.topic_filter else [parsed.topic_filter]
-        rights = StreamRights(self.rules, session, "$stream", rule.name, filters)
+        root, name = ("$queue", queue) if queue else ("$stream", rule.name)
+        rights = StreamRights(self.rules, session, root, name, filters)
         if not rights.may_subscribe:
-            raise MQTTError(denied, f"no access to stream {rule.name}")
+            raise MQTTError(denied, f"no access to {root[1:]} {name}")
+        if queue:
+            self.queues.check(queue, parsed.topic_filter)
         if parsed.group:
             self.groups.check(parsed.group, rule, parsed.topic_filter)
         text = parsed.start if parsed.kind == REPLAY else request.start or ""
@@ -184,6 +192,7 @@ class StreamSubscriptions:
         except ValueError as error:
             raise MQTTError(IMPLEMENTATION_SPECIFIC_ERROR, str(error)) from None
         plan = StreamPlan(full_filter, parsed.group, rule, parsed.topic_filter, rights, start, text)
+        plan.queue = queue
         plan.skips_damage = _choose(DAMAGE_PROPERTY, request.on_damage, "stop", "skip")
         plan.stops_when_expired = _choose(EXPIRED_PROPERTY, request.on_expired, "nearest", "refuse")
         self._place(plan, request)
@@ -252,6 +261,9 @@ class StreamSubscriptions:
         if streams is None:
             streams = session.room_user = _SessionStreams()
         assert isinstance(streams, _SessionStreams)
+        if plan.queue:
+            self._consume(streams, session, subscription, plan)
+            return
         if plan.group:
             self._join(streams, session, subscription, plan)
             return
@@ -359,6 +371,20 @@ class StreamSubscriptions:
         consumer.stops_when_expired = plan.stops_when_expired
         self.consumers.wake(consumer)
 
+    def _consume(
+        self, streams: _SessionStreams, session: Session, subscription: Subscription, plan: StreamPlan
+    ) -> None:
+        """`open` for a consumer of a queue."""
+        consumer = streams.by_filter.get(plan.full_filter)
+        if consumer is not None:
+            consumer.change(subscription)
+            return
+        queue = self.queues.open(plan.queue, plan.topic_filter)
+        made = QueueConsumer(self.consumers, session, subscription, plan.rule, plan.topic_filter, plan.rights, queue)
+        streams.by_filter[plan.full_filter] = made
+        self.consumers.add(made)
+        queue.join(made)
+
     def _consumer(
         self, streams: SessionConsumers, session: Session, subscription: Subscription, plan: StreamPlan
     ) -> StreamConsumer:
@@ -448,6 +474,7 @@ class StreamSubscriptions:
             if consumer.rule.name == name:
                 consumer.removed()
         self.groups.stream_removed(name)
+        self.queues.stream_removed(name)
 
 
 def _choose(name: str, value: str, no: str, yes: str) -> bool:

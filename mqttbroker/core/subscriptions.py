@@ -159,8 +159,10 @@ class Subscriptions:
         if len(session.pending_retained) + len(replay) >= 2 * len(session.subscriptions) + FREE_REPLAYS:
             return QUOTA_EXCEEDED
         options: int = request.options
-        if stream_plan is not None and stream_plan.group and session.id == 0 and request.qos == 2:
-            # What a group hands over must be known after the connection: a session that is not stored has QoS 1.
+        if stream_plan is not None and (stream_plan.queue or (stream_plan.group and session.id == 0)) and (
+            request.qos == 2
+        ):
+            # What is handed over must be known after the connection. A queue may give it to another client then.
             options = options & ~3 | 1
         if connection.bridge:
             options |= RETAIN_AS_PUBLISHED if shared is not None else RETAIN_AS_PUBLISHED | NO_LOCAL

@@ -65,7 +65,7 @@ class StoredReaders:
         self.next_id = 1
         self._journal = journal
         self._by_key: Dict[Key, StoredReader] = {}
-        self._counts: Dict[str, int] = {}  # groups by stream
+        self._counts: Dict[Tuple[int, str], int] = {}  # by kind and stream
 
     def subscription(self, session_id: int, full_filter: str) -> Optional[StoredReader]:
         return self._by_key.get((session_id, full_filter, ""))
@@ -78,7 +78,11 @@ class StoredReaders:
 
     def groups(self, stream: str) -> int:
         """The number of groups of a stream."""
-        return self._counts.get(stream, 0)
+        return self._counts.get((GROUP_READER, stream), 0)
+
+    def queues(self, stream: str) -> int:
+        """The number of queues of a stream, each filter counted."""
+        return self._counts.get((QUEUE_READER, stream), 0)
 
     def create(self, kind: int, session_id: int, name: str, stream: str, topic_filter: str, start: str, options: int,
                now: int, positions: List[int]) -> StoredReader:
@@ -97,8 +101,7 @@ class StoredReaders:
         self.next_id = max(self.next_id, row.reader_id + 1)
         self.by_id[row.reader_id] = reader
         self._by_key[_key(row)] = reader
-        if row.kind == GROUP_READER:
-            self._counts[row.stream] = self._counts.get(row.stream, 0) + 1
+        self._counts[(row.kind, row.stream)] = self._counts.get((row.kind, row.stream), 0) + 1
         return reader
 
     def delete(self, reader: StoredReader) -> None:
@@ -108,8 +111,7 @@ class StoredReaders:
             reader.deleted = True
             del self.by_id[row.reader_id]
             del self._by_key[_key(row)]
-            if row.kind == GROUP_READER:
-                self._counts[row.stream] -= 1
+            self._counts[(row.kind, row.stream)] -= 1
             self._journal.delete_reader(row.reader_id)
 
     def of_stream(self, stream: str) -> List[StoredReader]:

@@ -15,11 +15,11 @@ def test_the_reference_is_current() -> None:
 
 
 def test_the_reference_has_each_setting_once() -> None:
-    """The sections of listeners, senders of HTTP and streams have names of keys alone."""
+    """The sections of listeners, senders of HTTP, streams and queues have names of keys alone."""
     listed = Counter(re.findall(r"^\*\*`([a-z0-9_.]+)`\*\*", reference(), re.MULTILINE))
     expected: Counter[str] = Counter()
     for section, settings in SECTIONS.items():
-        prefix = "" if section in ("", "listeners", "http.access", "streams") else f"{section}."
+        prefix = "" if section in ("", "listeners", "http.access", "streams", "queues") else f"{section}."
         expected.update(prefix + field.name for field in dataclasses.fields(settings) if "kind" in field.metadata)
     assert listed == expected
 

@@ -18,7 +18,7 @@ from support.paths import ROOT
 from mqttbroker.auth.external_specs import EXTERNAL
 from mqttbroker.config import setting_kinds as kinds
 from mqttbroker.config.printed import toml
-from mqttbroker.config.settings import Bridge, BridgeTopic, HttpAccess, Listener, Settings, Stream
+from mqttbroker.config.settings import Bridge, BridgeTopic, HttpAccess, Listener, Queue, Settings, Stream
 from mqttbroker.reload import RELOADABLE
 
 CONF = ROOT / "conf" / "mqttbroker.toml"
@@ -111,7 +111,8 @@ def sections() -> list[Section]:
     found = [Section("", "", [], [])]
     comment: list[str] = []
     grouped = False  # the last line is a key
-    text = re.sub(r"^#(?=\[streams|\[\[http\.access|\[\[bridges|[a-z_]+ = )", "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    uncommented = r"^#(?=\[streams|\[queues|\[\[http\.access|\[\[bridges|[a-z_]+ = )"
+    text = re.sub(uncommented, "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
     for line in text.splitlines():
         header = re.fullmatch(r"\[+([a-z_.]+)\]+", line)
         key = re.match(r"([a-z0-9_]+) = ", line)
@@ -123,8 +124,8 @@ def sections() -> list[Section]:
             found.append(Section("-", "", [], []))
             comment = []
         elif header:
-            name = header[1].removesuffix(".sensors")
-            found.append(Section(name, line.replace(".sensors", ".NAME"), comment, []))
+            name = header[1].removesuffix(".sensors").removesuffix(".jobs")
+            found.append(Section(name, line.replace(".sensors", ".NAME").replace(".jobs", ".NAME"), comment, []))
             comment = []
         elif key and key[1] != "include":
             if not grouped:
@@ -136,7 +137,7 @@ def sections() -> list[Section]:
     return [each for each in found if each.name != "-"]
 
 
-SECTIONS = {"": Settings, "http.access": HttpAccess, "listeners": Listener, "streams": Stream,
+SECTIONS = {"": Settings, "http.access": HttpAccess, "listeners": Listener, "streams": Stream, "queues": Queue,
             "bridges": Bridge, "bridges.topics": BridgeTopic} | {
     field.name: field.metadata["section"] for field in dataclasses.fields(Settings) if "section" in field.metadata
 }
@@ -156,7 +157,7 @@ def reference() -> str:
 
 
 def _key_line(section: str, field: dataclasses.Field[Any]) -> str:
-    name = f"{section}.{field.name}" if section not in ("", "listeners", "http.access", "streams") else field.name
+    name = f"{section}.{field.name}" if section not in ("", "listeners", "http.access", "streams", "queues") else field.name
     required = field.default is dataclasses.MISSING
     default = "required" if required else f"`{toml(field.metadata['kind'].written(field.default))}`"
     return " · ".join((f"**`{name}`**", default, _values(field.name, field.metadata["kind"]), _applied(section, field.name),

@@ -35,6 +35,7 @@ from mqttbroker.config.settings import (
     Log,
     Logins,
     Plugin,
+    Queue,
     Redirect,
     Settings,
     Stream,
@@ -48,7 +49,8 @@ CONF = ROOT / "conf" / "mqttbroker.toml"
 
 def documented() -> str:
     """conf/mqttbroker.toml with its example stream uncommented."""
-    return re.sub(r"^#(?=\[streams|\[\[http\.access|\[\[bridges|[a-z_]+ = )", "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    uncommented = r"^#(?=\[streams|\[queues|\[\[http\.access|\[\[bridges|[a-z_]+ = )"
+    return re.sub(uncommented, "", CONF.read_text(encoding="utf-8"), flags=re.MULTILINE)
 
 
 def test_the_documented_file_has_the_defaults() -> None:
@@ -73,6 +75,7 @@ def test_the_documented_file_has_every_key() -> None:
         "consumers": Consumers,
         "listeners": Listener,
         "streams": Stream,
+        "queues": Queue,
         "bridges": Bridge,
         "bridges.topics": BridgeTopic,
     }
@@ -82,6 +85,8 @@ def test_the_documented_file_has_every_key() -> None:
             table = tables["listeners"][0]
         elif name == "streams":
             table = tables["streams"]["sensors"]
+        elif name == "queues":
+            table = tables["queues"]["jobs"]
         elif name == "bridges":
             table = tables["bridges"][0]
         elif name == "bridges.topics":
@@ -90,7 +95,7 @@ def test_the_documented_file_has_every_key() -> None:
             table = tables["http"]["access"][0]
         elif name:
             table = tables[name]
-        keys = {field.name for field in dataclasses.fields(section)} - {Stream: {"name"}, Settings: {"sources"}}.get(section, set())
+        keys = {field.name for field in dataclasses.fields(section)} - {Stream: {"name"}, Queue: {"name"}, Settings: {"sources"}}.get(section, set())
         assert set(table) == keys | ({INCLUDE} if section is Settings else set()), f"[{name}]"
 
 
