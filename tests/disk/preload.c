@@ -82,10 +82,16 @@ static int real_clock(clockid_t clock, struct timespec *time) {
     return real(clock, time);
 }
 
+/* A copy of a variable: setproctitle overwrites the memory of the environment. */
+static char *copied(const char *name) {
+    const char *value = getenv(name);
+    return value ? strdup(value) : NULL;
+}
+
 __attribute__((constructor)) static void start(void) {
     const char *log = getenv("DISK_LOG");
-    control = getenv("DISK_CONTROL");
-    root = getenv("DISK_ROOT");
+    control = copied("DISK_CONTROL");
+    root = copied("DISK_ROOT");
     root_length = root == NULL ? 0 : strlen(root);
     if (log != NULL)
         log_fd = real_open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);

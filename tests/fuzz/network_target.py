@@ -51,7 +51,7 @@ REQUEST = (
 # The garbage collector first runs after about 1500 connections; until then it frees no reference cycles.
 WARM_UP = 2000  # connections
 GROWTH = 8 << 20  # bytes by which caches and the allocator may still grow after the warm-up
-DEFECT = re.compile(r"event=defect|Traceback|Fatal error|never retrieved| (error|critical) ")
+DEFECT = re.compile(r"event=defect|Traceback|Fatal error|never retrieved|^\S+ (error|critical) ")
 
 
 class Bystanders(threading.Thread):
