@@ -47,7 +47,7 @@ def with_created_streams(settings: Settings, definitions: Mapping[str, Definitio
 
 def created_definitions(settings: Settings) -> Dict[str, Dict[str, Any]]:
     """The definitions of the streams that were created at run time. Raises `StreamLogError`."""
-    return created_streams(settings.data_dir / STREAMS)
+    return created_streams(settings.data_dir / STREAMS, {stream.name for stream in settings.streams})
 
 
 class StreamControl:

@@ -467,7 +467,8 @@ class Partition:
     def replace_with_sealed(self, segment: Segment) -> Optional[Segment]:
         """Show readers the sealed or compacted file, which is on disk, instead of the file before; return what it was.
 
-        If retention has removed the segment meanwhile, remove the file and return None.
+        If retention has removed the segment meanwhile, remove the file and return None.  A segment may be reported twice:
+        the file that readers are shown already, or a later one, stays.
         """
         closed = list(self.closed)
         place = bisect_left(closed, segment.first_offset, key=attrgetter("first_offset"))
@@ -475,6 +476,10 @@ class Partition:
             (self.directory / segment.file).unlink(missing_ok=True)
             return None
         former = closed[place]
+        if former.sealed and former.generation >= segment.generation:
+            if former.file != segment.file:
+                (self.directory / segment.file).unlink(missing_ok=True)
+            return None
         closed[place] = segment
         self.closed = tuple(closed)
         self._publish()

@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from bridge_spark.log.files import replace_file, sync_directory, write_all
 from bridge_spark.log.high_watermark import WATERMARK_BYTES, WATERMARK_FILE, Watermark, encode_watermark, published_end
@@ -48,14 +48,20 @@ def write_description(directory: Path, description: Mapping[str, Any]) -> None:
     (directory / DELETED_FILE).unlink(missing_ok=True)
 
 
-def created_streams(streams: Path) -> Dict[str, Dict[str, Any]]:
+def created_streams(streams: Path, configured: Collection[str] = ()) -> Dict[str, Dict[str, Any]]:
     """The definitions of the streams that were created at run time, by name.
 
-    Raises `StreamLogDamage` for a damaged description: its stream could be one of them, and would miss messages.
+    Raises `StreamLogDamage` for a damaged description: its stream could be one of them, and would miss messages. That
+    of a stream in `configured` is made anew.
     """
     found: Dict[str, Dict[str, Any]] = {}
     for name in _names(streams):
-        description = read_description(streams / name)
+        try:
+            description = read_description(streams / name)
+        except StreamLogDamage:
+            if name not in configured:
+                raise
+            continue
         if description is not None and isinstance(description.get("definition"), dict):
             found[name] = description["definition"]
     return found

@@ -93,7 +93,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; returns its exit status."""
     try:
         status = _run(list(sys.argv[1:] if arguments is None else arguments))
-        sys.stdout.flush()
+        if not sys.stdout.closed:
+            sys.stdout.flush()
         return status
     except BrokenPipeError:
         # The reader of stdout has ended, as `head` does. Python would complain again when it flushes at exit.

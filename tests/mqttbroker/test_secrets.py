@@ -34,6 +34,7 @@ KEYS = {
     "http_callback.authorization": f"Bearer {MARK}-callback",
     "http_callback.headers": f"{MARK}-header",
     "plugin.options": f"{MARK}-option",
+    "bridges.password": f"{MARK}-bridge",
 }
 PASSWORD, SCRAM_PASSWORD, GUESS = f"{MARK}-password", f"{MARK}-scram", f"{MARK}-guess"
 PAYLOAD, WILL = f"{MARK}-payload", f"{MARK}-will"
@@ -99,6 +100,8 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
                           "headers": {"X-Api-Key": KEYS["http_callback.headers"]}},
         "plugin": {"object": "silent:Silent", "path": str(tmp_path), "options": {"key": KEYS["plugin.options"]}},
         "streams": {"a": {"filters": ["a/#"], "partitions": 1}},
+        "bridges": [{"name": "north", "addresses": ["127.0.0.1:9"], "username": "north", "password": KEYS["bridges.password"],
+                     "topics": [{"filter": "a/#", "direction": "out"}]}],
         **files.config(),
     }  # fmt: skip
     broker = start_broker(config=config)

@@ -147,7 +147,7 @@ def test_the_broker_compacts_and_every_key_keeps_its_last_value(tmp_path: Path) 
         closed = logs.partition("s", 0).closed
         left = read(logs)
         assert last_values(left) == {**{f"t/{n}": str(395 + n).encode() * 5 for n in range(5)}, "t/1": b"new", "t/9": b"only"}
-        assert len(left) < 200 and [offset for offset, _, _ in left] == sorted({offset for offset, _, _ in left})
+        assert len(left) < 300 and [offset for offset, _, _ in left] == sorted({offset for offset, _, _ in left})
         for offset, topic, payload in left[:-2]:
             assert (sent[offset].topic, sent[offset].payload) == (topic, payload)  # offsets stay
         until(logs, lambda: len(list((logs.directory / "s/0").glob("*.parquet"))) == len(closed))
