@@ -193,7 +193,10 @@ def test_the_second_address_is_used_while_the_first_is_away(start_broker: Start)
             here.wait_for_log(f"event=bridge_connected .*:{second.port} ", after=before)
             local.publish("t", b"2", 2)
             two.publish("in", b"two", 2)
-            assert (two.take().payload, local.take().payload) == (b"2", b"two")
+            sent = two.take().payload
+            if sent == b"1":  # the link was cut before its handshake had ended; these brokers share no sessions
+                sent = two.take().payload
+            assert (sent, local.take().payload) == (b"2", b"two")
             before = len(here.lines)
             proxy.up = True
             here.wait_for_log(f"event=bridge_connected .*:{proxy.port} .*session_present=True", after=before)
