@@ -1,4 +1,4 @@
-"""Logs the publications, subscriptions and wills that the access rules refused."""
+"""Logs what clients were refused: publications, subscriptions, wills, streams."""
 
 from __future__ import annotations
 
@@ -24,11 +24,8 @@ class Denials:
         self._count: i64 = 0
         self.counts: Dict[str, int] = {}  # by action, since the start
 
-    def log(
-        self, action: str, target: str, client_id: str, peer: str, username: Optional[str], listener: str
-    ) -> None:
-        """Log that a client may not do ``action`` ("publish", "subscribe", "will") to a topic or filter."""
-        self.counts[action] = self.counts.get(action, 0) + 1
+    def may_log(self) -> bool:
+        """Count a refusal; return whether it may have a line of the log."""
         now: i64 = self._clock.now
         if now >= self._ends:
             if self._count > MAX_LINES:
@@ -36,7 +33,14 @@ class Denials:
             self._ends = now + _SECOND
             self._count = 0
         self._count += 1
-        if self._count <= MAX_LINES:
+        return self._count <= MAX_LINES
+
+    def log(
+        self, action: str, target: str, client_id: str, peer: str, username: Optional[str], listener: str
+    ) -> None:
+        """Log that a client may not do ``action`` ("publish", "subscribe", "will") to a topic or filter."""
+        self.counts[action] = self.counts.get(action, 0) + 1
+        if self.may_log():
             audit.info(
                 "event=denied action=%s target=%s client=%s address=%s reason=%s user=%s listener=%s",
                 action,

@@ -48,6 +48,9 @@ SKIPS_DAMAGE: Final = 1
 STOPS_WHEN_EXPIRED: Final = 2
 
 ADJUSTED_PROPERTY: Final = "stream-offset-expired"  # of a SUBACK
+# Bytes of what a SUBACK says about streams; what a client asked for beyond has its reason code only. A string of MQTT has
+# at most 65,535 bytes.
+MAX_SAID_BYTES: Final = 32768
 
 
 class StreamRequest:
@@ -57,8 +60,9 @@ class StreamRequest:
         self.start: Optional[str] = None
         self.on_expired = "nearest"
         self.on_damage = "stop"
-        self.reasons: List[str] = []
-        self.adjusted: List[str] = []
+        self._reasons: List[str] = []
+        self._adjusted: List[str] = []
+        self._room = MAX_SAID_BYTES
         for name, value in properties.user_properties:
             if name == START_PROPERTY:
                 self.start = value
@@ -67,11 +71,28 @@ class StreamRequest:
             elif name == DAMAGE_PROPERTY:
                 self.on_damage = value
 
+    def add_reason(self, text: str) -> None:
+        """Say in the Reason String why a stream is not read."""
+        if self._has_room(text):
+            self._reasons.append(text)
+
+    def add_adjusted(self, text: str) -> None:
+        """Say in a user property which offsets were taken in the place of those that the client asked for."""
+        if self._has_room(text):
+            self._adjusted.append(text)
+
+    def _has_room(self, text: str) -> bool:
+        size = len(text.encode("utf-8")) + 2
+        if size > self._room:
+            return False
+        self._room -= size
+        return True
+
     def describe(self, properties: Properties) -> None:
         """Put what there is to say into the properties of the SUBACK."""
-        if self.reasons:
-            properties.reason_string = "; ".join(self.reasons)
-        for text in self.adjusted:
+        if self._reasons:
+            properties.reason_string = "; ".join(self._reasons)
+        for text in self._adjusted:
             properties.user_properties.append((ADJUSTED_PROPERTY, text))
 
 
@@ -253,7 +274,7 @@ class StreamSubscriptions:
                     )
                     raise MQTTError(IMPLEMENTATION_SPECIFIC_ERROR, reason)
         if wrong:
-            request.adjusted.append(f"{plan.full_filter} offset:{','.join(wrong)}")
+            request.add_adjusted(f"{plan.full_filter} offset:{','.join(wrong)}")
 
     def open(self, session: Session, subscription: Subscription, plan: StreamPlan) -> None:
         """Begin to read for a subscription, or go on with one that the client has already."""

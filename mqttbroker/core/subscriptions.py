@@ -195,17 +195,18 @@ class Subscriptions:
             self._log_denial(connection, session, full_filter)
             code = self.terms.denial_code()
             if code == NOT_AUTHORIZED:
-                request.reasons.append(error.detail)
+                request.add_reason(error.detail)
             return code
-        log.warning(
-            "event=stream_refused client=%s address=%s filter=%s reason=%s user=%s",
-            session.client_id,
-            connection.peer,
-            full_filter,
-            error.detail,
-            session.username or "",
-        )
-        request.reasons.append(error.detail)
+        if connection.outbound.denials.may_log():
+            log.warning(
+                "event=stream_refused client=%s address=%s filter=%s reason=%s user=%s",
+                session.client_id,
+                connection.peer,
+                full_filter,
+                error.detail,
+                session.username or "",
+            )
+        request.add_reason(error.detail)
         return error.reason_code
 
     def unsubscribe_one(self, session: Session, topic_filter: str) -> int:

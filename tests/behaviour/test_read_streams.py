@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Optional
 
@@ -337,3 +337,16 @@ def test_damage_is_named_and_skipped_only_when_told(action: str) -> None:
                 assert "cannot read offset 2" in (last.properties.reason_string or "")
         line = broker.wait_for_log("event=stream_damaged.*")[0]
         assert f"action={action if action == 'stop' else 'skip'}" in line and segment.name in line
+
+
+@pytest.mark.parametrize("names", [[f"none{number}" for number in range(4000)], ["n" * 60_000, "m" * 60_000]])
+def test_a_suback_says_no_more_than_fits(start_broker: Callable[..., BrokerProcess], names: list[str]) -> None:
+    broker = start_broker(config={"streams": {"s": {"filters": ["a/#"]}}})
+    with RawClient(broker.port) as client:
+        client.connect("many")
+        suback = client.subscribe(*(f"$stream/{name}" for name in names))
+        assert set(suback.reason_codes) == {0x8F} and len(suback.reason_codes) == len(names)
+        assert suback.properties is None or len(suback.properties.reason_string or "") <= 32768
+        client.ping()
+    broker.wait_for_log("event=disconnected client=many")
+    assert broker.log.count("event=stream_refused") <= 200  # 100 a second
