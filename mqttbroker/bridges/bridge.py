@@ -64,7 +64,7 @@ class BridgeStatus(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What all bridges of a broker share.
+    """The parts of the broker that all its bridges use.
 
     ``random`` returns a number from 0 to 1; ``publish_state`` takes a topic and the payload of its retained message.
     """
@@ -373,7 +373,7 @@ class Bridge:
         )
 
     def _local_state(self, key: str) -> LocalState:
-        """What the local session knows. The ids in flight stay behind at the remote that was the last one."""
+        """The state of the local session. Its ids in flight belong to the remote that was connected last."""
         session = self.session
         assert session is not None
         state = self._state

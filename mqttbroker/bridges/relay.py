@@ -106,7 +106,7 @@ class RelayError(Exception):
 
 
 class Counts:
-    """What a bridge has done since it began; sizes are of payloads."""
+    """Counts of a bridge since it began; sizes are of payloads."""
 
     def __init__(self) -> None:
         self.messages_out = 0
@@ -118,7 +118,7 @@ class Counts:
 
 
 class LocalState:
-    """What the local session knows when its client is connected.
+    """The state of the local session when its client is connected.
 
     ``received`` are QoS 2 packet ids of the remote that are not released; ``filters`` those that the session is
     subscribed to. ``free_ids`` takes a number and returns as many packet ids that the session does not use.

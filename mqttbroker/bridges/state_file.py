@@ -1,4 +1,4 @@
-"""What a bridge remembers about remotes beside its session: a small file in the data directory."""
+"""The state of remotes that a bridge keeps beside its session: a small file in the data directory."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Place = Tuple[str, int, int, int, int, bool]
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LogView:
-    """What is known of the streams without reading a file."""
+    """The offsets of streams that are known without reading a file."""
 
     @abstractmethod
     def bounds(self, stream: str, partition: int) -> Tuple[int, int]:

@@ -45,7 +45,7 @@ MAX_TOPIC_BYTES: Final = 131_072  # of what a consumer remembers of all topics
 
 
 class TopicPlan:
-    """What a consumer remembers of a topic: ``field`` is the topic with its length, ``added`` the encoded properties that
+    """The packets of a topic for one consumer: ``field`` is the topic with its length, ``added`` the encoded properties that
     each packet has behind those of the message."""
 
     def __init__(self, wanted: bool, field: bytes, added: bytes) -> None:
@@ -431,7 +431,7 @@ class StreamConsumer(ReaderOwner):
         return user_property_bytes(b"key", value)
 
     def plan_of(self, rows: ChunkRows) -> TopicPlan:
-        """What to do with a row."""
+        """The action for a row."""
         return self._plans.get(rows.topic) or self._plan(rows.topic)
 
     def send_row(self, rows: ChunkRows, partition: int, qos: i64, packet_id: i64, mark: bytes) -> None:
