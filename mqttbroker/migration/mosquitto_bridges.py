@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Callable, Dict, Final, List, NoReturn, Optional, Tuple
 
+from mqttbroker.migration.mosquitto_values import boolean, number, seconds, tls_version
 from topic_matcher.remapping import echoed, prefix_rule
-
-_TRUE: Final = {"true": True, "false": False, "1": True, "0": False}
 
 # Options without a counterpart, because bridges here always do what the comment says, or have no need to.
 _NEEDLESS: Final = {
@@ -42,25 +41,8 @@ _VERSIONS: Final = {"mqttv31": "3.1.1", "mqttv311": "3.1.1", "mqttv50": "5.0"}
 _USES_TLS: Final = {"bridge_cafile", "bridge_capath", "bridge_certfile", "bridge_identity", "bridge_tls_use_os_certs"}
 
 
-def _boolean(text: str) -> bool:
-    if text not in _TRUE:
-        raise ValueError("not true or false")
-    return _TRUE[text]
-
-
-def _number(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError("below 0")
-    return value
-
-
-def _seconds(text: str) -> str:
-    return f"{_number(text)}s"
-
-
 def _expiry(text: str) -> str:
-    value = _number(text)
+    value = number(text)
     return "never" if value == 0xFFFFFFFF else f"{value}s"
 
 
@@ -70,33 +52,27 @@ def _version(text: str) -> str:
     return _VERSIONS[text]
 
 
-def _tls_version(text: str) -> str:
-    if text not in ("tlsv1.3", "tlsv1.2", "tlsv1.1"):
-        raise ValueError("not tlsv1.2 or tlsv1.3")
-    return "1.3" if text == "tlsv1.3" else "1.2"
-
-
 # Option: key of the settings, and the conversion of its value.
 _KEYS: Final[Dict[str, Tuple[str, Callable[[str], Any]]]] = {
     "bridge_cafile": ("cafile", str),
     "bridge_certfile": ("certfile", str),
-    "bridge_insecure": ("verify", lambda text: not _boolean(text)),
+    "bridge_insecure": ("verify", lambda text: not boolean(text)),
     "bridge_keyfile": ("keyfile", str),
-    "bridge_outgoing_retain": ("outgoing_retain", _boolean),
+    "bridge_outgoing_retain": ("outgoing_retain", boolean),
     "bridge_protocol_version": ("version", _version),
-    "bridge_receive_maximum": ("receive_maximum", _number),
+    "bridge_receive_maximum": ("receive_maximum", number),
     "bridge_session_expiry_interval": ("session_expiry", _expiry),
-    "bridge_tls_version": ("tls_version", _tls_version),
-    "cleansession": ("clean_start", _boolean),
+    "bridge_tls_version": ("tls_version", tls_version),
+    "cleansession": ("clean_start", boolean),
     "clientid": ("client_id", str),
-    "keepalive_interval": ("keep_alive", _seconds),
+    "keepalive_interval": ("keep_alive", seconds),
     "notification_topic": ("notification_topic", str),
     "password": ("password", str),
     "remote_clientid": ("client_id", str),
     "remote_password": ("password", str),
     "remote_username": ("username", str),
-    "round_robin": ("round_robin", _boolean),
-    "try_private": ("try_private", _boolean),
+    "round_robin": ("round_robin", boolean),
+    "try_private": ("try_private", boolean),
     "username": ("username", str),
 }
 
@@ -130,13 +106,13 @@ class BridgeReader:
         elif option == "topic":
             self._topics.append(_topic(value))
         elif option == "restart_timeout":
-            first, *longest = (_number(text) for text in value.split())
+            first, *longest = (number(text) for text in value.split())
             self._values["reconnect_first"] = f"{max(1, first)}s"
             self._values["reconnect_longest"] = f"{max(1, first, *longest)}s"
         elif option == "notifications":
-            self._notifications = _boolean(value)
+            self._notifications = boolean(value)
         elif option == "notifications_local_only":
-            self._everywhere = not _boolean(value)
+            self._everywhere = not boolean(value)
         elif option == "start_type":
             if value != "automatic":
                 return f"start_type {value}: bridges connect at the start, and stay connected"

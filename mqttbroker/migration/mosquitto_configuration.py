@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Final, List, NamedTuple, Optional, Tuple
 
 from mqttbroker.migration.mosquitto_bridges import BridgeReader
+from mqttbroker.migration.mosquitto_values import boolean, number, seconds, tls_version
 
 _DAYS: Final = {"w": 7, "m": 30, "y": 365}
 
@@ -69,8 +70,6 @@ _NOT_CARRIED: Final = {
     "websockets_log_level": "see log.level",
 }
 
-_TRUE: Final = {"true": True, "false": False, "1": True, "0": False}
-
 
 class Line(NamedTuple):
     """A line of a file; ``number`` counts from 1."""
@@ -118,41 +117,16 @@ def convert(path: Path) -> Configuration:
     return reader.finish()
 
 
-def _boolean(text: str) -> bool:
-    if text not in _TRUE:
-        raise ValueError("not true or false")
-    return _TRUE[text]
-
-
-def _number(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError("below 0")
-    return value
-
-
 def _size(text: str) -> str:
-    return f"{_number(text)}B"
-
-
-def _seconds(text: str) -> str:
-    return f"{_number(text)}s"
+    return f"{number(text)}B"
 
 
 def _expiration(text: str) -> str:
     """``persistent_client_expiration``: a number of hours, days, weeks, months or years."""
-    number, unit = _number(text[:-1]), text[-1:]
+    count, unit = number(text[:-1]), text[-1:]
     if unit not in "hdwmy" or not unit:
         raise ValueError("not a number with h, d, w, m or y")
-    return f"{number}h" if unit == "h" else f"{number * _DAYS.get(unit, 1)}d"
-
-
-def _tls_version(text: str) -> str:
-    if text == "tlsv1.3":
-        return "1.3"
-    if text in ("tlsv1.2", "tlsv1.1"):
-        return "1.2"
-    raise ValueError("not tlsv1.2 or tlsv1.3")
+    return f"{count}h" if unit == "h" else f"{count * _DAYS.get(unit, 1)}d"
 
 
 def _protocol(text: str) -> str:
@@ -165,16 +139,16 @@ Convert = Callable[[str], Any]
 
 # Option: key of the settings, and the conversion of its value. Mosquitto's 0 for "no limit" is left out.
 _GLOBAL: Final[Dict[str, Tuple[str, Convert]]] = {
-    "global_max_connections": ("limits.max_connections", _number),
-    "max_inflight_messages": ("limits.max_inflight", _number),
-    "max_keepalive": ("limits.max_keep_alive", _seconds),
+    "global_max_connections": ("limits.max_connections", number),
+    "max_inflight_messages": ("limits.max_inflight", number),
+    "max_keepalive": ("limits.max_keep_alive", seconds),
     "max_packet_size": ("limits.max_packet_size", _size),
     "max_queued_bytes": ("limits.max_queued_bytes", _size),
-    "max_queued_messages": ("limits.max_queued_messages", _number),
+    "max_queued_messages": ("limits.max_queued_messages", number),
     "memory_limit": ("limits.max_memory", _size),
     "persistent_client_expiration": ("limits.max_session_expiry", _expiration),
-    "retain_available": ("limits.retain_available", _boolean),
-    "sys_interval": ("sys_interval", _seconds),
+    "retain_available": ("limits.retain_available", boolean),
+    "sys_interval": ("sys_interval", seconds),
 }
 _KEEP_ZERO: Final = {"sys_interval", "retain_available"}
 
@@ -183,17 +157,17 @@ _LISTENER: Final[Dict[str, Tuple[str, Convert]]] = {
     "cafile": ("cafile", str),
     "certfile": ("certfile", str),
     "crlfile": ("crlfile", str),
-    "enable_proxy_protocol": ("proxy_protocol", _boolean),
+    "enable_proxy_protocol": ("proxy_protocol", boolean),
     "keyfile": ("keyfile", str),
-    "max_connections": ("max_connections", _number),
-    "max_topic_alias": ("topic_alias_maximum", _number),
+    "max_connections": ("max_connections", number),
+    "max_topic_alias": ("topic_alias_maximum", number),
     "protocol": ("type", _protocol),
-    "tls_version": ("tls_version", _tls_version),
-    "use_identity_as_username": ("use_identity_as_username", _boolean),
+    "tls_version": ("tls_version", tls_version),
+    "use_identity_as_username": ("use_identity_as_username", boolean),
 }
 
 # Options that belong to the listener with per_listener_settings, and to the broker without.
-_SECURITY: Final[Dict[str, Convert]] = {"acl_file": str, "allow_anonymous": _boolean, "password_file": str}
+_SECURITY: Final[Dict[str, Convert]] = {"acl_file": str, "allow_anonymous": boolean, "password_file": str}
 
 _LEVELS: Final = {"debug": "debug", "all": "debug", "information": "info", "notice": "info", "warning": "warning"}
 _LEVEL_ORDER: Final = ("error", "warning", "info", "debug")
@@ -218,10 +192,10 @@ class _Reader:
             raise ConfigurationError(f"{path}: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise ConfigurationError(f"{path}: not UTF-8: {error}") from error
-        for number, line in enumerate(text.splitlines(), 1):
+        for row, line in enumerate(text.splitlines(), 1):
             words = line.strip().split(None, 1)
             if words and not words[0].startswith("#"):
-                self._read_line(Line(path, number), words[0], words[1].strip() if len(words) > 1 else "", depth)
+                self._read_line(Line(path, row), words[0], words[1].strip() if len(words) > 1 else "", depth)
 
     def _read_line(self, line: Line, option: str, value: str, depth: int) -> None:
         if option == "include_dir":
@@ -252,9 +226,9 @@ class _Reader:
         elif option == "listener":
             self._begin_listener(line, value)
         elif option in ("port", "bind_address"):
-            self._default["port" if option == "port" else "host"] = _number(value) if option == "port" else value
+            self._default["port" if option == "port" else "host"] = number(value) if option == "port" else value
         elif option == "per_listener_settings":
-            self._per_listener = _boolean(value)
+            self._per_listener = boolean(value)
         elif option in _SECURITY:
             self._convert_security(option, _SECURITY[option](value))
         elif option in _GLOBAL:
@@ -291,17 +265,17 @@ class _Reader:
     def _convert_other(self, line: Line, option: str, value: str) -> None:
         found = self._found
         if option == "require_certificate":
-            self._of_listener()["client_certificate"] = "required" if _boolean(value) else "optional"
+            self._of_listener()["client_certificate"] = "required" if boolean(value) else "optional"
         elif option == "use_subject_as_username":
-            if _boolean(value):
+            if boolean(value):
                 self._of_listener().update(use_identity_as_username=True, certificate_identity="subject")
         elif option == "use_username_as_clientid":
-            if _boolean(value):
+            if boolean(value):
                 self._of_listener()["client_id_from"] = "username"
         elif option == "websockets_origin":
             self._of_listener().setdefault("origins", []).append(value)
         elif option == "persistence":
-            found.persistence = _boolean(value)
+            found.persistence = boolean(value)
         elif option == "persistence_location":
             found.location = Path(value)
         elif option == "persistence_file":
@@ -324,7 +298,7 @@ class _Reader:
         words = value.split(None, 1)
         if not words:
             raise ConfigurationError(f"{line}: listener without a port")
-        port, host = _number(words[0]), words[1] if len(words) > 1 else ""
+        port, host = number(words[0]), words[1] if len(words) > 1 else ""
         self._listener = {"type": "unix", "path": host} if port == 0 and host else {"host": host, "port": port}
         self._found.listeners.append(self._listener)
 
