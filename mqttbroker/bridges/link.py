@@ -10,20 +10,21 @@ import asyncio
 from typing import Any, Callable, Final, Optional
 
 from mqttbroker.bridges.local_client import LocalTransport
-from mqttbroker.bridges.relay import JOINING, RELEASING, RUNNING, Relay, RelayError
+from mqttbroker.bridges.relay import JOINING, RELEASING, RUNNING, Relay
+from mqttbroker.bridges.relay_terms import RelayError
 from mqttbroker.net.wire import Endpoint, Wire
 
 WRITE_BUFFER: Final = 262_144  # bytes that wait for the remote before the local client is paused
-TICK: Final = 1.0  # seconds between looks at the keep alive
-GOODBYE: Final = 2.0  # seconds that the last packets to the remote may take
+TICK: Final = 1.0  # seconds between checks of the keep alive
+CLOSE_TIMEOUT: Final = 2.0  # seconds for the last packets to the remote
 
 
 class Link:
     """An asyncio protocol for the socket to the remote, or for the WebSocket on it.
 
-    ``endpoint`` is that of bridges' clients, ``peer`` their address as in the log. ``accept_timeout`` is in seconds from
-    the open socket until both brokers have accepted the bridge. ``on_running`` is called then; it may raise RelayError. ``ended`` gets the
-    reason of the end: a RelayError, or any other text.
+    ``endpoint`` is that of bridges' clients, ``peer`` their address as in the log. ``accept_timeout`` is in seconds, from
+    the open socket until both brokers have accepted the bridge. ``on_running`` is called then; it may raise RelayError.
+    ``ended`` gets the reason of the end.
     """
 
     def __init__(
@@ -120,14 +121,12 @@ class Link:
         self._pause()
 
     def _write(self) -> None:
-        packets = self.relay.to_remote
-        if packets and self._transport is not None:
-            self.relay.to_remote = []
-            self.relay.last_sent = self._loop.time()
-            self._transport.write(b"".join(packets))
+        if self.relay.to_remote and self._transport is not None:
+            self.relay.remote_written(self._loop.time())
+            self._transport.write(self.relay.to_remote.drain())
 
     def _deliver(self) -> None:
-        """Give the local broker what waits for it, if it reads."""
+        """Give the local broker the packets that wait for it, if it reads."""
         if self._delivering or self._over is not None:
             return
         self._delivering = True
@@ -135,10 +134,10 @@ class Link:
             while self.relay.to_local and self._local.reading and self._over is None:
                 if self._local.wire is None:
                     self._local.open(Wire(self._endpoint))
-                packets, self.relay.to_local = self.relay.to_local, []
+                data = self.relay.to_local.drain()
                 wire = self._local.wire
                 if wire is not None:
-                    wire.data_received(b"".join(packets))
+                    wire.data_received(data)
         finally:
             self._delivering = False
         self._pause()
@@ -155,10 +154,10 @@ class Link:
             else:
                 self._transport.resume_reading()
         wire = self._local.wire
-        hold = self._remote_full or self.relay.holds_local
-        if wire is not None and hold != self._local_paused and self.relay.state > JOINING:
-            self._local_paused = hold
-            if hold:
+        full = self._remote_full or self.relay.pauses_local
+        if wire is not None and full != self._local_paused and self.relay.state > JOINING:
+            self._local_paused = full
+            if full:
                 wire.pause_writing()
             else:
                 wire.resume_writing()
@@ -167,15 +166,15 @@ class Link:
         now = self._loop.time()
         self._timer = self._loop.call_later(TICK, self._tick)
         if self.relay.state != RUNNING and now >= self._accept_until:
-            who = "the local broker" if self.relay.state in (JOINING, RELEASING) else "the remote"
-            self.fail(RelayError(f"no answer of {who} in time"))
+            silent = "the local broker" if self.relay.state in (JOINING, RELEASING) else "the remote"
+            self.fail(RelayError(f"no answer of {silent} in time"))
             return
         self._handle(lambda: self.relay.tick(now))
 
     # -- the end ------------------------------------------------------------------
 
     def fail(self, error: RelayError) -> None:
-        """End the link without a goodbye, so that the remote publishes the bridge's will."""
+        """End the link without DISCONNECT, so that the remote publishes the bridge's will."""
         transport = self._transport
         self._finish(error)
         if transport is not None:
@@ -194,7 +193,7 @@ class Link:
         self._finish(RelayError(reason))
         if transport is not None:
             transport.close()
-            self._loop.call_later(GOODBYE, transport.abort)
+            self._loop.call_later(CLOSE_TIMEOUT, transport.abort)
 
     def _finish(self, error: RelayError) -> None:
         if self._over is not None:

@@ -7,15 +7,8 @@ from typing import Any, Dict, List, Sequence, cast
 
 from mqttbroker.bridges.frames import Frames
 from mqttbroker.bridges.local_client import LocalTransport
-from mqttbroker.bridges.relay import (
-    LARGEST_PACKET,
-    NEVER,
-    NO_LOCAL,
-    RETAIN_AS_PUBLISHED,
-    RelayError,
-    batches,
-    outgoing_filters,
-)
+from mqttbroker.bridges.relay_terms import LARGEST_PACKET, NEVER, RelayError
+from mqttbroker.bridges.subscriptions import NO_RETAINED, batches, outgoing_filters
 from mqttbroker.codec.packets import (
     Connack,
     Connect,
@@ -29,12 +22,11 @@ from mqttbroker.codec.packets import (
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import CONNACK, SUBACK, UNSUBACK, MQTTError, name
 from mqttbroker.net.wire import Endpoint, Wire
+from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED
 from topic_matcher.remapping import TopicRule
 
-_NO_RETAINED = 0x20  # the link sends them
 
-
-class Preparation:
+class LocalSessionUpdate:
     """A short connection of the bridge's local client. ``done`` gets "", or the reason why it failed."""
 
     def __init__(
@@ -54,7 +46,7 @@ class Preparation:
         self._frames = Frames(LARGEST_PACKET)
         self._wanted: Dict[str, int] = outgoing_filters(rules, 2)
         self._known = known_filters
-        self._waiting = 0  # for so many acknowledgements
+        self._unanswered = 0  # SUBSCRIBEs and UNSUBSCRIBEs
 
     def start(self) -> None:
         properties = Properties()
@@ -95,20 +87,20 @@ class Preparation:
             for code in cast(Suback, packet).reason_codes if kind == SUBACK else ():
                 if code >= 0x80:
                     raise RelayError(f"the local broker refuses a subscription: {name(code)}")
-            self._waiting -= 1
-        if self._waiting == 0:
+            self._unanswered -= 1
+        if self._unanswered == 0:
             self._send([Disconnect(0).encode(5)])
             self._finish("")
 
     def _subscribe(self) -> None:
         packets: List[bytes] = []
-        flags = NO_LOCAL | RETAIN_AS_PUBLISHED | _NO_RETAINED
+        flags = NO_LOCAL | RETAIN_AS_PUBLISHED | NO_RETAINED  # the relay asks for retained messages
         for batch in batches(list(self._wanted)):
             requests = [Subscription(each, self._wanted[each] | flags) for each in batch]
             packets.append(Subscribe(65535 - len(packets), requests).encode(5))
         for batch in batches([each for each in self._known if each not in self._wanted]):
             packets.append(Unsubscribe(65535 - len(packets), batch).encode(5))
-        self._waiting = len(packets)
+        self._unanswered = len(packets)
         if packets:
             self._send(packets)
 
@@ -118,7 +110,7 @@ class Preparation:
         self._local.lose(reason)
 
     def local_reading_changed(self) -> None:
-        """There is little to send."""
+        """Ignored: a few packets are sent in all."""
 
     def local_lost(self) -> None:
         self._finish("the local broker closes the connection")

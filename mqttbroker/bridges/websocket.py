@@ -11,7 +11,7 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from mqttbroker.bridges.relay import RelayError
+from mqttbroker.bridges.relay_terms import RelayError
 from mqttbroker.config.remote_address import Address
 
 MAX_FRAME: Final = 268_500_000  # bytes; the relay limits packets

@@ -10,17 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqttbroker.bridges.frames import Frames
-from mqttbroker.bridges.relay import (
-    PREPARING,
-    RELEASING,
-    RUNNING,
-    TAG,
-    Counts,
-    LocalState,
-    Relay,
-    RelayError,
-    RelayTerms,
-)
+from mqttbroker.bridges.loop_tag import TAG
+from mqttbroker.bridges.packet_output import PacketOutput
+from mqttbroker.bridges.relay import RELEASING, RUNNING, SUBSCRIBING, Relay
+from mqttbroker.bridges.relay_terms import Counts, LocalState, RelayError, RelayTerms, RemoteHistory
 from mqttbroker.codec.packets import (
     Connack,
     Connect,
@@ -51,9 +44,8 @@ class Side:
     def __init__(self, version: int) -> None:
         self.version = version
 
-    def decode(self, pieces: list[bytes]) -> list[Packet]:
-        data = b"".join(pieces)
-        pieces.clear()
+    def decode(self, output: PacketOutput) -> list[Packet]:
+        data = output.drain()
         packets: list[Packet] = []
         position = 0
         while position < len(data):
@@ -75,16 +67,17 @@ class Harness:
             if name in options:
                 setattr(terms, name, options.pop(name))
         self.counts = Counts()
-        self.prepared = 0
+        self.first_ids = 0
 
         def free(count: int) -> list[int]:
             return [each for each in range(65535, 0, -1) if each not in used][:count]
 
-        def prepared() -> None:
-            self.prepared += 1
+        def before_first_id() -> None:
+            self.first_ids += 1
 
         filters = options.pop("local_filters", ())
-        self.relay = Relay(terms, self.counts, lambda: LocalState(received, filters, free), prepared, **options)
+        history = RemoteHistory(**options)
+        self.relay = Relay(terms, self.counts, lambda: LocalState(received, filters, free), before_first_id, history)
         self.remote = Side(version)
         self.local = Side(5)
         self.version = version
@@ -198,7 +191,7 @@ def test_local_packets_wait_until_the_remote_has_answered() -> None:
     bridge = Harness()
     [subscribe] = bridge.connect()
     bridge.to_local()
-    assert bridge.relay.state == PREPARING and bridge.relay.holds_local
+    assert bridge.relay.state == SUBSCRIBING and bridge.relay.pauses_local
     bridge.from_local(publish("out/t", 1, 1))
     bridge.from_remote(publish("in/t", 0))
     assert bridge.to_remote() == []
@@ -216,13 +209,13 @@ def test_the_packet_id_of_a_subscribe_is_not_in_use() -> None:
 def test_ids_received_from_an_ended_session_are_released_before_the_remote_is_read(
     present: bool, elsewhere: bool
 ) -> None:
-    bridge = Harness(received=[3, 4], known_elsewhere=elsewhere)
+    bridge = Harness(received=[3, 4], ids_elsewhere=elsewhere)
     assert bridge.connect(present) == []
     assert [(type(each), each.packet_id) for each in bridge.to_local()] == [(Pubrel, 3), (Pubrel, 4)]
-    assert bridge.relay.state == RELEASING and bridge.prepared == 0
+    assert bridge.relay.state == RELEASING and bridge.first_ids == 0
     bridge.from_remote(publish("in/new", 2, 3))
     bridge.from_local(publish("out/first", 1, 1), Pubcomp(3), Pubcomp(4))
-    assert bridge.prepared == 1
+    assert bridge.first_ids == 1
     [subscribe] = bridge.to_remote()
     subscription, new = bridge.to_local()
     assert (new.topic, new.packet_id) == ("l/in/new", 3)
@@ -354,7 +347,7 @@ def test_a_refused_subscription_is_noted() -> None:
     bridge = Harness()
     [subscribe] = bridge.connect()
     bridge.from_remote(Suback(subscribe.packet_id, [0x87]))
-    assert bridge.relay.refused_filters == [("in/#", 0x87)] and bridge.relay.state == RUNNING
+    assert bridge.relay.setup.refused_filters == [("in/#", 0x87)] and bridge.relay.state == RUNNING
 
 
 def test_the_end_of_either_broker_has_a_reason() -> None:
@@ -367,11 +360,10 @@ def test_the_end_of_either_broker_has_a_reason() -> None:
 def test_the_keep_alive() -> None:
     bridge = Harness(keep_alive=10).run()
     bridge.relay.tick(7.0)
-    assert bridge.relay.to_remote == []
+    assert not bridge.relay.to_remote
     bridge.relay.tick(8.0)
-    assert b"".join(bridge.relay.to_remote) == b"\xc0\x00"
-    bridge.relay.last_sent = 8.0
-    bridge.relay.to_remote.clear()
+    assert bridge.relay.to_remote.drain() == b"\xc0\x00"
+    bridge.relay.remote_written(8.0)
     with pytest.raises(RelayError, match="no answer to PINGREQ"):
         bridge.relay.tick(16.0)
 
