@@ -17,7 +17,7 @@ from bridge_spark.log.files import replace_file, sync_directory
 from bridge_spark.log.high_watermark import WATERMARK_FILE, Watermark, encode_watermark, read_watermark
 from bridge_spark.log.record_batch import SegmentError, encode_batches, encode_lost
 from bridge_spark.log.sealed.footer import verify_file
-from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
+from bridge_spark.log.sealed.job_process import JobFailed, JobProcess
 from bridge_spark.log.segment_names import INDEX_SUFFIX, sealed_file_in, segment_file_name, segment_offsets
 from sessions.message import Message
 
@@ -212,18 +212,18 @@ def _check_sealed(directory: Path, first: int, limit: Optional[int], stamp: str,
     lines.append(f"{path.name}: {reason}; put aside as {path.name}.damaged-{stamp}")
     if not unsealed.exists():
         salvaged = path.with_name(f"{unsealed.name}.new")
-        worker = WorkerProcess()
+        process = JobProcess()
         try:
-            worker.run({"do": "salvage", "source": str(path), "target": str(salvaged), "first_offset": first,
-                        "end_offset": limit})
+            process.run({"do": "salvage", "source": str(path), "target": str(salvaged), "first_offset": first,
+                         "end_offset": limit})
             os.replace(salvaged, unsealed)
-        except SealingFailed as error:
+        except JobFailed as error:
             if error.errno:  # such as a full disk: the records are readable and must not be replaced by lost batches
                 raise OSError(error.errno, str(error)) from None
             lines.append(f"{path.name}: nothing could be read of it: {error}")
             _write(unsealed, b"" if limit is None else encode_lost(first, limit))
         finally:
-            worker.close()
+            process.close()
     os.rename(path, path.with_name(f"{path.name}.damaged-{stamp}"))
     sync_directory(directory)
     return None

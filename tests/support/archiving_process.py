@@ -41,8 +41,8 @@ def main(data_dir: Path, archive: str, archive_bytes: int | None) -> int:
     archiver.work()
     logs.committed()
     archiver.work()
-    archiver._worker.close()
-    sealer._worker.close()
+    archiver._process.close()
+    sealer._process.close()
     logs.close()
     return 3 if logs.sealing_failures or logs.archive_failures else 0
 

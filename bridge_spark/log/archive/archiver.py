@@ -1,4 +1,4 @@
-"""The archiver: a thread of the broker that has sealed segments copied to archives by the worker process.
+"""The archiver: a thread of the broker that has sealed segments copied to archives by a process.
 
 In order of offsets, a segment is written to the archive, confirmed, and entered into the index, which is synced; only
 then may retention remove the local file.  Retention of the archive takes segments out of the index before it removes
@@ -16,8 +16,8 @@ from typing import Callable, Dict, List, Tuple
 from bridge_spark.log.archive.index import ArchivedSegment
 from bridge_spark.log.partition import Partition
 from bridge_spark.log.record_batch import SegmentError
-from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
-from bridge_spark.log.sealed.worker_thread import WorkerThread
+from bridge_spark.log.sealed.job_process import JobFailed, JobProcess
+from bridge_spark.log.sealed.job_thread import JobThread
 from bridge_spark.log.stream_config import StreamConfig
 from bridge_spark.log.stream_log import StreamLogs
 
@@ -28,7 +28,7 @@ JOB_TIMEOUT = 300.0  # seconds after which a job has failed, beside those for it
 LOWEST_RATE = 100_000  # bytes per second
 REMOVED_AT_ONCE = 1000  # files per job
 MAX_FAILURES = 3  # partitions whose segments fail before the stream's archive waits for the retry
-JOB_ERRORS = (SealingFailed, SegmentError, OSError)
+JOB_ERRORS = (JobFailed, SegmentError, OSError)
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +58,9 @@ class Archiver:
     def __init__(self, logs: StreamLogs, clock: Callable[[], float] = time.time) -> None:
         self._logs = logs
         self._clock = clock
-        self._worker = WorkerProcess()
+        self._process = JobProcess()
         self._archives = [StreamArchive(config) for config in logs.archiving()]
-        self._thread = WorkerThread("archive", logs.segment_sealed, self._worker, self.work, self._pause)
+        self._thread = JobThread("archive", logs.segment_sealed, self._process, self.work, self._pause)
 
     def start(self) -> None:
         if self._archives:
@@ -89,7 +89,7 @@ class Archiver:
             try:
                 self._work(archive)
             except JOB_ERRORS as error:
-                self._worker.close()
+                self._process.close()
                 if not self._thread.stopping:
                     self._failed(archive, error)
             else:
@@ -115,7 +115,7 @@ class Archiver:
                     if self._upload_next(archive, number):
                         continue
                 except JOB_ERRORS as error:
-                    self._worker.close()
+                    self._process.close()
                     failures.append(error)
                 left.remove(number)
         return failures
@@ -123,7 +123,7 @@ class Archiver:
     def _run_job(self, archive: StreamArchive, kind: str, size: int = 0, **more: object) -> object:
         """Run a job that transfers `size` bytes."""
         job = {"do": kind, "location": str(archive.config.archive), "stream": archive.config.name, **more}
-        return self._worker.run_within(job, JOB_TIMEOUT + size / LOWEST_RATE)
+        return self._process.run_within(job, JOB_TIMEOUT + size / LOWEST_RATE)
 
     # -- start ----------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The jobs of an archive, which run in the worker process (`bridge_spark.log.sealed.worker`).
+"""The jobs of an archive, which run in the process of `bridge_spark.log.sealed.segment_jobs`.
 
 An upload is confirmed before it counts: size, footer and both checksums of the object must be those of the sealed
 segment.  Repeating a job has the same result.

@@ -1,4 +1,4 @@
-"""Finds offsets by time in archived segments, by a worker process that ends when it is idle."""
+"""Finds offsets by time in archived segments, by a process that ends when it is idle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Optional
 
 from bridge_spark.log.archive.files import ArchiveError
 from bridge_spark.log.archive.index import ArchivedSegment
-from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
+from bridge_spark.log.sealed.job_process import JobFailed, JobProcess
 
 IDLE_S = 60.0
 TIMEOUT_S = 20.0  # of one lookup
@@ -17,7 +17,7 @@ class ArchiveLookups:
     """Lookups one after the other, from any thread."""
 
     def __init__(self) -> None:
-        self._worker = WorkerProcess(nice=0)  # a request waits for it
+        self._process = JobProcess(nice=0)  # a request waits for it
         self._lock = threading.Lock()
         self._idle: Optional[threading.Timer] = None
 
@@ -28,9 +28,9 @@ class ArchiveLookups:
             try:
                 job = {"do": "find time", "location": location, "stream": stream, "partition": partition,
                        "name": segment.file, "timestamp": timestamp}
-                return int(self._worker.run_within(job, TIMEOUT_S))
-            except SealingFailed as error:
-                self._worker.close()
+                return int(self._process.run_within(job, TIMEOUT_S))
+            except JobFailed as error:
+                self._process.close()
                 raise ArchiveError(str(error)) from None
             finally:
                 self._idle = threading.Timer(IDLE_S, self._end)
@@ -45,11 +45,11 @@ class ArchiveLookups:
     def _end(self) -> None:
         with self._lock:
             if self._idle is threading.current_thread():
-                self._worker.close()
+                self._process.close()
 
     def close(self) -> None:
         """End the process; a lookup that runs fails."""
-        self._worker.kill()
+        self._process.kill()
         with self._lock:
             self._cancel()
-            self._worker.close()
+            self._process.close()

@@ -1,27 +1,21 @@
 """A process that reads sealed segments for the broker, which loads no Arrow.
 
 A request is a line of JSON on stdin: path, length of the file, offset and size. The answer is a line of JSON on stdout,
-{"bytes": n, "end": offset, "reason": text}, and so many bytes: a record batch (`SealedRows.read`). The process ends when
-stdin is closed, so it never outlives its parent.
+{"bytes": n, "end": offset, "reason": text, "errno": code}, and n bytes: a record batch (`SealedRows.read`).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
+
+from bridge_spark.log.sealed.child_process import ChildProcess
 
 LOW_PRIORITY = 10
 CACHE_BYTES = 128 * 1024 * 1024  # of decoded row groups in the process
-
-# The first argument is the directory of this package, so that the process can import it however this one did.
-_PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]);"
-    " from bridge_spark.log.sealed.row_process import main; main(int(sys.argv[2]))"
-)
 
 
 class SealedBatch(NamedTuple):
@@ -36,56 +30,36 @@ class RowProcess:
     """The process, started by the first read. `kill` may be called from any thread, the rest from one."""
 
     def __init__(self, nice: int = LOW_PRIORITY) -> None:
-        self._nice = nice
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._child = ChildProcess("bridge_spark.log.sealed.row_process", nice)
 
     @property
     def running(self) -> bool:
-        return self._process is not None
+        return self._child.process is not None
 
     def read(self, path: Path, length: int, offset: int, size: int) -> SealedBatch:
         """A batch of about `size` bytes. Raises `OSError`."""
-        process = self._process
-        if process is None or process.poll() is not None:
-            self.close()
-            process = self._process = self._start()
-        assert process.stdin is not None and process.stdout is not None
-        request = {"path": str(path), "length": length, "offset": offset, "size": size}
+        child = self._child
+        child.start()
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-            head = process.stdout.readline()
+            head = child.ask({"path": str(path), "length": length, "offset": offset, "size": size})
             answer: Any = json.loads(head) if head.endswith(b"\n") else {"bytes": -1}
-            data = process.stdout.read(answer["bytes"]) if answer["bytes"] > 0 else b""
+            data = child.read(answer["bytes"]) if answer["bytes"] > 0 else b""
         except (OSError, ValueError, KeyError):
             answer, data = {"bytes": -1}, b""
         if answer["bytes"] != len(data):
-            self.close()
+            child.close()
             raise OSError("the process that reads sealed segments has ended")
         if answer["errno"]:
             raise OSError(answer["errno"], answer["reason"])
         return SealedBatch(data, answer["end"], answer["reason"])
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).resolve().parents[3]), str(self._nice)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-
     def kill(self) -> None:
         """End the process, and with it the read that is under way."""
-        process = self._process
-        if process is not None:
-            process.kill()
+        self._child.kill()
 
     def close(self) -> None:
         """End the process. The next read starts a new one."""
-        process, self._process = self._process, None
-        if process is not None:
-            with process:
-                process.kill()
+        self._child.close()
 
 
 def main(nice: int) -> None:

@@ -1,4 +1,4 @@
-"""The sealer: a thread of the broker that has closed segments sealed by the worker process, one at a time, and compacted.
+"""The sealer: a thread of the broker that has closed segments sealed by a process, one at a time, and compacted.
 
 The sealed file is written and read back under a temporary name, synced, renamed, and the directory synced.  Then the
 stream log shows it to readers and later removes the unsealed file, so a complete file holds each record at any moment.
@@ -18,8 +18,8 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from bridge_spark.log.files import sync_directory
 from bridge_spark.log.record_batch import SegmentError
-from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
-from bridge_spark.log.sealed.worker_thread import WorkerThread
+from bridge_spark.log.sealed.job_process import JobFailed, JobProcess
+from bridge_spark.log.sealed.job_thread import JobThread
 from bridge_spark.log.segment import Segment, read_sealed_segment
 from bridge_spark.log.segment_names import UNFINISHED_SUFFIX, sealed_file_name
 from bridge_spark.log.stream_config import StreamConfig
@@ -41,8 +41,8 @@ class Sealer:
 
     def __init__(self, logs: StreamLogs) -> None:
         self._logs = logs
-        self._worker = WorkerProcess()
-        self._thread = WorkerThread("sealing", logs.segment_closed, self._worker, self._seal_all, self._pause)
+        self._process = JobProcess()
+        self._thread = JobThread("sealing", logs.segment_closed, self._process, self._seal_all, self._pause)
         self._not_before: Dict[Tuple[Key, int], float] = {}  # when to try a segment again; infinity once it is done
         self._retry_waits: Dict[Tuple[Key, int], float] = {}
         self._started = False
@@ -104,7 +104,7 @@ class Sealer:
             sealed = self._write(key, directory, segment, unfinished)
             os.rename(unfinished, directory / sealed.file)
             sync_directory(directory)
-        except (SealingFailed, SegmentError, OSError) as error:
+        except (JobFailed, SegmentError, OSError) as error:
             with suppress(OSError):
                 unfinished.unlink()
             if not self._thread.stopping and (directory / segment.file).exists():
@@ -125,9 +125,9 @@ class Sealer:
         """Write and sync the sealed segment `target`."""
         free = os.statvfs(directory)
         if free.f_bavail * free.f_frsize < segment.size + RESERVED_BYTES:
-            raise SealingFailed(f"less than {segment.size + RESERVED_BYTES} bytes are free")
+            raise JobFailed(f"less than {segment.size + RESERVED_BYTES} bytes are free")
         stream, number = key
-        self._worker.run({
+        self._process.run({
             "do": "seal",
             "source": str(directory / segment.file),
             "target": str(target),
@@ -139,7 +139,7 @@ class Sealer:
         })
         sealed = read_sealed_segment(target)
         if (sealed.first_offset, sealed.end_offset) != (segment.first_offset, segment.end_offset):
-            raise SealingFailed("the sealed file has other offsets")
+            raise JobFailed("the sealed file has other offsets")
         return sealed
 
     def _is_due(self, key: Key, config: StreamConfig, segments: List[Segment]) -> bool:
@@ -162,8 +162,8 @@ class Sealer:
         try:
             free, size = os.statvfs(directory), sum(segment.size for segment in segments)
             if free.f_bavail * free.f_frsize < size + RESERVED_BYTES:
-                raise SealingFailed(f"less than {size + RESERVED_BYTES} bytes are free")
-            written = self._worker.run({
+                raise JobFailed(f"less than {size + RESERVED_BYTES} bytes are free")
+            written = self._process.run({
                 "do": "compact",
                 "files": [str(directory / segment.file) for segment in segments],
                 "key": config.key,
@@ -175,7 +175,7 @@ class Sealer:
                 os.rename(each["unfinished"], directory / each["file"])
             sync_directory(directory)
             found = [read_sealed_segment(directory / each["file"]) for each in written]
-        except (SealingFailed, SegmentError, OSError) as error:
+        except (JobFailed, SegmentError, OSError) as error:
             with suppress(OSError):
                 for unfinished in directory.glob(f"*{UNFINISHED_SUFFIX}"):
                     unfinished.unlink()

@@ -1,4 +1,4 @@
-"""The archiver and its worker process killed at each step; random sequences of all steps, with readers in between."""
+"""The archiver and its process killed at each step; random sequences of all steps, with readers in between."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from bridge_spark.log import stream_log
 from bridge_spark.log.archive import jobs
 from bridge_spark.log.archive.archiver import Archiver
 from bridge_spark.log.check import check_partition
-from bridge_spark.log.sealed.worker_process import SealingFailed
+from bridge_spark.log.sealed.job_process import JobFailed
 from bridge_spark.log.segment import read_sealed_segment
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 
@@ -43,15 +43,15 @@ __all__ = ["s3"]
 SUPPORT = TESTS / "support"
 
 SLOW = pytest.mark.slow("further steps at which a process is killed")
-USUAL = ("worker: before the rename", "archiver: before the index is written", "log: before a local file is removed")
+USUAL = ("jobs: before the rename", "archiver: before the index is written", "log: before a local file is removed")
 
 # Where a process is killed.
 STEPS = {
-    "worker: while copying": "sealed.worker:pwrite:parquet.*unfinished$:1:kill",
-    "worker: before the sync of the copy": "sealed.worker:fsync:parquet.*unfinished$:1:kill",
-    "worker: before the rename": "sealed.worker:rename:parquet.*unfinished$:1:kill",
-    "worker: before the sync of the archive's directory": "sealed.worker:fsync:archive/s/0$:1:kill",
-    "worker: before the copy is confirmed": "sealed.worker:pread:archive/s/0/.*parquet$:1:kill",
+    "jobs: while copying": "sealed.segment_jobs:pwrite:parquet.*unfinished$:1:kill",
+    "jobs: before the sync of the copy": "sealed.segment_jobs:fsync:parquet.*unfinished$:1:kill",
+    "jobs: before the rename": "sealed.segment_jobs:rename:parquet.*unfinished$:1:kill",
+    "jobs: before the sync of the archive's directory": "sealed.segment_jobs:fsync:archive/s/0$:1:kill",
+    "jobs: before the copy is confirmed": "sealed.segment_jobs:pread:archive/s/0/.*parquet$:1:kill",
     "archiver: before the index is written": "archiving_process:pwrite:archive_index$:1:kill",
     "archiver: before the index is synced": "archiving_process:fsync:archive_index$:1:kill",
     "archiver: before the second segment is entered": "archiving_process:pwrite:archive_index$:2:kill",
@@ -61,7 +61,7 @@ STEPS = {
 RETENTION_STEPS = {
     "archiver: before segments are taken out of the index": "archiving_process:pwrite:archive_index$:3:kill",
     "archiver: before that is synced": "archiving_process:fsync:archive_index$:3:kill",
-    "worker: before a file is removed": "sealed.worker:unlink:archive/s/0/.*parquet$:1:kill",
+    "jobs: before a file is removed": "sealed.segment_jobs:unlink:archive/s/0/.*parquet$:1:kill",
 }
 
 
@@ -88,7 +88,7 @@ def archived_offsets(archive: Path) -> list[int]:
 @pytest.mark.parametrize("step", [pytest.param(step, marks=[] if step in USUAL else SLOW) for step in STEPS])
 def test_a_kill_at_any_step(tmp_path: Path, step: str) -> None:
     data, archive = tmp_path / "data", tmp_path / "archive"
-    assert archive_all(data, archive, STEPS[step]) == (3 if step.startswith("worker") else -signal.SIGKILL)
+    assert archive_all(data, archive, STEPS[step]) == (3 if step.startswith("jobs") else -signal.SIGKILL)
     assert payloads(data) == EVERYTHING
     assert archive_all(data, archive) == 0
     assert payloads(data) == EVERYTHING
@@ -101,12 +101,12 @@ def test_a_kill_at_any_step(tmp_path: Path, step: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", [pytest.param(step, marks=[] if step.startswith("worker") else SLOW) for step in RETENTION_STEPS]
+    "step", [pytest.param(step, marks=[] if step.startswith("jobs") else SLOW) for step in RETENTION_STEPS]
 )
 def test_a_kill_while_the_archive_s_retention_removes(tmp_path: Path, step: str) -> None:
     data, archive = tmp_path / "data", tmp_path / "archive"
     killed = archive_all(data, archive, RETENTION_STEPS[step], "4000")
-    assert killed == (3 if step.startswith("worker") else -signal.SIGKILL)
+    assert killed == (3 if step.startswith("jobs") else -signal.SIGKILL)
     kept = payloads(data)
     first = min(kept)
     assert first in (0, 100) and kept == {offset: EVERYTHING[offset] for offset in range(first, END)}
@@ -117,8 +117,8 @@ def test_a_kill_while_the_archive_s_retention_removes(tmp_path: Path, step: str)
 
 @pytest.mark.parametrize(
     "call",
-    ["sealed.worker:pwrite:parquet.*unfinished$:1", *(pytest.param(call, marks=SLOW) for call in (
-        "sealed.worker:rename:unfinished$:2", "sealed.worker:fsync:parquet.*unfinished$:1",
+    ["sealed.segment_jobs:pwrite:parquet.*unfinished$:1", *(pytest.param(call, marks=SLOW) for call in (
+        "sealed.segment_jobs:rename:unfinished$:2", "sealed.worker:fsync:parquet.*unfinished$:1",
         "archiving_process:fsync:archive_index$:1"))],
 )
 def test_a_full_or_failing_disk_loses_nothing(tmp_path: Path, call: str) -> None:
@@ -159,7 +159,7 @@ def test_power_loss_at_any_step(directory: Path, layer: Layer) -> None:
 
 def test_a_kill_while_a_segment_is_sent_to_s3(tmp_path: Path, s3: S3Server) -> None:
     data, archive = tmp_path / "data", "s3://bucket/plant one"
-    assert archive_all(data, archive, "sealed.worker:read:s/0/.*parquet$:2:kill") == 3
+    assert archive_all(data, archive, "sealed.segment_jobs:read:s/0/.*parquet$:2:kill") == 3
     files = fs.S3FileSystem(endpoint_override=s3.endpoint, scheme="http")
     names = [each.base_name for each in files.get_file_info(fs.FileSelector("bucket/plant one", recursive=True))]
     assert "_archive.json" in names and not [name for name in names if name.endswith(".parquet")]
@@ -176,7 +176,7 @@ def test_a_kill_while_a_segment_is_sent_to_s3(tmp_path: Path, s3: S3Server) -> N
     assert sorted(found["offset"]) == list(range(200))
 
 
-class InlineWorker:
+class InlineJobs:
     """Runs jobs in this process; fails before or after every third one, as a killed process does."""
 
     def __init__(self, random: Random) -> None:
@@ -185,13 +185,13 @@ class InlineWorker:
     def run_within(self, job: dict[str, Any], seconds: float) -> Any:
         how = self._random.randrange(6)
         if how == 0:
-            raise SealingFailed("killed before the job")
+            raise JobFailed("killed before the job")
         try:
             result = json.loads(json.dumps(jobs.run(job)))
         except Exception as error:
-            raise SealingFailed(str(error)) from None
+            raise JobFailed(str(error)) from None
         if how == 1:
-            raise SealingFailed("killed after the job")
+            raise JobFailed("killed after the job")
         return result
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ class RandomLog:
         self.logs = StreamLogs(self.data / "streams", [self.config], lambda: self.now)
         self.logs.recover({KEY: self.end})
         self.archiver = Archiver(self.logs)
-        self.archiver._worker = InlineWorker(self.random)  # type: ignore[assignment]
+        self.archiver._process = InlineJobs(self.random)  # type: ignore[assignment]
 
     def step(self) -> None:
         self.now += 2

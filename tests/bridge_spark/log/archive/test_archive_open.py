@@ -54,7 +54,7 @@ def opened(place: Place) -> Archiver:
     logs = place.logs()
     archiver = Archiver(logs)
     archiver.work()
-    archiver._worker.close()
+    archiver._process.close()
     logs.close()
     return archiver
 
@@ -141,7 +141,7 @@ def test_repair_keeps_the_rows_of_a_damaged_segment_that_is_archived(tmp_path: P
     sealer._seal_all()
     logs.committed()
     archiver.work()
-    archiver._worker.close()
+    archiver._process.close()
     logs.close()
     directory = data / "streams/s/0"
     first, second = sorted(directory.glob("*.parquet"))

@@ -15,7 +15,7 @@ from bridge_spark.log import stream_log
 from bridge_spark.log.archive import jobs
 from bridge_spark.log.archive.archiver import Archiver
 from bridge_spark.log.backup import backup_lock
-from bridge_spark.log.sealed.worker_process import SealingFailed
+from bridge_spark.log.sealed.job_process import JobFailed
 from bridge_spark.log.segment import read_sealed_segment
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from sessions.message import Message
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.one_build
 TIME = 10**15  # microseconds, of the first record
 
 
-class Worker:
+class FakeJobs:
     """Runs jobs in this process; those of ``failing`` partitions fail."""
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class Worker:
         if job["do"] == "upload":
             self.uploads += 1
             if job["partition"] in self.failing:
-                raise SealingFailed("wrong checksum")
+                raise JobFailed("wrong checksum")
         try:
             return json.loads(json.dumps(jobs.run(job)))
         except Exception as error:
-            raise SealingFailed(str(error)) from None
+            raise JobFailed(str(error)) from None
 
     def close(self) -> None:
         """There is no process."""
@@ -67,7 +67,7 @@ class Archive:
             self.logs.add_sealed(key, read_sealed_segment(path))
         self.commit()
         self.archiver = Archiver(self.logs, lambda: self.now)
-        self.worker = self.archiver._worker = Worker()  # type: ignore[assignment]
+        self.jobs = self.archiver._process = FakeJobs()  # type: ignore[assignment]
 
     def commit(self) -> None:
         self.now += 2
@@ -115,14 +115,14 @@ def test_a_failure_is_logged_once_and_retried_later_and_later(tmp_path: Path, ca
 
 def test_a_segment_that_cannot_be_copied_holds_up_its_partition_only(tmp_path: Path) -> None:
     archive = Archive(tmp_path, retention_bytes=1)
-    archive.worker.failing.add(0)
+    archive.jobs.failing.add(0)
     archive.work()
     assert archive.archived() == [(0, 0), (0, 5)] and "5 segments wait: wrong checksum" in archive.archiver.problems()[0]
-    assert archive.worker.uploads == 6
+    assert archive.jobs.uploads == 6
     archive.commit()
     assert archive.local_starts() == [0, 5]
     assert archive.logs.archive_totals()[::2] == (5, 5)
-    archive.worker.failing.clear()
+    archive.jobs.failing.clear()
     archive.work()
     assert archive.archived() == [(0, 5), (0, 5)]
     archive.logs.close()

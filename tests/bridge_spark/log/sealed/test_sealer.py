@@ -1,4 +1,4 @@
-"""The sealer and its worker process, killed at each step; settings; a broker that seals."""
+"""The sealer and its process, killed at each step; settings; a broker that seals."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bridge_spark.log.check import check_partition
 from bridge_spark.log.sealed import sealer as sealer_module
 from bridge_spark.log.sealed.footer import verify_file
 from bridge_spark.log.sealed.sealer import Sealer
-from bridge_spark.log.sealed.worker_process import SealingFailed, WorkerProcess
+from bridge_spark.log.sealed.job_process import JobFailed, JobProcess
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from mqttbroker.config import settings as settings_module
 from mqttbroker.config.load import ConfigError, load_settings
@@ -43,9 +43,9 @@ StartBroker = Callable[..., BrokerProcess]
 
 # Where a process is killed, and at the latest after how many such calls.
 STEPS = {
-    "worker: while writing": "sealed.worker:pwrite:sealing$:4:kill",
-    "worker: before the sync": "sealed.worker:fsync:sealing$:1:kill",
-    "worker: while reading back": "sealed.worker:pread:sealing$:1:kill",
+    "jobs: while writing": "sealed.segment_jobs:pwrite:sealing$:4:kill",
+    "jobs: before the sync": "sealed.segment_jobs:fsync:sealing$:1:kill",
+    "jobs: while reading back": "sealed.segment_jobs:pread:sealing$:1:kill",
     "sealer: before the rename": "sealing_process:rename:sealing$:1:kill",
     "sealer: before the sync of the directory": "sealing_process:fsync:/0$:2:kill",
     "log: before the unsealed file is removed": "sealing_process:unlink:seg$:1:kill",
@@ -71,7 +71,7 @@ def payloads(data: Path) -> dict[int, bytes]:
 @pytest.mark.parametrize("step", STEPS)
 def test_a_kill_at_any_step(tmp_path: Path, step: str) -> None:
     directory = make(tmp_path)
-    assert seal_all(tmp_path, STEPS[step]) == (3 if step.startswith("worker") else -signal.SIGKILL)
+    assert seal_all(tmp_path, STEPS[step]) == (3 if step.startswith("jobs") else -signal.SIGKILL)
     assert payloads(tmp_path) == EVERYTHING
     state = check_partition(directory, END, False)
     assert (state.start, state.end, state.problems) == (0, END, [])
@@ -86,8 +86,8 @@ def test_a_kill_at_any_step(tmp_path: Path, step: str) -> None:
 @pytest.mark.parametrize(
     "call, code",
     [
-        ("sealed.worker:pwrite:sealing$:4", errno.ENOSPC),
-        ("sealed.worker:fsync:sealing$:1", errno.EIO),
+        ("sealed.segment_jobs:pwrite:sealing$:4", errno.ENOSPC),
+        ("sealed.segment_jobs:fsync:sealing$:1", errno.EIO),
         ("sealing_process:rename:sealing$:1", errno.EIO),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_failure_is_logged_once_and_retried(
         sealer._seal(*job)
     logs.committed()
     assert list(logs.unsealed()) == [] and logs.sealed_segments == waiting
-    sealer._worker.close()
+    sealer._process.close()
     logs.close()
 
 
@@ -188,7 +188,7 @@ def test_a_segment_removed_by_retention_is_not_a_failure(
     logs._partitions[KEY].drop(1)
     sealer._seal(*job)
     assert logs.sealing_failures == 1 and sealer._pause() is None and not list(job[1].glob("*.sealing"))
-    sealer._worker.close()
+    sealer._process.close()
     logs.close()
 
 
@@ -216,23 +216,23 @@ def test_without_sealed_streams_there_is_no_thread(tmp_path: Path) -> None:
     sealer.stop()
 
 
-def test_the_worker_reports_errors_and_ends_with_its_pipe(tmp_path: Path) -> None:
-    worker = WorkerProcess()
+def test_the_process_reports_errors_and_ends_with_its_pipe(tmp_path: Path) -> None:
+    jobs = JobProcess()
     job = {"do": "seal", "source": str(tmp_path / "none"), "target": str(tmp_path / "t"), "stream": "s", "partition": 0,
            "first_offset": 0, "end_offset": 1, "size": 1}
-    with pytest.raises(SealingFailed, match="none: No such file"):
-        worker.run(job)
-    process = worker._process
+    with pytest.raises(JobFailed, match="none: No such file"):
+        jobs.run(job)
+    process = jobs._child.process
     assert process is not None and process.stdin is not None and os.getpriority(os.PRIO_PROCESS, process.pid) == 19
     process.stdin.close()
     assert process.wait(10) == 0
-    with pytest.raises(SealingFailed, match="none: No such file"):
-        worker.run(job)
-    worker.kill()
-    with pytest.raises(SealingFailed):
+    with pytest.raises(JobFailed, match="none: No such file"):
+        jobs.run(job)
+    jobs.kill()
+    with pytest.raises(JobFailed):
         for _ in range(2):  # it may still be running at the first call
-            worker.run({**job, "do": "salvage", "source": "none", "target": "/nowhere/t"})
-    worker.close()
+            jobs.run({**job, "do": "salvage", "source": "none", "target": "/nowhere/t"})
+    jobs.close()
 
 
 # -- settings --------------------------------------------------------------------------------------------------------

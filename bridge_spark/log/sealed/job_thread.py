@@ -1,4 +1,4 @@
-"""A thread of the broker that lets the worker process do its jobs."""
+"""A thread of the broker that has jobs done in a process."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import logging
 import threading
 from typing import Callable, Optional
 
-from bridge_spark.log.sealed.worker_process import WorkerProcess
+from bridge_spark.log.sealed.job_process import JobProcess
 
 logger = logging.getLogger(__name__)
 
 
-class WorkerThread:
+class JobThread:
     """Calls `work` from `start` to `stop`: at once, when `due` is set, and after `pause()` seconds; None is no limit.
 
-    `work` runs jobs in `worker`, whose process ends with each call.
+    `work` runs jobs in `process`, which is ended after each call.
     """
 
     def __init__(
         self,
         name: str,
         due: threading.Event,
-        worker: WorkerProcess,
+        process: JobProcess,
         work: Callable[[], None],
         pause: Callable[[], Optional[float]],
     ) -> None:
         self.stopping = False
         self._name = name
         self._due = due
-        self._worker = worker
+        self._process = process
         self._work = work
         self._pause = pause
         self._thread: Optional[threading.Thread] = None
@@ -45,7 +45,7 @@ class WorkerThread:
         self.stopping = True
         self._due.set()
         while thread.is_alive():
-            self._worker.kill()
+            self._process.kill()
             thread.join(0.05)
 
     def _run(self) -> None:
@@ -59,4 +59,4 @@ class WorkerThread:
                 # A defect must not end the thread: segments would fill the disk.
                 logger.exception("event=defect in=%s", self._name)
             finally:
-                self._worker.close()
+                self._process.close()

@@ -1,8 +1,8 @@
-"""The worker process: seals, compacts and salvages segments and fills archives.
+"""The process of `JobProcess`: it seals, compacts and salvages segments and fills archives.
 
-It reads jobs from stdin, one line of JSON each: {"do": "seal" | "compact" | "salvage" | a job of `archive.jobs`, ...}.  The answer
-is one line: {"result": ...} or {"error": "...", "errno": 28}.  It ends when stdin is closed, so it never outlives its
-parent, and after a failed job of an archive.
+It reads jobs from stdin, one line of JSON each: {"do": "seal" | "compact" | "salvage" | a job of `archive.jobs`, ...}.
+The answer is one line: {"result": ...} or {"error": "...", "errno": 28}.  The process ends when stdin is closed, and
+after a failed job of an archive.
 """
 
 from __future__ import annotations
