@@ -19,7 +19,7 @@ from mqttbroker.auth.answer_cache import AnswerCache
 from mqttbroker.auth.background import BackgroundAuthenticator
 from mqttbroker.auth.login_queue import SHORT, TOO_MANY_BYTES, TOO_MANY_LOGINS, LoginQueue, WaitingLogin
 from mqttbroker.auth.permissions import PermissionsError, PermissionsReader
-from mqttbroker.auth.worker_process import WorkerConnection, WorkerFailed, WorkerProcess, WorkerSpec
+from mqttbroker.auth.plugin_process import PluginConnection, PluginFailed, PluginProcess, PluginSpec
 from mqttbroker.codec.data_types import text_of
 from mqttbroker.codec.reason_codes import (
     BAD_USER_NAME_OR_PASSWORD,
@@ -70,10 +70,10 @@ class _Call:
         self.timer = timer
 
 
-class _Worker:
+class _Process:
     """A process and the calls that it has."""
 
-    def __init__(self, connection: WorkerConnection) -> None:
+    def __init__(self, connection: PluginConnection) -> None:
         self.connection = connection
         self.calls: dict[int, _Call] = {}
 
@@ -81,23 +81,21 @@ class _Worker:
 class ExternalAuthenticator(BackgroundAuthenticator):
     """Has logins decided by the plug-in of ``spec``.
 
-    Starts its process, and raises WorkerFailed if the plug-in cannot be loaded.
+    Starts its process, and raises PluginFailed if the plug-in cannot be loaded.
     """
 
-    def __init__(
-        self, kind: str, spec: WorkerSpec, terms: ExternalTerms, bans: Bans
-    ) -> None:
+    def __init__(self, kind: str, spec: PluginSpec, terms: ExternalTerms, bans: Bans) -> None:
         super().__init__(kind)
         self.terms = terms
         self._spec = self._next_spec = spec
         self._bans = bans
         self._permissions = PermissionsReader()
-        self._unconnected = WorkerProcess(spec, kind)  # the last process that was started
+        self._unconnected = PluginProcess(spec, kind)  # the last process that was started
         self._unconnected.start()
         self._cache = AnswerCache(terms.cache_ttl, terms.cache_bytes)
         self._queue: LoginQueue[ExternalLogin] = LoginQueue()
-        self._worker: Optional[_Worker] = None  # the one that gets new logins
-        self._retired: list[_Worker] = []  # with calls of before a reload
+        self._process: Optional[_Process] = None  # the one that gets new logins
+        self._retired: list[_Process] = []  # with calls of before a reload
         self._calls = 0
         self._suspect_calls = 0
         self._next_number = 0
@@ -121,22 +119,22 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         for task in self._tasks:
             task.cancel()
         self._unconnected.close()
-        if self._worker is None and not self._tasks:
+        if self._process is None and not self._tasks:
             self._unconnected.sock.close()
-        for worker in [self._worker, *self._retired]:
-            if worker is not None:
-                worker.connection.kill()
+        for process in [self._process, *self._retired]:
+            if process is not None:
+                process.connection.kill()
 
     async def reload(self) -> list[str]:
         """Load the plug-in again, in a new process; the old one finishes the logins that it has."""
         spec = self._next_spec
         try:
             process = await self._start_process(spec)
-        except WorkerFailed as error:
+        except PluginFailed as error:
             return [f"{self.kind}: {error}"]
         self._spec = spec
         self._cache = AnswerCache(self.terms.cache_ttl, self.terms.cache_bytes)
-        old, self._worker = self._worker, None
+        old, self._process = self._process, None
         if old is not None:
             self._retired.append(old)
             self._end_if_idle(old)
@@ -144,19 +142,19 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         log.info("event=authenticator_reloaded authenticator=%s", self.kind)
         return []
 
-    def configure(self, spec: WorkerSpec, terms: ExternalTerms) -> None:
+    def configure(self, spec: PluginSpec, terms: ExternalTerms) -> None:
         """Use other settings; those of the plug-in from the next reload on."""
         self._next_spec = spec
         self.terms = terms
 
-    async def _start_process(self, spec: WorkerSpec) -> WorkerProcess:
-        """Raises WorkerFailed."""
-        process = self._unconnected = WorkerProcess(spec, self.kind)
+    async def _start_process(self, spec: PluginSpec) -> PluginProcess:
+        """Raises PluginFailed."""
+        process = self._unconnected = PluginProcess(spec, self.kind)
         await self._loop.run_in_executor(None, process.start)
         return process
 
-    async def _connect(self, process: WorkerProcess) -> None:
-        connection = WorkerConnection(process, self._answered, self._lost)
+    async def _connect(self, process: PluginProcess) -> None:
+        connection = PluginConnection(process, self._answered, self._lost)
         try:
             await connection.open()
         except BaseException:
@@ -165,7 +163,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         if self._stopped:
             connection.kill()
             return
-        self._worker = _Worker(connection)
+        self._process = _Process(connection)
         self._start_calls()
 
     def _run(self, work: Any) -> None:
@@ -173,46 +171,46 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _lost(self, connection: WorkerConnection) -> None:
+    def _lost(self, connection: PluginConnection) -> None:
         """The process has ended."""
-        worker = self._worker_of(connection)
-        if worker is None or self._stopped:
+        process = self._process_of(connection)
+        if process is None or self._stopped:
             return
-        lost, worker.calls = worker.calls, {}
+        lost, process.calls = process.calls, {}
         for call in lost.values():
             self._end_call(call)
             self._refuse(call.login, "the process of the authenticator ended")
-        if worker is self._worker:
-            self._worker = None
+        if process is self._process:
+            self._process = None
             log.error("event=authenticator_ended authenticator=%s seconds_until_restart=%g", self.kind, self._pause)
             self._loop.call_later(self._pause, lambda: self._run(self._start_again()))
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         else:
-            self._retired.remove(worker)
+            self._retired.remove(process)
 
     async def _start_again(self) -> None:
-        if self._worker is not None or self._stopped:
+        if self._process is not None or self._stopped:
             return
         try:
             process = await self._start_process(self._spec)
-        except WorkerFailed as error:
+        except PluginFailed as error:
             log.error("event=authenticator_not_started authenticator=%s reason=%s", self.kind, error)
             self._loop.call_later(self._pause, lambda: self._run(self._start_again()))
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             return
-        if self._worker is None:  # no reload was faster
+        if self._process is None:  # no reload was faster
             self.restarts += 1
             await self._connect(process)
         else:
             process.close()
 
-    def _worker_of(self, connection: WorkerConnection) -> Optional[_Worker]:
-        workers = [worker for worker in (self._worker, *self._retired) if worker is not None]
-        return next((worker for worker in workers if worker.connection is connection), None)
+    def _process_of(self, connection: PluginConnection) -> Optional[_Process]:
+        processes = [process for process in (self._process, *self._retired) if process is not None]
+        return next((process for process in processes if process.connection is connection), None)
 
-    def _end_if_idle(self, worker: _Worker) -> None:
-        if worker is not self._worker and not worker.calls:
-            worker.connection.kill()
+    def _end_if_idle(self, process: _Process) -> None:
+        if process is not self._process and not process.calls:
+            process.connection.kill()
 
     # -- logins -----------------------------------------------------------------
 
@@ -229,7 +227,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
     @property
     def up(self) -> bool:
         """Whether there is a process that takes logins."""
-        return self._worker is not None
+        return self._process is not None
 
     def authenticate(self, request: AuthenticationRequest) -> None:
         if request.method is not None:
@@ -264,7 +262,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
     def _start_calls(self) -> None:
         """Give waiting logins to the plug-in."""
         skipped = 0
-        while self._worker is not None and self._calls < self.terms.max_concurrent:
+        while self._process is not None and self._calls < self.terms.max_concurrent:
             login = self._queue.pop(self._suspect_calls < max(1, self.terms.max_concurrent // 2))
             if login is None:
                 return
@@ -278,27 +276,27 @@ class ExternalAuthenticator(BackgroundAuthenticator):
             elif not login.suspect and self._suspects(request):
                 self._queue.add(login, True)
             else:
-                self._call(self._worker, login)
+                self._call(self._process, login)
                 continue
             skipped += 1
             if skipped == SKIPPED:
                 self._start_later()
                 return
 
-    def _call(self, worker: _Worker, login: ExternalLogin) -> None:
+    def _call(self, process: _Process, login: ExternalLogin) -> None:
         self._next_number += 1
         number = self._next_number
-        timer = self._loop.call_later(self._spec.timeout + GRACE, self._stuck, worker)
-        worker.calls[number] = _Call(login, timer)
+        timer = self._loop.call_later(self._spec.timeout + GRACE, self._stuck, process)
+        process.calls[number] = _Call(login, timer)
         self._calls += 1
         self._suspect_calls += login.suspect
-        worker.connection.send(number, login.fields)
+        process.connection.send(number, login.fields)
 
-    def _answered(self, connection: WorkerConnection, answer: dict[str, Any]) -> None:
+    def _answered(self, connection: PluginConnection, answer: dict[str, Any]) -> None:
         """Called with an answer of a process."""
-        worker = self._worker_of(connection)
-        call = None if worker is None else worker.calls.pop(answer.get("id", 0), None)
-        if worker is None or call is None:
+        process = self._process_of(connection)
+        call = None if process is None else process.calls.pop(answer.get("id", 0), None)
+        if process is None or call is None:
             return
         self._end_call(call)
         self._pause = FIRST_PAUSE
@@ -306,7 +304,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         if "error" in answer:
             self._refuse(login, str(answer["error"]))
         else:
-            if worker is self._worker:  # no answer of a plug-in that a reload has replaced
+            if process is self._process:  # no answer of a plug-in that a reload has replaced
                 # Also if the client has left: it asks again soon.
                 self._cache.put(self._cache.digest(login.fields), answer, self._loop.time())
             self._update_clock()
@@ -315,7 +313,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
             except Exception:
                 log.exception("event=defect in=%s client=%s", self.kind, login.request.client_id)
                 login.request.unavailable("the authenticator failed")
-        self._end_if_idle(worker)
+        self._end_if_idle(process)
         self._start_calls()
 
     def _decide(self, request: AuthenticationRequest, answer: dict[str, Any]) -> None:
@@ -388,10 +386,10 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         if login.request.waiting:
             self._refuse(login, "no answer in time")
 
-    def _stuck(self, worker: _Worker) -> None:
+    def _stuck(self, process: _Process) -> None:
         """The plug-in has not even noticed its own timeout: it blocks the event loop of its process."""
         log.error("event=authenticator_stuck authenticator=%s", self.kind)
-        worker.connection.kill()
+        process.connection.kill()
 
     def _end_call(self, call: _Call) -> None:
         self._calls -= 1

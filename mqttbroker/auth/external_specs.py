@@ -6,14 +6,14 @@ import json
 from typing import Any, Optional
 
 from mqttbroker.auth.external import ExternalTerms
-from mqttbroker.auth.worker_process import WorkerSpec
+from mqttbroker.auth.plugin_process import PluginSpec
 from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Settings
 
 EXTERNAL = ("http_callback", "plugin")
 
 
-def spec_of(kind: str, settings: Settings) -> Optional[WorkerSpec]:
+def spec_of(kind: str, settings: Settings) -> Optional[PluginSpec]:
     """The plug-in of a kind; None if there is none in the settings."""
     if kind == "plugin":
         plugin = settings.plugin
@@ -52,5 +52,5 @@ def terms_of(kind: str, settings: Settings) -> ExternalTerms:
 
 def _spec(
     section: config.ExternalAuthenticator, plugin: str, options: dict[str, Any], path: Optional[str]
-) -> WorkerSpec:
-    return WorkerSpec(plugin, path, options, section.timeout, section.start_timeout, section.max_memory)
+) -> PluginSpec:
+    return PluginSpec(plugin, path, options, section.timeout, section.start_timeout, section.max_memory)

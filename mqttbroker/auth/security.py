@@ -25,7 +25,7 @@ from mqttbroker.auth.external_specs import EXTERNAL, spec_of, terms_of
 from mqttbroker.auth.passwords import PASSWORD_FILE_MODES, PasswordFileError, Passwords, parse_passwords
 from mqttbroker.auth.proven_passwords import ProvenPasswords
 from mqttbroker.auth.replace_file import Contents, FileChanged, read_contents, rewrite_file
-from mqttbroker.auth.worker_process import WorkerFailed
+from mqttbroker.auth.plugin_process import PluginFailed
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings
@@ -123,7 +123,7 @@ class Security:
                     self._external[kind] = ExternalAuthenticator(
                         kind, spec, terms_of(kind, self._settings), self.bans
                     )
-                except WorkerFailed as error:
+                except PluginFailed as error:
                     problems.append(f"{kind}: {error}")
         if problems:
             for authenticator in self._external.values():

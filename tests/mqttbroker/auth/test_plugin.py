@@ -167,13 +167,13 @@ def test_invalid_answers_refuse_the_login_only(start_broker: Start, directory: P
                  "unknown"):  # fmt: skip
         assert login(broker, name).reason_code == SERVER_UNAVAILABLE, name
         assert login(broker, "ok").reason_code == SUCCESS
-        children = worker_processes(broker)
+        children = plugin_processes(broker)
         assert process in (None, children)
         process = children  # the same one: none of them ended it
     assert "event=authenticator_ended" not in broker.log
 
 
-def worker_processes(broker: BrokerProcess) -> list[int]:
+def plugin_processes(broker: BrokerProcess) -> list[int]:
     """The processes of plug-ins that the broker runs."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -183,7 +183,7 @@ def worker_processes(broker: BrokerProcess) -> list[int]:
                 command = (entry / "cmdline").read_bytes()
             except (OSError, IndexError, ValueError):
                 continue
-            if parent == broker.pid and b"mqttbroker.auth.worker" in command:
+            if parent == broker.pid and b"mqttbroker.auth.plugin_main" in command:
                 found.append(int(entry.name))
     return found
 
@@ -204,11 +204,11 @@ def test_a_plugin_that_blocks_or_dies_is_started_again(start_broker: Start, dire
     broker = start_broker(config=config(directory, timeout="300ms"))
     with RawClient(broker.port) as bystander:
         assert bystander.connect("bystander", username="ok", password=b"x").reason_code == SUCCESS
-        before = worker_processes(broker)
+        before = plugin_processes(broker)
         assert login(broker, name).reason_code == SERVER_UNAVAILABLE
         bystander.ping()
         assert login(broker, "ok", "next").reason_code == SUCCESS  # it waited for the new process
-        assert len(worker_processes(broker)) == 1 and worker_processes(broker) != before
+        assert len(plugin_processes(broker)) == 1 and plugin_processes(broker) != before
         names = ["up", "failures_total", "restarts_total", "waiting", "in_progress"]
         assert [plugin_metric(broker, name) for name in names] == [1, 1, 1, 0, 0]
         bystander.subscribe("$SYS/broker/authenticators/plugin/+")
@@ -257,7 +257,7 @@ def test_a_flood_of_logins_while_the_plugin_hangs(start_broker: Start, directory
             bystander.publish("t", payload, 1)
             assert bystander.take().payload == payload
         assert [client.expect(Connack).reason_code for client in clients[24:]] == [SERVER_BUSY] * 16
-        os.kill(worker_processes(broker)[0], signal.SIGKILL)  # the four that it has are refused
+        os.kill(plugin_processes(broker)[0], signal.SIGKILL)  # the four that it has are refused
         assert [client.expect(Connack).reason_code for client in clients[:4]] == [SERVER_UNAVAILABLE] * 4
         bystander.ping()
 
@@ -277,7 +277,7 @@ def test_a_client_that_left_does_not_reach_the_plugin(start_broker: Start, direc
         held2.close()
         if "TEST_WORKERS" in os.environ:  # their sockets are looked at in the broker's own process, but not in a worker
             wait_until(lambda: json.loads(broker.get("/api/v1/listeners"))["items"][0]["clients"] == 1)
-        os.kill(worker_processes(broker)[0], signal.SIGKILL)
+        os.kill(plugin_processes(broker)[0], signal.SIGKILL)
         assert held.expect(Connack).reason_code == SERVER_UNAVAILABLE
     assert login(broker, "prints").reason_code == SUCCESS
     broker.wait_for_log('event=authenticator_output authenticator=plugin text="a line of the plug-in"')
@@ -295,7 +295,7 @@ def test_sighup_loads_the_plugin_again(start_broker: Start, directory: Path) -> 
         os.kill(broker.pid, signal.SIGHUP)
         broker.wait_for_log("event=authenticator_reloaded authenticator=plugin")
         assert login(broker, "fine").reason_code == SUCCESS
-        assert len(worker_processes(broker)) == 2  # the old one still has its login
+        assert len(plugin_processes(broker)) == 2  # the old one still has its login
         after = len(broker.lines)
         module.write_text("import nowhere_to_be_found")
         os.kill(broker.pid, signal.SIGHUP)
@@ -309,7 +309,7 @@ def test_the_broker_ends_while_a_plugin_is_loaded(start_broker: Start, directory
     (directory / "scripted.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(3600)\n")
     os.kill(broker.pid, signal.SIGHUP)
     broker.wait_for_log("event=authenticator_output .*text=loading")
-    processes = worker_processes(broker)
+    processes = plugin_processes(broker)
     assert len(processes) == 2
     assert broker.terminate() == 0
     wait_for_end(processes)
@@ -327,7 +327,7 @@ def test_the_processes_end_with_the_broker(start_broker: Start, directory: Path)
     broker = start_broker(config=config(directory, timeout="60s"))
     with RawClient(broker.port) as client:
         client.send(Connect("c", username="blocks", password=b"x").encode(5))
-        processes = worker_processes(broker)
+        processes = plugin_processes(broker)
         broker.kill()
         wait_for_end(processes)
 

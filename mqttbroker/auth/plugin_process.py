@@ -1,4 +1,4 @@
-"""Starts the process of a plug-in (`mqttbroker.auth.worker`), and talks with it."""
+"""Starts the process of a plug-in (`mqttbroker.auth.plugin_main`), and talks with it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from mqttbroker.auth.worker import MAX_FRAME, encode
+from mqttbroker.auth.plugin_main import MAX_FRAME, encode
 
 log = logging.getLogger("mqttbroker.auth")
 
 MAX_LINE = 500  # characters of a line of output in the log
 MAX_LINES = 20  # of output in the log, per second
 # The argument is the directory of this package, so that the process can import it however this one did.
-_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from mqttbroker.auth.worker import main; main(int(sys.argv[2]))"
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv[1]);"
+    " from mqttbroker.auth.plugin_main import main; main(int(sys.argv[2]))"
+)
 
 
-class WorkerFailed(Exception):
+class PluginFailed(Exception):
     """The process could not be started. One line with the reason."""
 
 
 @dataclass(frozen=True)
-class WorkerSpec:
+class PluginSpec:
     """A plug-in and how its process is run; times in seconds, sizes in bytes."""
 
     plugin: str
@@ -40,19 +43,19 @@ class WorkerSpec:
     max_memory: int
 
 
-class WorkerProcess:
+class PluginProcess:
     """A process that runs a plug-in. `start` and `close` may be called from any thread, the rest from the loop's."""
 
     sock: socket.socket  # once it is started
 
-    def __init__(self, spec: WorkerSpec, kind: str) -> None:
+    def __init__(self, spec: PluginSpec, kind: str) -> None:
         self._spec = spec
         self._kind = kind
         self._closed = False
         self._process: Optional[subprocess.Popen[bytes]] = None
 
     def start(self) -> None:
-        """Start the process and wait until the plug-in is loaded. Raises WorkerFailed, also if `close` is called."""
+        """Start the process and wait until the plug-in is loaded. Raises PluginFailed, also if `close` is called."""
         spec = self._spec
         ours, theirs = socket.socketpair()
         with theirs:
@@ -67,7 +70,7 @@ class WorkerProcess:
                 )
             except OSError as error:
                 ours.close()
-                raise WorkerFailed(f"cannot start a process: {error.strerror}") from None
+                raise PluginFailed(f"cannot start a process: {error.strerror}") from None
         self.sock = ours
         threading.Thread(target=_log_output, args=(process, self._kind), daemon=True).start()
         if self._closed:
@@ -81,9 +84,9 @@ class WorkerProcess:
         if reason:
             self.close()
             ours.close()
-            raise WorkerFailed(reason)
+            raise PluginFailed(reason)
 
-    def _load(self, spec: WorkerSpec) -> str:
+    def _load(self, spec: PluginSpec) -> str:
         """Have the plug-in loaded; returns the reason if that failed."""
         fields = {"plugin": spec.plugin, "path": spec.path, "options": spec.options, "timeout": spec.timeout}
         self.sock.settimeout(spec.start_timeout)
@@ -108,14 +111,14 @@ class WorkerProcess:
             self._process.kill()  # `_log_output` waits for it
 
 
-class WorkerConnection(asyncio.Protocol):
-    """The connection with a `WorkerProcess`. ``on_answer`` is called with each answer, ``on_lost`` once, at its end."""
+class PluginConnection(asyncio.Protocol):
+    """The connection with a `PluginProcess`. ``on_answer`` is called with each answer, ``on_lost`` once, at its end."""
 
     def __init__(
         self,
-        process: WorkerProcess,
-        on_answer: Callable[[WorkerConnection, dict[str, Any]], None],
-        on_lost: Callable[[WorkerConnection], None],
+        process: PluginProcess,
+        on_answer: Callable[[PluginConnection, dict[str, Any]], None],
+        on_lost: Callable[[PluginConnection], None],
     ) -> None:
         self._process = process
         self._on_answer = on_answer
