@@ -16,9 +16,7 @@ import secrets
 import signal
 import sys
 import time
-from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Callable, List, Optional, Sequence
 
 import uvloop
@@ -33,7 +31,7 @@ from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.backup import back_up
 from mqttbroker.admin.client_events import ClientEvents
 from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.control import MAX_VISITS, BrokerControl
+from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.data_files import restrict, set_umask
 from mqttbroker.admin.history import History, Sampler
@@ -51,8 +49,7 @@ from mqttbroker.admin.http_trace import TraceRoutes
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.stream_places import PlacesReport, StreamPlaces
-from mqttbroker.admin.sys_topics import SysTopics
-from mqttbroker.admin.views import AuthenticatorStatus, JwksStatus
+from mqttbroker.admin.views import AuthenticatorStatus
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import bridge_terms, build_broker, listener_terms, restore, stream_config
 from mqttbroker.auth.security import Security, http_ban_terms
@@ -65,39 +62,36 @@ from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
 from mqttbroker.core.policy import AllowAll, AnonymousPolicy, AuthenticationChain
-from mqttbroker.core.session_orders import SessionOrders
-from mqttbroker.core.turns import TURN_WORK
 from mqttbroker.file_limit import client_sockets
+from mqttbroker.health import Health
 from mqttbroker.log_levels import LogLevels
-from mqttbroker.logs import close, configure_log, dropped_lines, file_problem
+from mqttbroker.logs import close, configure_log, file_problem
 from mqttbroker.memory_limit import MemoryWatch, ProcessMemory, part_limits
+from mqttbroker.metrics_page import MetricsPage
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener, defect, new_client_id
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
-from mqttbroker.net.tls import http_context
+from mqttbroker.net.tls import ListenerContext, http_context
 from mqttbroker.net.trace import Tracer
 from mqttbroker.net.wire import Endpoint, FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
+from mqttbroker.periodic_tasks import GC_FULL, PeriodicTasks
 from mqttbroker.reload import Reloader
 from mqttbroker.restart import RestartRequest, restart
 from mqttbroker.service_manager import ServiceManager
+from mqttbroker.store_runner import StoreRunner
 from mqttbroker.stream_control import StreamControl, created_definitions, with_created_streams
 from mqttbroker.stream_reads import StreamReads
 from mqttbroker.workers import Workers
-from sessions.store.disk import is_full
 from sessions.store.interface import Store, StoreError
 from sessions.store.writer import SqliteStore
-from sessions.write_set import Page, WriteSet
 
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")
 
-TICK = 0.25  # seconds between checks of keep alives, wills and expiries
-# Each collection of the young generations takes milliseconds. A full one takes time in proportion to all objects: it is
-# due after GC_FULL collections of the second generation, and then waits until no client sends, or until it is ten
-# times overdue.
-GC_FULL = 100
+# Each collection of the young generations takes milliseconds. A full one takes time in proportion to all objects, so it
+# is run while no client sends (`PeriodicTasks.tick`), or when it is ten times overdue.
 GC_THRESHOLDS = (10_000, 5, 10 * GC_FULL)
 
 
@@ -180,13 +174,14 @@ class Server:
         """Serve until SIGTERM or SIGINT, or SIGUSR2: then `released` are the listening sockets, still open."""
         loop = asyncio.get_running_loop()
         self.loop = loop
+        store_runner = StoreRunner(self.store, self.metrics.latency, loop)
         self.scheduler = FlushScheduler(
-            self.broker, loop, self._submit, self.settings.durability != "interval"
+            self.broker, loop, store_runner.submit, self.settings.durability != "interval"
         )
-        self.stream_reads = StreamReads(loop, self.streams, self.broker.chunk_reads, self.scheduler.update_clock)
-        self.stream_reads.start()
+        stream_reads = StreamReads(loop, self.streams, self.broker.chunk_reads, self.scheduler.update_clock)
+        stream_reads.start()
         self.broker.work_queues.open_all()
-        self.store.start(self._answered, self._read_done)
+        store_runner.start(self.scheduler, stream_reads)
         self.sealer.start()
         self.archiver.start()
         self.security.start(loop, self.scheduler.update_clock)
@@ -263,8 +258,8 @@ class Server:
             self.archiver.stop()
             for task in tasks:
                 task.cancel()
-            self.stream_reads.stop()
-            await self._drain()
+            stream_reads.stop()
+            await store_runner.drain(self.broker)
             await self.workers.stop()
             self.control_runner.close()  # the HTTP server's thread must not wait for this one, which joins it
             if self.http is not None:
@@ -272,39 +267,6 @@ class Server:
             self.consumers.stop()
         if self.failure:
             raise OSError(self.failure)
-
-    def unready(self) -> list[str]:
-        """The reasons why clients should not connect now, for /readyz; empty if there is none."""
-        reasons = []
-        if self.store.damage:
-            salvaging = self.settings.on_corrupt_store == "salvage"
-            cure = "a restart repairs it" if salvaging else "stop the broker and run mqttbroker repair-store"
-            refusing = "changes are refused, " if self.broker.commits.error else ""
-            reasons.append(f"store: {self.store.damage}; {refusing}{cure}")
-        elif self.broker.commits.error:
-            reasons.append(f"store: {self.broker.commits.error}")
-        if self.broker.commits.backlogged:
-            reasons.append("store: too much waits for the disk")
-        if memory := self.broker.memory.reason():
-            reasons.append(memory)
-        redirect = self.broker.terms.redirect
-        if redirect is not None:
-            reasons.append(f"redirect: clients go to {redirect.server_reference}")
-        return reasons
-
-    def _warnings(self) -> list[str]:
-        """Problems that keep no client away from all listeners, for /readyz; called on the HTTP server's thread."""
-        warnings = [f"reload: {problem}" for problem in self.reloader.problems]
-        warnings += self.archiver.problems()
-        if self.security.jwt is not None:
-            warnings += self.security.jwt.problems
-        now = datetime.now(timezone.utc)
-        for listener in list(self.listeners):
-            invalid = None if listener.revocations is None else listener.revocations.problem(now)
-            for problem in (listener.refresh_problem, invalid):
-                if problem is not None:
-                    warnings.append(f"listener {listener.listener.address}: {problem}")
-        return warnings
 
     def _bridges(self) -> Sequence[BridgeStatus]:
         return [] if self.bridges is None else self.bridges.statuses()
@@ -317,41 +279,14 @@ class Server:
     def _unapplied_memory(self) -> int:
         return self.store.progress().unapplied_bytes
 
+    def _http_context(self) -> Optional[ListenerContext]:
+        return None if self.http is None else self.http.gate.context
+
     def _authenticators(self) -> list[AuthenticatorStatus]:
         return [
             AuthenticatorStatus(kind, one.up, one.waiting, one.in_progress, one.failures, one.restarts)
             for kind, one in self.security.external.items()
         ]
-
-    async def _render_metrics(self) -> bytes:
-        """The text of /metrics; called on the HTTP server's thread."""
-        status = await asyncio.wrap_future(self.control_runner.call(self.control.status))
-        self.metrics.log_lines_dropped = dropped_lines()
-        self.metrics.reload_problems = len(self.reloader.problems)
-        jwks = None if self.security.jwt is None else self.security.jwt.jwks
-        if jwks is not None:
-            self.metrics.jwks = JwksStatus(jwks.successes, jwks.failures, jwks.key_count, jwks.fetched_at)
-        contexts = {one.listener.address: one.context for one in self.listeners}
-        if self.http is not None:
-            contexts["http"] = self.http.gate.context
-        self.metrics.certificate_expiries = {
-            name: context.certificate_expires.timestamp()
-            for name, context in contexts.items()
-            if context is not None and context.certificate_expires is not None
-        }
-        self.metrics.listener_clients = {
-            one.listener.address: one.listener_policy.clients for one in self.listeners
-        }
-        self.metrics.crl_expiries = {
-            one.listener.address: one.revocations.expires.timestamp()
-            for one in self.listeners
-            if one.revocations is not None and one.revocations.expires is not None
-        }
-        return self.metrics.render(status)
-
-    async def _readiness(self) -> list[str]:
-        """`unready` for the HTTP server's thread."""
-        return await asyncio.wrap_future(self.control_runner.call(self.unready))
 
     def _warn_of_http(self) -> None:
         settings = self.settings
@@ -379,12 +314,24 @@ class Server:
                 self.sampler, self.control_runner, settings.history_interval, settings.history_length
             )
             accounts = AccountRoutes(self.security, self.broker, self.control_runner)
+            health = Health(
+                self.broker, self.store, self.security, self.archiver, self.listeners, self.reloader,
+                self.settings.on_corrupt_store == "salvage",
+            )
+            metrics_page = MetricsPage(
+                self.metrics, self.control, self.control_runner, self.security, self.listeners, self._http_context,
+                self.reloader,
+            )
+
+            async def readiness() -> list[str]:
+                return await asyncio.wrap_future(self.control_runner.call(health.unready))
+
             self.http = HttpServer(
                 settings.host,
                 settings.port,
                 self.streams,
-                self._render_metrics,
-                self._readiness,
+                metrics_page.render,
+                readiness,
                 access_list(self.settings, self.security.rules.common),
                 context=context,
                 counters=self.metrics.http_counters,
@@ -395,7 +342,7 @@ class Server:
                     *history.routes(), *bridges.routes(),
                     *(dashboard_routes() if settings.dashboard else ()),
                 ],
-                warnings=self._warnings,
+                warnings=health.warnings,
             )
             api.http_bans = self.http.bans
             self.metrics.http_requests = self.http.requests
@@ -485,106 +432,34 @@ class Server:
         self.failure = reason
         self.stopping.set()
 
-    # --- the store ------------------------------------------------------------
-
-    def _submit(self, write_set: WriteSet) -> None:
-        self.metrics.latency.commit_began()
-        self.store.submit(write_set)
-
-    def _answered(self, write_set: WriteSet, error: Optional[Exception]) -> None:
-        """Called on the thread that commits."""
-        self.metrics.latency.commit_ended()
-        reason = "" if error is None else str(error) or type(error).__name__
-        disk_full = error is not None and is_full(error)
-        self.loop.call_soon_threadsafe(self.scheduler.store_answered, reason, disk_full)
-        if self.stream_reads is not None and write_set.stream_messages and error is None:
-            self.loop.call_soon_threadsafe(self.stream_reads.committed, list(write_set.stream_messages))
-
-    def _read_done(self, write_set: WriteSet, pages: List[Page]) -> None:
-        """Called on the thread of the tables."""
-        self.loop.call_soon_threadsafe(self.scheduler.read_done, write_set.queries, pages)
-
-    async def _drain(self) -> None:
-        """Disconnect the clients, write everything that is pending, close the store."""
-        self.scheduler.update_clock()
-        broker = self.broker
-        journal = broker.journal
-        shut_down = broker.clients.shut_down()
-        while not shut_down.done or self.scheduler.flushing:
-            self.scheduler.update_clock()
-            shut_down.step(TURN_WORK)
-            await asyncio.sleep(0)  # others than clients use the loop, too
-        self.scheduler.flush_all()
-        stored = asyncio.Event()
-        self.scheduler.on_stored = stored.set
-        while not journal.writer_idle or journal.has_pending:
-            while broker.turns.step():
-                pass
-            stored.clear()
-            self.scheduler.write()
-            while journal.closing:
-                self.scheduler.write()
-            if journal.settling:
-                continue
-            await stored.wait()
-            if broker.commits.error:
-                break
-        await asyncio.get_running_loop().run_in_executor(None, self.store.stop)
-        log.info("event=stopped")
-
-    # --- periodic tasks -------------------------------------------------------
+    # --- tasks ----------------------------------------------------------------
 
     def _periodic_tasks(self) -> List[asyncio.Task[None]]:
-        tasks = [asyncio.create_task(self._tick())]
-        tasks.append(asyncio.create_task(self.manager.keep_alive()))
-        tasks.append(asyncio.create_task(self._publish_sys_topics()))
-        tasks.append(asyncio.create_task(self._refresh_revocations()))
-        tasks.append(asyncio.create_task(self.metrics.latency.sample(self.scheduler, self.broker.outbound)))
-        tasks.append(asyncio.create_task(self._conditions().watch(self.alarms)))
+        tasks = PeriodicTasks(
+            self.broker, self.scheduler, self.control, self.metrics, self.listeners, self.reloader
+        )
+        settings = self.settings
+        running = [
+            tasks.tick(),
+            self.manager.keep_alive(),
+            tasks.publish_sys_topics(),
+            tasks.refresh_revocations(),
+            self.metrics.latency.sample(self.scheduler, self.broker.outbound),
+            self._conditions().watch(self.alarms),
+            tasks.order_sessions(),
+        ]
         if self.history.capacity:
-            tasks.append(asyncio.create_task(self.sampler.watch(self.settings.http.history_interval)))
-        tasks.append(asyncio.create_task(self._order_sessions()))
-        if self.settings.durability == "interval":
-            tasks.append(asyncio.create_task(self._write_at_intervals()))
-        return tasks
-
-    async def _tick(self) -> None:
-        received = 0
-        while True:
-            await asyncio.sleep(TICK)
-            try:
-                self.scheduler.tick()
-                received = self._collect_if_idle(received)
-            except Exception:
-                # A defect must not end keep alive, wills and expiry for all clients.
-                log.exception("event=defect in=tick")
-
-    def _collect_if_idle(self, previous: int) -> int:
-        """Run a full garbage collection if one is due and no byte was received since ``previous``; returns the count
-        of bytes received."""
-        received: int = self.broker.outbound.counters.bytes_received
-        if received == previous and gc.get_count()[2] >= GC_FULL:
-            gc.collect()
-        return received
-
-    async def _publish_sys_topics(self) -> None:
-        topics = SysTopics(self.control, self.metrics, self.settings.sys_interval)
-        while True:
-            reloaded = self.reloader.reloaded
-            interval = self.reloader.settings.sys_interval
-            if interval:
-                topics.interval = interval
-                self.scheduler.update_clock()
-                topics.publish()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(reloaded.wait(), interval or None)
+            running.append(self.sampler.watch(settings.http.history_interval))
+        if settings.durability == "interval":
+            running.append(tasks.write(settings.durability_interval))
+        return [asyncio.create_task(each) for each in running]
 
     def _conditions(self) -> Conditions:
         return Conditions(
             self.broker,
             lambda: self.reloader.settings,
             self.listeners,
-            lambda: None if self.http is None else self.http.gate.context,
+            self._http_context,
             self.consumers,
             self._authenticators,
             self.workers.statuses,
@@ -593,28 +468,6 @@ class Server:
             self.archiver.problems,
             self._bridges,
         )
-
-    async def _refresh_revocations(self) -> None:
-        """Look at the revocation lists at intervals."""
-        while True:
-            reloaded = self.reloader.reloaded
-            crl = self.reloader.settings.crl
-            with suppress(TimeoutError):
-                await asyncio.wait_for(reloaded.wait(), crl.refresh_interval or None)
-                continue
-            for listener in self.listeners:
-                await listener.refresh_revocations(crl.expiry_warning)
-
-    async def _order_sessions(self) -> None:
-        """Keep the orders of very many sessions for the HTTP API."""
-        orders = self.control.orders = SessionOrders(self.broker.registry)
-        while True:
-            await asyncio.sleep(orders.step() if len(self.broker.registry) > MAX_VISITS else TICK)
-
-    async def _write_at_intervals(self) -> None:
-        while True:
-            await asyncio.sleep(self.settings.durability_interval)
-            self.scheduler.write()
 
 
 def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence[str] = ()) -> int:

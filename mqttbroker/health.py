@@ -1,0 +1,68 @@
+"""The answers of `/readyz`: whether clients should connect now, and problems that keep only some of them away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from bridge_spark.log.archive.archiver import Archiver
+from mqttbroker.auth.security import Security
+from mqttbroker.core.broker import Broker
+from mqttbroker.net.listeners import OpenListener
+from mqttbroker.reload import Reloader
+from sessions.store.interface import Store
+
+
+class Health:
+    """``repairs``: the store is repaired at a restart if it is damaged."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        store: Store,
+        security: Security,
+        archiver: Archiver,
+        listeners: Sequence[OpenListener],
+        reloader: Reloader,
+        repairs: bool,
+    ) -> None:
+        self._broker = broker
+        self._store = store
+        self._security = security
+        self._archiver = archiver
+        self._listeners = listeners
+        self._reloader = reloader
+        self._repairs = repairs
+
+    def unready(self) -> list[str]:
+        """The reasons why clients should not connect now; empty if there is none. Called on the event loop's thread."""
+        reasons = []
+        commits = self._broker.commits
+        if self._store.damage:
+            cure = "a restart repairs it" if self._repairs else "stop the broker and run mqttbroker repair-store"
+            refusing = "changes are refused, " if commits.error else ""
+            reasons.append(f"store: {self._store.damage}; {refusing}{cure}")
+        elif commits.error:
+            reasons.append(f"store: {commits.error}")
+        if commits.backlogged:
+            reasons.append("store: too much waits for the disk")
+        if memory := self._broker.memory.reason():
+            reasons.append(memory)
+        redirect = self._broker.terms.redirect
+        if redirect is not None:
+            reasons.append(f"redirect: clients go to {redirect.server_reference}")
+        return reasons
+
+    def warnings(self) -> list[str]:
+        """Problems that keep no client away from all listeners; called on the HTTP server's thread."""
+        warnings = [f"reload: {problem}" for problem in self._reloader.problems]
+        warnings += self._archiver.problems()
+        if self._security.jwt is not None:
+            warnings += self._security.jwt.problems
+        now = datetime.now(timezone.utc)
+        for listener in list(self._listeners):
+            invalid = None if listener.revocations is None else listener.revocations.problem(now)
+            for problem in (listener.refresh_problem, invalid):
+                if problem is not None:
+                    warnings.append(f"listener {listener.listener.address}: {problem}")
+        return warnings

@@ -1,0 +1,99 @@
+"""What a broker does at intervals, on the event loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+from mqttbroker.admin.control import MAX_VISITS, BrokerControl
+from mqttbroker.admin.metrics import Metrics
+from mqttbroker.admin.sys_topics import SysTopics
+from mqttbroker.core.broker import Broker
+from mqttbroker.core.session_orders import SessionOrders
+from mqttbroker.net.listeners import OpenListener
+from mqttbroker.net.wire import FlushScheduler
+from mqttbroker.reload import Reloader
+
+log = logging.getLogger("mqttbroker")
+
+TICK = 0.25  # seconds between checks of keep alives, wills and expiries
+GC_FULL = 100
+"""Collections of the second generation after which a full one is due. It then waits until no client sends."""
+
+
+class PeriodicTasks:
+    """Each method runs until its task is cancelled."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        scheduler: FlushScheduler,
+        control: BrokerControl,
+        metrics: Metrics,
+        listeners: Sequence[OpenListener],
+        reloader: Reloader,
+    ) -> None:
+        self._broker = broker
+        self._scheduler = scheduler
+        self._control = control
+        self._metrics = metrics
+        self._listeners = listeners
+        self._reloader = reloader
+
+    async def tick(self) -> None:
+        """Check keep alives, wills and expiries."""
+        received = 0
+        while True:
+            await asyncio.sleep(TICK)
+            try:
+                self._scheduler.tick()
+                received = self._collect_if_idle(received)
+            except Exception:
+                # A defect must not end keep alive, wills and expiry for all clients.
+                log.exception("event=defect in=tick")
+
+    def _collect_if_idle(self, previous: int) -> int:
+        """Run a full garbage collection if one is due and no byte was received since ``previous``; returns the count
+        of bytes received."""
+        received: int = self._broker.outbound.counters.bytes_received
+        if received == previous and gc.get_count()[2] >= GC_FULL:
+            gc.collect()
+        return received
+
+    async def publish_sys_topics(self) -> None:
+        topics = SysTopics(self._control, self._metrics, self._reloader.settings.sys_interval)
+        while True:
+            reloaded = self._reloader.reloaded
+            interval = self._reloader.settings.sys_interval
+            if interval:
+                topics.interval = interval
+                self._scheduler.update_clock()
+                topics.publish()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reloaded.wait(), interval or None)
+
+    async def refresh_revocations(self) -> None:
+        """Read changed revocation lists."""
+        while True:
+            reloaded = self._reloader.reloaded
+            crl = self._reloader.settings.crl
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reloaded.wait(), crl.refresh_interval or None)
+                continue
+            for listener in self._listeners:
+                await listener.refresh_revocations(crl.expiry_warning)
+
+    async def order_sessions(self) -> None:
+        """Keep the orders of very many sessions for the HTTP API."""
+        orders = self._control.orders = SessionOrders(self._broker.registry)
+        while True:
+            await asyncio.sleep(orders.step() if len(self._broker.registry) > MAX_VISITS else TICK)
+
+    async def write(self, interval: float) -> None:
+        """Commit every ``interval`` seconds; for durability = "interval"."""
+        while True:
+            await asyncio.sleep(interval)
+            self._scheduler.write()

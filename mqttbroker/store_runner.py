@@ -1,0 +1,79 @@
+"""Hands batches to the threads of the store, and their answers to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import List, Optional
+
+from mqttbroker.admin.latency import Latency
+from mqttbroker.core.broker import Broker
+from mqttbroker.core.turns import TURN_WORK
+from mqttbroker.net.wire import FlushScheduler
+from mqttbroker.stream_reads import StreamReads
+from sessions.store.disk import is_full
+from sessions.store.interface import Store
+from sessions.write_set import Page, WriteSet
+
+log = logging.getLogger("mqttbroker")
+
+
+class StoreRunner:
+    """The store of a broker from `start` to `drain`; ``latency`` measures its commits."""
+
+    def __init__(self, store: Store, latency: Latency, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._latency = latency
+        self._loop = loop
+        self._scheduler: FlushScheduler
+        self._stream_reads: StreamReads
+
+    def start(self, scheduler: FlushScheduler, stream_reads: StreamReads) -> None:
+        self._scheduler = scheduler
+        self._stream_reads = stream_reads
+        self._store.start(self._answered, self._read_done)
+
+    def submit(self, write_set: WriteSet) -> None:
+        """Have a batch committed."""
+        self._latency.commit_began()
+        self._store.submit(write_set)
+
+    def _answered(self, write_set: WriteSet, error: Optional[Exception]) -> None:
+        """Called on the thread that commits."""
+        self._latency.commit_ended()
+        reason = "" if error is None else str(error) or type(error).__name__
+        disk_full = error is not None and is_full(error)
+        self._loop.call_soon_threadsafe(self._scheduler.store_answered, reason, disk_full)
+        if write_set.stream_messages and error is None:
+            self._loop.call_soon_threadsafe(self._stream_reads.committed, list(write_set.stream_messages))
+
+    def _read_done(self, write_set: WriteSet, pages: List[Page]) -> None:
+        """Called on the thread of the tables."""
+        self._loop.call_soon_threadsafe(self._scheduler.read_done, write_set.queries, pages)
+
+    async def drain(self, broker: Broker) -> None:
+        """Disconnect the clients, write everything that is pending, close the store."""
+        scheduler, journal = self._scheduler, broker.journal
+        scheduler.update_clock()
+        shut_down = broker.clients.shut_down()
+        while not shut_down.done or scheduler.flushing:
+            scheduler.update_clock()
+            shut_down.step(TURN_WORK)
+            await asyncio.sleep(0)  # others than clients use the loop, too
+        scheduler.flush_all()
+        stored = asyncio.Event()
+        scheduler.on_stored = stored.set
+        while not journal.writer_idle or journal.has_pending:
+            while broker.turns.step():
+                pass
+            stored.clear()
+            scheduler.write()
+            while journal.closing:
+                scheduler.write()
+            if journal.settling:
+                continue
+            await stored.wait()
+            if broker.commits.error:
+                break
+        await self._loop.run_in_executor(None, self._store.stop)
+        log.info("event=stopped")
