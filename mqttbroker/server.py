@@ -172,33 +172,41 @@ class Server:
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, or SIGUSR2: then `released` are the listening sockets, still open."""
-        loop = asyncio.get_running_loop()
-        self.loop = loop
-        store_runner = StoreRunner(self.store, self.metrics.latency, loop)
+        self._start_parts(asyncio.get_running_loop())
+        tasks: List[asyncio.Task[None]] = []
+        try:
+            await self._open(tasks)
+            await self.stopping.wait()
+        finally:
+            await self._close(tasks)
+        if self.failure:
+            raise OSError(self.failure)
+
+    def _start_parts(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Start the threads, and make the parts that need the event loop."""
+        self.store_runner = StoreRunner(self.store, self.metrics.latency, loop)
         self.scheduler = FlushScheduler(
-            self.broker, loop, store_runner.submit, self.settings.durability != "interval"
+            self.broker, loop, self.store_runner.submit, self.settings.durability != "interval"
         )
-        stream_reads = StreamReads(loop, self.streams, self.broker.chunk_reads, self.scheduler.update_clock)
-        stream_reads.start()
+        self.stream_reads = StreamReads(loop, self.streams, self.broker.chunk_reads, self.scheduler.update_clock)
+        self.stream_reads.start()
         self.broker.work_queues.open_all()
-        store_runner.start(self.scheduler, stream_reads)
+        self.store_runner.start(self.scheduler, self.stream_reads)
         self.sealer.start()
         self.archiver.start()
         self.security.start(loop, self.scheduler.update_clock)
         self.memory_watch.start(loop)
-        tasks: List[asyncio.Task[None]] = []
-        reloader = Reloader(
+        self.reloader = reloader = Reloader(
             self.reread, self.file_settings, self.broker, self.security, self.sockets, self.listeners, self.manager,
             LogLevels(loop, self.settings.log.level, dict(self.settings.log.levels)),
         )
-        self.reloader = reloader
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
         loop.add_signal_handler(signal.SIGHUP, reloader.start)
         loop.add_signal_handler(signal.SIGUSR2, self.restart.request)
         self.control = BrokerControl(self.broker, loop.time)
         self.sampler = Sampler(self.history, self.control, self.metrics)
-        self.stream_control = StreamControl(
+        self.stream_control = reloader.stream_control = StreamControl(
             self.broker,
             self.store,
             self.streams,
@@ -208,65 +216,63 @@ class Server:
             self.scheduler.schedule,
             self._streams_changed,
         )
-        reloader.stream_control = self.stream_control
-        self.alarms = Alarms(self.control.publish_own)
-        self.metrics.alarms = self.alarms
-        client_events = ClientEvents(
+        self.alarms = self.metrics.alarms = Alarms(self.control.publish_own)
+        reloader.client_events = ClientEvents(
             self.broker.clients,
             lambda topic, payload: self.control.publish_own(topic, payload, retain=False),
             lambda: self.control.waiting,
             time.time,
         )
-        client_events.enable(self.settings.sys_client_events)
-        reloader.client_events = client_events
+        reloader.client_events.enable(self.settings.sys_client_events)
         self.control_runner = ControlRunner(loop, self.scheduler.update_clock, reloader.reload)
-        try:
-            self.stream_places = StreamPlaces(self.broker)
-            self.consumers.groups = PlacesReport(self.control_runner, self.stream_places)
-            self.consumers.start()
-            self._open_http()
-            reloader.http = self.http
-            tasks += self._periodic_tasks()
-            self.scheduler.tick()  # wills and sessions that expired while the broker was down go before any client
-            for listener in self.settings.listeners:
-                await self._open_listener(listener)
-            self._settle_sockets()
-            self.bridges = reloader.bridges = self._make_bridges()
-            self.bridges.start(self.settings.bridges)
-            if self.settings.worker_count:
-                await self._start_workers(self.settings.worker_count)
-            if not self.stopping.is_set():
-                log.info("event=started version=%s build=%s", __version__, build_kind())
-                self.manager.ready()
-            await self.stopping.wait()
-        finally:
+
+    async def _open(self, tasks: List[asyncio.Task[None]]) -> None:
+        """Serve HTTP, start the periodic ``tasks``, then let clients connect."""
+        self.stream_places = StreamPlaces(self.broker)
+        self.consumers.groups = PlacesReport(self.control_runner, self.stream_places)
+        self.consumers.start()
+        self._open_http()
+        self.reloader.http = self.http
+        tasks += self._periodic_tasks()
+        self.scheduler.tick()  # wills and sessions that expired while the broker was down go before any client
+        for listener in self.settings.listeners:
+            await self._open_listener(listener)
+        self._settle_sockets()
+        self.bridges = self.reloader.bridges = self._make_bridges()
+        self.bridges.start(self.settings.bridges)
+        if self.settings.worker_count:
+            await self._start_workers(self.settings.worker_count)
+        if not self.stopping.is_set():
+            log.info("event=started version=%s build=%s", __version__, build_kind())
+            self.manager.ready()
+
+    async def _close(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Let no client connect, disconnect them, write everything, and stop the threads."""
+        if self.restart.granted:
+            self.manager.reloading()
+        else:
+            self.manager.stopping()
+        self.reloader.stop()
+        self.memory_watch.stop()
+        for open_listener in self.listeners:
             if self.restart.granted:
-                self.manager.reloading()
-            else:
-                self.manager.stopping()
-            reloader.stop()
-            self.memory_watch.stop()
-            for open_listener in self.listeners:
-                if self.restart.granted:
-                    self.released += open_listener.release()
-                open_listener.close()
-            self.workers.stop_listening()
-            if self.bridges is not None:
-                await self.bridges.stop()
-            self.security.stop()
-            self.sealer.stop()
-            self.archiver.stop()
-            for task in tasks:
-                task.cancel()
-            stream_reads.stop()
-            await store_runner.drain(self.broker)
-            await self.workers.stop()
-            self.control_runner.close()  # the HTTP server's thread must not wait for this one, which joins it
-            if self.http is not None:
-                self.http.stop()
-            self.consumers.stop()
-        if self.failure:
-            raise OSError(self.failure)
+                self.released += open_listener.release()
+            open_listener.close()
+        self.workers.stop_listening()
+        if self.bridges is not None:
+            await self.bridges.stop()
+        self.security.stop()
+        self.sealer.stop()
+        self.archiver.stop()
+        for task in tasks:
+            task.cancel()
+        self.stream_reads.stop()
+        await self.store_runner.drain(self.broker)
+        await self.workers.stop()
+        self.control_runner.close()  # the HTTP server's thread must not wait for this one, which joins it
+        if self.http is not None:
+            self.http.stop()
+        self.consumers.stop()
 
     def _bridges(self) -> Sequence[BridgeStatus]:
         return [] if self.bridges is None else self.bridges.statuses()
