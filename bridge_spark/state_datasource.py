@@ -183,7 +183,7 @@ class StateDataSource(DataSource):
         return StateReader(options, self.format.path, self.format.row, to_arrow_schema(schema, timezone="UTC"))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """A reader that says at its first call that a stream cannot be read."""
+        """A reader whose first call raises: these sources are for batch reads only."""
         return FailedStreamReader(StreamError(
             f"mqtt source: {self.format.name} is for batch reads: read a stream of the broker with format('mqtt')"))
 

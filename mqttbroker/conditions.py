@@ -18,15 +18,16 @@ from mqttbroker.core.broker import Broker
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.tls import ListenerContext
 
-INTERVAL = 1.0  # seconds between two looks
-DISK_INTERVAL = 10  # looks at the other conditions for one at the file system, which another thread takes
+INTERVAL = 1.0  # seconds between two checks
+DISK_INTERVAL = 10  # checks of the other conditions for each check of the file system, which runs on a thread
 
 
 class Conditions:
     """Finds the conditions of one broker, each a name and its reason.
 
-    ``settings`` returns those in force, ``http`` the context of the HTTP server. ``damage`` returns that of the store,
-    ``problems`` those of the last reload, and ``archive_problems`` those of archives; "" or none = fine.
+    The arguments that are called return the present state: ``settings`` those in force, ``http`` the TLS context of the
+    HTTP server, ``damage`` the reason why the store is damaged or "", ``problems`` those of the last reload, and
+    ``archive_problems`` those of archives.
     """
 
     def __init__(

@@ -50,8 +50,8 @@ RELOADABLE = re.compile(
 class Reloader:
     """Applies a changed configuration. ``settings`` are those in force.
 
-    ``reread`` loads the settings again and raises ConfigError. ``http`` and ``client_events`` are set once there
-    are any, and so are ``workers``, ``stream_control`` and ``bridges``.
+    ``reread`` loads the settings again and raises ConfigError. The owner sets ``http``, ``client_events``, ``workers``,
+    ``stream_control`` and ``bridges`` when it has made them.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Reloader:
             return error.problems
         in_force = self.settings
         before, after = flatten(in_force), flatten(reread)
-        # The keys have the places of the streams in the file, which mean others after one was added or removed.
+        # Keys name streams by their positions in the file, which change when a stream is added or removed.
         same_streams = [each.name for each in in_force.streams] == [each.name for each in reread.streams]
         for key in sorted(before.keys() | after.keys()):
             if before.get(key) == after.get(key) or key.startswith("bridges."):
@@ -138,7 +138,7 @@ class Reloader:
                 audit.info("event=setting_changed key=%s from=%s to=%s", key, *values)
             else:
                 audit.warning("event=restart_needed key=%s", key)
-        # Bridges may come and go, so their keys do not say which is which.
+        # Keys name bridges by their positions, too.
         self.settings = dataclasses.replace(self.settings, sources=reread.sources, bridges=reread.bridges)
         self._apply(in_force)
         return []

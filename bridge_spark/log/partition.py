@@ -177,7 +177,7 @@ class Partition:
             for segment in segments:
                 if segment.end_offset > logged and not segment.sealed:
                     self._unsynced[segment.first_offset] = 0
-                    self._sync_failed = True  # perhaps, before the start
+                    self._sync_failed = True  # a sync may have failed before the start
         return found
 
     def _open(self, segments: List[Segment], end: int) -> None:

@@ -24,7 +24,7 @@ class AclRule(NamedTuple):
 
 
 def rules_in(acl: Acl) -> Iterator[AclRule]:
-    """The rules of anonymous clients, of each user, and the patterns; of each the denials first, as when checked."""
+    """The rules of anonymous clients, of each user, and the patterns. In each section denials come first."""
     yield from _of_section(acl.anonymous, None, False)
     for username, section in acl.users.items():
         yield from _of_section(section, username, False)
@@ -47,7 +47,7 @@ def check_username(username: str) -> None:
 
 
 def _lines(text: str) -> Tuple[List[str], List[Tuple[str, Optional[str], Optional[AclRule]]]]:
-    """The lines of a valid text, and of each the kind ("user", "topic", "pattern" or ""), the user, and the rule."""
+    """The lines of a valid text; and for each its kind ("user", "topic", "pattern" or ""), its user, and its rule."""
     lines = text.split("\n")
     parsed: List[Tuple[str, Optional[str], Optional[AclRule]]] = []
     user: Optional[str] = None

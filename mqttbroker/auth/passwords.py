@@ -257,9 +257,9 @@ def set_password(path: Path, username: str, encoded: Optional[str]) -> bool:
 
 
 def with_password(text: str, username: str, encoded: Optional[str]) -> tuple[str, bool]:
-    """The text of a password file with another hash of a user, None = without the user; and whether the user was there.
+    """Set the hash of a user in the text of a password file, or remove the user if ``encoded`` is None.
 
-    Comments and the order of the lines stay.
+    Returns the new text, with comments and in the same order, and whether the user was in the old one.
     """
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):

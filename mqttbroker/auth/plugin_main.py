@@ -1,7 +1,7 @@
 """The process that runs a plug-in.
 
-It talks with the broker over a socket, in frames of a length of 4 bytes and JSON. The first frame names the plug-in, and
-the answer is ``{"ready": true}`` or ``{"error": "..."}``. Each further one is a login with an ``id``, and so is its
+It talks with the broker over a socket, in frames of a length of 4 bytes and JSON. The first frame names the plug-in,
+and the answer is ``{"ready": true}`` or ``{"error": "..."}``. Each further one is a login with an ``id``, and so is its
 answer. It ends with the broker, even while the plug-in is busy.
 """
 

@@ -61,12 +61,9 @@ class PluginProcess:
         with theirs:
             try:
                 self._process = process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).resolve().parents[2]), str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C is for the broker
+                    [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).resolve().parents[2]),
+                    str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT, start_new_session=True,  # Ctrl-C is for the broker
                 )
             except OSError as error:
                 ours.close()

@@ -22,9 +22,9 @@ CLOSE_TIMEOUT: Final = 2.0  # seconds for the last packets to the remote
 class Link:
     """An asyncio protocol for the socket to the remote, or for the WebSocket on it.
 
-    ``endpoint`` is that of bridges' clients, ``peer`` their address as in the log. ``accept_timeout`` is in seconds, from
-    the open socket until both brokers have accepted the bridge. ``on_running`` is called then; it may raise RelayError.
-    ``ended`` gets the reason of the end.
+    ``endpoint`` is that of bridges' clients, ``peer`` their address as in the log. ``accept_timeout`` is in seconds,
+    from the open socket until both brokers have accepted the bridge. ``on_running`` is called then; it may raise
+    RelayError. ``ended`` gets the reason of the end.
     """
 
     def __init__(

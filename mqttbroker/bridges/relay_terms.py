@@ -65,11 +65,11 @@ class RemoteHistory(NamedTuple):
 class RelayTerms:
     """How a bridge connects, and which messages it passes on; times in seconds, sizes in bytes.
 
-    ``identity`` names broker and bridge in the user property of `LoopTag`, "" = no such property. ``private``: a version
-    3.1.1 CONNECT has Mosquitto's mark of a bridge. ``max_packet_size`` is that of the packets of the remote.
+    ``identity`` names broker and bridge in the user property of `LoopTag`, "" = no such property. ``private``: a
+    version 3.1.1 CONNECT has Mosquitto's mark of a bridge. ``max_packet_size`` is that of the packets of the remote.
     ``clean_start`` ends the session that the remote may have; below version 5 the relay ends then, too, unless
-    ``transient``, because such a session would end with the connection. ``notification`` is the topic of the state at the
-    remote.
+    ``transient``, because such a session would end with the connection. ``notification`` is the topic of the state at
+    the remote.
     """
 
     def __init__(self, client_id: str, local_client_id: str, rules: Sequence[TopicRule]) -> None:

@@ -114,7 +114,7 @@ class BrokerApi:
 
     @contextmanager
     def as_expected(self) -> Iterator[None]:
-        """Take an answer in another form for that of another version."""
+        """Report an answer of an unexpected form as that of a broker of another version."""
         try:
             yield
         except (KeyError, TypeError, AttributeError, ValueError) as error:

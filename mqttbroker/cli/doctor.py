@@ -1,7 +1,7 @@
-"""``mqttbroker doctor``: looks at a machine and a configuration for what keeps a broker from working well.
+"""``mqttbroker doctor``: checks a machine and a configuration for problems that a broker would have.
 
-Each finding is a line, and one with the cure unless all is well. It changes nothing but a file of its own in the data
-directory, which it removes. Exit status: 0 = no problem (there may be warnings), 1 = a problem, 2 = wrong call.
+Each finding is one line; a problem has a second line with the cure. The command writes and removes a file in the data
+directory, and changes nothing else. Exit status: 0 = no problem (there may be warnings), 1 = a problem, 2 = wrong call.
 """
 
 from __future__ import annotations

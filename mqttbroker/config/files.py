@@ -66,7 +66,7 @@ class ConfigFiles:
         self.tree: dict[str, Any] = {}
         self._prepare = prepare
         self._included_at: dict[Path, str] = {}
-        # The files that gave a path of the merged tree, with the path there: of a table the first one.
+        # By path of the merged tree: the file that gave it, and its path in this file. For a table, the first file.
         self._origins: dict[TablePath, tuple[ConfigFile, TablePath]] = {}
         self._add(path, "", 0)
 

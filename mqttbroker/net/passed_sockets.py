@@ -81,8 +81,10 @@ class PassedSockets:
         return found
 
     def close(self) -> list[str]:
-        """Close the rest; returns the addresses of those that a broker has bound. Raises ValueError if there are
-        others, as systemd would keep connections waiting on them."""
+        """Close the sockets that no listener has taken, and return their addresses.
+
+        Raises ValueError for a socket of systemd: it would stay open there, and connections to it would get no answer.
+        """
         rest, self._sockets = self._sockets, []
         for one in rest:
             if one.name != OWN:

@@ -1,7 +1,8 @@
-"""Traces: the packets of one client, address or topic while somebody asks for them.
+"""Traces: the packets of one client, address or topic, for an operator who asks for them.
 
-A `Tap` takes the place of a connection's transport for what is sent, and its wire tells it what is received. Without a trace
-there is none. Passwords and authentication data are always masked, payloads unless they are asked for.
+During a trace a `Tap` replaces the transport of a connection and sees the packets that are sent; the `Wire` gives it
+the packets that are received. Passwords and authentication data are always masked, payloads unless the request asks for
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _CONNECT, _CONNACK, _PUBLISH, _AUTH = 1, 2, 3, 15
 
 
 class TraceFilter(NamedTuple):
-    """The packets that are traced: those to which all of these apply that are not ""."""
+    """Which packets are traced: those that satisfy each condition that is not ""."""
 
     client_id: str = ""
     network: str = ""  # an address, or a network
@@ -59,15 +60,15 @@ class TracedPacket(NamedTuple):
 
 
 class PacketSplitter:
-    """Finds the packets in one direction of a connection, from the beginning of one."""
+    """Finds the packets in one direction of a connection. The first byte given to it must begin a packet."""
 
     def __init__(self) -> None:
         self._pending = b""
         self._skip = 0  # bytes of the last packet that have not arrived
-        self._lost = False  # no packet begins where one should
+        self._lost = False  # a packet is malformed, so the beginning of the next one is unknown
 
     def feed(self, data: bytes) -> List[tuple[bytes, int]]:
-        """The first `KEPT` bytes, and the size, of each packet of which ``data`` completes these bytes."""
+        """Take bytes; returns the first `KEPT` bytes and the size of each packet of which these bytes are there now."""
         found: List[tuple[bytes, int]] = []
         skipped = min(self._skip, len(data))
         self._skip -= skipped

@@ -1,7 +1,7 @@
 """The connection workers of a broker: their processes, from start to stop.
 
-A worker that ends is started again at once, as is one that hangs, which is killed. One that ends again and again ends
-the broker.
+A worker that hangs is killed. A worker that ends is started again at once; if it ends again and again, the broker
+stops.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Worker:
     def ping(self, timeout: float) -> None:
         """Called once in each `PING_INTERVAL`: kill a worker that has not answered in ``timeout`` seconds.
 
-        Intervals are counted, so that a broker which was stopped itself does not blame its workers.
+        It counts intervals, not seconds, because the broker's own process may have been stopped meanwhile (SIGSTOP).
         """
         if not self.listens or self.clients is None:
             self._silent_pings = 0

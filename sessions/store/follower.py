@@ -37,8 +37,8 @@ CUT_PART = 8
 SEGMENT_RETRY_AFTER = 5.0
 
 
-class _Cut:
-    """Changes up to a position of the log, and the reads that follow them."""
+class _Transaction:
+    """One transaction of the tables: the changes up to a position of the log, and the reads that follow it."""
 
     def __init__(self, position: int) -> None:
         self.changes = PendingChanges()
@@ -46,7 +46,7 @@ class _Cut:
         self.ends: Dict[Partition, int] = {}
         self.due = 0.0  # monotonic seconds; 0 if there are no changes
         self.reads: Optional[WriteSet] = None
-        self.behind: Optional[_Cut] = None  # reads only: the changes that gathered when they were asked for
+        self.behind: Optional[_Transaction] = None  # reads only: the changes that gathered when they were asked for
 
 
 class Follower:
@@ -84,9 +84,9 @@ class Follower:
         self._failures = FailureLog()
         self._transactions = 0
         self._lock = threading.Condition()  # for everything below
-        self._gathering = _Cut(position)
-        self._cuts: Deque[_Cut] = deque()
-        self._applying: Optional[_Cut] = None
+        self._gathering = _Transaction(position)
+        self._waiting: Deque[_Transaction] = deque()
+        self._applying: Optional[_Transaction] = None
         self._stopping = False
         self._read_done: ReadDone = _no_reads
         self._thread: Optional[threading.Thread] = None
@@ -94,9 +94,9 @@ class Follower:
     def take_over(self, replayed: Replay) -> None:
         """Begin with the changes that a start could not apply; commits are refused until they are."""
         assert replayed.left is not None
-        cut = _Cut(replayed.position)
-        cut.changes, cut.ends, cut.due = replayed.left, dict(replayed.ends), time.monotonic()
-        self._cuts.append(cut)
+        transaction = _Transaction(replayed.position)
+        transaction.changes, transaction.ends, transaction.due = replayed.left, dict(replayed.ends), time.monotonic()
+        self._waiting.append(transaction)
         self._apply_failure = replayed.failure
 
     def start(self, read_done: ReadDone) -> None:
@@ -129,7 +129,7 @@ class Follower:
 
     def _size(self) -> int:
         applying = self._applying.changes.size if self._applying is not None else 0
-        return self._gathering.changes.size + applying + sum(cut.changes.size for cut in self._cuts)
+        return self._gathering.changes.size + applying + sum(transaction.changes.size for transaction in self._waiting)
 
     def add(self, write_set: WriteSet, position: int, ends: Dict[Partition, int]) -> None:
         """Add a committed write set, with the ends that it gives to the streams; its reads follow it."""
@@ -145,16 +145,16 @@ class Follower:
                     wake = True
             reads = bool(write_set.pages or write_set.queries)
             if reads and not _needs_changes(write_set, gathering.changes):
-                reading = _Cut(gathering.position)
+                reading = _Transaction(gathering.position)
                 reading.reads, reading.behind = write_set, gathering
-                self._cuts.append(reading)
+                self._waiting.append(reading)
                 reads = False
                 wake = True
             if reads:
                 gathering.reads = write_set
             if reads or gathering.changes.size >= self._cut_bytes:
-                self._cuts.append(gathering)
-                self._gathering = _Cut(gathering.position)
+                self._waiting.append(gathering)
+                self._gathering = _Transaction(gathering.position)
                 wake = True
             if wake:
                 self._lock.notify_all()
@@ -176,28 +176,28 @@ class Follower:
 
     def _run(self) -> None:
         while True:
-            cut = self._next()
-            if cut is None:
+            transaction = self._next()
+            if transaction is None:
                 if self._stopping:
                     return
                 self._maintain(idle=True)
                 continue
-            if not self._apply_until_done(cut) or not self._read(cut):
+            if not self._apply_until_done(transaction) or not self._read(transaction):
                 return
             self._maintain(idle=False)
 
-    def _next(self) -> Optional[_Cut]:
+    def _next(self) -> Optional[_Transaction]:
         """The next changes to apply; None if there are none, at the end and when there is time for maintenance."""
         with self._lock:
             waited = False
             while True:
-                if self._cuts:
-                    self._applying = self._cuts.popleft()
+                if self._waiting:
+                    self._applying = self._waiting.popleft()
                     return self._applying
                 gathering = self._gathering
                 left = gathering.due - time.monotonic()
                 if gathering.due and (left <= 0 or self._stopping):
-                    self._gathering = _Cut(gathering.position)
+                    self._gathering = _Transaction(gathering.position)
                     self._applying = gathering
                     return gathering
                 if self._stopping or waited:
@@ -215,12 +215,12 @@ class Follower:
     def _segment_is_due(self) -> bool:
         return self._log is not None and self._log.needs_segment and time.monotonic() >= self._segment_after
 
-    def _apply_until_done(self, cut: _Cut) -> bool:
-        """Apply a cut, again and again while that fails; false if the thread is to end before."""
+    def _apply_until_done(self, transaction: _Transaction) -> bool:
+        """Apply a transaction, and repeat it while it fails; false if the thread is to end before."""
         while True:
             try:
-                if cut.due:
-                    self._apply(cut)
+                if transaction.due:
+                    self._apply(transaction)
                 break
             except Exception as error:
                 self._database.note_damage(error)
@@ -233,32 +233,32 @@ class Follower:
                         return False
                     self._lock.wait(RETRY_AFTER)
         with self._lock:
-            if cut.due:
-                self.applied = cut.position
+            if transaction.due:
+                self.applied = transaction.position
             self._applying = None
             self._apply_failure = None
             self._lock.notify_all()
         self._failures.clear()
         return True
 
-    def _apply(self, cut: _Cut) -> None:
+    def _apply(self, transaction: _Transaction) -> None:
         began = time.monotonic()
         tables = self._tables
         tables.begin()
-        tables.apply(cut.changes.write_set())
-        tables.set_stream_ends(cut.ends)
-        tables.set_position(cut.position)
+        tables.apply(transaction.changes.write_set())
+        tables.set_stream_ends(transaction.ends)
+        tables.set_position(transaction.position)
         tables.commit()
         self._transactions += 1
         self._maintenance.committed()
         self.apply_seconds = time.monotonic() - began
 
-    def _read(self, cut: _Cut) -> bool:
-        """Answer the reads of a cut; false if the thread is to end before."""
-        write_set = cut.reads
+    def _read(self, transaction: _Transaction) -> bool:
+        """Answer the reads of a transaction; false if the thread is to end before."""
+        write_set = transaction.reads
         if write_set is None:
             return True
-        pages = self._read_pages(write_set, cut.behind)
+        pages = self._read_pages(write_set, transaction.behind)
         if pages is None:
             return False
         for page in pages:
@@ -271,7 +271,7 @@ class Follower:
             logger.exception("event=defect in=store_report")
         return True
 
-    def _read_pages(self, write_set: WriteSet, behind: Optional[_Cut]) -> Optional[List[Page]]:
+    def _read_pages(self, write_set: WriteSet, behind: Optional[_Transaction]) -> Optional[List[Page]]:
         """The pages; if changes behind the tables concern any of them, these are applied first. None if the thread is
         to end before."""
         tables = self._tables
@@ -282,8 +282,8 @@ class Follower:
             if not any(behind.changes.changes_rows(page.session_id, page.rows) for page in pages):
                 return pages
             if behind is self._gathering:
-                self._gathering = _Cut(behind.position)
-        # Between this cut and the one of those changes are only reads, which then find nothing behind the tables.
+                self._gathering = _Transaction(behind.position)
+        # Between this transaction and that of the changes there are only reads, which find the tables up to date.
         if not self._apply_until_done(behind):
             return None
         with self._lock:
@@ -343,10 +343,10 @@ class Follower:
 
 
 def _needs_changes(write_set: WriteSet, changes: PendingChanges) -> bool:
-    """Whether reads may be of entries that were added by these changes.
+    """Whether reads may concern entries that were added by these changes.
 
-    A client that reads its queue acknowledges it meanwhile: without a transaction for each page, most of its entries are
-    removed before it is written that they were sent.
+    If not, the page is read without a transaction before it. While a client reads its queue, it acknowledges entries,
+    and most are then removed before the change that says that they were sent is applied.
     """
     if write_set.queries:
         return True

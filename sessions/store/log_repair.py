@@ -18,7 +18,7 @@ from sessions.store.commit_log.records import StreamRecords, decode
 from sessions.store.commit_log.segment import segment_files
 from sessions.store.commit_log.survey import Survey, survey
 from sessions.store.disk import sync_directory
-from sessions.store.recovery import Replay
+from sessions.store.recovery import LogReplay
 from sessions.store.tables import SqliteTables
 
 # Appends records that a stream has not, and returns lines about it.
@@ -45,7 +45,7 @@ def fold_log(
             if not state.closed:
                 lines.append(f"log: is missing; changes after position {state.position} are lost")
         else:
-            replayed = Replay(found, tables, 0 if salvaged else state.position, salvaged)
+            replayed = LogReplay(found, tables, 0 if salvaged else state.position, salvaged)
             _apply(connection, tables, found, replayed, append_missing, lines)
         tables.close_log()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -74,7 +74,7 @@ def _apply(
     connection: sqlite3.Connection,
     tables: SqliteTables,
     found: Survey,
-    replayed: Replay,
+    replayed: LogReplay,
     append_missing: AppendMissing,
     lines: List[str],
 ) -> None:

@@ -1,4 +1,4 @@
-"""The start of a store: the tables and the streams get what the commit log has and they have not."""
+"""The start of a store: the records of the commit log that tables and streams lack are applied to them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LOG_DIRECTORY = "log"
 REPLAY_BYTES = 32 * 1024 * 1024
 
 
-def recover_log(log: FileCommitLog, tables: SqliteTables) -> Replay:
+def recover_log(log: FileCommitLog, tables: SqliteTables) -> LogReplay:
     """Open the log of these tables, and apply it to them.
 
     Raises the errors of `SqliteTables.log_state` and `FileCommitLog.open`.
     """
     state = tables.log_state(log.exists)
-    replayed = Replay(log.open(state.identity, state.position, state.closed), tables, state.position)
+    replayed = LogReplay(log.open(state.identity, state.position, state.closed), tables, state.position)
     replayed.apply()
     return replayed
 
@@ -34,7 +34,7 @@ def recover_log(log: FileCommitLog, tables: SqliteTables) -> Replay:
 Records = Dict[Partition, List[Message]]
 
 
-def recover_streams(replayed: Replay, stream_log: StreamLog) -> Tuple[Dict[Partition, int], List[Records]]:
+def recover_streams(replayed: LogReplay, stream_log: StreamLog) -> Tuple[Dict[Partition, int], List[Records]]:
     """Append to the streams what the log has and they have not; return their ends, and what a full disk left over.
 
     Raises the errors of `StreamLog.recover` and `StreamLog.append`.
@@ -56,13 +56,13 @@ def recover_streams(replayed: Replay, stream_log: StreamLog) -> Tuple[Dict[Parti
     return ends, left
 
 
-class Replay:
+class LogReplay:
     """Applies the records of a log to tables that have those up to ``position``.
 
-    ``ends`` are the ends of the streams with everything that the log has, and ``logged`` the first offsets that it has;
-    ``with_streams`` are the positions of the records that have any. If the disk is full, ``left`` has the changes that
-    the tables do not have, and `reading` shows them as if they had. The rows of ``salvaged`` tables may be of different
-    times.
+    By partition, ``logged`` is the first offset in the log, and ``ends`` the end of the stream after the log.
+    ``with_streams`` are the positions of the records that write to streams. If the disk is full, ``left`` has the
+    changes that could not be applied, and `reading` shows the tables as if they had been. The rows of ``salvaged``
+    tables may be of different times.
     """
 
     def __init__(self, found: Survey, tables: SqliteTables, position: int, salvaged: bool = False) -> None:
@@ -128,7 +128,7 @@ class Replay:
             yield
 
 
-def _missing_records(replayed: Replay, ends: Dict[Partition, int]) -> Iterator[Records]:
+def _missing_records(replayed: LogReplay, ends: Dict[Partition, int]) -> Iterator[Records]:
     """What the streams have not, of each record of the log; ``ends`` are theirs, and are moved."""
     wanted = set(replayed.with_streams)
     for record in replayed.found.records(min(wanted) - 1):

@@ -18,7 +18,7 @@ from sessions.store.disk import prove_room
 from sessions.store.failure_log import FailureLog
 from sessions.store.follower import RETRY_AFTER, Follower
 from sessions.store.interface import Done, Partition, Progress, ReadDone, Recovered, StoreError, StreamChange, StreamLog
-from sessions.store.recovery import LOG_DIRECTORY, Replay, recover_log, recover_streams
+from sessions.store.recovery import LOG_DIRECTORY, LogReplay, recover_log, recover_streams
 from sessions.store.tables import SqliteTables
 from sessions.write_set import WriteSet
 
@@ -85,7 +85,7 @@ class SqliteStore:
             tables = SqliteTables(database.connection, database.path)
             stream_ends: Dict[Partition, int] = {}
             unappended: List[Dict[Partition, List[Message]]] = []
-            replayed: Optional[Replay]
+            replayed: Optional[LogReplay]
             if self._log is not None:
                 replayed = recover_log(self._log, tables)
                 with replayed.reading():

@@ -2,8 +2,8 @@
 
 In order of offsets, a segment is written to the archive, confirmed, and entered into the index, which is synced; only
 then may retention remove the local file.  Retention of the archive takes segments out of the index before it removes
-their files.  So at any moment index or local log has each offset, and repeating a step is safe.  A failure is logged,
-counted and retried.
+their files.  So each offset is in the index or the local log at any moment, and each step can be repeated.  A failure
+is logged, counted and retried.
 """
 
 from __future__ import annotations

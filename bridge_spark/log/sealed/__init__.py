@@ -1,1 +1,1 @@
-"""Sealed segments, which are closed segments rewritten as Parquet: footer, writer, reader, salvage, processes that do it."""
+"""Sealed segments, which are closed segments rewritten as Parquet: footer, writer, reader, salvage, processes."""
