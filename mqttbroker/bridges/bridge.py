@@ -104,10 +104,10 @@ class Bridge:
         return self._around.broker.registry.get(self.local_client_id)
 
     def start(self) -> None:
-        self._remotes.save()
         self._publish(b"0")
         if self.settings.enabled:
             self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(_log_defect)
 
     async def stop(self, forget: bool = False) -> None:
         """Disconnect; with ``forget`` the bridge is removed, and its sessions on both sides end."""
@@ -182,29 +182,37 @@ class Bridge:
     async def _update_local_session(self) -> None:
         """Make the local session, or its subscriptions those of the settings, before there is a link."""
         while True:
-            session = self.session
-            if session is None:
-                self._remotes.reset()
-            known = [] if session is None else list(session.subscriptions)
-            wanted = {rule.local.topic_filter for rule in self._rules if rule.goes_out}
-            self._new_filters = [each for each in wanted if each not in known]
-            if session is not None and wanted == set(known):
+            try:
+                await self._try_update()
                 return
-            update = LocalSessionUpdate(
-                asyncio.get_running_loop(),
-                self._around.endpoint,
-                f"bridge:{self.settings.name}",
-                self.local_client_id,
-                self._rules,
-                known,
-            )
-            update.start()
-            reason = await update.done
-            if not reason:
-                return
-            self._note(RelayError(reason))
+            except RelayError as error:
+                self._note(error)
             self._enter(WAITING)
             await asyncio.sleep(self.settings.reconnect_first)
+
+    async def _try_update(self) -> None:
+        """Raises RelayError."""
+        session = self.session
+        if session is None:
+            self._remotes.reset()
+        self._remotes.save()
+        known = [] if session is None else list(session.subscriptions)
+        wanted = {rule.local.topic_filter for rule in self._rules if rule.goes_out}
+        self._new_filters = [each for each in wanted if each not in known]
+        if session is not None and wanted == set(known):
+            return
+        update = LocalSessionUpdate(
+            asyncio.get_running_loop(),
+            self._around.endpoint,
+            f"bridge:{self.settings.name}",
+            self.local_client_id,
+            self._rules,
+            known,
+        )
+        update.start()
+        reason = await update.done
+        if reason:
+            raise RelayError(reason)
 
     def _note(self, error: RelayError) -> bool:
         """Note why there is no link; returns whether to connect again at once."""
@@ -322,3 +330,8 @@ class Bridge:
         if settings.notifications == "both":
             terms.notification = settings.notification_topic or f"$SYS/broker/connection/{self.client_id}/state"
         return terms
+
+
+def _log_defect(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("event=defect in=bridge", exc_info=task.exception())

@@ -89,10 +89,8 @@ class RemoteSessions:
             self.save()
 
     def reset(self) -> None:
-        """Forget all remotes, because the local session is no longer: its packet ids mean nothing now."""
-        if self._state.filters:
-            self._state = BridgeState(self._state.identity)
-            self.save()
+        """Forget all remotes, because the local session is no longer: its packet ids mean nothing now. Call `save` then."""
+        self._state = BridgeState(self._state.identity)
 
     def save(self) -> None:
         problem = replace_file(self._path, [encode_state(self._state)], True)

@@ -253,6 +253,16 @@ def test_a_bridge_that_is_down_is_an_alarm_and_its_client_id_is_its_own(start_br
     wait_until(lambda: listed(broker)["there"]["queued_messages"] == 1)
 
 
+def test_a_bridge_whose_file_cannot_be_written_connects_when_it_can(start_broker: Start, tmp_path: Path) -> None:
+    there = start_broker()
+    file = tmp_path / "data" / "bridges" / "there.json"
+    file.mkdir(parents=True)
+    here = start_broker(config=bridge_config(there.port, BOTH), data_dir=tmp_path / "data")
+    here.wait_for_log("event=bridge_disconnected bridge=there .*there.json: Is a directory")
+    file.rmdir()
+    here.wait_for_log("event=bridge_connected bridge=there ")
+
+
 def test_a_loop_that_the_remote_cannot_prevent_is_one_line(start_broker: Start, tmp_path: Path) -> None:
     config = bridge_config(1, BOTH, version="3.1.1", try_private=False)
     path = tmp_path / "broker.toml"
