@@ -23,9 +23,9 @@ from mqttbroker.auth.certificates import CertificateAuthenticator
 from mqttbroker.auth.external import ExternalAuthenticator
 from mqttbroker.auth.external_specs import EXTERNAL, spec_of, terms_of
 from mqttbroker.auth.passwords import PASSWORD_FILE_MODES, PasswordFileError, Passwords, parse_passwords
+from mqttbroker.auth.plugin_process import PluginFailed
 from mqttbroker.auth.proven_passwords import ProvenPasswords
 from mqttbroker.auth.replace_file import Contents, FileChanged, read_contents, rewrite_file
-from mqttbroker.auth.plugin_process import PluginFailed
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings

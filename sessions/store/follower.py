@@ -18,7 +18,7 @@ from sessions.store.database import Database
 from sessions.store.failure_log import FailureLog
 from sessions.store.interface import Partition, ReadDone, StreamLog
 from sessions.store.maintenance import Maintenance
-from sessions.store.recovery import Replay
+from sessions.store.recovery import LogReplay
 from sessions.store.tables import SqliteTables
 from sessions.write_set import Page, WriteSet
 
@@ -91,7 +91,7 @@ class Follower:
         self._read_done: ReadDone = _no_reads
         self._thread: Optional[threading.Thread] = None
 
-    def take_over(self, replayed: Replay) -> None:
+    def take_over(self, replayed: LogReplay) -> None:
         """Begin with the changes that a start could not apply; commits are refused until they are."""
         assert replayed.left is not None
         transaction = _Transaction(replayed.position)

@@ -30,8 +30,8 @@ from bridge_spark.datasource import MqttDataSource
 from bridge_spark.log.check import check_partition
 from bridge_spark.log.sealed import sealer as sealer_module
 from bridge_spark.log.sealed.footer import verify_file
-from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.sealed.job_process import JobFailed, JobProcess
+from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from mqttbroker.config import settings as settings_module
 from mqttbroker.config.load import ConfigError, load_settings
