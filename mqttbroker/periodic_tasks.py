@@ -20,7 +20,7 @@ from mqttbroker.reload import Reloader
 log = logging.getLogger("mqttbroker")
 
 TICK = 0.25  # seconds between checks of keep alives, wills and expiries
-GC_FULL = 100
+GC_FULL = 1000
 """Collections of the second generation after which a full one is due. It then waits until no client sends."""
 
 
