@@ -13,7 +13,7 @@ DATA ?=
 # Four processes on two cores, one file per process: most tests wait for disks, sockets or Spark. tests/conftest.py puts long
 # files first.
 PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 CC_FOUND := $(shell command -v $${CC:-cc} || command -v gcc)
 export MQTTBROKER_COMPILE ?= $(if $(CC_FOUND),1,0)
@@ -173,8 +173,8 @@ spark-versions: $(VENV)/created
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m spark_versions.run --directory $(VENV)/spark-versions $(SPARK_VERSIONS_ARGS)
 
 # The packages for PyPI, in dist/: the sdist, one wheel for every Python, and compiled wheels for Python 3.11 to 3.14 (those
-# that are installed, also by pyenv). Each is installed into an empty environment, where a broker runs and commands are tried;
-# about 3 minutes for each Python. DIST_ARGS="--pythons 3.13" chooses.
+# that are installed, also by pyenv; a line names the others). Each is installed into an empty environment, where a broker runs
+# and commands are tried; about 3 minutes for each Python. DIST_ARGS="--pythons 3.13" chooses.
 DIST_ARGS ?=
 dist: $(VENV)/dist
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m packages.run --scratch $(VENV)/packages $(DIST_ARGS)

@@ -1,7 +1,8 @@
 """``make dist``: builds the packages of the broker, and tries each in an empty environment.
 
 The sdist is built from the files that git tracks, and every wheel from the sdist: a wheel without compiled modules for
-any platform, and a compiled one for each Python.  `trial` is what each must pass.  Exit status 1 if one fails.
+any platform, and a compiled one for each Python that is installed.  `trial` is what each must pass.  Exit status 1 if one
+fails, or if a Python that was asked for is not installed.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ def environment(python: str, wheel: Path, directory: Path, log: Path) -> Path:
     return programs
 
 
-def results(pythons: list[str], dist: Path, scratch: Path) -> Iterator[tuple[bool, str]]:
-    """Build and try everything; yield whether each package passed, and a line about it."""
+def results(pythons: dict[str, str], dist: Path, scratch: Path) -> Iterator[tuple[bool, str]]:
+    """Build and try everything with these interpreters, by version; yield whether each package passed, and a line about it."""
     builder = Builder(dist, scratch)
     try:
         sdist = builder.sdist()
@@ -75,11 +76,7 @@ def results(pythons: list[str], dist: Path, scratch: Path) -> Iterator[tuple[boo
         return
     yield True, f"{sdist.name}: {sdist.stat().st_size / 1024:.0f} KiB"
     plain = None
-    for version in pythons:
-        python = interpreter(version)
-        if python is None:
-            yield False, f"Python {version}: FAILED: it is not installed"
-            continue
+    for version, python in pythons.items():
         for kind in ("plain", "compiled"):
             name, began = f"{kind}-{version}", time.monotonic()
             try:
@@ -99,14 +96,21 @@ def results(pythons: list[str], dist: Path, scratch: Path) -> Iterator[tuple[boo
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make dist", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--scratch", type=Path, required=True, help="for sources, environments and logs; emptied")
-    parser.add_argument("--pythons", nargs="*", default=PYTHONS, metavar="VERSION")
+    parser.add_argument("--pythons", nargs="*", metavar="VERSION", help="these only, and each of them")
     options = parser.parse_args()
+    found = {version: interpreter(version) for version in options.pythons or PYTHONS}
+    pythons = {version: python for version, python in found.items() if python is not None}
+    missing = [version for version in found if version not in pythons]
+    if missing:
+        print(f"not installed, so without a wheel and a trial: Python {', '.join(missing)}", flush=True)
+    if not pythons or (missing and options.pythons):
+        return 1
     scratch, dist = options.scratch.resolve(), ROOT / "dist"
     for directory in (scratch, dist):
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
     failed = False
-    for passed, line in results(list(options.pythons), dist, scratch):
+    for passed, line in results(pythons, dist, scratch):
         failed = failed or not passed
         print(line, flush=True)
     return 1 if failed else 0
