@@ -8,9 +8,9 @@
 # capability is needed, and the user may be any: one that is not 1883 needs the group 0, or a volume that it may write to.
 #   docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges -v mqttbroker:/data -p 1883:1883 ...
 
-# Both stages have the same Python. To pin an image by digest: --build-arg PYTHON=3.13.11-slim-bookworm@sha256:...
-ARG PYTHON_BUILD=3.13.11-bookworm
-ARG PYTHON=3.13.11-slim-bookworm
+# Both stages have the same Python. The digests are those of the multi-platform indexes; the tags only say what they are.
+ARG PYTHON_BUILD=3.13.15-bookworm@sha256:62eafe52c91cad83c2c74e630bfde917da8c253673e695665d454def84fc9a13
+ARG PYTHON=3.13.15-slim-bookworm@sha256:ed86c82274b3c69b52fb5820f358f0bd7df0b603332063cb5c6e32bd220c3e6e
 
 # This image has a C compiler.
 FROM python:${PYTHON_BUILD} AS build

@@ -51,7 +51,7 @@ def test_hadolint_has_nothing_to_say() -> None:
 def test_both_stages_have_the_same_pinned_python() -> None:
     versions = [step.text.partition("=")[2] for step in steps() if step.instruction == "ARG"]
     assert len(versions) == 2
-    assert {re.match(r"3\.\d+\.\d+-(?:slim-)?bookworm$", version) is not None for version in versions} == {True}
+    assert all(re.fullmatch(r"3\.\d+\.\d+-(?:slim-)?bookworm@sha256:[0-9a-f]{64}", version) for version in versions)
     assert len({version.partition("-")[0] for version in versions}) == 1
 
 
