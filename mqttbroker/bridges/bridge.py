@@ -165,7 +165,7 @@ class Bridge:
             connected = progress.connects > connects
             if connected and time.time() - progress.since >= STABLE:
                 delay = settings.reconnect_first
-                progress.forget_reason()
+                progress.forget_problems()
             again_at_once = self._note(error)
             if connected:
                 index = (index + 1) % len(self._addresses) if settings.round_robin else 0
@@ -243,7 +243,9 @@ class Bridge:
             settings.connect_timeout,
             self._connected,
         )
-        protocol: Any = WebSocketClient(link, address) if address.websocket else link
+        protocol: Any = link
+        if address.websocket:
+            protocol = WebSocketClient(link, address, self._around.max_packet_size(), settings.connect_timeout)
         tls = TlsTerms(
             settings.cafile,
             settings.certfile,

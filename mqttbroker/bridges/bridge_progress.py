@@ -18,12 +18,13 @@ CONNECTED: Final = "connected"
 WAITING: Final = "waiting"  # until the next attempt
 
 _MAX_REASON: Final = 500  # characters
+_MAX_LOGGED: Final = 20  # problems that are logged until `forget_problems`
 
 
 class BridgeProgress:
     """The state of the bridge of a name, its last address and reason, and counts. Times are Unix times in seconds.
 
-    A reason that is repeated is logged once, and so is the link after it.
+    A problem of an address that is repeated is logged once, and so is the link after it.
     """
 
     def __init__(self, name: str, address: Address) -> None:
@@ -36,8 +37,8 @@ class BridgeProgress:
         self.refused_filters: Sequence[str] = ()
         self._down_since = self.since
         self._name = name
-        self._logged = ""  # the address and reason of the last failure that was logged
-        self._logged_before_link = ""  # `_logged` when the last link was made
+        self._logged: set[str] = set()  # problems, with their addresses
+        self._logs_link = True
         self._failures_before_link = 0
 
     @property
@@ -55,18 +56,17 @@ class BridgeProgress:
             self._down_since = self.since
         return CONNECTED in (before, state)
 
-    def forget_reason(self) -> None:
-        """Log the next failure, whatever its reason."""
-        self._logged = ""
+    def forget_problems(self) -> None:
+        """Log each problem again."""
+        self._logged.clear()
 
     def failed(self, reason: str) -> None:
         reason = reason[:_MAX_REASON]
         self.reason = reason
         self.failures += 1
         self._failures_before_link += 1
-        text = f"{self.address} {reason}"
-        if self._logged != text:
-            self._logged = text
+        if self._is_new(reason):
+            self._logs_link = True
             log.warning("event=bridge_disconnected bridge=%s address=%s reason=%s", self._name, self.address, reason)
 
     def connected(self, client_id: str, session_present: bool, refused: Sequence[Tuple[str, int]]) -> None:
@@ -74,15 +74,22 @@ class BridgeProgress:
         self.connects += 1
         self.refused_filters = [topic_filter for topic_filter, _ in refused]
         for topic_filter, code in refused:
-            log.warning(
-                "event=bridge_filter_refused bridge=%s address=%s filter=%s reason=%s",
-                self._name, self.address, topic_filter, name_of_code(code),
-            )
-        repeated = self._logged != "" and self._logged == self._logged_before_link
+            if self._is_new(f"{topic_filter} {code}"):
+                log.warning(
+                    "event=bridge_filter_refused bridge=%s address=%s filter=%s reason=%s",
+                    self._name, self.address, topic_filter, name_of_code(code),
+                )
         log.log(
-            logging.DEBUG if repeated else logging.INFO,
+            logging.INFO if self._logs_link else logging.DEBUG,
             "event=bridge_connected bridge=%s address=%s client=%s session_present=%s failures=%d",
             self._name, self.address, client_id, session_present, self._failures_before_link,
         )
         self._failures_before_link = 0
-        self._logged_before_link = self._logged
+        self._logs_link = False
+
+    def _is_new(self, problem: str) -> bool:
+        """Whether to log a problem of this address. A remote may give another reason each time, so the number is bounded."""
+        known = len(self._logged)
+        if known < _MAX_LOGGED:
+            self._logged.add(f"{self.address} {problem}")
+        return len(self._logged) > known

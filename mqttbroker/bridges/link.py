@@ -15,6 +15,7 @@ from mqttbroker.bridges.relay_terms import RelayError
 from mqttbroker.net.wire import Endpoint, Wire
 
 WRITE_BUFFER: Final = 262_144  # bytes that wait for the remote before the local client is paused
+MAX_UNREAD: Final = 1_048_576  # bytes of answers that wait beyond them before the remote is not read either
 TICK: Final = 1.0  # seconds between checks of the keep alive
 CLOSE_TIMEOUT: Final = 2.0  # seconds for the last packets to the remote
 
@@ -46,6 +47,8 @@ class Link:
         self._transport: Any = None
         self._timer: Optional[asyncio.TimerHandle] = None
         self._remote_full = False  # its socket takes no more
+        self._unread = 0  # bytes of answers since then
+        self._continuing = False
         self._remote_paused = False
         self._local_paused = False
         self._delivering = False
@@ -66,7 +69,7 @@ class Link:
 
     def data_received(self, data: bytes) -> None:
         if self._over is None:
-            self._handle(lambda: self.relay.remote_received(data, self._loop.time()))
+            self._handle(lambda: self.relay.remote_received(data, self._loop.time()), True)
             self._deliver()
 
     def eof_received(self) -> bool:
@@ -82,6 +85,7 @@ class Link:
 
     def resume_writing(self) -> None:
         self._remote_full = False
+        self._unread = 0
         self._pause()
 
     # -- the local client ---------------------------------------------------------
@@ -106,7 +110,15 @@ class Link:
 
     # -- both ---------------------------------------------------------------------
 
-    def _handle(self, step: Callable[[], None]) -> None:
+    def _continue(self) -> None:
+        """Handle more of the packets that the remote has sent."""
+        self._continuing = False
+        if self._over is None:
+            self._handle(self.relay.proceed, True)
+            self._deliver()
+
+    def _handle(self, step: Callable[[], None], answers: bool = False) -> None:
+        """Make a step of the relay, and send the packets that come out; ``answers``: to packets of the remote."""
         try:
             step()
             if self.relay.state == RUNNING and not self._was_running:
@@ -117,13 +129,22 @@ class Link:
                 self._write()
             self.fail(error)
             return
-        self._write()
+        if self.relay.unfinished and not self._continuing:
+            self._continuing = True
+            self._loop.call_soon(self._continue)
+        written = self._write()
+        if answers and self._remote_full:
+            self._unread += written
         self._pause()
 
-    def _write(self) -> None:
-        if self.relay.to_remote and self._transport is not None:
-            self.relay.remote_written(self._loop.time())
-            self._transport.write(self.relay.to_remote.drain())
+    def _write(self) -> int:
+        """Send the packets to the remote; returns their bytes."""
+        if not self.relay.to_remote or self._transport is None:
+            return 0
+        self.relay.remote_written(self._loop.time())
+        data = self.relay.to_remote.drain()
+        self._transport.write(data)
+        return len(data)
 
     def _deliver(self) -> None:
         """Give the local broker the packets that wait for it, if it reads."""
@@ -146,7 +167,8 @@ class Link:
         """Stop or continue to read either side."""
         if self._over is not None or self._transport is None:
             return
-        stop = not self.relay.reads_remote or not self._local.reading
+        relay = self.relay
+        stop = not relay.reads_remote or relay.unfinished or not self._local.reading or self._unread > MAX_UNREAD
         if stop != self._remote_paused:
             self._remote_paused = stop
             if stop:
@@ -154,8 +176,8 @@ class Link:
             else:
                 self._transport.resume_reading()
         wire = self._local.wire
-        full = self._remote_full or self.relay.pauses_local
-        if wire is not None and full != self._local_paused and self.relay.state > JOINING:
+        full = self._remote_full or relay.pauses_local
+        if wire is not None and full != self._local_paused and relay.state > JOINING:
             self._local_paused = full
             if full:
                 wire.pause_writing()

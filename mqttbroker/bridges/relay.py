@@ -52,6 +52,8 @@ SUBSCRIBING: Final = 3  # SUBSCRIBEs and PUBRELs wait for answers of the remote;
 RUNNING: Final = 4
 CLOSED: Final = 5
 
+PACKETS_AT_ONCE: Final = 500  # of the remote, after which other connections of the event loop have their turn
+
 
 class Relay:
     """One connection to a remote broker, and the local client that belongs to it, without sockets.
@@ -71,6 +73,7 @@ class Relay:
     ) -> None:
         self.terms = terms
         self.state = CONNECTING
+        self.unfinished = False  # there are packets of the remote for `proceed`
         self.to_remote = PacketOutput(terms.version)
         self.to_local = PacketOutput(5)
         self.remote = RemoteBroker(terms)
@@ -121,6 +124,10 @@ class Relay:
         self._remote_frames.feed(data)
         self._run()
 
+    def proceed(self) -> None:
+        """Handle more packets that the remote has sent. Raises RelayError like `remote_received`."""
+        self._run()
+
     def local_received(self, data: bytes) -> None:
         """The local broker has sent bytes. Raises RelayError like `remote_received`."""
         self._local_frames.feed(data)
@@ -150,16 +157,18 @@ class Relay:
     # -- packets ----------------------------------------------------------------
 
     def _run(self) -> None:
-        """Handle the packets that may be handled in this state."""
+        """Handle the packets that may be handled in this state, of the remote at most `PACKETS_AT_ONCE`."""
+        left = PACKETS_AT_ONCE
         try:
             again = True
             while again:
                 again = False
-                while self.reads_remote and self.state != CLOSED:
+                while left and self.reads_remote and self.state != CLOSED:
                     frame = self._remote_frames.next()
                     if frame is None:
                         break
                     self._from_remote(frame[0], frame[1])
+                    left -= 1
                     again = True
                 while self.state in (JOINING, RELEASING, RUNNING):
                     if self._early and self.state == RUNNING:
@@ -170,6 +179,7 @@ class Relay:
                         break
                     self._from_local(frame[0], frame[1])
                     again = True
+            self.unfinished = not left
         except MQTTError as error:
             raise RelayError(str(error)) from None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Any, Final
+from typing import Any, Final, Optional
 
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
@@ -14,26 +15,40 @@ from websockets.uri import parse_uri
 from mqttbroker.bridges.relay_terms import RelayError
 from mqttbroker.config.remote_address import Address
 
-MAX_FRAME: Final = 268_500_000  # bytes; the relay limits packets
+FRAME_HEADROOM: Final = 65_536  # bytes that a frame may be longer than the longest packet, as it may have several
+_LONGEST_HEADER: Final = 14  # bytes of a frame
+MAX_UNREAD: Final = 1_048_576  # bytes of pongs that wait for a remote which does not read
 _silent = logging.getLogger("mqttbroker.bridges.websocket")
 _silent.setLevel(logging.CRITICAL)
 
 
 class WebSocketClient:
-    """An asyncio protocol for the socket, and the transport of ``link``, which sees MQTT bytes only."""
+    """An asyncio protocol for the socket, and the transport of ``link``, which sees MQTT bytes only.
 
-    def __init__(self, link: Any, address: Address) -> None:
+    ``largest`` is the longest packet that the remote may send; ``timeout`` is for the handshake, in seconds.
+    """
+
+    def __init__(self, link: Any, address: Address, largest: int, timeout: float) -> None:
         self._link = link
+        self._timeout = timeout
+        self._timer: Optional[asyncio.TimerHandle] = None
         self._transport: Any = None
         self._library = ClientProtocol(
-            parse_uri(str(address)), subprotocols=[Subprotocol("mqtt")], max_size=MAX_FRAME, logger=_silent
+            parse_uri(str(address)),
+            subprotocols=[Subprotocol("mqtt")],
+            max_size=largest + FRAME_HEADROOM,
+            logger=_silent,
         )
         self._open = False
+        self._closing = False
+        self._full = False  # the socket takes no more
+        self._unread = 0  # bytes of pongs since then
 
     # -- the socket ---------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        self._timer = asyncio.get_running_loop().call_later(self._timeout, self._refuse, "no WebSocket: no answer in time")
         self._library.send_request(self._library.connect())
         self._send()
 
@@ -54,16 +69,30 @@ class WebSocketClient:
                 self._refuse("no WebSocket: the remote does not speak the subprotocol mqtt")
                 return
             self._open = True
+            self._stop_timer()
             self._link.connection_made(self)
         self._send()
+        if self._open and not self._closing and library.state is not State.OPEN:
+            error = library.parser_exc
+            self._refuse("the remote closes the WebSocket" if error is None else f"WebSocket: {error}")
 
     def _frame(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.BINARY, Opcode.CONT):
             self._link.data_received(bytes(frame.data))
         elif frame.opcode is Opcode.TEXT:  # [MQTT-6.0.0-1]
             raise RelayError("the remote sends a WebSocket frame of text")
+        elif frame.opcode is Opcode.PING and self._full:
+            self._unread += len(frame.data) + _LONGEST_HEADER
+            if self._unread > MAX_UNREAD:
+                raise RelayError("the remote sends pings, and does not read the answers")
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _refuse(self, reason: str) -> None:
+        self._stop_timer()
         self._link.fail(RelayError(reason))
         if self._transport is not None:
             self._transport.abort()
@@ -73,14 +102,18 @@ class WebSocketClient:
         return False
 
     def connection_lost(self, error: Any) -> None:
+        self._stop_timer()
         self._transport = None
         self._library.parser.close()
         self._link.connection_lost(error)
 
     def pause_writing(self) -> None:
+        self._full = True
         self._link.pause_writing()
 
     def resume_writing(self) -> None:
+        self._full = False
+        self._unread = 0
         self._link.resume_writing()
 
     # -- the link's transport -------------------------------------------------------
@@ -114,6 +147,7 @@ class WebSocketClient:
             self._transport.resume_reading()
 
     def close(self) -> None:
+        self._closing = True
         if self._library.state is State.OPEN:
             self._library.send_close(1000)
             self._send()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqttbroker.bridges.frames import Frames
+from mqttbroker.bridges.link import MAX_UNREAD, Link
 from mqttbroker.bridges.loop_tag import TAG
 from mqttbroker.bridges.packet_output import PacketOutput
-from mqttbroker.bridges.relay import RELEASING, RUNNING, SUBSCRIBING, Relay
+from mqttbroker.bridges.relay import PACKETS_AT_ONCE, RELEASING, RUNNING, SUBSCRIBING, Relay
 from mqttbroker.bridges.relay_terms import Counts, LocalState, RelayError, RelayTerms, RemoteHistory
 from mqttbroker.codec.packets import (
     Connack,
@@ -429,3 +431,59 @@ def test_no_publish_of_a_remote_breaks_the_relay(first: int, body: bytes, versio
         bridge.relay.remote_received(bytes((first, len(body))) + body, 0.0)
     except RelayError:
         pass
+
+
+def test_packets_of_the_remote_are_handled_in_parts() -> None:
+    bridge = Harness().run()
+    count = 2 * PACKETS_AT_ONCE + 1
+    bridge.from_remote(*(publish(f"in/{number}") for number in range(count)))
+    found = bridge.to_local()
+    assert len(found) == PACKETS_AT_ONCE and bridge.relay.unfinished
+    while bridge.relay.unfinished:
+        bridge.relay.proceed()
+    found += bridge.to_local()
+    assert [packet.topic for packet in found] == [f"l/in/{number}" for number in range(count)]
+
+
+class Socket:
+    """A socket of a link that the remote does not read."""
+
+    def __init__(self) -> None:
+        self.written = 0
+        self.reading = True
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        """The test says when it is full."""
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def abort(self) -> None:
+        """The test looks no further."""
+
+
+async def test_a_remote_that_reads_no_answers_is_not_read() -> None:
+    """The messages match no rule, so that the bridge acknowledges them itself."""
+    remote = Socket()
+    loop = asyncio.get_running_loop()
+    endpoint: Any = None  # of a local client, which nothing is for
+    link = Link(loop, Harness().run().relay, endpoint, "bridge:b", 10.0, lambda: None)
+    link.connection_made(remote)
+    link.pause_writing()
+    flood = b"".join(publish("other", 1, packet_id + 1).encode(5) for packet_id in range(PACKETS_AT_ONCE))
+    sent = 0
+    while remote.reading:
+        link.data_received(flood)
+        await asyncio.sleep(0)  # a link handles the rest of what it has read in another iteration
+        sent += 1
+        assert remote.written <= MAX_UNREAD + 10_000
+    assert remote.written > MAX_UNREAD
+    link.resume_writing()
+    assert remote.reading
+    link.fail(RelayError("the test ends"))
