@@ -42,10 +42,11 @@ class Builder:
         """Build a wheel from the sdist; a compiled one is renamed for the systems that have the libraries it needs."""
         source = self._scratch / name
         with tarfile.open(sdist) as archive:
-            archive.extractall(source, filter="data")
-        (unpacked,) = source.iterdir()
+            archive.extractall(source / "sdist", filter="data")
+        (unpacked,) = (source / "sdist").iterdir()
         built, log = source / "wheel", self._scratch / f"{name}.log"
-        command = [python, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", built, unpacked]
+        run([python, "-m", "venv", source / "builder"], log)  # Debian's Python has pip in virtual environments only
+        command = [source / "builder" / "bin" / "python", "-m", "pip", "wheel", "--no-deps", "--wheel-dir", built, unpacked]
         run(command, log, MQTTBROKER_COMPILE="1" if compiled else "0")
         (wheel,) = built.glob("*.whl")
         if not compiled:
