@@ -73,8 +73,8 @@ class WebSocketClient:
             self._link.connection_made(self)
         self._send()
         if self._open and not self._closing and library.state is not State.OPEN:
-            error = library.parser_exc
-            self._refuse("the remote closes the WebSocket" if error is None else f"WebSocket: {error}")
+            broken = library.parser_exc
+            self._refuse("the remote closes the WebSocket" if broken is None else f"WebSocket: {broken}")
 
     def _frame(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.BINARY, Opcode.CONT):
