@@ -29,7 +29,7 @@ from bridge_spark.log.record_batch import (
 )
 from bridge_spark.log.segment import Segment
 from bridge_spark.log.segment_names import INDEX_SUFFIX
-from bridge_spark.log.sparse_index import INDEX_ENTRY, IndexEntry
+from bridge_spark.log.sparse_index import last_entry
 from bridge_spark.log.stream_log import StreamLogs
 
 CHECKED_AT_ONCE = 1024 * 1024  # bytes of a large batch in memory while its checksum is computed
@@ -174,19 +174,7 @@ def _segment_of(view: PartitionView, offset: int) -> Union[Segment, Moved, Nothi
 def _indexed_position(path: Path, segment: Segment, offset: int) -> int:
     """The position of a batch at or before the one with an offset, by the sparse index; 0 without a usable one."""
     try:
-        with open(path.with_suffix(INDEX_SUFFIX), "rb") as index:
-            count = min(os.fstat(index.fileno()).st_size // INDEX_ENTRY.size, segment.index_entries)
-            low, high = 0, count
-            found: Optional[IndexEntry] = None
-            while low < high:
-                middle = (low + high) // 2
-                entry = IndexEntry(*INDEX_ENTRY.unpack(
-                    os.pread(index.fileno(), INDEX_ENTRY.size, middle * INDEX_ENTRY.size)
-                ))
-                if entry.first_offset <= offset:
-                    low, found = middle + 1, entry
-                else:
-                    high = middle
+        found = last_entry(path.with_suffix(INDEX_SUFFIX), segment.index_entries, lambda e: e.first_offset <= offset)
     except OSError:
         return 0
     if found is None or not 0 < found.position < segment.size:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from operator import attrgetter
 from pathlib import Path
 from typing import List, NamedTuple, Optional, Sequence, Tuple
@@ -16,7 +16,7 @@ from typing import List, NamedTuple, Optional, Sequence, Tuple
 from bridge_spark.log.record_batch import SegmentError, scan_batches, timestamps
 from bridge_spark.log.sealed.footer import load_footer, search_sealed_file
 from bridge_spark.log.segment_names import INDEX_SUFFIX, compacted_file_name, generation_of, segment_file_name
-from bridge_spark.log.sparse_index import INDEX_ENTRY, INDEX_INTERVAL, IndexEntry, decode_index
+from bridge_spark.log.sparse_index import INDEX_ENTRY, INDEX_INTERVAL, IndexEntry, decode_index, last_entry
 
 logger = logging.getLogger(__name__)
 
@@ -136,18 +136,20 @@ def search_segment(path: Path, segment: Segment, timestamp: int) -> int:
     """The first offset received at or after `timestamp`, which must not be later than the segment's latest record."""
     if segment.sealed:
         return search_sealed_file(path, timestamp)
+    start = IndexEntry(segment.first_offset, 0, 0)
     try:
-        entries = _index_entries(path, segment.size)
+        found = last_entry(
+            path.with_suffix(INDEX_SUFFIX), segment.index_entries, lambda entry: entry.timestamp < timestamp
+        )
     except FileNotFoundError:
-        entries = []
-    place = bisect_left(entries, timestamp, key=attrgetter("timestamp")) - 1
-    if place <= 0:
-        return _search_from(path, segment, IndexEntry(segment.first_offset, 0, 0), timestamp)
-    try:
-        return _search_from(path, segment, entries[place], timestamp)
-    except SegmentError:
-        # The index is never synced, so the index may be wrong instead of the batches.
-        return _search_from(path, segment, IndexEntry(segment.first_offset, 0, 0), timestamp)
+        found = None
+    if found is not None and 0 < found.position < segment.size:
+        try:
+            return _search_from(path, segment, found, timestamp)
+        except SegmentError:
+            # The index is never synced, so the index may be wrong instead of the batches.
+            pass
+    return _search_from(path, segment, start, timestamp)
 
 
 def receipt_time(path: Path, size: int, first_offset: int, offset: int) -> int:

@@ -5,8 +5,10 @@ The index file is never synced. Readers check every entry against the batches.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from struct import Struct
-from typing import List, NamedTuple
+from typing import Callable, List, NamedTuple, Optional
 
 INDEX_ENTRY = Struct("<QQq")
 INDEX_INTERVAL = 64 * 1024
@@ -38,3 +40,24 @@ def decode_index(data: bytes) -> List[IndexEntry]:
             break
         entries.append(entry)
     return entries
+
+
+def last_entry(path: Path, count: int, is_before: Callable[[IndexEntry], bool]) -> Optional[IndexEntry]:
+    """The last of the first `count` entries of an index file for which `is_before` is true, which it is of those before that
+    one, too. Reads O(log n) entries; the caller must check the entry against its batch. Raises `OSError`."""
+    with open(path, "rb", buffering=0) as file:
+        descriptor = file.fileno()
+        low, high = 0, min(os.fstat(descriptor).st_size // INDEX_ENTRY.size, count)
+        found: Optional[IndexEntry] = None
+        while low < high:
+            middle = (low + high) // 2
+            data = os.pread(descriptor, INDEX_ENTRY.size, middle * INDEX_ENTRY.size)
+            if len(data) < INDEX_ENTRY.size:
+                high = middle
+                continue
+            entry = IndexEntry(*INDEX_ENTRY.unpack(data))
+            if is_before(entry):
+                low, found = middle + 1, entry
+            else:
+                high = middle
+    return found

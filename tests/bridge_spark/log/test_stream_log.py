@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge_spark.log import sparse_index
+from bridge_spark.log import segment, sparse_index
 from bridge_spark.log.high_watermark import decode_watermark
 from bridge_spark.log.record_batch import decode_messages, iter_batches, read_batch
 from bridge_spark.log.stream_log import StreamConfig, StreamLogError, StreamLogs, partition_of
@@ -485,7 +485,8 @@ def test_the_partition_of_a_key_never_changes() -> None:
 def test_offset_for_timestamp(batches: List[List[int]], wanted: int, interval: int) -> None:
     """Even if the clock went back; with an index entry per batch and without any."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse_index, "INDEX_INTERVAL", interval)
+        for module in (segment, sparse_index):
+            patch.setattr(module, "INDEX_INTERVAL", interval)
         logs = open_logs(Path(directory), {}, segment_bytes=1200)
         times: List[int] = []
         for seconds in batches:
