@@ -30,12 +30,6 @@ from sessions.session import RETAIN_AS_PUBLISHED, Session, Subscription
 
 log = logging.getLogger("mqttbroker")
 
-# The budget of all consumers together in one event-loop iteration, as of `Replays`: a record, and each KiB of it, costs
-# 1.
-BUSY_BUDGET: Final = 150
-IDLE_BUDGET: Final = 1000
-IDLE_AFTER: Final = 64  # iterations without a PUBLISH from any client
-PART: Final = 500  # of one consumer before another one has its turn
 MAX_BACKLOG: Final = 262_144  # bytes in an outbox beyond which a consumer waits for the socket
 
 ADDED_BYTES: Final = 200  # of properties that a record gets, about
@@ -490,16 +484,20 @@ class SessionConsumers(RoomUser):
 
 
 class StreamConsumers:
-    """All consumers of one broker."""
+    """All consumers of one broker. In each event-loop iteration one of them has its turn."""
 
     def __init__(self, reads: ChunkReads, outbound: Outbound) -> None:
         self.reads = reads
         self.outbound = outbound
         self.counters: Counters = outbound.counters
         self.all: Dict[StreamConsumer, bool] = {}
-        self._active: Dict[StreamConsumer, bool] = {}  # those that have something to do, the next first
-        self._published = 0  # messages received before the last iteration
-        self._idle = 0  # iterations since a message was received
+        self._turn: Optional[StreamConsumer] = None
+        self._waiting: Dict[StreamConsumer, bool] = {}  # those that have something to do, the next first
+
+    @property
+    def active(self) -> bool:
+        """Whether `step` may have something to do."""
+        return self._turn is not None or bool(self._waiting)
 
     def add(self, consumer: StreamConsumer) -> None:
         self.all[consumer] = True
@@ -507,34 +505,47 @@ class StreamConsumers:
     def forget(self, consumer: StreamConsumer) -> None:
         """A consumer is closed."""
         self.all.pop(consumer, None)
-        self._active.pop(consumer, None)
+        self._waiting.pop(consumer, None)
+        if consumer is self._turn:
+            self._turn = None
 
     def wake(self, consumer: StreamConsumer) -> None:
-        """Have `step` called in this iteration of the event loop."""
-        if not consumer.closed and consumer.session.connection is not None and consumer not in self._active:
-            self._active[consumer] = True
+        """Have `step` called in this iteration of the event loop or the next."""
+        if consumer.closed or consumer.session.connection is None or consumer is self._turn:
+            return
+        if consumer not in self._waiting:
+            self._waiting[consumer] = True
             if self.outbound.on_flush_needed is not None:
                 self.outbound.on_flush_needed()
 
-    def step(self) -> bool:
-        """Let the consumers send their parts of one iteration; true if there is more to send at once."""
-        if not self._active:
-            return False
-        published: int = self.counters.publish_received
-        self._idle = self._idle + 1 if published == self._published else 0
-        self._published = published
-        left: i64 = IDLE_BUDGET if self._idle > IDLE_AFTER else BUSY_BUDGET
-        while self._active and left > 0:
-            consumer = next(iter(self._active))
-            del self._active[consumer]
-            connection = consumer.session.connection
-            if connection is None or consumer.blocked:
+    def step(self, budget: i64) -> bool:
+        """Let the consumer whose turn it is, or the next, send a part; false if none has anything to send. A record, each
+        KiB of it, and a consumer that sends nothing cost 1 of the budget."""
+        left: i64 = budget
+        while left > 0:
+            consumer = self._turn
+            self._turn = None
+            if consumer is None:
+                if not self._waiting:
+                    return False
+                consumer = next(iter(self._waiting))
+                del self._waiting[consumer]
+            if consumer.session.connection is None or consumer.blocked:
+                left -= 1
                 continue
-            cost = consumer.step(min(left, PART))
+            cost = consumer.step(left)
+            if cost and not consumer.closed:
+                self._waiting.pop(consumer, None)
+                self._turn = consumer
             left -= max(1, cost)
-            if cost:
-                self.wake(consumer)
-        return bool(self._active)
+        return True
+
+    def end_turn(self) -> None:
+        """The next `step` is that of another consumer."""
+        consumer = self._turn
+        if consumer is not None:
+            self._turn = None
+            self._waiting[consumer] = True
 
     def rules_changed(self) -> None:
         """Discard all cached decisions."""

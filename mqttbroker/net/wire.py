@@ -33,6 +33,10 @@ READ_PAUSE: Final = 131_072  # bytes of one read after which the client is not r
 LARGE_WRITE: Final = 262_144  # bytes per flush that are written to one client whose outbox has large parts
 LARGE_WRITES: Final = 1_048_576  # bytes per flush that are written to all such clients
 FLUSH_TIME: Final = 0.001  # seconds per flush for short outboxes, and as much for the others
+STREAM_TIME: Final = 0.00005  # seconds per event-loop iteration for the consumers of streams
+IDLE_STREAM_TIME: Final = 0.0002  # the same while no client publishes
+IDLE_AFTER: Final = 64  # iterations without a PUBLISH from any client
+STREAM_PART: Final = 32  # records, or KiB, between two readings of the clock
 SHORT_OUTBOX: Final = 1024  # bytes
 GATHERING_FLUSHES: Final = 8  # in which the outboxes of a crowd are not written while its publishers are read
 GATHERED_BYTES: Final = 16_777_216  # in all outboxes meanwhile
@@ -81,6 +85,8 @@ class FlushScheduler:
         self._gathered_until = 0  # `Counters.publish_packet_bytes_sent`
         self._to_resume: Deque[Wire] = deque()  # wires that continue to read
         self._loud: Deque[Wire] = deque()  # the same, of clients that send much; in turn
+        self._published: i64 = 0  # messages received before `_step_streams` was called last
+        self._idle: i64 = 0  # calls of it since a message was received
         self._links: List[Any] = []  # `Link`s that have something to write
         self._flushing = False  # `_links` are written at the end of this iteration
         self._write_refused = False  # by the journal, which was held
@@ -125,19 +131,34 @@ class FlushScheduler:
             self._write_if_due()
         if broker.replays.step() or more:
             self.schedule()
-        if broker.stream_consumers.step():
-            self.schedule()
         self._flushing = True
         self._flush_connections(FLUSH_TIME)
         self._resume_wires(FLUSH_TIME)
         self._flushing = False
         if self._left_over or self._to_resume or self._loud:
             self.schedule()
+        flushed = not (more or self._left_over or broker.outbound.flush_queue)
+        if broker.stream_consumers.active:
+            self._step_streams()
         broker.memory.check()
         self._write_if_due()
         self._flush_links()
-        if self._sample_from >= 0.0 and not (more or self._left_over or broker.outbound.flush_queue):
+        if self._sample_from >= 0.0 and flushed:
             self._end_sample()
+
+    def _step_streams(self) -> None:
+        """Have a consumer of a stream send for a while: the next flush writes it, behind what other clients get."""
+        consumers = self.broker.stream_consumers
+        published: i64 = self.broker.outbound.counters.publish_received
+        self._idle = self._idle + 1 if published == self._published else 0
+        self._published = published
+        until = time.monotonic() + (IDLE_STREAM_TIME if self._idle > IDLE_AFTER else STREAM_TIME)
+        while consumers.step(STREAM_PART):
+            if time.monotonic() >= until:
+                consumers.end_turn()
+                break
+        if consumers.active:
+            self.schedule()
 
     def _end_sample(self) -> None:
         """Everything that was received before the sample began is handled and written."""
