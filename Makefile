@@ -219,16 +219,10 @@ pictures: $(VENV)/extras build
 # Compares this broker with others, in 15 minutes at most: SCENARIOS="p2p-q0-64 kept", SCENARIOS=spark,
 # PEERS="name=start-script ...", BENCH_ARGS="--rounds 1 --details" (docs/performance.md).
 bench-tools: $(VENV)/bench $(if $(findstring spark,$(SCENARIOS)),$(VENV)/extras) build
-	@packages=""; \
-	PATH=$$PATH:/usr/sbin command -v mosquitto >/dev/null || packages="$$packages mosquitto"; \
-	echo '#include <openssl/ssl.h>' | $${CC:-cc} -E - >/dev/null 2>&1 || packages="$$packages gcc libc6-dev libssl-dev"; \
-	test -z "$$packages" || { \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$packages; \
-	  else echo "make bench: goes on without what these would add: apt-get install$$packages" >&2; fi; }
+	@bench/debian.sh "$(SCENARIOS)"
 
 bench: bench-tools
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .hypothesis bench/results bench/mqtt_load bench/link_load bench/sync_count.so
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .hypothesis bench/results bench/mqtt_load bench/link_load bench/stream_load bench/sync_count.so

@@ -184,7 +184,7 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"unknown: {' '.join(sorted(unknown))}")
-    program = runner.build_link_load()
+    program = runner.build_program("link_load")
     if program is None:
         print("bench: no C compiler: links are not measured", file=sys.stderr)
         return 0

@@ -30,6 +30,7 @@ from scenarios import (
     BUSY_WORKER,
     GROUPS,
     PARQUET,
+    STREAM_PEERS,
     Scenario,
     all_scenarios,
     chosen,
@@ -130,7 +131,7 @@ def measure_links(options: argparse.Namespace, runs: list[Run], names: list[str]
 def measure_streams(options: argparse.Namespace, names: list[str]) -> list[Run]:
     """Run these scenarios with streams.py."""
     command = [sys.executable, str(HERE / "streams.py"), "--rounds", str(options.rounds)]
-    command += ["--records", str(max(int(STREAM_RECORDS * options.scale), 1000)), "--seconds", str(5 * options.duration)]
+    command += ["--records", str(max(int(STREAM_RECORDS * options.scale), 1000)), "--seconds", str(6 * options.duration)]
     return run_lines([*command, *names])
 
 
@@ -160,7 +161,8 @@ def measure(bench: Bench, options: argparse.Namespace, began: float, minutes: fl
 def names_of(bench: Bench) -> list[str]:
     """The brokers that ran, in the order of the table's columns."""
     ran = {run["broker"] for run in bench.runs}
-    return [name for name in [OURS, OURS_OFF, OURS_WORKERS, *(peer.name for peer in bench.peers[1:]), PARQUET] if name in ran]
+    return [name for name in [OURS, OURS_OFF, OURS_WORKERS, *(peer.name for peer in bench.peers[1:]), PARQUET, *STREAM_PEERS]
+            if name in ran]
 
 
 def write(options: argparse.Namespace, bench: Bench, around: dict[str, Any]) -> Path:

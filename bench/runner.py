@@ -87,12 +87,12 @@ def build_generator() -> Generator:
     return Generator([str(program)], True, build_sync_count(compiler))
 
 
-def build_link_load() -> Optional[Path]:
-    """link_load, compiled if its source changed; None without a C compiler."""
+def build_program(name: str) -> Optional[Path]:
+    """The program of one source file, compiled if that changed; None without a C compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
-    source, program = HERE / "link_load.c", HERE / "link_load"
+    source, program = HERE / f"{name}.c", HERE / name
     if compiler is not None and is_older(program, [source]):
-        made = program.with_name(f"link_load-{os.getpid()}.o")
+        made = program.with_name(f"{name}-{os.getpid()}.o")
         subprocess.run([compiler, "-O2", "-std=c11", "-o", str(made), str(source)], check=True)
         made.replace(program)
     return None if compiler is None else program

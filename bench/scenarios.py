@@ -232,11 +232,20 @@ def link_scenarios() -> list[Scenario]:
 def stream_scenarios() -> list[Scenario]:
     """What streams.py measures."""
     names = ("catch-up-active", "catch-up-v5", "catch-up-qos1", "catch-up-sealed")
-    live = (Figure("p99 ms, alone", "quiet_p99_ms"), Figure("p99 ms beside readers", "loaded_p99_ms"))
-    return [*(Scenario(name, "", (RATE, CPU), streams=True) for name in names),
-            Scenario("bystanders-of-readers", "", live, streams=True)]  # fmt: skip
+    live = (
+        Figure("p99 ms alone", "quiet_p99_ms"), Figure("beside readers of another broker", "control_p99_ms"),
+        Figure("beside readers", "loaded_p99_ms"), Figure("÷ alone", "loaded_to_quiet"),
+        Figure("÷ beside another's", "loaded_to_control"), Figure("MB/s to the readers", "loaded_mb_per_s", True),
+    )  # fmt: skip
+    cost = (Figure("CPU µs/message, stored", "stored_us"), Figure("not stored", "not_stored_us"), Figure("added", "added_us"))
+    peers = (RATE, CPU, Figure("messages per CPU second", "per_cpu_s", True))
+    found = [(name, (RATE, CPU)) for name in names]
+    found += [("bystanders-of-readers", live), ("append-cost", cost), ("stream-append", peers), ("stream-group", peers)]
+    return [Scenario(name, "", figures, streams=True) for name, figures in found]
 
 
+STREAM_PEERS = ("Redis always", "Redis everysec", "RabbitMQ quorum", "RabbitMQ stream")
+"""The other servers of streams.py, by their names there."""
 PARQUET = "Parquet files"
 """Spark's Parquet source with the same rows, in the column of a peer."""
 SPARK_READS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ import run  # noqa: E402
 import runner  # noqa: E402
 import scenarios  # noqa: E402
 import spark  # noqa: E402
+import stream_peers  # noqa: E402
 
 pytestmark = pytest.mark.one_build
 
@@ -75,6 +77,66 @@ def test_the_core_is_measured_behind_links_and_beside_real_workers(tmp_path: Pat
     assert all(runs[name]["delivered"] == runs[name].get("published", runs[name]["delivered"]) > 0 for name in links.split())
     assert runs["link-q0-4"]["messages_per_write"] == 4 and runs["link-q1-16"]["messages_per_write"] == 16
     assert runs["link-q1-16"]["of_alone"] > 0 and runs["capacity-2"]["links"] == 2 and runs["capacity-2"]["workers_fed"] > 0
+
+
+@pytest.mark.timeout(180)
+def test_streams_are_measured_without_redis_and_rabbitmq(tmp_path: Path, generator: runner.Generator) -> None:
+    if not generator.in_c:
+        pytest.skip("needs a C compiler")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("taskset", "cc", "gcc", "as", "ld"):
+        if found := shutil.which(name):
+            (tools / name).symlink_to(found)
+    wanted = ["bystanders-of-readers", "stream-append", "stream-group"]
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "streams.py"), "--records", "2000", "--seconds", "0.3", "--readers", "10", *wanted],
+        env={**os.environ, **OURS, "PATH": str(tools)}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if "redis-server" in line]
+    runs = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [found["scenario_name"] for found in runs] == wanted and all(found["ok"] for found in runs)
+    figures = {scenario.name: scenario.figures for scenario in scenarios.stream_scenarios()}
+    missing = [(found["scenario_name"], figure.key) for found in runs for figure in figures[found["scenario_name"]]
+               if found.get(figure.key) is None]  # fmt: skip
+    assert not missing
+
+
+class Answers:
+    """A socket that gives out what it was made with, and keeps what it is sent."""
+
+    def __init__(self, *received: bytes) -> None:
+        self.received = list(received)
+        self.sent = b""
+
+    def recv(self, size: int) -> bytes:
+        return self.received.pop(0)
+
+    def sendall(self, data: bytes) -> None:
+        self.sent += data
+
+
+def test_a_redis_reply_in_pieces_is_taken_once() -> None:
+    entry = b"*2\r\n$3\r\n1-%d\r\n*4\r\n$5\r\ntopic\r\n$1\r\na\r\n$7\r\npayload\r\n$6\r\n11-1\r\n\r\n"
+    reply = b":2\r\n*1\r\n*2\r\n$1\r\ns\r\n*2\r\n" + entry % 1 + entry % 2
+    peer = stream_peers.Redis.__new__(stream_peers.Redis)
+    for cut in range(1, len(reply)):
+        sock = Answers(reply[:cut], reply[cut:])
+        line = stream_peers.Line(sock)  # type: ignore[arg-type]
+        assert (peer.take(line), sock.sent) == (0, b"")
+        assert peer.take(line) == 2 and sock.sent.startswith(stream_peers.command(b"XACK", b"s", b"g", b"1-1", b"1-2"))
+
+
+def test_confirms_of_rabbitmq_are_counted_in_any_order() -> None:
+    peer = stream_peers.RabbitMQ.__new__(stream_peers.RabbitMQ)
+
+    def ack(tag: int, multiple: int) -> bytes:
+        return stream_peers.method(1, 60, 80, tag.to_bytes(8, "big") + bytes([multiple]))
+
+    data = ack(7, 0) + ack(5, 1) + ack(100, 1) + ack(102, 0)
+    line = stream_peers.Line(Answers(data[:30], data[30:]))  # type: ignore[arg-type]
+    assert peer.answers(line) + peer.answers(line) == stream_peers.BATCH + 1 and len(line.tags) == stream_peers.BATCH - 1
 
 
 def test_the_generator_without_a_compiler(tmp_path: Path) -> None:
