@@ -34,6 +34,7 @@ from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.data_files import restrict, set_umask
+from mqttbroker.admin.group_control import GroupControl, GroupsReport
 from mqttbroker.admin.history import History, Sampler
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.http_accounts import AccountRoutes
@@ -48,7 +49,6 @@ from mqttbroker.admin.http_streams import StreamAccess
 from mqttbroker.admin.http_trace import TraceRoutes
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
-from mqttbroker.admin.stream_places import PlacesReport, StreamPlaces
 from mqttbroker.admin.views import AuthenticatorStatus
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import bridge_terms, build_broker, listener_terms, restore, stream_config
@@ -229,8 +229,8 @@ class Server:
 
     async def _open(self, tasks: List[asyncio.Task[None]]) -> None:
         """Serve HTTP, start the periodic ``tasks``, then let clients connect."""
-        self.stream_places = StreamPlaces(self.broker)
-        self.consumers.groups = PlacesReport(self.control_runner, self.stream_places)
+        self.group_control = GroupControl(self.broker)
+        self.consumers.groups = GroupsReport(self.control_runner, self.group_control)
         self.consumers.start()
         self._open_http()
         self.reloader.http = self.http
@@ -313,7 +313,7 @@ class Server:
             access = StreamAccess(self.streams)
             api = Api(self._operations(), self.streams, self.consumers, access)
             streams = StreamAdminRoutes(self.streams, self.stream_control, access, self.control_runner)
-            groups = GroupRoutes(self.streams, self.stream_places, access, self.control_runner)
+            groups = GroupRoutes(self.streams, self.group_control, access, self.control_runner)
             alarms = AlarmRoutes(self.alarms, self.control_runner)
             bridges = BridgeRoutes(self._bridges, self.control_runner)
             traces = TraceRoutes(Tracer(self.broker, self.scheduler), self.control_runner)

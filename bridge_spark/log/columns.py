@@ -22,7 +22,6 @@ SCHEMA_DDL = (
     "client_id string, content_type string, response_topic string, correlation_data binary, "
     "user_properties map<string,string>, stream string"
 )
-USER_PROPERTY_LIST_DDL = "user_property_list array<struct<key:string,value:string>>"
 
 _PROPERTY_COLUMNS = frozenset(
     {"content_type", "response_topic", "correlation_data", "user_properties", "user_property_list"}

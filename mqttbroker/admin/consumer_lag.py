@@ -28,7 +28,7 @@ from bridge_spark.source.consumers import (
     decode_report,
     write_report,
 )
-from mqttbroker.admin.stream_places import StreamPlace
+from mqttbroker.admin.group_control import GroupStatus
 from mqttbroker.config.settings import Consumers
 
 log = logging.getLogger("mqttbroker.streams")
@@ -90,7 +90,7 @@ class ConsumerLag:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.latest: Tuple[Consumer, ...] = ()
-        self.groups: Callable[[], Dict[str, List[StreamPlace]]] = dict  # of each stream
+        self.groups: Callable[[], Dict[str, List[GroupStatus]]] = dict  # of each stream
         self._logs = logs
         self._settings = settings
         self._clock = clock
@@ -211,7 +211,7 @@ class ConsumerLag:
     # -- lag --------------------------------------------------------------------
 
     def _consumers(
-        self, config: StreamConfig, now: float, groups: List[StreamPlace],
+        self, config: StreamConfig, now: float, groups: List[GroupStatus],
         known: Optional[Dict[Tuple[str, int, int], int]] = None,
     ) -> List[Consumer]:
         reports = self._reports(config, now)

@@ -9,12 +9,12 @@ from typing import Any, Dict, List
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.admin.access import Right
 from mqttbroker.admin.control_runner import ControlRunner
+from mqttbroker.admin.group_control import GROUP_PREFIX, GroupControl, GroupStatus, parse_reset, position
 from mqttbroker.admin.http_operations import Call, route
 from mqttbroker.admin.http_parameters import Field, Word
 from mqttbroker.admin.http_routes import Answer, RequestError, Route
 from mqttbroker.admin.http_schemas import INTEGER, TEXT, array, described, record
 from mqttbroker.admin.http_streams import StreamAccess
-from mqttbroker.admin.stream_places import GROUP_PREFIX, StreamPlace, StreamPlaces, parse_reset, position
 
 _OFFSETS = array(record(partition=INTEGER, offset=INTEGER))
 GROUP = record(
@@ -51,9 +51,9 @@ _TO = Field(
 class GroupRoutes:
     """The operations. Their methods run on the HTTP server's thread, the changes on the event loop."""
 
-    def __init__(self, logs: StreamLogs, places: StreamPlaces, access: StreamAccess, runner: ControlRunner) -> None:
+    def __init__(self, logs: StreamLogs, groups: GroupControl, access: StreamAccess, runner: ControlRunner) -> None:
         self._logs = logs
-        self._places = places
+        self._groups = groups
         self._access = access
         self._runner = runner
 
@@ -72,9 +72,9 @@ class GroupRoutes:
 
     async def _list_groups(self, call: Call) -> Any:
         name = self._access.check_name(call["name"], call.principal, self._access.sees)
-        found = await asyncio.wrap_future(self._runner.call(self._places.all))
-        groups = [place for place in found.get(name, []) if place.name.startswith(GROUP_PREFIX)]
-        return {"items": [_described(place) for place in groups]}
+        found = await asyncio.wrap_future(self._runner.call(self._groups.all))
+        groups = [group for group in found.get(name, []) if group.name.startswith(GROUP_PREFIX)]
+        return {"items": [_described(group) for group in groups]}
 
     async def _reset_group(self, call: Call) -> Any:
         name = self._access.check_name(call["name"], call.principal, self._access.sees)
@@ -86,36 +86,36 @@ class GroupRoutes:
             partitions = self._logs.config(name).partitions
         except KeyError:
             raise RequestError(404, f"no stream {name!r}", "name") from None
-        bounds = await asyncio.wrap_future(self._runner.call(self._places.bounds, name, partitions))
-        places = await asyncio.wrap_future(self._runner.call(self._places.all))
-        place = next((each for each in places.get(name, []) if each.name == GROUP_PREFIX + call["group"]), None)
-        if place is None:
+        bounds = await asyncio.wrap_future(self._runner.call(self._groups.bounds, name, partitions))
+        groups = await asyncio.wrap_future(self._runner.call(self._groups.all))
+        group = next((each for each in groups.get(name, []) if each.name == GROUP_PREFIX + call["group"]), None)
+        if group is None:
             raise RequestError(404, f"stream {name} has no group {call['group']!r}", "group")
         positions: List[int] = []
         for partition in range(partitions):
             found = position(start, partition, bounds[partition])
             if found is None and start.offsets:
-                found = place.offsets[partition]
+                found = group.offsets[partition]
             elif found is None:
                 found = await asyncio.to_thread(self._logs.offset_for_timestamp, name, partition, start.time)
             positions.append(found)
-        if not await asyncio.wrap_future(self._runner.call(self._places.reset, name, call["group"], positions)):
+        if not await asyncio.wrap_future(self._runner.call(self._groups.reset, name, call["group"], positions)):
             raise RequestError(404, f"stream {name} has no group {call['group']!r}", "group")
         return {"offsets": [{"partition": number, "offset": offset} for number, offset in enumerate(positions)]}
 
     async def _delete_group(self, call: Call) -> None:
         name = self._access.check_name(call["name"], call.principal, self._access.sees)
-        if not await asyncio.wrap_future(self._runner.call(self._places.forget, name, call["group"])):
+        if not await asyncio.wrap_future(self._runner.call(self._groups.forget, name, call["group"])):
             raise RequestError(404, f"stream {name} has no group {call['group']!r}", "group")
 
 
-def _described(place: StreamPlace) -> Dict[str, Any]:
+def _described(group: GroupStatus) -> Dict[str, Any]:
     return {
-        "group": place.name.removeprefix(GROUP_PREFIX),
-        "filter": place.topic_filter,
-        "offsets": [{"partition": number, "offset": offset} for number, offset in sorted(place.offsets.items())],
-        "in_flight": place.in_flight,
-        "redelivered": place.redelivered,
-        "refused": place.refused,
-        "members": [{"client_id": member.client_id, "partitions": member.partitions} for member in place.members],
+        "group": group.name.removeprefix(GROUP_PREFIX),
+        "filter": group.topic_filter,
+        "offsets": [{"partition": number, "offset": offset} for number, offset in sorted(group.offsets.items())],
+        "in_flight": group.in_flight,
+        "redelivered": group.redelivered,
+        "refused": group.refused,
+        "members": [{"client_id": member.client_id, "partitions": member.partitions} for member in group.members],
     }

@@ -71,7 +71,6 @@ class Route:
     answers: Mapping[int, Answer]
     parameters: Tuple[Parameter, ...] = ()
     body: Optional[Schema] = None
-    body_required: bool = True
     action: str = ""
     description: str = ""
     tag: str = ""

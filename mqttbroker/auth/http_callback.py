@@ -101,11 +101,6 @@ def tls_context(cafile: Optional[str]) -> ssl.SSLContext:
         raise OSError(f"cafile {cafile}: {error.strerror}") from None
 
 
-PLACEHOLDERS = (
-    "username", "password", "password_base64", "clientid", "peerhost", "listener", "certificate_name", "version"
-)  # fmt: skip
-
-
 def render(body: Mapping[str, str], login: Login) -> Optional[bytes]:
     """The body of a request; None if it needs the password as text, and that is not UTF-8."""
     password = login.password

@@ -1,7 +1,6 @@
-"""Where groups and queues stand in streams, for operators: their offsets, and their reset.
+"""Groups and queues of streams for operators: their offsets and members, and the reset of groups.
 
-They are named as they are subscribed to, ``$share/<group>`` and ``$queue/<name>``, so no other consumer of a stream has
-such a name.
+Their names are those of subscriptions, ``$share/<group>`` and ``$queue/<name>``, so no other consumer of a stream has one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class GroupMember(NamedTuple):
     partitions: List[int]
 
 
-class StreamPlace(NamedTuple):
+class GroupStatus(NamedTuple):
     """A group or queue in a stream. ``topic_filter`` is "" for all topics; offsets are the lowest without PUBACK."""
 
     name: str
@@ -41,30 +40,30 @@ class StreamPlace(NamedTuple):
     members: List[GroupMember]
 
 
-class StreamPlaces:
-    """The groups of a broker. Its methods are for the event loop."""
+class GroupControl:
+    """The groups and queues of a broker. The methods are for the event loop's thread."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def all(self) -> Dict[str, List[StreamPlace]]:
+    def all(self) -> Dict[str, List[GroupStatus]]:
         """The groups and queues of each stream, sorted by name."""
-        found: Dict[str, List[StreamPlace]] = {}
+        found: Dict[str, List[GroupStatus]] = {}
         for stored in self._broker.stored_readers.by_id.values():
             if stored.row.kind == GROUP_READER:
-                found.setdefault(stored.row.stream, []).append(self._place(stored))
+                found.setdefault(stored.row.stream, []).append(self._group_status(stored))
             elif stored.row.kind == QUEUE_READER and stored.row.name in self._broker.work_queues.all:
-                found.setdefault(stored.row.stream, []).append(self._queue_place(stored))
-        for places in found.values():
-            places.sort()
+                found.setdefault(stored.row.stream, []).append(self._queue_status(stored))
+        for statuses in found.values():
+            statuses.sort()
         return found
 
-    def _place(self, stored: StoredReader) -> StreamPlace:
+    def _group_status(self, stored: StoredReader) -> GroupStatus:
         group = self._broker.stream_groups.all.get(stored.row.reader_id)
         members = [] if group is None else [
             GroupMember(session.client_id, list(member.partitions)) for session, member in group.members.items()
         ]
-        return StreamPlace(
+        return GroupStatus(
             GROUP_PREFIX + stored.row.name,
             stored.row.topic_filter,
             {offsets.partition: offsets.committed for offsets in stored.partitions},
@@ -74,9 +73,9 @@ class StreamPlaces:
             members,
         )
 
-    def _queue_place(self, stored: StoredReader) -> StreamPlace:
+    def _queue_status(self, stored: StoredReader) -> GroupStatus:
         queue = self._broker.work_queues.all[stored.row.name]
-        return StreamPlace(
+        return GroupStatus(
             queue.full_name,
             stored.row.topic_filter,
             {offsets.partition: offsets.committed for offsets in stored.partitions},
@@ -107,17 +106,17 @@ class StreamPlaces:
         return True
 
 
-class PlacesReport:
-    """`StreamPlaces.all`, for threads other than the event loop's and not for the loop itself."""
+class GroupsReport:
+    """`GroupControl.all` for other threads than the event loop's."""
 
-    def __init__(self, runner: ControlRunner, places: StreamPlaces) -> None:
+    def __init__(self, runner: ControlRunner, control: GroupControl) -> None:
         self._runner = runner
-        self._places = places
+        self._control = control
 
-    def __call__(self) -> Dict[str, List[StreamPlace]]:
+    def __call__(self) -> Dict[str, List[GroupStatus]]:
         """Empty while the broker stops."""
         try:
-            return self._runner.call(self._places.all).result(_TIMEOUT)
+            return self._runner.call(self._control.all).result(_TIMEOUT)
         except (ControlError, FutureTimeout, CancelledError):
             return {}
 
