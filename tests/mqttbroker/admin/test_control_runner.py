@@ -110,9 +110,10 @@ async def test_a_cancelled_operation_ends_before_its_next_slice(host: Host) -> N
     while ran < 3:
         await asyncio.sleep(0)
     future.cancel()
-    await asyncio.sleep(0.01)
+    await asyncio.wrap_future(host.runner.call(len, "abc"))
     before = ran
-    await asyncio.sleep(0.01)
+    for _ in range(10):  # iterations in which a slice would run
+        await asyncio.sleep(0)
     assert ran == before
     with pytest.raises(CancelledError):
         future.result(0)

@@ -20,7 +20,7 @@ from support.raw_client import RawClient
 from support.tokens import public_pem, token
 
 from mqttbroker.auth.passwords import hash_password, scram_password
-from mqttbroker.auth.proven_passwords import find_key_file
+from mqttbroker.auth.proven_passwords import RECORD_BYTES, find_key_file
 from mqttbroker.auth.scram import METHOD
 from mqttbroker.codec.packets import Auth, Connack, Connect
 from mqttbroker.codec.properties import Properties
@@ -93,8 +93,8 @@ def test_a_fleet_logs_in_without_hashes_after_a_restart(start_broker: Start, use
     codes, cold = asyncio.run(fleet(broker.port, CHECKS, 60.0))
     assert set(codes) == {0}
     if kill:
-        wait_until(lambda: (broker.data_dir / "proven_passwords").exists())
-        time.sleep(1.5)
+        file = broker.data_dir / "proven_passwords"
+        wait_until(lambda: file.exists() and file.stat().st_size > CHECKS * RECORD_BYTES)
     broker.restart(kill)
     codes, warm = asyncio.run(fleet(broker.port, 500, 10.0))
     assert set(codes) == {0} and warm < max(2.0, cold)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -316,10 +315,7 @@ def test_the_broker_ends_while_a_plugin_is_loaded(start_broker: Start, directory
 
 
 def wait_for_end(processes: list[int]) -> None:
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{process}").exists() for process in processes) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(Path(f"/proc/{process}").exists() for process in processes)
+    wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes), 20.0)
 
 
 @pytest.mark.one_build
