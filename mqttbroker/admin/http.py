@@ -181,7 +181,7 @@ class HttpServer:
             self.gate.context = context
             self._acceptor.context = context
             if context.verify_mode != ssl.CERT_NONE and self._loop is not None:
-                # A certificate that was verified by former authorities counts no more.
+                # The certificate was verified by former authorities, so it is no longer valid here.
                 self._loop.call_soon_threadsafe(self._connections.close_idle)
 
     def stop(self) -> None:

@@ -89,7 +89,7 @@ class RemoteSessions:
             self.save()
 
     def reset(self) -> None:
-        """Forget all remotes, because the local session is no longer: its packet ids mean nothing now. Call `save` then."""
+        """Forget all remotes: the local session, whose packet ids they had, does not exist any more. Call `save` then."""
         self._state = BridgeState(self._state.identity)
 
     def save(self) -> None:

@@ -13,7 +13,7 @@ STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 FIXED = ("partitions", "key")
 """Settings that never change: keys would move to other partitions, and their order would be lost."""
 FILE_ONLY = ("archive", "archive_retention_age", "archive_retention_bytes")
-"""Settings that only the configuration file has: who may call the API may not choose where the broker writes."""
+"""Settings that only the configuration file has: a caller of the API must not choose where the broker writes."""
 
 
 class DefinitionError(ValueError):
