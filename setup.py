@@ -98,7 +98,7 @@ COMPILED = [
     "mqttbroker/core/redirector.py",
     "mqttbroker/core/clients.py",
     "mqttbroker/core/connect_handler.py",
-    "mqttbroker/core/session_orders.py",
+    "mqttbroker/core/session_rankings.py",
     "mqttbroker/core/commits.py",
     "mqttbroker/core/memory.py",
     "mqttbroker/core/broker.py",

@@ -25,7 +25,7 @@ from mqttbroker.admin.control import BrokerControl, Slices  # noqa: E402
 from mqttbroker.admin.views import SessionFilter  # noqa: E402
 from mqttbroker.assembly import build_broker  # noqa: E402
 from mqttbroker.config.settings import Settings  # noqa: E402
-from mqttbroker.core.session_orders import SessionOrders  # noqa: E402
+from mqttbroker.core.session_rankings import SessionRankings  # noqa: E402
 from sessions.session import Subscription  # noqa: E402
 from sessions.store.interface import Recovered  # noqa: E402
 
@@ -53,10 +53,10 @@ def measure(what: str, operation: Slices[Any]) -> None:
             return
 
 
-def one_pass(orders: SessionOrders) -> Slices[None]:
-    before = orders.passes
-    while orders.passes == before:
-        yield orders.step()
+def one_pass(rankings: SessionRankings) -> Slices[None]:
+    before = rankings.passes
+    while rankings.passes == before:
+        yield rankings.step()
 
 
 def measure_call(what: str, call: Callable[[], Any]) -> Any:
@@ -93,8 +93,8 @@ def main() -> None:
     measure("100 sessions of one network", control.sessions(SessionFilter(network="10.0.0.0/8")))
     measure("100 sessions, by client identifier, descending", control.sessions(after=middle, descending=True))
     measure("100 sessions with the longest queues, of all", control.sorted_sessions("queued_messages", True))
-    orders = control.orders = SessionOrders(broker.registry)
-    measure("the pass that finds all orders", one_pass(orders))
+    rankings = control.rankings = SessionRankings(broker.registry)
+    measure("the pass that finds all rankings", one_pass(rankings))
     measure("100 sessions with the longest queues", control.sorted_sessions("queued_messages", True))
     measure("1000 sessions, first disconnected", control.sorted_sessions("disconnected_at", False, limit=1000))
     measure_call("one session", lambda: control.session(middle))

@@ -12,7 +12,7 @@ from mqttbroker.admin.control import MAX_VISITS, BrokerControl
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.sys_topics import SysTopics
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.session_orders import SessionOrders
+from mqttbroker.core.session_rankings import SessionRankings
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.reload import Reloader
@@ -86,11 +86,11 @@ class PeriodicTasks:
             for listener in self._listeners:
                 await listener.refresh_revocations(crl.expiry_warning)
 
-    async def order_sessions(self) -> None:
-        """Keep the orders of very many sessions for the HTTP API."""
-        orders = self._control.orders = SessionOrders(self._broker.registry)
+    async def rank_sessions(self) -> None:
+        """Keep rankings of very many sessions for the HTTP API."""
+        rankings = self._control.rankings = SessionRankings(self._broker.registry)
         while True:
-            await asyncio.sleep(orders.step() if len(self._broker.registry) > MAX_VISITS else TICK)
+            await asyncio.sleep(rankings.step() if len(self._broker.registry) > MAX_VISITS else TICK)
 
     async def write(self, interval: float) -> None:
         """Commit every ``interval`` seconds; for durability = "interval"."""

@@ -453,7 +453,7 @@ class Server:
             tasks.refresh_revocations(),
             self.metrics.latency.sample(self.scheduler, self.broker.outbound),
             self._conditions().watch(self.alarms),
-            tasks.order_sessions(),
+            tasks.rank_sessions(),
         ]
         if self.history.capacity:
             running.append(self.sampler.watch(settings.http.history_interval))

@@ -44,12 +44,12 @@ from mqttbroker.core.memory_stage import STAGE_NAMES
 from mqttbroker.core.networks import address_of, network_text
 from mqttbroker.core.route import is_reserved
 from mqttbroker.core.router import Router
-from mqttbroker.core.session_orders import (
+from mqttbroker.core.session_rankings import (
     CONNECTED_AT,
     DISCONNECTED_AT,
     QUEUED_MESSAGES,
     SUBSCRIPTIONS,
-    SessionOrders,
+    SessionRankings,
     connected_at,
 )
 from sessions.journal import Gate
@@ -73,7 +73,7 @@ COMMIT_WAIT = 0.002  # seconds between looks whether a message is on disk
 BACKLOG_WAIT = 0.01  # seconds between slices while too much waits for the disk
 
 T = TypeVar("T")
-_Place = Tuple[float, str]  # a value and a client identifier
+_Ranked = Tuple[float, str]  # a value and a client identifier
 Slices = Generator[float, None, T]
 
 
@@ -90,7 +90,7 @@ class BrokerControl:
     def __init__(self, broker: Broker, monotonic: Callable[[], float]) -> None:
         self._broker = broker
         self._monotonic = monotonic
-        self.orders: Optional[SessionOrders] = None  # if somebody makes its steps
+        self.rankings: Optional[SessionRankings] = None  # None: its owner does not keep any
         self._subscription_cursors: _Cursors[_SubscriptionListing] = _Cursors()
         self._retained_cursors: _Cursors[_RetainedListing] = _Cursors()
         self._level_cursors: _Cursors[_LevelListing] = _Cursors()
@@ -145,14 +145,14 @@ class BrokerControl:
     ) -> Slices[SortedPage]:
         """The first ``limit`` sessions that satisfy ``where``, in the order of one of `SORTS`, behind ``after``.
 
-        If there are more than `MAX_VISITS` sessions, the order is that of the last pass of `SessionOrders` as far as that
+        If there are more than `MAX_VISITS` sessions, the order is that of the last pass of `SessionRankings` as far as that
         knows the page; else all sessions are visited. A session whose value changes meanwhile may be in no page, or in two.
         """
         _check_limit(limit)
         key = SORTS[sort]
-        best = yield from self._known_places(key, descending, where, after, limit)
+        best = yield from self._ranked_page(key, descending, where, after, limit)
         if best is None:
-            best = yield from self._all_places(key, descending, where, after, limit)
+            best = yield from self._visited_page(key, descending, where, after, limit)
         found: List[SessionSummary] = []
         for first in range(0, min(limit, len(best)), SLICE):
             shown = best[first : min(limit, first + SLICE)]
@@ -161,32 +161,32 @@ class BrokerControl:
             yield 0.0
         return SortedPage(tuple(found), best[limit - 1] if len(best) > limit else None)
 
-    def _known_places(
+    def _ranked_page(
         self, key: _SortKey, descending: bool, where: SessionFilter, after: Optional[Tuple[float, str]], limit: int
-    ) -> Slices[Optional[List[_Place]]]:
-        """The places of a page, and one more, by the last pass of `SessionOrders`; None if that does not know them all."""
+    ) -> Slices[Optional[List[_Ranked]]]:
+        """The sessions of a page, and one more, by the last pass of `SessionRankings`; None if it lacks some of them."""
         registry = self._broker.registry
-        if self.orders is None or not self.orders.passes or len(registry) <= MAX_VISITS:
+        if self.rankings is None or not self.rankings.passes or len(registry) <= MAX_VISITS:
             return None
-        found: List[_Place] = []
-        for visits, place in enumerate(self.orders.order(key.number, descending).places):
+        found: List[_Ranked] = []
+        for visits, entry in enumerate(self.rankings.ranking(key.number, descending).sessions):
             if visits % SLICE == SLICE - 1:
                 yield 0.0
-            session = registry.get(place[1])
-            if session is None or not _is_behind(place, after, descending):
+            session = registry.get(entry[1])
+            if session is None or not _is_behind(entry, after, descending):
                 continue
-            if place[1].startswith(where.prefix) and where.contains in place[1] and _satisfies(session, where):
-                found.append(place)
+            if entry[1].startswith(where.prefix) and where.contains in entry[1] and _satisfies(session, where):
+                found.append(entry)
                 if len(found) > limit:
                     return found
         return None
 
-    def _all_places(
+    def _visited_page(
         self, key: _SortKey, descending: bool, where: SessionFilter, after: Optional[Tuple[float, str]], limit: int
-    ) -> Slices[List[_Place]]:
-        """The places of a page, and one more, of all sessions now."""
+    ) -> Slices[List[_Ranked]]:
+        """The sessions of a page, and one more, by their values now."""
         registry = self._broker.registry
-        best: List[_Place] = []
+        best: List[_Ranked] = []
         start = where.prefix
         client_ids = [""]
         while client_ids:
@@ -198,9 +198,9 @@ class BrokerControl:
                     break
                 if where.contains not in client_id or not _satisfies(session, where):
                     continue
-                place = (key.of(session), client_id)
-                if _is_behind(place, after, descending):
-                    best.append(place)
+                entry = (key.of(session), client_id)
+                if _is_behind(entry, after, descending):
+                    best.append(entry)
             best = sorted(best, reverse=descending)[: limit + 1]
             if client_ids:
                 start = client_ids[-1] + "\0"
@@ -902,8 +902,8 @@ def _network(text: str) -> Any:
     return ipaddress.ip_network(text)
 
 
-def _is_behind(place: _Place, after: Optional[_Place], descending: bool) -> bool:
-    return after is None or (place < after if descending else place > after)
+def _is_behind(entry: _Ranked, after: Optional[_Ranked], descending: bool) -> bool:
+    return after is None or (entry < after if descending else entry > after)
 
 
 def _behind_prefix(prefix: str) -> str:
@@ -913,7 +913,7 @@ def _behind_prefix(prefix: str) -> str:
 
 
 class _SortKey(NamedTuple):
-    """An order of sessions: its number in `SessionOrders`, and the value of a session."""
+    """A value of sessions to sort by: its number in `SessionRankings`, and how to get it."""
 
     number: int
     of: Callable[[Session], float]

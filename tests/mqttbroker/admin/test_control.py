@@ -35,7 +35,7 @@ from mqttbroker.codec.packets import Connect, Disconnect, Publish
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION
 from mqttbroker.core.connection import Connection
-from mqttbroker.core.session_orders import MAX_PLACES, SessionOrders
+from mqttbroker.core.session_rankings import MAX_RANKED, SessionRankings
 from sessions.counters import Counters
 from sessions.session import Subscription
 
@@ -182,29 +182,29 @@ def test_pages_in_descending_order_hold_every_session_once(core: Core, prefix: s
 
 @pytest.fixture
 def ordered(core: Core, monkeypatch: pytest.MonkeyPatch) -> Core:
-    """So many sessions that the orders of the last pass count."""
+    """So many sessions that the rankings of the last pass are used."""
     monkeypatch.setattr(control_module, "MAX_VISITS", 100)
-    for number, client_id in enumerate(many_sessions(core, 2 * MAX_PLACES + 7)):
+    for number, client_id in enumerate(many_sessions(core, 2 * MAX_RANKED + 7)):
         if number % 400 == 0:
             client = core.connect(client_id)
             core.advance(1)
             client.subscribe(*(f"t/{index}" for index in range(number // 400 + 1)))
-    orders = core.control.orders = SessionOrders(core.broker.registry)
-    while not orders.passes:
-        assert orders.step() > 0.0
+    rankings = core.control.rankings = SessionRankings(core.broker.registry)
+    while not rankings.passes:
+        assert rankings.step() > 0.0
     return core
 
 
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("sort", SORTS)
-def test_orders_of_the_last_pass_are_those_of_all_sessions(ordered: Core, sort: str, descending: bool) -> None:
+def test_rankings_of_the_last_pass_are_those_of_all_sessions(ordered: Core, sort: str, descending: bool) -> None:
     slices, page = count_slices(ordered.control.sorted_sessions(sort, descending, limit=100))
     assert slices == 2
-    ordered.control.orders = None
+    ordered.control.rankings = None
     assert page == finish(ordered.control.sorted_sessions(sort, descending, limit=100))
 
 
-def test_pages_behind_the_known_places_visit_all_sessions(ordered: Core) -> None:
+def test_pages_behind_the_ranked_ones_visit_all_sessions(ordered: Core) -> None:
     found: list[str] = []
     after = None
     while True:
@@ -216,14 +216,14 @@ def test_pages_behind_the_known_places_visit_all_sessions(ordered: Core) -> None
     assert sorted(found) == sorted(ordered.broker.registry.sessions)
 
 
-def test_filters_apply_to_known_places(ordered: Core) -> None:
+def test_filters_apply_to_ranked_pages(ordered: Core) -> None:
     slices, page = count_slices(ordered.control.sorted_sessions("subscriptions", True, SessionFilter(connected=True), limit=5))
     assert slices == 2 and [each.subscriptions for each in page.sessions] == [11, 10, 9, 8, 7]
     _, page = count_slices(ordered.control.sorted_sessions("subscriptions", True, SessionFilter("dev-0040"), limit=5))
     assert [each.client_id for each in page.sessions] == ["dev-004000", *(f"dev-0040{left:02d}" for left in (6, 5, 4, 3))]
 
 
-def test_known_places_of_ended_sessions_are_left_out(ordered: Core) -> None:
+def test_ranked_sessions_that_have_ended_are_left_out(ordered: Core) -> None:
     first = finish(ordered.control.sorted_sessions("subscriptions", True, limit=3)).sessions
     ordered.broker.registry.remove(ordered.broker.registry.sessions[first[1].client_id])
     page = finish(ordered.control.sorted_sessions("subscriptions", True, limit=2))
