@@ -11,18 +11,13 @@ import pytest
 from support.broker_process import BrokerProcess
 from support.core import Core
 from support.paths import VECTORS
+from support.properties import session_expiry
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Auth, Connack, Connect, Disconnect, Pingreq, Pingresp, Publish, Pubrel, Will
 from mqttbroker.codec.properties import Properties
 
 MALFORMED = json.loads((VECTORS / "packets_malformed.json").read_text(encoding="utf-8"))["vectors"]
-
-
-def expiry(seconds: int) -> Properties:
-    properties = Properties()
-    properties.session_expiry_interval = seconds
-    return properties
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
@@ -237,7 +232,7 @@ def test_a_connect_larger_than_the_limit_is_refused(
 @pytest.mark.parametrize("kept", [0, 60])
 def test_messages_above_the_clients_maximum_are_not_sent(tmp_path: Path, qos: int, kept: int) -> None:
     with Core(tmp_path) as core:
-        properties = expiry(kept)
+        properties = session_expiry(kept)
         properties.maximum_packet_size = 100
         client = core.connect("small", properties=properties)
         client.subscribe("t", options=qos)
@@ -271,12 +266,12 @@ def test_a_second_connection_of_a_client_id_closes_the_first(
 
 def test_a_takeover_of_a_pending_connect(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
-        core.connect("c", properties=expiry(60)).close()
+        core.connect("c", properties=session_expiry(60)).close()
         core.kill()
         core.eager = False
         first, second, third = core.client(), core.client(), core.client(4)
-        first.send(Connect("c", 5, False, properties=expiry(60)))
-        second.send(Connect("c", 5, False, properties=expiry(60)))
+        first.send(Connect("c", 5, False, properties=session_expiry(60)))
+        second.send(Connect("c", 5, False, properties=session_expiry(60)))
         core.take()
         third.send(Connect("c", 4, False))
         core.settle()
@@ -292,10 +287,10 @@ def test_a_takeover_of_a_pending_connect(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "first, second, present",
     [
-        ({"properties": expiry(60)}, {"clean_start": False}, True),
-        ({"properties": expiry(60)}, {"clean_start": True}, False),
+        ({"properties": session_expiry(60)}, {"clean_start": False}, True),
+        ({"properties": session_expiry(60)}, {"clean_start": True}, False),
         ({}, {"clean_start": False}, False),
-        ({"properties": expiry(0)}, {"clean_start": False}, False),
+        ({"properties": session_expiry(0)}, {"clean_start": False}, False),
     ],
 )
 def test_session_present(
@@ -308,7 +303,7 @@ def test_session_present(
     connect("present", **first).disconnect()
     with RawClient(broker.port) as client:
         assert client.connect("present", **second).session_present is present
-        client.disconnect(properties=expiry(0))
+        client.disconnect(properties=session_expiry(0))
 
 
 def test_connack_of_3_1_has_no_session_present(broker: BrokerProcess) -> None:
@@ -320,7 +315,7 @@ def test_connack_of_3_1_has_no_session_present(broker: BrokerProcess) -> None:
 @pytest.mark.parametrize("version, code", [(4, 3), (5, 0x89)])
 def test_a_new_session_above_the_limit_is_refused(tmp_path: Path, version: int, code: int) -> None:
     with Core(tmp_path, max_sessions=1) as core:
-        core.connect("one", properties=expiry(60)).disconnect()
+        core.connect("one", properties=session_expiry(60)).disconnect()
         assert core.client(version).connect("two").reason_code == code
         core.connect("one")
 
@@ -335,9 +330,9 @@ def test_session_present_of_a_3_1_1_client(connect: Callable[..., RawClient], br
 def test_a_session_ends_after_its_expiry_interval(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         for seconds, present in ((9.0, True), (11.0, False)):
-            core.connect("c", clean_start=False, properties=expiry(10)).close()
+            core.connect("c", clean_start=False, properties=session_expiry(10)).close()
             core.advance(seconds)
-            client = core.connect("c", clean_start=False, properties=expiry(10))
+            client = core.connect("c", clean_start=False, properties=session_expiry(10))
             assert client.connack.session_present is present
             core.advance(100)
             client.ping()
@@ -346,7 +341,7 @@ def test_a_session_ends_after_its_expiry_interval(tmp_path: Path) -> None:
 
 def test_a_session_that_never_ends(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
-        core.connect("five", properties=expiry(0xFFFFFFFF)).close()
+        core.connect("five", properties=session_expiry(0xFFFFFFFF)).close()
         core.connect("four", 4, clean_start=False).close()
         core.advance(10 * 365 * 86400)
         assert core.connect("five", clean_start=False).connack.session_present
@@ -355,8 +350,8 @@ def test_a_session_that_never_ends(tmp_path: Path) -> None:
 
 def test_session_expiry_includes_the_time_of_a_restart(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
-        core.connect("away", properties=expiry(10)).close()
-        core.connect("there", properties=expiry(10))
+        core.connect("away", properties=session_expiry(10)).close()
+        core.connect("there", properties=session_expiry(10))
         core.advance(6)
         core.kill()
         core.advance(6)
@@ -375,24 +370,24 @@ def test_session_expiry_can_change_at_disconnect(
     tmp_path: Path, at_connect: int, at_disconnect: int | None, seconds: int, present: bool
 ) -> None:
     with Core(tmp_path) as core:
-        client = core.connect("c", properties=expiry(at_connect))
-        client.disconnect(properties=None if at_disconnect is None else expiry(at_disconnect))
+        client = core.connect("c", properties=session_expiry(at_connect))
+        client.disconnect(properties=None if at_disconnect is None else session_expiry(at_disconnect))
         core.advance(seconds)
-        assert core.connect("c", clean_start=False, properties=expiry(1)).connack.session_present is present
+        assert core.connect("c", clean_start=False, properties=session_expiry(1)).connack.session_present is present
 
 
 def test_session_expiry_cannot_be_raised_from_0_at_disconnect(connect: Callable[..., RawClient]) -> None:
     client = connect("risen")
-    client.send(Disconnect(0, expiry(10)))
+    client.send(Disconnect(0, session_expiry(10)))
     (packet,) = client.expect_closed()
     assert isinstance(packet, Disconnect) and packet.reason_code == 0x82
 
 
 def test_the_broker_can_limit_session_expiry(tmp_path: Path) -> None:
     with Core(tmp_path, max_session_expiry=5.0) as core:
-        client = core.connect("c", properties=expiry(10))
+        client = core.connect("c", properties=session_expiry(10))
         assert client.connack.properties.session_expiry_interval == 5
-        client.disconnect(properties=expiry(1000))
+        client.disconnect(properties=session_expiry(1000))
         core.advance(6)
         assert not core.connect("c", clean_start=False).connack.session_present
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.core import Core
+from support.properties import message_expiry
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import (
@@ -25,12 +26,6 @@ from mqttbroker.codec.properties import Properties
 from mqttbroker.core.subscriptions import FREE_REPLAYS
 
 RETAIN_AS_PUBLISHED = 8
-
-
-def expiring(seconds: int) -> Properties:
-    properties = Properties()
-    properties.message_expiry_interval = seconds
-    return properties
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -248,8 +243,8 @@ def test_retained_messages_come_after_suback_and_with_the_identifier(connect: Ca
 def test_retained_messages_expire(tmp_path: Path, kill: bool) -> None:
     with Core(tmp_path) as core:
         publisher = core.connect("p")
-        publisher.publish("e/1", b"1", 1, retain=True, properties=expiring(10))
-        publisher.publish("e/2", b"2", 1, retain=True, properties=expiring(100))
+        publisher.publish("e/1", b"1", 1, retain=True, properties=message_expiry(10))
+        publisher.publish("e/2", b"2", 1, retain=True, properties=message_expiry(100))
         if kill:
             core.kill()
         core.advance(9)

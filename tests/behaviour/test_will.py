@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.broker_process import BrokerProcess
 from support.core import Core, CoreClient
+from support.properties import session_expiry
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Connack, Will
@@ -18,12 +19,6 @@ def will(qos: int = 1, delay: int = -1, retain: bool = False, topic: str = "will
     properties = Properties()
     properties.will_delay_interval = delay
     return Will(topic, b"gone", qos, retain, properties)
-
-
-def expiry(seconds: int) -> Properties:
-    properties = Properties()
-    properties.session_expiry_interval = seconds
-    return properties
 
 
 def watcher(core: Core) -> CoreClient:
@@ -108,7 +103,7 @@ def test_properties_of_a_will_keep_their_order(tmp_path: Path) -> None:
 def test_a_will_that_fell_due_while_the_broker_was_down_is_published_before_clients_connect(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         with RawClient(broker.port) as client:
-            client.connect("m", will=will(retain=True), properties=expiry(60))
+            client.connect("m", will=will(retain=True), properties=session_expiry(60))
             client.subscribe("anything", options=1)  # the SUBACK leaves after a commit, which includes the will
             broker.restart(kill=True)
         with RawClient(broker.port) as watching:
@@ -122,7 +117,7 @@ def test_a_will_that_fell_due_while_the_broker_was_down_is_published_before_clie
 def test_a_takeover_publishes_the_will(tmp_path: Path, clean_start: bool, kept: int, expected: int) -> None:
     with Core(tmp_path) as core:
         watching = watcher(core)
-        core.connect("m", will=will(), properties=expiry(kept))
+        core.connect("m", will=will(), properties=session_expiry(kept))
         core.connect("m", clean_start=clean_start)
         assert len(watching.ping()) == expected
 
@@ -132,8 +127,8 @@ def test_a_takeover_within_the_delay(tmp_path: Path, clean_start: bool, expected
     """Clean start ends the session and publishes its will; resuming it cancels the will [MQTT-3.1.3-9]."""
     with Core(tmp_path) as core:
         watching = watcher(core)
-        core.connect("m", will=will(delay=10), properties=expiry(60))
-        core.connect("m", clean_start=clean_start, properties=expiry(60))
+        core.connect("m", will=will(delay=10), properties=session_expiry(60))
+        core.connect("m", clean_start=clean_start, properties=session_expiry(60))
         assert len(watching.ping()) == expected
         core.advance(20)
         watching.expect_nothing()
@@ -145,7 +140,7 @@ def test_a_delayed_will_waits_for_the_delay_or_the_end_of_the_session(
 ) -> None:
     with Core(tmp_path) as core:
         watching = watcher(core)
-        client = core.connect("m", will=will(delay=delay), properties=expiry(kept))
+        client = core.connect("m", will=will(delay=delay), properties=session_expiry(kept))
         client.close()
         if moment:
             core.advance(moment - 1)
@@ -159,9 +154,9 @@ def test_a_delayed_will_waits_for_the_delay_or_the_end_of_the_session(
 def test_a_delayed_will_is_cancelled_by_a_reconnect(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         watching = watcher(core)
-        core.connect("m", will=will(delay=10), properties=expiry(60)).close()
+        core.connect("m", will=will(delay=10), properties=session_expiry(60)).close()
         core.advance(5)
-        core.connect("m", clean_start=False, properties=expiry(60)).close()
+        core.connect("m", clean_start=False, properties=session_expiry(60)).close()
         core.advance(100)
         watching.expect_nothing()
 
@@ -173,7 +168,7 @@ def test_a_will_survives_a_restart(tmp_path: Path, connected: bool) -> None:
     properties.message_expiry_interval = 60
     properties.user_properties = [("b", "1"), ("a", "2")]
     with Core(tmp_path) as core:
-        client = core.connect("m", will=Will("will/1", b"gone", 2, True, properties), properties=expiry(60))
+        client = core.connect("m", will=Will("will/1", b"gone", 2, True, properties), properties=session_expiry(60))
         if not connected:
             client.close()
             core.advance(4)
@@ -218,8 +213,8 @@ def test_a_will_cannot_publish_to_sys(tmp_path: Path) -> None:
 
 def test_a_stored_will_above_new_limits_is_dropped(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
-        core.connect("m", will=will(topic="will/a/b/c/d", delay=1), properties=expiry(60)).close()
-        core.connect("n", will=will(delay=2), properties=expiry(60)).close()
+        core.connect("m", will=will(topic="will/a/b/c/d", delay=1), properties=session_expiry(60)).close()
+        core.connect("n", will=will(delay=2), properties=session_expiry(60)).close()
     with Core(tmp_path, max_topic_levels=3) as core:
         watching = watcher(core)
         core.advance(2)

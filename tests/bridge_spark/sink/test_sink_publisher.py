@@ -6,13 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chaos.log_reader import LogReader
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.mosquitto import NEEDS_MOSQUITTO, mosquitto
+from support.properties import properties_of
 from support.raw_client import RawClient
 from support.scripted_broker import Peer, ScriptedBroker
 
@@ -186,13 +186,6 @@ def test_a_retained_tombstone_clears_the_retained_message(streaming: BrokerProce
 # -- limits and answers of other brokers -------------------------------------------------------------------------------
 
 
-def capabilities(**values: Any) -> Properties:
-    properties = Properties()
-    for name, value in values.items():
-        setattr(properties, name, value)
-    return properties
-
-
 @pytest.mark.parametrize(
     "limits, packet, line",
     [
@@ -204,7 +197,7 @@ def capabilities(**values: Any) -> Properties:
     ],
 )  # fmt: skip
 def test_a_limit_of_the_broker_is_one_line(limits: dict[str, int], packet: Row, line: str) -> None:
-    with ScriptedBroker(lambda peer: list(peer.welcome(0, capabilities(**limits))) and None) as broker:
+    with ScriptedBroker(lambda peer: list(peer.welcome(0, properties_of(**limits))) and None) as broker:
         with pytest.raises(SinkError) as caught:
             publish(broker.port, encode([packet]))
     assert str(caught.value) == f"mqtt sink: {line.format(f'mqtt://127.0.0.1:{broker.port}')}"
@@ -216,7 +209,7 @@ def test_no_more_than_receive_maximum_is_in_flight() -> None:
     def answer(peer: Peer) -> None:
         nonlocal most
         waiting: list[int] = []
-        packets = peer.welcome(0, capabilities(receive_maximum=3))
+        packets = peer.welcome(0, properties_of(receive_maximum=3))
         for packet in packets:
             if isinstance(packet, Publish):
                 waiting.append(packet.packet_id)
@@ -234,7 +227,7 @@ def test_a_message_without_room_is_sent_again_before_any_other() -> None:
     received: list[int] = []
 
     def answer(peer: Peer) -> None:
-        for packet in peer.welcome(0, capabilities(receive_maximum=4)):
+        for packet in peer.welcome(0, properties_of(receive_maximum=4)):
             if isinstance(packet, Publish):
                 number = int(packet.payload)
                 full = number in (1, 2) and received.count(number) < 3
@@ -265,7 +258,7 @@ def test_after_a_lost_connection_everything_unacknowledged_is_sent_again_in_orde
 
     def answer(peer: Peer) -> None:
         received.append([])
-        for packet in peer.welcome(0, capabilities(receive_maximum=10)):
+        for packet in peer.welcome(0, properties_of(receive_maximum=10)):
             if not isinstance(packet, Publish):
                 continue
             assert not packet.dup

@@ -14,13 +14,13 @@ import pytest
 from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.damaged_log import records
+from support.properties import session_expiry
 from support.raw_client import RawClient
 
 from mqttbroker.admin import backup as backup_module
 from mqttbroker.admin.backup import BackupError, back_up, restore
 from mqttbroker.admin.repair import DATABASE, check
 from mqttbroker.codec.packets import Puback, Publish
-from mqttbroker.codec.properties import Properties
 from sessions.store.interface import StoreError
 
 STREAM = {"streams": {"s": {"filters": ["s/#"], "partitions": 1, "segment_bytes": "64KiB", "seal": False}}}
@@ -29,18 +29,12 @@ WINDOW = 100
 Start = Callable[..., BrokerProcess]
 
 
-def forever() -> Properties:
-    properties = Properties()
-    properties.session_expiry_interval = 0xFFFFFFFF
-    return properties
-
-
 class Load:
     """Publishes the numbers 1, 2, ... at QoS 1; `acknowledged` is the last one with a PUBACK."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         away = RawClient(broker.port)
-        away.connect("away", clean_start=False, properties=forever())
+        away.connect("away", clean_start=False, properties=session_expiry())
         away.subscribe("s/#", options=1)
         away.close()
         self.client = RawClient(broker.port)
@@ -117,7 +111,7 @@ def test_a_backup_under_load_is_consistent(tmp_path: Path, start_broker: Start) 
     assert check(tmp_path / "data").problems == []
     restored = start_broker(data_dir=tmp_path / "restored-3", config=STREAM)
     away = RawClient(restored.port)
-    assert away.connect("away", clean_start=False, properties=forever()).session_present
+    assert away.connect("away", clean_start=False, properties=session_expiry()).session_present
     assert [int(away.take().payload.split()[0]) for _ in kept] == kept
     away.close()
     manifest = json.loads(restored.get("/streams/s"))

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.core import AcceptAll, Core, CoreClient
+from support.properties import session_expiry
 from support.raw_client import RawClient
 
 from mqttbroker.auth.acl import Acl, AclError, covers, overlap, parse_acl
@@ -237,12 +238,6 @@ class AclCore(Core):
         self.broker.rules_changed()
 
 
-def durable() -> Properties:
-    properties = Properties()
-    properties.session_expiry_interval = 0xFFFFFFFF
-    return properties
-
-
 BASIC = """
 user alice
 topic read a/#
@@ -356,31 +351,31 @@ def test_wills_follow_the_rules(core: AclCore, delay: int) -> None:
     for user, topic in (("bob", "a/will"), ("alice", "a/no"), (None, "a/anonymous")):
         properties = Properties()
         properties.will_delay_interval = delay
-        client = core.as_user(user, f"dies-{user}", will=Will(topic, b"", 1, False, properties), properties=durable())
+        client = core.as_user(user, f"dies-{user}", will=Will(topic, b"", 1, False, properties), properties=session_expiry())
         client.close()
     core.advance(delay + 1)
     assert [message.topic for message in alice.arrived()] == ["a/will"]
 
 
 def test_a_disconnected_session_keeps_its_user_through_a_restart(core: AclCore) -> None:
-    alice = core.as_user("alice", "sleeper", properties=durable())
+    alice = core.as_user("alice", "sleeper", properties=session_expiry())
     alice.subscribe("#")
     core.kill()
     assert core.broker.registry.sessions["sleeper"].username == "alice"
     bob = core.as_user("bob", "writer")
     bob.publish("a/1", b"", 1)
     bob.publish("a/secret", b"", 1)
-    alice = core.as_user("alice", "sleeper", clean_start=False, properties=durable())
+    alice = core.as_user("alice", "sleeper", clean_start=False, properties=session_expiry())
     assert alice.connack.session_present
     assert [message.topic for message in alice.arrived()] == ["a/1"]
 
 
 def test_an_anonymous_session_becomes_that_of_its_next_user(core: AclCore) -> None:
-    nobody = core.as_user(None, "device", properties=durable())
+    nobody = core.as_user(None, "device", properties=session_expiry())
     nobody.subscribe("a/#")
     bob = core.as_user("bob", "writer")
     bob.publish("a/1", b"before", 1)
-    alice = core.as_user("alice", "device", clean_start=False, properties=durable())
+    alice = core.as_user("alice", "device", clean_start=False, properties=session_expiry())
     assert alice.connack.session_present
     bob.publish("a/1", b"after", 1)
     assert [message.payload for message in alice.arrived()] == [b"after"]
@@ -401,7 +396,7 @@ def test_new_rules_apply_at_once(core: AclCore) -> None:
 @pytest.mark.parametrize("seen", [False, True])
 def test_queued_messages_follow_the_rules_at_reconnect(core: AclCore, qos: int, seen: bool) -> None:
     """Whether or not a message was sent before; as Mosquitto does (db__check_acl_of_all_messages)."""
-    sleeper = core.as_user("alice", "sleeper", properties=durable())
+    sleeper = core.as_user("alice", "sleeper", properties=session_expiry())
     sleeper.subscribe("a/#", options=qos)
     if not seen:
         sleeper.close()
@@ -413,7 +408,7 @@ def test_queued_messages_follow_the_rules_at_reconnect(core: AclCore, qos: int, 
         sleeper.close()
     core.rules(BASIC.replace("topic read a/#", "topic read a/2\ntopic read a/3"))
     for _ in range(2):
-        sleeper = core.as_user("alice", "sleeper", clean_start=False, properties=durable())
+        sleeper = core.as_user("alice", "sleeper", clean_start=False, properties=session_expiry())
         assert [message.payload for message in sleeper.arrived()] == [b"a/2", b"a/3"]
         sleeper.close()
         core.kill()

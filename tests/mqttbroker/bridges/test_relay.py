@@ -9,6 +9,7 @@ from typing import Any, Optional
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.properties import properties_of
 
 from mqttbroker.bridges.frames import Frames
 from mqttbroker.bridges.link import MAX_UNREAD, Link
@@ -122,13 +123,6 @@ def publish(topic: str, qos: int = 0, packet_id: int = 0, **options: Any) -> Pub
     return Publish(topic, options.pop("payload", b"p"), qos, packet_id=packet_id, **options)
 
 
-def limits(**values: int) -> Properties:
-    properties = Properties()
-    for name, value in values.items():
-        setattr(properties, name, value)
-    return properties
-
-
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_qos_2_message_keeps_its_packet_id_in_each_direction(version: int) -> None:
     bridge = Harness(version).run()
@@ -161,7 +155,7 @@ def test_the_remotes_connect_comes_first_and_its_limits_bound_the_local_client()
     assert (connect.client_id, connect.clean_start, connect.properties.session_expiry_interval) == (
         "remote-id", False, 0xFFFFFFFF
     )
-    bridge.from_remote(Connack(True, 0, limits(receive_maximum=3)))
+    bridge.from_remote(Connack(True, 0, properties_of(receive_maximum=3)))
     [local] = bridge.to_local()
     assert (local.client_id, local.properties.receive_maximum) == ("$bridge/b", 3)
     assert not bridge.relay.reads_remote
@@ -256,7 +250,7 @@ def test_dup_is_kept_for_a_session_that_the_remote_has_and_not_for_a_new_one() -
 
 @pytest.mark.parametrize("maximum", [0, 1])
 def test_a_remote_with_a_lower_qos_gets_messages_at_that_qos(maximum: int) -> None:
-    bridge = Harness().run(properties=limits(maximum_qos=maximum))
+    bridge = Harness().run(properties=properties_of(maximum_qos=maximum))
     bridge.from_local(publish("out/t", 2, 8))
     [sent] = bridge.to_remote()
     assert sent.qos == maximum
@@ -270,7 +264,7 @@ def test_a_remote_with_a_lower_qos_gets_messages_at_that_qos(maximum: int) -> No
 
 
 def test_properties_pass_and_a_packet_that_is_too_large_is_counted() -> None:
-    bridge = Harness().run(properties=limits(maximum_packet_size=60))
+    bridge = Harness().run(properties=properties_of(maximum_packet_size=60))
     properties = Properties()
     properties.content_type = "text/plain"
     bridge.from_local(publish("out/t", properties=properties), publish("out/u", 1, 1, payload=bytes(60)))
@@ -281,7 +275,7 @@ def test_properties_pass_and_a_packet_that_is_too_large_is_counted() -> None:
 
 
 def test_topic_aliases_of_the_remote_are_used() -> None:
-    bridge = Harness().run(properties=limits(topic_alias_maximum=1))
+    bridge = Harness().run(properties=properties_of(topic_alias_maximum=1))
     bridge.from_local(publish("out/a"), publish("out/a"), publish("out/b"))
     sent = bridge.to_remote()
     assert [(each.topic, each.properties.topic_alias) for each in sent] == [("r/out/a", 1), ("", 1), ("r/out/b", -1)]

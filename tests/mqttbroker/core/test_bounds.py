@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.core import Core, CoreClient, wait_until
 from support.core_sessions import away, drain, durable, publish
+from support.properties import message_expiry, session_expiry
 
 from mqttbroker.codec.packets import Connack, Connect, Puback, Publish, Will
-from mqttbroker.codec.properties import Properties
 from sessions.session import Session
 
 
@@ -136,7 +136,7 @@ def test_drop_oldest_drops_nothing_while_the_first_page_is_read(tmp_path: Path) 
         publisher = core.connect("pub")
         core.eager = False
         client = core.client()
-        client.send(Connect("sub", 5, False, properties=lasting_session()))
+        client.send(Connect("sub", 5, False, properties=session_expiry()))
         publisher.send(Publish("t/1", b"3", 1, False, False, 1))
         core.settle()
         core.eager = True
@@ -144,12 +144,6 @@ def test_drop_oldest_drops_nothing_while_the_first_page_is_read(tmp_path: Path) 
         assert drain(client) == [0, 1, 2]
         check_totals(core)
         assert stored(core) == [(0, 0)]
-
-
-def lasting_session() -> Properties:
-    properties = Properties()
-    properties.session_expiry_interval = 0xFFFFFFFF
-    return properties
 
 
 # --- refusal ------------------------------------------------------------------------------------------------------
@@ -272,18 +266,12 @@ def test_the_total_in_memory_is_limited(tmp_path: Path) -> None:
 # --- message expiry -----------------------------------------------------------------------------------------------
 
 
-def expiring_after(seconds: int) -> Properties:
-    properties = Properties()
-    properties.message_expiry_interval = seconds
-    return properties
-
-
 def test_messages_of_a_disconnected_client_expire_on_disk(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         session = away(core, qos=1)
         publisher = core.connect("pub")
         for number in range(2500):
-            publisher.publish("t/1", b"%d" % number, 1, properties=expiring_after(60 if number % 5 else 600))
+            publisher.publish("t/1", b"%d" % number, 1, properties=message_expiry(60 if number % 5 else 600))
         publisher.publish("t/1", b"2500", 1)
         core.advance(59)
         assert stored(core) == [(2501, 2501)]
@@ -303,7 +291,7 @@ def test_a_queue_that_dropped_its_oldest_expires(tmp_path: Path) -> None:
         away(core, qos=1)
         publisher = core.connect("pub")
         for number in range(5):
-            publisher.publish("t/1", b"%d" % number, 1, properties=expiring_after(60))
+            publisher.publish("t/1", b"%d" % number, 1, properties=message_expiry(60))
         core.advance(61)
         core.advance(61)
         assert stored(core) == [(0, 0)]
@@ -317,7 +305,7 @@ def test_a_connected_session_skips_expired_messages_itself(tmp_path: Path) -> No
         away(core, qos=1)
         publisher = core.connect("pub")
         for number in range(10):
-            publisher.publish("t/1", b"%d" % number, 1, properties=expiring_after(10))
+            publisher.publish("t/1", b"%d" % number, 1, properties=message_expiry(10))
         client = durable(core, "sub", window=1)
         session = client.connection.session
         assert session is not None
@@ -338,7 +326,7 @@ def test_a_session_that_disconnects_during_the_search_has_skipped_them(tmp_path:
         client.subscribe("t/#", options=1)
         publisher = core.connect("pub")
         for number in range(5):
-            publisher.publish("t/1", b"%d" % number, 1, properties=expiring_after(10))
+            publisher.publish("t/1", b"%d" % number, 1, properties=message_expiry(10))
         core.eager = False
         core.advance(11)
         core.take()
@@ -359,7 +347,7 @@ def test_a_message_of_two_sessions_is_deleted_with_the_second_entry(tmp_path: Pa
         other.subscribe("t/#", options=1)
         publisher = core.connect("pub")
         for number in range(3):
-            publisher.publish("t/1", b"%d" % number, 1, properties=expiring_after(10))
+            publisher.publish("t/1", b"%d" % number, 1, properties=message_expiry(10))
         core.advance(11)
         assert stored(core) == [(3, 3)]
         assert drain(other) == [0]
@@ -370,7 +358,7 @@ def test_retained_messages_expire_without_a_subscriber(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         publisher = core.connect("pub")
         for number in range(1500):
-            properties = expiring_after(10 if number % 2 else 1000)
+            properties = message_expiry(10 if number % 2 else 1000)
             publisher.publish(f"r/{number}", b"x", 1, retain=True, properties=properties)
         for _ in range(4):
             core.advance(10)
@@ -406,7 +394,7 @@ def test_totals_are_right_after_random_events(tmp_path: Path, policy: str, steps
         publisher = core.connect("pub")
         for number, step in enumerate(steps):
             if step in ("publish", "expiring"):
-                properties = expiring_after(5) if step == "expiring" else None
+                properties = message_expiry(5) if step == "expiring" else None
                 publisher.publish("t/1", b"%0200d" % number, 1, properties=properties)
             elif step == "come":
                 drain(durable(core, "one"))

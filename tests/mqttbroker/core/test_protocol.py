@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.core import Core, CoreClient
 from support.paths import VECTORS
+from support.properties import session_expiry
 
 from mqttbroker.codec.packets import (
     Connack,
@@ -30,15 +31,9 @@ from mqttbroker.codec.packets import (
 from mqttbroker.codec.properties import Properties
 
 
-def kept() -> Properties:
-    properties = Properties()
-    properties.session_expiry_interval = 0xFFFFFFFF
-    return properties
-
-
 def keeper(core: Core) -> None:
     """Disconnect a persistent session that subscribes to ``kept/#``, so that its messages have to be stored."""
-    core.connect("keeper", properties=kept()).subscribe("kept/#")
+    core.connect("keeper", properties=session_expiry()).subscribe("kept/#")
     core.clients[-1].disconnect()
 
 
@@ -212,14 +207,14 @@ def test_a_remaining_length_of_more_than_four_bytes_is_refused_at_the_fourth(tmp
 
 def test_packets_sent_with_connect_wait_for_the_session(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
-        client = core.connect("c", properties=kept())
+        client = core.connect("c", properties=session_expiry())
         client.subscribe("kept/1")
         client.close()
         core.connect("p").publish("kept/1", b"1", 1)
         core.kill()
         core.eager = False
         client = core.client()
-        client.send(Connect("c", 5, False, properties=kept()), Pingreq(), Publish("kept/1", b"2", 1, False, False, 1))
+        client.send(Connect("c", 5, False, properties=session_expiry()), Pingreq(), Publish("kept/1", b"2", 1, False, False, 1))
         assert client.arrived() == [] and client.connection.blocked
         client.send(Pingreq())
         core.settle()
@@ -264,7 +259,7 @@ def test_a_message_that_is_not_stored_is_acknowledged_at_once(tmp_path: Path, qo
 
 def test_an_entry_acknowledged_before_its_batch_is_closed_is_not_written(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
-        subscriber = core.connect("s", properties=kept())
+        subscriber = core.connect("s", properties=session_expiry())
         subscriber.subscribe("t", options=1)
         client = core.connect("p")
         core.eager = False
@@ -278,7 +273,7 @@ def test_an_entry_acknowledged_before_its_batch_is_closed_is_not_written(tmp_pat
 
 def test_qos_2_is_sent_after_the_commit_and_qos_1_before_it(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
-        subscriber = core.connect("s", properties=kept())
+        subscriber = core.connect("s", properties=session_expiry())
         subscriber.subscribe("t")
         client = core.connect("p")
         core.eager = False
@@ -295,7 +290,7 @@ def test_qos_2_is_sent_after_the_commit_and_qos_1_before_it(tmp_path: Path) -> N
 def test_pubcomp_waits_for_the_release(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         keeper(core)
-        client = core.connect("p", properties=kept())
+        client = core.connect("p", properties=session_expiry())
         client.send(Publish("kept/1", b"1", 2, False, False, 1))
         assert client.expect(Pubrec).reason_code == 0
         core.eager = False
@@ -303,7 +298,7 @@ def test_pubcomp_waits_for_the_release(tmp_path: Path) -> None:
         assert client.arrived() == []
         client.close()
         again = core.client()
-        again.send(Connect("p", 5, False, properties=kept()), Pubrel(1))
+        again.send(Connect("p", 5, False, properties=session_expiry()), Pubrel(1))
         assert [type(packet) for packet in again.arrived()] == [Connack]
         core.settle()
         answer = again.expect(Pubcomp)
@@ -315,7 +310,7 @@ def test_pubcomp_waits_for_the_release(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("moment", ["gathering", "writing", "committed", "killed"])
 def test_a_repeated_qos_2_publish_is_not_published_twice(tmp_path: Path, moment: str, version: int) -> None:
-    fields: dict[str, Any] = {"properties": kept()} if version == 5 else {}
+    fields: dict[str, Any] = {"properties": session_expiry()} if version == 5 else {}
     with Core(tmp_path) as core:
         keeper(core)
         client = core.connect("p", version, clean_start=False, **fields)
@@ -344,7 +339,7 @@ def test_a_repeated_qos_2_publish_is_not_acknowledged_when_the_first_was_lost(tm
     """The client disconnects before the commit fails, and reconnects before or after."""
     with Core(tmp_path) as core:
         keeper(core)
-        client = core.connect("p", properties=kept())
+        client = core.connect("p", properties=session_expiry())
         core.eager = False
         client.send(Publish("kept/1", b"1", 2, False, False, 1))
         core.take()
@@ -353,7 +348,7 @@ def test_a_repeated_qos_2_publish_is_not_acknowledged_when_the_first_was_lost(tm
             core.fail()
             core.settle()
         again = core.client()
-        again.send(Connect("p", 5, False, properties=kept()), Publish("kept/1", b"1", 2, False, True, 1))
+        again.send(Connect("p", 5, False, properties=session_expiry()), Publish("kept/1", b"1", 2, False, True, 1))
         if moment == "before":
             core.fail()
         core.settle()
@@ -368,11 +363,11 @@ def test_a_full_window_can_be_sent_again(tmp_path: Path) -> None:
     with Core(tmp_path, receive_maximum=3) as core:
         keeper(core)
         messages = [Publish("kept/1", b"x", 2, False, False, n) for n in (1, 2, 3)]
-        client = core.connect("p", properties=kept())
+        client = core.connect("p", properties=session_expiry())
         client.send(*messages)
         assert len(client.arrived()) == 3
         client.close()
-        client = core.connect("p", clean_start=False, properties=kept())
+        client = core.connect("p", clean_start=False, properties=session_expiry())
         client.send(*messages)
         assert [packet.packet_id for packet in client.arrived()] == [1, 2, 3]
         client.send(Publish("kept/1", b"x", 2, False, False, 4))
@@ -419,7 +414,7 @@ def test_a_failed_commit_closes_a_3_1_1_client(tmp_path: Path, qos: int) -> None
 
 def test_a_failed_commit_closes_a_client_that_waits_for_suback_and_keeps_the_subscription(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
-        client = core.connect("s", properties=kept())
+        client = core.connect("s", properties=session_expiry())
         core.eager = False
         client.send(Subscribe(1, [Subscription("t", 1)]))
         core.fail()
@@ -432,14 +427,14 @@ def test_a_failed_commit_closes_a_client_that_waits_for_suback_and_keeps_the_sub
 
 def test_a_failed_commit_refuses_a_clean_start_that_discards_a_stored_session(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
-        core.connect("s", properties=kept())
+        core.connect("s", properties=session_expiry())
         core.eager = False
         client = core.client()
         client.send(Connect("s"))
         core.fail()
         assert client.expect(Connack).reason_code == 0x97
         core.eager = True
-        assert core.connect("s", clean_start=False, properties=kept()).connack.session_present is False
+        assert core.connect("s", clean_start=False, properties=session_expiry()).connack.session_present is False
 
 
 # --- PUBLISH ------------------------------------------------------------------------------------------------------

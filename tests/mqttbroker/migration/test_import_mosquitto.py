@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.broker_process import BrokerProcess
 from support.mosquitto import NEEDS_MOSQUITTO, mosquitto
+from support.properties import session_expiry
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Puback, Pubcomp, Publish, Pubrec, Pubrel
@@ -48,22 +49,16 @@ def written(directory: Path, text: str, name: str = "mosquitto.conf") -> Path:
     return path
 
 
-def keep(seconds: int = 0xFFFFFFFF) -> Properties:
-    properties = Properties()
-    properties.session_expiry_interval = seconds
-    return properties
-
-
 def fill(port: int) -> None:
     """Sessions at every state of a delivery, and retained messages, by a Mosquitto's clients."""
     with RawClient(port, 5) as one, RawClient(port, 4) as old, RawClient(port, 5) as publisher:
-        one.connect("one", clean_start=False, properties=keep())
+        one.connect("one", clean_start=False, properties=session_expiry())
         identified = Properties()
         identified.subscription_identifiers = [7]
         one.subscribe("t/#", options=2, properties=identified)
         old.connect("old", clean_start=False)
         old.subscribe("t/1", options=1)
-        publisher.connect("publisher", clean_start=False, properties=keep())
+        publisher.connect("publisher", clean_start=False, properties=session_expiry())
         properties = Properties()
         properties.content_type = "text/plain"
         properties.user_properties = [("a", "b")]
@@ -105,7 +100,7 @@ def test_everything_that_a_mosquitto_kept_is_delivered(
     assert (ours / "mqttbroker.toml").stat().st_mode & 0o077 == 0 and (ours / "data").stat().st_mode & 0o077 == 0
     broker = start_broker(data_dir=ours / "data", config=(ours / "mqttbroker.toml").read_text())
     with RawClient(broker.port, 5) as one, RawClient(broker.port, 4) as old, RawClient(broker.port, 5) as publisher:
-        assert one.connect("one", clean_start=False, properties=keep()).session_present
+        assert one.connect("one", clean_start=False, properties=session_expiry()).session_present
         again = [one.receive() for _ in range(3)]
         (pubrel,) = (each for each in again if isinstance(each, Pubrel))
         first, second = (each for each in again if isinstance(each, Publish))
@@ -119,7 +114,7 @@ def test_everything_that_a_mosquitto_kept_is_delivered(
         assert [each.payload for each in got] == [b"queued %d" % number for number in range(20)] + [b"unreleased"]
         assert old.connect("old", clean_start=False).session_present
         assert [old.take().payload for _ in range(21)] == [b"puback", *(each.payload for each in got[:20])]
-        assert publisher.connect("publisher", clean_start=False, properties=keep()).session_present
+        assert publisher.connect("publisher", clean_start=False, properties=session_expiry()).session_present
         # Released once: the PUBREL of before completes the exchange, and the message is not published again.
         publisher.send(Pubrel(500))
         assert publisher.expect(Pubcomp).reason_code == 0
