@@ -344,13 +344,6 @@ class Session(DeliveryOwner):
         self.queue.count_in(0)
         return self.window.add(message)
 
-    def allocate_stream_again(self, packet_id: i64, message: StreamInFlight) -> i64:
-        """The packet id of a QoS 1 message that was sent before: the one that it had, unless that is in use."""
-        if not self.window.add_stream_again(packet_id, message):
-            return self.allocate_stream(message)
-        self.queue.count_in(0)
-        return packet_id
-
     def acknowledge(self, packet_id: i64) -> int:
         """PUBACK [MQTT-4.3.2-5]."""
         queue = self.queue

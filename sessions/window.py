@@ -227,14 +227,6 @@ class InFlightWindow:
         """Put a delivery in flight under the packet id it has."""
         self._insert(entry.packet_id, entry)
 
-    def add_stream_again(self, packet_id: i64, message: StreamInFlight) -> bool:
-        """Put a message in flight under the packet id that it had before; false if another has it meanwhile."""
-        key: object = packet_id
-        if key in self.in_flight or self.range_start <= packet_id < self.range_end:
-            return False
-        self._insert(key, message)
-        return True
-
     def _insert(self, packet_id: object, message: InFlight) -> None:
         if self.in_flight is _NONE_IN_FLIGHT:
             self.in_flight = {}

@@ -54,7 +54,6 @@ class PartitionOffsets:
         self._queued: List[int] = []  # put into the queue of a session by the batch that gathers
         self._written: List[int] = []  # likewise, by the batch with the writer
         self._returned: List[int] = []  # a heap: those of `pending` that are to be handed over again
-        self._packet_ids: Dict[int, int] = {}  # of those in `_returned` that have one
 
     @property
     def committed(self) -> int:
@@ -111,7 +110,6 @@ class PartitionOffsets:
         while returned and returned[0] < end:
             offset = heappop(returned)
             del self.pending[offset]
-            self._packet_ids.pop(offset, None)
         if not returned and self.position < end:
             self.position = end
 
@@ -125,20 +123,13 @@ class PartitionOffsets:
         """A message in flight was processed."""
         del self.pending[offset]
 
-    def give_back(self, offset: int, packet_id: int = 0) -> None:
-        """A message in flight will not be acknowledged: it is to be handed over again, under ``packet_id`` if not 0."""
+    def give_back(self, offset: int) -> None:
+        """A message in flight will not be acknowledged: it is to be handed over again."""
         heappush(self._returned, offset)
-        if packet_id:
-            self._packet_ids[offset] = packet_id
-
-    def take_packet_id(self, offset: int) -> int:
-        """The packet id under which a message is to be sent again, for one use; 0 for a new one."""
-        return self._packet_ids.pop(offset, 0) if self._packet_ids else 0
 
     def give_back_all(self) -> None:
         """No member will acknowledge any pending message."""
         self._returned = list(self.pending)
-        self._packet_ids = {}
         heapify(self._returned)
 
     def reset(self, position: int) -> None:
@@ -148,7 +139,6 @@ class PartitionOffsets:
         self.handed_over_limit = position
         self.pending = {}
         self._returned = []
-        self._packet_ids = {}
         self._queued = []
         self._written = []
         self.waiting = False

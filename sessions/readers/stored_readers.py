@@ -5,14 +5,11 @@ What changes is in the journal before the call returns, so it is committed with 
 
 from __future__ import annotations
 
-from typing import Dict, Final, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from sessions.journal import Journal
 from sessions.readers.partition_offsets import PartitionOffsets, offsets_from_row
 from sessions.rows import GROUP_READER, QUEUE_READER, SUBSCRIPTION_READER, OffsetsRow, ReaderRow
-
-READER_BYTES: Final = 600  # memory of a reader without its texts
-PARTITION_BYTES: Final = 500  # of each partition
 
 Key = Tuple[int, str, str]
 
