@@ -53,7 +53,7 @@ from mqttbroker.admin.views import AuthenticatorStatus
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import bridge_terms, build_broker, listener_terms, restore, stream_config
 from mqttbroker.auth.security import Security, http_ban_terms
-from mqttbroker.bridges.bridge import BridgeStatus, Surroundings
+from mqttbroker.bridges.bridge import BridgeContext, BridgeStatus
 from mqttbroker.bridges.bridges import Bridges
 from mqttbroker.bridges.local_client import RULES as BRIDGE_RULES
 from mqttbroker.bridges.state_file import DIRECTORY as BRIDGE_DIRECTORY
@@ -400,7 +400,7 @@ class Server:
             AuthenticationChain([], AnonymousPolicy(True)), bridge_terms(self.settings), None, broker.outbound.counters
         )
         return Bridges(
-            Surroundings(
+            BridgeContext(
                 broker,
                 Endpoint(self.scheduler, policy, self.sockets, new_client_id, defect),
                 self.settings.data_dir / BRIDGE_DIRECTORY,

@@ -53,8 +53,8 @@ class BridgeStatus(NamedTuple):
     down_since: float  # when the last link ended, or the bridge began; 0.0 if connected or disabled
 
 
-class Surroundings(NamedTuple):
-    """The parts of the broker that all its bridges use.
+class BridgeContext(NamedTuple):
+    """The parts and functions of the broker that all its bridges use.
 
     ``random`` returns a number from 0 to 1; ``publish_state`` takes a topic and the payload of its retained message.
     """
@@ -71,17 +71,17 @@ class Surroundings(NamedTuple):
 class Bridge:
     """The bridge of one section of the settings, from `start` to `stop`."""
 
-    def __init__(self, settings: config.Bridge, around: Surroundings) -> None:
+    def __init__(self, settings: config.Bridge, context: BridgeContext) -> None:
         self.settings = settings
         self.counts = Counts()
         self.local_client_id = OF_BRIDGES + settings.name
-        self._around = around
+        self._context = context
         self._rules = settings.rules()
         self._addresses = [parse_address(text) for text in settings.addresses]
         self._progress = BridgeProgress(settings.name, self._addresses[0])
         self._remotes = RemoteSessions(
-            around.directory / f"{settings.name}.json",
-            around.new_identity(),
+            context.directory / f"{settings.name}.json",
+            context.new_identity(),
             {rule.remote.topic_filter for rule in self._rules if rule.comes_in},
             settings.shared_sessions,
         )
@@ -101,7 +101,7 @@ class Bridge:
 
     @property
     def session(self) -> Optional[Session]:
-        return self._around.broker.registry.get(self.local_client_id)
+        return self._context.broker.registry.get(self.local_client_id)
 
     def start(self) -> None:
         self._publish(b"0")
@@ -176,7 +176,7 @@ class Bridge:
             if again_at_once:
                 continue
             self._enter(WAITING)
-            await asyncio.sleep(delay * (0.5 + 0.5 * self._around.random()))
+            await asyncio.sleep(delay * (0.5 + 0.5 * self._context.random()))
             delay = min(2.0 * delay, settings.reconnect_longest)
 
     async def _update_local_session(self) -> None:
@@ -203,7 +203,7 @@ class Bridge:
             return
         update = LocalSessionUpdate(
             asyncio.get_running_loop(),
-            self._around.endpoint,
+            self._context.endpoint,
             f"bridge:{self.settings.name}",
             self.local_client_id,
             self._rules,
@@ -238,14 +238,14 @@ class Bridge:
         link = Link(
             loop,
             self._relay(address),
-            self._around.endpoint,
+            self._context.endpoint,
             f"bridge:{settings.name}",
             settings.connect_timeout,
             self._connected,
         )
         protocol: Any = link
         if address.websocket:
-            protocol = WebSocketClient(link, address, self._around.max_packet_size(), settings.connect_timeout)
+            protocol = WebSocketClient(link, address, self._context.max_packet_size(), settings.connect_timeout)
         tls = TlsTerms(
             settings.cafile,
             settings.certfile,
@@ -293,7 +293,7 @@ class Bridge:
 
     def _publish(self, payload: bytes) -> None:
         if self.settings.notifications != "off":
-            self._around.publish_state(self.topic, payload)
+            self._context.publish_state(self.topic, payload)
 
     def _relay(self, address: Address) -> Relay:
         def local_state() -> LocalState:
@@ -325,7 +325,7 @@ class Bridge:
             terms.session_expiry = int(settings.session_expiry)
         terms.receive_maximum = settings.receive_maximum
         terms.max_inflight = settings.max_inflight
-        terms.max_packet_size = self._around.max_packet_size()
+        terms.max_packet_size = self._context.max_packet_size()
         terms.outgoing_retain = settings.outgoing_retain
         if settings.loop_detection:
             terms.identity = f"{self._remotes.identity}/{settings.name}"

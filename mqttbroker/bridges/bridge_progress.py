@@ -88,7 +88,7 @@ class BridgeProgress:
         self._logs_link = False
 
     def _is_new(self, problem: str) -> bool:
-        """Whether to log a problem of this address. A remote may give another reason each time, so the number is bounded."""
+        """Whether to log a problem of this address. Their number is bounded, because a remote may vary its reason."""
         known = len(self._logged)
         if known < _MAX_LOGGED:
             self._logged.add(f"{self.address} {problem}")

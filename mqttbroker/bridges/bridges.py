@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Dict, List, Sequence
 
-from mqttbroker.bridges.bridge import Bridge, BridgeStatus, Surroundings
+from mqttbroker.bridges.bridge import Bridge, BridgeContext, BridgeStatus
 from mqttbroker.config import settings as config
 from mqttbroker.core.connect_handler import OF_BRIDGES
 
@@ -16,35 +16,35 @@ log = logging.getLogger("mqttbroker.bridges")
 class Bridges:
     """The bridges of the settings, by name. To be used on the event loop's thread."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
+    def __init__(self, context: BridgeContext) -> None:
+        self._context = context
         self._bridges: Dict[str, Bridge] = {}
         self._changing = asyncio.Lock()
 
     def start(self, settings: Sequence[config.Bridge]) -> None:
         """Start the bridges, and end the sessions of those that are no longer configured."""
         if settings:
-            self._around.directory.mkdir(mode=0o700, exist_ok=True)
+            self._context.directory.mkdir(mode=0o700, exist_ok=True)
         names = {bridge.name for bridge in settings}
-        registry = self._around.broker.registry
+        registry = self._context.broker.registry
         for client_id in list(registry.sessions):
             if client_id.startswith(OF_BRIDGES):
                 name = client_id.removeprefix(OF_BRIDGES)
                 if name not in names:
                     self._end_session(name)
-                    (self._around.directory / f"{name}.json").unlink(missing_ok=True)
+                    (self._context.directory / f"{name}.json").unlink(missing_ok=True)
         for bridge in settings:
             self._start(bridge)
 
     def _start(self, settings: config.Bridge) -> None:
-        bridge = self._bridges[settings.name] = Bridge(settings, self._around)
+        bridge = self._bridges[settings.name] = Bridge(settings, self._context)
         bridge.start()
 
     async def apply(self, settings: Sequence[config.Bridge]) -> None:
         """Use other settings: bridges that are the same stay connected."""
         async with self._changing:
             if settings:
-                self._around.directory.mkdir(mode=0o700, exist_ok=True)
+                self._context.directory.mkdir(mode=0o700, exist_ok=True)
             wanted = {bridge.name: bridge for bridge in settings}
             for name, bridge in list(self._bridges.items()):
                 if name not in wanted:
@@ -54,7 +54,7 @@ class Bridges:
                 elif bridge.settings != wanted[name]:
                     await bridge.stop()
                     log.info("event=bridge_changed bridge=%s", name)
-                    changed = self._bridges[name] = Bridge(wanted[name], self._around)
+                    changed = self._bridges[name] = Bridge(wanted[name], self._context)
                     changed.counts = bridge.counts
                     changed.start()
             for name, added in wanted.items():
@@ -63,11 +63,11 @@ class Bridges:
                     self._start(added)
 
     def _end_session(self, name: str) -> None:
-        session = self._around.broker.registry.get(OF_BRIDGES + name)
+        session = self._context.broker.registry.get(OF_BRIDGES + name)
         queued = 0
         if session is not None:
             queued = session.queued_messages
-            self._around.broker.lifecycle.end(session)
+            self._context.broker.lifecycle.end(session)
         log.warning("event=bridge_removed bridge=%s queued_messages=%d", name, queued)
 
     async def stop(self) -> None:

@@ -10,10 +10,10 @@ _LONGEST_HEADER: Final = 5  # bytes
 
 
 class Frames:
-    """Packets of at most ``largest`` bytes from the bytes that are fed."""
+    """Packets of at most ``max_packet_size`` bytes, cut from the bytes that are fed."""
 
-    def __init__(self, largest: int) -> None:
-        self.largest = largest
+    def __init__(self, max_packet_size: int) -> None:
+        self.max_packet_size = max_packet_size
         self._data = b""
         self._position = 0  # of the next packet in the data
         self._chunks: List[bytes] = []  # that follow the data
@@ -68,8 +68,8 @@ class Frames:
             remaining |= (byte & 127) << shift
             shift += 7
             header += 1
-        if header + remaining > self.largest:
-            raise MQTTError(PACKET_TOO_LARGE, f"packet of {header + remaining} bytes, more than {self.largest}")
+        if header + remaining > self.max_packet_size:
+            raise MQTTError(PACKET_TOO_LARGE, f"packet of {header + remaining} bytes, more than {self.max_packet_size}")
         if header + remaining > size:
             self._needed = header + remaining
             return None

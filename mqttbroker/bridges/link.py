@@ -15,7 +15,7 @@ from mqttbroker.bridges.relay_terms import RelayError
 from mqttbroker.net.wire import Endpoint, Wire
 
 WRITE_BUFFER: Final = 262_144  # bytes that wait for the remote before the local client is paused
-MAX_UNREAD: Final = 1_048_576  # bytes of answers that wait beyond them before the remote is not read either
+MAX_UNREAD: Final = 1_048_576  # bytes of answers to a full socket after which the remote is not read
 TICK: Final = 1.0  # seconds between checks of the keep alive
 CLOSE_TIMEOUT: Final = 2.0  # seconds for the last packets to the remote
 
@@ -47,7 +47,7 @@ class Link:
         self._transport: Any = None
         self._timer: Optional[asyncio.TimerHandle] = None
         self._remote_full = False  # its socket takes no more
-        self._unread = 0  # bytes of answers since then
+        self._unread = 0  # bytes of answers since the socket is full
         self._continuing = False
         self._remote_paused = False
         self._local_paused = False

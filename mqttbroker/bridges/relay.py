@@ -52,7 +52,7 @@ SUBSCRIBING: Final = 3  # SUBSCRIBEs and PUBRELs wait for answers of the remote;
 RUNNING: Final = 4
 CLOSED: Final = 5
 
-PACKETS_AT_ONCE: Final = 500  # of the remote, after which other connections of the event loop have their turn
+PACKETS_AT_ONCE: Final = 500  # of the remote in one iteration of the event loop
 
 
 class Relay:

@@ -89,7 +89,7 @@ class RemoteSessions:
             self.save()
 
     def reset(self) -> None:
-        """Forget all remotes: the local session, whose packet ids they had, does not exist any more. Call `save` then."""
+        """Forget all remotes, because the local session that had their packet ids is gone. Call `save` then."""
         self._state = BridgeState(self._state.identity)
 
     def save(self) -> None:

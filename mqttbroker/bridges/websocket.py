@@ -15,7 +15,7 @@ from websockets.uri import parse_uri
 from mqttbroker.bridges.relay_terms import RelayError
 from mqttbroker.config.remote_address import Address
 
-FRAME_HEADROOM: Final = 65_536  # bytes that a frame may be longer than the longest packet, as it may have several
+FRAME_HEADROOM: Final = 65_536  # bytes by which a frame may exceed the longest packet, because it may hold several
 _LONGEST_HEADER: Final = 14  # bytes of a frame
 MAX_UNREAD: Final = 1_048_576  # bytes of pongs that wait for a remote which does not read
 _silent = logging.getLogger("mqttbroker.bridges.websocket")
@@ -25,10 +25,10 @@ _silent.setLevel(logging.CRITICAL)
 class WebSocketClient:
     """An asyncio protocol for the socket, and the transport of ``link``, which sees MQTT bytes only.
 
-    ``largest`` is the longest packet that the remote may send; ``timeout`` is for the handshake, in seconds.
+    ``max_packet_size`` is that of the packets of the remote; ``timeout`` is for the handshake, in seconds.
     """
 
-    def __init__(self, link: Any, address: Address, largest: int, timeout: float) -> None:
+    def __init__(self, link: Any, address: Address, max_packet_size: int, timeout: float) -> None:
         self._link = link
         self._timeout = timeout
         self._timer: Optional[asyncio.TimerHandle] = None
@@ -36,13 +36,13 @@ class WebSocketClient:
         self._library = ClientProtocol(
             parse_uri(str(address)),
             subprotocols=[Subprotocol("mqtt")],
-            max_size=largest + FRAME_HEADROOM,
+            max_size=max_packet_size + FRAME_HEADROOM,
             logger=_silent,
         )
         self._open = False
         self._closing = False
         self._full = False  # the socket takes no more
-        self._unread = 0  # bytes of pongs since then
+        self._unread = 0  # bytes of pongs since the socket is full
 
     # -- the socket ---------------------------------------------------------------
 
