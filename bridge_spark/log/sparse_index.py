@@ -43,8 +43,11 @@ def decode_index(data: bytes) -> List[IndexEntry]:
 
 
 def last_entry(path: Path, count: int, is_before: Callable[[IndexEntry], bool]) -> Optional[IndexEntry]:
-    """The last of the first `count` entries of an index file for which `is_before` is true, which it is of those before that
-    one, too. Reads O(log n) entries; the caller must check the entry against its batch. Raises `OSError`."""
+    """The last entry of an index file that satisfies `is_before`, among the first `count`; None if none does.
+
+    `is_before` must hold for all entries up to some entry, and for none after it. Reads O(log n) entries; the caller
+    must check the entry against its batch. Raises `OSError`.
+    """
     with open(path, "rb", buffering=0) as file:
         descriptor = file.fileno()
         low, high = 0, min(os.fstat(descriptor).st_size // INDEX_ENTRY.size, count)
