@@ -7,8 +7,7 @@ requests share one read, so that many readers at the end of a stream cost one.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import deque
-from typing import Any, Deque, Dict, Final, List, Optional, Tuple
+from typing import Any, Dict, Final, List, Optional, Tuple
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -22,8 +21,11 @@ MOVED: Final = 2  # there is no record at the offset, and nothing is missing; re
 EXPIRED: Final = 3  # the same, but retention has removed records
 NOTHING: Final = 4  # the offset is the end of the partition
 FAILED: Final = 5  # `reason` says why; the records up to `found` are damaged, or 0 if nothing can be read
+UNAVAILABLE: Final = 6  # `reason` says why; nothing is damaged, and a later request may succeed
 
-Place = Tuple[str, int, int, int, int, bool]
+MAX_TIME_REQUESTS: Final = 16  # requests for the offsets of times that are made at once; others wait
+
+Place = Tuple[str, int, int, int, int, bool, int]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -75,6 +77,7 @@ class ReadRequest:
         self.skipping = skipping
         self.time = -1
         self.users: List[ChunkUser] = []
+        self.wanted = 0  # the number of users that have not withdrawn
         self.outcome = WAITING
         self.chunk: Optional[Chunk] = None
         self.found = 0
@@ -82,11 +85,12 @@ class ReadRequest:
 
     @property
     def place(self) -> Place:
-        return self.stream, self.partition, self.offset, self.segment, self.position, self.skipping
+        return self.stream, self.partition, self.offset, self.segment, self.position, self.skipping, self.time
 
 
 class ChunkReads:
-    """The requests of one broker. ``held`` is the memory of chunks and of what readers remember of topics, in bytes.
+    """The requests of one broker. ``held`` is the memory of chunks and of what readers remember of topics, in bytes;
+    ``remembered`` is the latter part, at most half of `max_total_stream_chunk_bytes`.
 
     If `max_total_stream_chunk_bytes` is reached, requests wait; chunks whose readers cannot use them are dropped, to be
     read again.
@@ -97,8 +101,11 @@ class ChunkReads:
         self.log: Optional[LogView] = None  # None: there are no streams
         self.on_request: Any = None  # called with each `ReadRequest`
         self.held: i64 = 0
+        self.remembered: i64 = 0
         self._under_way: Dict[Place, ReadRequest] = {}
-        self._waiting: Deque[ReadRequest] = deque()
+        self._waiting: Dict[ReadRequest, bool] = {}  # in the order in which they came
+        self._waiting_times: Dict[ReadRequest, bool] = {}  # likewise
+        self._times = 0  # requests for times that are made
         self._at_end: Dict[Tuple[str, int], Dict[ChunkUser, bool]] = {}
         self._holders: Dict[ChunkUser, bool] = {}  # those with a chunk that they do not use at the moment
 
@@ -111,26 +118,65 @@ class ChunkReads:
 
     # -- requests -------------------------------------------------------------
 
-    def request(self, user: ChunkUser, request: ReadRequest) -> None:
-        """Have a request answered, at once or when there is memory for its chunk."""
-        if request.time < 0:
-            same = self._under_way.get(request.place)
-            if same is not None:
-                same.users.append(user)
-                return
-            self._under_way[request.place] = request
+    def request(self, user: ChunkUser, request: ReadRequest) -> ReadRequest:
+        """Have a request answered, at once or when there is memory for its chunk; returns it, or an equal one that is
+        under way and is answered in its place."""
+        same = self._under_way.get(request.place)
+        if same is not None:
+            same.users.append(user)
+            same.wanted += 1
+            return same
+        self._under_way[request.place] = request
         request.users.append(user)
-        if request.time < 0 and not self._has_room(request):
-            self._waiting.append(request)
-            return
-        self._start(request)
+        request.wanted = 1
+        if request.time >= 0:
+            self._waiting_times[request] = True
+            self._start_times()
+        elif self._has_room(request):
+            self._start(request)
+        else:
+            self._waiting[request] = True
+        return request
+
+    def withdraw(self, request: ReadRequest) -> None:
+        """One user of a request is closed."""
+        request.wanted -= 1
+        if request.wanted == 0:
+            self._waiting.pop(request, None)
+            self._waiting_times.pop(request, None)
+            self._forget(request)
+
+    def _forget(self, request: ReadRequest) -> None:
+        """Have equal requests from now on made for themselves."""
+        if self._under_way.get(request.place) is request:
+            del self._under_way[request.place]
+
+    def remember(self, size: i64) -> bool:
+        """Count the memory of what a reader remembers of a topic; false if there is no room for it."""
+        if self.remembered + size > self.terms.max_total_stream_chunk_bytes // 2:
+            return False
+        self.remembered += size
+        self.held += size
+        return True
+
+    def forget_topics(self, size: i64) -> None:
+        """A reader remembers so many bytes less."""
+        self.remembered -= size
+        self.held -= size
+
+    def _start_times(self) -> None:
+        while self._waiting_times and self._times < MAX_TIME_REQUESTS:
+            request = next(iter(self._waiting_times))
+            del self._waiting_times[request]
+            self._times += 1
+            self._start(request)
 
     def _has_room(self, request: ReadRequest) -> bool:
         maximum: i64 = self.terms.max_total_stream_chunk_bytes
         size: i64 = request.size
         if self._waiting:
             return False
-        while self.held > 0 and self.held + size > maximum:
+        while self.held > self.remembered and self.held + size > maximum:
             if not self._reclaim():
                 return False
         return True
@@ -152,9 +198,12 @@ class ChunkReads:
 
     def answered(self, request: ReadRequest) -> None:
         """A request that `on_request` got has its outcome."""
+        self._forget(request)
         if request.time < 0:
             self.held -= request.size
-            self._under_way.pop(request.place, None)
+        else:
+            self._times -= 1
+            self._start_times()
         users = request.users
         chunk = request.chunk
         if chunk is not None:
@@ -182,17 +231,12 @@ class ChunkReads:
         waiting = self._waiting
         maximum: i64 = self.terms.max_total_stream_chunk_bytes
         while waiting:
-            request = waiting[0]
-            request.users = [user for user in request.users if not user.closed]
+            request = next(iter(waiting))
             size: i64 = request.size
-            if request.users:
-                if self.held > 0 and self.held + size > maximum:
-                    return
-                waiting.popleft()
-                self._start(request)
-            else:
-                waiting.popleft()
-                self._under_way.pop(request.place, None)
+            if self.held > self.remembered and self.held + size > maximum:
+                return
+            del waiting[request]
+            self._start(request)
 
     # -- memory ---------------------------------------------------------------
 

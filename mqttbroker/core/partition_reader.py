@@ -13,7 +13,17 @@ import google_crc32c
 from mypy_extensions import i64
 
 from mqttbroker.core.chunk import Chunk, ChunkRows, DamagedChunk
-from mqttbroker.core.chunk_reads import EXPIRED, FAILED, MOVED, NOTHING, READ, ChunkReads, ChunkUser, ReadRequest
+from mqttbroker.core.chunk_reads import (
+    EXPIRED,
+    FAILED,
+    MOVED,
+    NOTHING,
+    READ,
+    UNAVAILABLE,
+    ChunkReads,
+    ChunkUser,
+    ReadRequest,
+)
 from sessions.readers.partition_offsets import PartitionOffsets
 
 _checksum: Final[Any] = google_crc32c.value
@@ -41,7 +51,8 @@ class ReaderOwner:
 
     @abstractmethod
     def failed(self, reader: PartitionReader, reason: str) -> None:
-        """The reader has stopped: it cannot tell where to continue."""
+        """The reader has stopped: the records cannot be read now, or it cannot tell where to continue. `seek` tries
+        again."""
 
 
 class PartitionReader(ChunkUser):
@@ -63,6 +74,8 @@ class PartitionReader(ChunkUser):
         self.stopped = False  # behind the last row that can be read there is damage
         self._seeks = 0  # a request from before the last `seek` has no effect
         self._asked_at = 0  # `_seeks` when the request was made
+        self._asked_for: Optional[ReadRequest] = None  # the request that is under way
+        self._time = -1  # to be asked for after the answer to a request that has no effect
         self._rows: Optional[ChunkRows] = None
         self._at_row = False  # `_rows` is at a row that is not taken
         self._segment: i64 = -1
@@ -79,10 +92,17 @@ class PartitionReader(ChunkUser):
         self._segment = self._position = -1
         self.stopped = False
         self._seeks += 1
+        self._time = -1
 
     def seek_time(self, time: int) -> None:
         """Continue at the first record that was received at a time, in µs since the epoch, or later."""
         self.seek(-1)
+        if self.asked:
+            self._time = time
+        else:
+            self._ask_time(time)
+
+    def _ask_time(self, time: int) -> None:
         request = ReadRequest(self.stream, self.partition, 0, -1, -1, 0, False)
         request.time = time
         self._request(request)
@@ -102,6 +122,9 @@ class PartitionReader(ChunkUser):
             self._drop_chunk()
             self.closed = True
             self.reads.forget(self, self.stream, self.partition)
+            if self._asked_for is not None:
+                self.reads.withdraw(self._asked_for)
+                self._asked_for = None
 
     # -- rows -----------------------------------------------------------------
 
@@ -154,15 +177,20 @@ class PartitionReader(ChunkUser):
     def _request(self, request: ReadRequest) -> None:
         self.asked = True
         self._asked_at = self._seeks
-        self.reads.request(self, request)
+        self._asked_for = self.reads.request(self, request)
 
     def answered(self, request: ReadRequest) -> None:
         self.asked = False
+        self._asked_for = None
         chunk = request.chunk
         if self._asked_at != self._seeks:
             if chunk is not None:
                 self.reads.release(chunk)
-            self.owner.has_rows(self)
+            if self._time >= 0:
+                self._ask_time(self._time)
+                self._time = -1
+            else:
+                self.owner.has_rows(self)
             return
         if request.outcome == READ and chunk is not None:
             self._rows = ChunkRows(chunk, self.next_offset, _checksum)
@@ -178,7 +206,7 @@ class PartitionReader(ChunkUser):
         elif request.outcome == NOTHING:
             self._segment = self._position = -1
             self.owner.has_rows(self)
-        elif request.skipping or request.time >= 0:
+        elif request.outcome == UNAVAILABLE or request.skipping or request.time >= 0:
             self.stopped = True
             self.owner.failed(self, request.reason)
         elif request.outcome == FAILED:

@@ -113,7 +113,7 @@ class StreamConsumer(ReaderOwner):
 
     def forget_topics(self) -> None:
         """Decide on each topic again: rules or options have changed."""
-        self.consumers.reads.held -= self._plan_bytes
+        self.consumers.reads.forget_topics(self._plan_bytes)
         self._plan_bytes = 0
         self._plans = {}
         self._partition = -1
@@ -466,9 +466,9 @@ class StreamConsumer(ReaderOwner):
         if wanted and self.rights.may_read(topic):
             added = user_property_bytes(b"key", topic_bytes) if self.rule.key == "topic" else NO_BYTES
             plan = TopicPlan(True, TWO_BYTES[len(topic_bytes)] + topic_bytes, added)
-        self._plans[topic_bytes] = plan
-        self._plan_bytes += size
-        self.consumers.reads.held += size
+        if self.consumers.reads.remember(size):
+            self._plans[topic_bytes] = plan
+            self._plan_bytes += size
         return plan
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mqttbroker.core.chunk import Chunk
-from mqttbroker.core.chunk_reads import READ, ChunkReads, ChunkUser, ReadRequest
+from mqttbroker.core.chunk_reads import MAX_TIME_REQUESTS, MOVED, READ, ChunkReads, ChunkUser, ReadRequest
 from mqttbroker.core.terms import BrokerTerms
 
 SIZE = 100
@@ -18,9 +18,19 @@ class User(ChunkUser):
         self.chunk: Chunk | None = None
         self.given_up = 0
         self.woken = 0
+        self.request: ReadRequest
 
     def ask(self, offset: int) -> None:
-        self.reads.request(self, ReadRequest("s", 0, offset, -1, -1, SIZE, False))
+        self.request = self.reads.request(self, ReadRequest("s", 0, offset, -1, -1, SIZE, False))
+
+    def ask_time(self, time: int) -> None:
+        request = ReadRequest("s", 0, 0, -1, -1, 0, False)
+        request.time = time
+        self.request = self.reads.request(self, request)
+
+    def close(self) -> None:
+        self.closed = True
+        self.reads.withdraw(self.request)
 
     def answered(self, request: ReadRequest) -> None:
         self.chunk = request.chunk
@@ -111,13 +121,50 @@ def test_closed_users_get_nothing_and_hold_nobody_up() -> None:
     first.ask(0)
     gone.ask(1)
     last.ask(2)
-    gone.closed = True
+    gone.close()
     made.answer()
     first.give_up_chunk()
     assert [request.offset for request in made.requests] == [2]
-    last.closed = True
+    last.close()
     made.answer()
     assert made.reads.held == 0 and last.chunk is None
+
+
+def test_what_readers_remember_of_topics_leaves_room_for_chunks() -> None:
+    made = Reads(2)
+    user = User(made.reads)
+    remembered = 0
+    while made.reads.remember(10):
+        remembered += 10
+    assert remembered == SIZE == made.reads.held
+    for offset in range(3):
+        user.ask(offset)
+        made.answer()
+        user.give_up_chunk()
+    made.reads.forget_topics(remembered)
+    assert made.reads.held == 0 == made.reads.remembered
+
+
+def test_requests_for_times_are_made_a_few_at_a_time_and_not_for_closed_users() -> None:
+    made = Reads(1)
+    users = [User(made.reads) for _ in range(1000)]
+    for time, user in enumerate(users):
+        user.ask_time(time)
+    assert len(made.requests) == MAX_TIME_REQUESTS
+    for user in users[:-1]:
+        user.close()
+    for _ in range(MAX_TIME_REQUESTS):
+        request = made.requests.pop(0)
+        request.outcome = MOVED
+        made.reads.answered(request)
+    assert [request.time for request in made.requests] == [999], "the others have withdrawn"
+
+
+def test_equal_requests_for_a_time_share_one() -> None:
+    made = Reads(1)
+    for _ in range(50):
+        User(made.reads).ask_time(7)
+    assert len(made.requests) == 1
 
 
 def test_users_at_the_end_are_told_once() -> None:
