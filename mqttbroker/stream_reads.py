@@ -10,18 +10,42 @@ import asyncio
 import logging
 import queue
 import threading
-from typing import Callable, List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple, Union
 
 from bridge_spark.log.archive.files import ArchiveError
-from bridge_spark.log.chunks import Answer, ChunkReader, InSegment, Moved, Nothing, Piece, Unreadable, locate
+from bridge_spark.log.chunks import (
+    Answer,
+    ChunkReader,
+    InArchive,
+    InSegment,
+    Moved,
+    Nothing,
+    Piece,
+    Unavailable,
+    Unreadable,
+    failure,
+    locate,
+    log_start,
+)
 from bridge_spark.log.record_batch import SegmentError
-from bridge_spark.log.sealed.row_process import RowProcess
+from bridge_spark.log.sealed.row_process import ProcessEnded, RowProcess
 from bridge_spark.log.stream_config import can_seal
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.core.chunk import Chunk
-from mqttbroker.core.chunk_reads import EXPIRED, FAILED, MOVED, NOTHING, READ, WAITING, ChunkReads, LogView, ReadRequest
+from mqttbroker.core.chunk_reads import (
+    EXPIRED,
+    FAILED,
+    MOVED,
+    NOTHING,
+    READ,
+    UNAVAILABLE,
+    WAITING,
+    ChunkReads,
+    LogView,
+    ReadRequest,
+)
 
-IDLE_SECONDS = 30.0  # without a read of a sealed segment, after which the process that reads them ends
+IDLE_SECONDS = 30.0  # without a read of a sealed segment, after which a process that reads them ends
 
 log = logging.getLogger("mqttbroker.streams")
 
@@ -34,15 +58,15 @@ class StreamLogView(LogView):
 
     def bounds(self, stream: str, partition: int) -> Tuple[int, int]:
         try:
-            view = self._logs.partition(stream, partition).view
+            found = self._logs.partition(stream, partition)
         except KeyError:
             return 0, 0
-        return view.log_start_offset, view.high_watermark
+        return log_start(found), found.view.high_watermark
 
 
 class _ReadThread:
-    """A thread that has ``answer`` set the outcome of requests, one after the other; ``rest`` is called on it when there was
-    none for a while, and at its end."""
+    """A thread that has ``answer`` set the outcome of requests, one after the other, and hands them to ``answered``, or to
+    the thread ``following`` if they have none; ``rest`` is called on it when there was none for a while, and at its end."""
 
     def __init__(
         self,
@@ -50,10 +74,12 @@ class _ReadThread:
         answer: Callable[[ReadRequest], None],
         answered: Callable[[ReadRequest], None],
         rest: Callable[[], None],
+        following: Optional[_ReadThread] = None,
     ) -> None:
         self._answer = answer
         self._answered = answered
         self._rest = rest
+        self._following = following
         self._requests: queue.SimpleQueue[Optional[ReadRequest]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -77,19 +103,26 @@ class _ReadThread:
             if request is None:
                 break
             try:
-                self._answer(request)
+                if request.wanted:
+                    self._answer(request)
+                else:
+                    request.outcome = NOTHING
             except Exception as error:
                 # A defect must not end the thread: no reader would get anything.
                 log.exception("event=defect in=stream_reads")
                 _apply(request, Unreadable(0, f"{type(error).__name__}: {error}"))
-            self._answered(request)
+            if request.outcome == WAITING and self._following is not None:
+                self._following.put(request)
+            else:
+                self._answered(request)
         self._rest()
 
 
 class StreamReads:
     """The threads that answer the requests of ``reads``; ``update_clock`` is called before each answer.
 
-    Sealed segments and times, which take longer, have a thread of their own.
+    Sealed segments and times, which take longer, have a thread of their own, and so have archives, which may take very
+    long. Each of the two has a process that decodes segments.
     """
 
     def __init__(
@@ -104,23 +137,31 @@ class StreamReads:
         self._reads = reads
         self._update_clock = update_clock
         self._reader = ChunkReader(logs)
-        self._process = RowProcess()
+        self._sealed_process = RowProcess()
+        self._archive_process = RowProcess()
         self._stopped = False
-        self._segments = _ReadThread("stream-reads", self._answer, self._hand_back, lambda: None)
-        self._sealed = _ReadThread("sealed-reads", self._answer_slowly, self._hand_back, self._process.close)
+        self._archived = _ReadThread(
+            "archive-reads", self._answer_archived, self._hand_back, self._archive_process.close
+        )
+        self._sealed = _ReadThread(
+            "sealed-reads", self._answer_sealed, self._hand_back, self._sealed_process.close, self._archived
+        )
+        self._segments = _ReadThread("stream-reads", self._answer, self._hand_back, lambda: None, self._sealed)
         reads.log = StreamLogView(logs)
         reads.on_request = self._segments.put
 
     def start(self) -> None:
         self._segments.start()
         self._sealed.start()
+        self._archived.start()
 
     def stop(self) -> None:
         """Answer nothing any more."""
         self._stopped = True
         self._reads.on_request = None
-        self._process.kill()
-        for thread in (self._segments, self._sealed):
+        self._sealed_process.kill()
+        self._archive_process.kill()
+        for thread in (self._segments, self._sealed, self._archived):
             thread.put(None)
             thread.join()
 
@@ -130,11 +171,11 @@ class StreamReads:
             self._reads.advanced(stream, partition)
 
     def _answer(self, request: ReadRequest) -> None:
-        """Read from a segment, or leave the request to the other thread."""
+        """Read from a segment that is not sealed."""
         if request.time >= 0:
             return
         answer = self._read(request)
-        if not isinstance(answer, InSegment):
+        if not isinstance(answer, (InSegment, InArchive)):
             _apply(request, answer)
 
     def _read(self, request: ReadRequest) -> Answer:
@@ -148,51 +189,86 @@ class StreamReads:
             request.skipping,
         )
 
-    def _answer_slowly(self, request: ReadRequest) -> None:
-        if request.time >= 0:
+    def _answer_sealed(self, request: ReadRequest) -> None:
+        """Read from a sealed segment, or find a time in a partition without an archive."""
+        if request.time < 0:
+            self._decode(self._sealed_process, request, False)
+        elif not self._is_archived(request):
             self._find_time(request)
-            return
+
+    def _answer_archived(self, request: ReadRequest) -> None:
+        if request.time < 0:
+            self._decode(self._archive_process, request, True)
+        else:
+            self._find_time(request)
+
+    def _is_archived(self, request: ReadRequest) -> bool:
+        try:
+            return self._logs.partition(request.stream, request.partition).archive.current.segments > 0
+        except KeyError:
+            return False
+
+    def _decode(self, process: RowProcess, request: ReadRequest, from_archive: bool) -> None:
+        """Read from a sealed segment, also from an archived one if ``from_archive``."""
+        missing: Optional[Answer] = None
         while not self._stopped:
-            answer = locate(self._logs, request.stream, request.partition, request.offset)
-            if isinstance(answer, InSegment) and request.skipping:
-                answer = Moved(answer.segment.end_offset, False)  # the whole file cannot be read
-            if not isinstance(answer, InSegment):
-                _apply(request, answer)
+            place = locate(self._logs, request.stream, request.partition, request.offset)
+            if not isinstance(place, (InSegment, InArchive)):
+                _apply(request, place)
                 return
-            found = self._read_sealed(request, answer)
+            if isinstance(place, InArchive) and not from_archive:
+                return
+            found: Optional[Answer]
+            if request.skipping:
+                found = Moved(place.segment.end_offset, False)  # the whole file cannot be read
+            elif place == missing:
+                found = Unreadable(0, f"{place.segment.file} is missing")
+            else:
+                found = self._read_sealed(process, request, place)
             if found is not None:
                 _apply(request, found)
                 return
+            missing = place
 
-    def _read_sealed(self, request: ReadRequest, place: InSegment) -> Optional[Answer]:
-        """A batch of a sealed segment; None if the file is not there any more."""
+    def _read_sealed(
+        self, process: RowProcess, request: ReadRequest, place: Union[InSegment, InArchive]
+    ) -> Optional[Answer]:
+        """A batch of a sealed segment; None if the file is not there."""
+        segment = place.segment
+        location = place.location if isinstance(place, InArchive) else ""
         if not can_seal():
-            return Unreadable(0, f"{place.path.name} is sealed, and pyarrow is not installed")
-        try:
-            found = self._process.read(place.path, place.segment.size, request.offset, request.size)
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            return Unreadable(0, f"{place.path.name}: {error.strerror or error}")
+            return Unavailable(f"{segment.file} is sealed, and pyarrow is not installed")
+        terms = self._reads.terms
+        process.nice, process.cache_bytes = terms.sealed_reader_nice, terms.sealed_reader_cache_bytes
+        for last in (False, True):
+            try:
+                found = process.read(place.path, segment.size, request.offset, request.size, location)
+                break
+            except FileNotFoundError:
+                return None
+            except ProcessEnded as error:
+                if last or self._stopped:
+                    return Unavailable(f"{segment.file}: {error}")
+            except OSError as error:
+                return failure(segment.file, error)
+            except ArchiveError as error:
+                return Unavailable(f"archive of stream {request.stream}: {error}")
         if found.reason:
-            return Unreadable(found.end, f"{place.path.name}: {found.reason}")
+            return Unreadable(found.end, f"{segment.file}: {found.reason}")
         if found.data:
-            return Piece(found.data, place.segment.first_offset, 0, True, place.path.name)
+            return Piece(found.data, segment.first_offset, 0, True, segment.file)
         return Moved(found.end, False)
 
     def _find_time(self, request: ReadRequest) -> None:
         try:
             found = self._logs.offset_for_timestamp(request.stream, request.partition, request.time)
-            start = self._logs.partition(request.stream, request.partition).view.log_start_offset
+            start = log_start(self._logs.partition(request.stream, request.partition))
         except (KeyError, OSError, SegmentError, ArchiveError) as error:
             _apply(request, Unreadable(0, f"no offset for the time {request.time}: {error}"))
         else:
             _apply(request, Moved(max(found, start), False))
 
     def _hand_back(self, request: ReadRequest) -> None:
-        if request.outcome == WAITING and not self._stopped:
-            self._sealed.put(request)
-            return
         try:
             self._loop.call_soon_threadsafe(self._answered, request)
         except RuntimeError:  # the loop is closed
@@ -219,4 +295,7 @@ def _apply(request: ReadRequest, answer: Answer) -> None:
     elif isinstance(answer, Unreadable):
         request.outcome = FAILED
         request.found = answer.end
+        request.reason = answer.reason
+    elif isinstance(answer, Unavailable):
+        request.outcome = UNAVAILABLE
         request.reason = answer.reason

@@ -6,6 +6,7 @@ a smaller one.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from array import array
@@ -16,8 +17,10 @@ from typing import List, NamedTuple, Optional, Tuple, Union
 
 import google_crc32c
 
+from bridge_spark.log.archive.index import INDEX_FILE, ArchivedSegment
+from bridge_spark.log.archive.location import parse_location
 from bridge_spark.log.check import next_batch
-from bridge_spark.log.partition import PartitionView
+from bridge_spark.log.partition import Partition, PartitionView
 from bridge_spark.log.record_batch import (
     CHECKED_FROM,
     HEADER_BYTES,
@@ -65,14 +68,28 @@ class InSegment(NamedTuple):
     segment: Segment
 
 
+class InArchive(NamedTuple):
+    """The record is in this segment of the archive at ``location``; ``path`` is that of `ArchiveLocation`."""
+
+    location: str
+    path: str
+    segment: ArchivedSegment
+
+
 class Unreadable(NamedTuple):
-    """The records up to ``end``, 0 if that is not known, cannot be read."""
+    """The records up to ``end``, 0 if that is not known, are damaged or missing."""
 
     end: int
     reason: str
 
 
-Answer = Union[Piece, Moved, Nothing, InSegment, Unreadable]
+class Unavailable(NamedTuple):
+    """The records cannot be read at the moment; nothing says that they are damaged."""
+
+    reason: str
+
+
+Answer = Union[Piece, Moved, Nothing, InSegment, InArchive, Unreadable, Unavailable]
 
 
 class ChunkReader:
@@ -88,8 +105,8 @@ class ChunkReader:
         """The records from `offset` on, about `size` bytes.
 
         They are at or behind byte `position` of the segment with the first offset `segment`, if that still exists; -1 if
-        the caller does not know. With `skipping`, the next offset that can be read, as `Moved`. A sealed segment is only
-        named.
+        the caller does not know. With `skipping`, the next offset that can be read, as `Moved`. Sealed and archived
+        segments are only named.
         """
         while True:
             place = locate(self._logs, stream, number, offset)
@@ -107,7 +124,7 @@ class ChunkReader:
             except SegmentError as error:
                 return Unreadable(0, f"{path.name}: {error}")
             except OSError as error:
-                return Unreadable(0, f"{path.name}: {error.strerror or error}")
+                return failure(path.name, error)
 
     def _read(self, path: Path, segment: Segment, offset: int, position: int, size: int) -> Answer:
         if not 0 <= position < segment.size:
@@ -149,14 +166,49 @@ class ChunkReader:
         self._checked = (path, position)
 
 
+def failure(file: str, error: OSError) -> Answer:
+    """The answer after an error of the operating system: only a failed disk is damage."""
+    reason = f"{file}: {error.strerror or error}"
+    return Unreadable(0, reason) if error.errno == errno.EIO else Unavailable(reason)
+
+
 def locate(logs: StreamLogs, stream: str, number: int, offset: int) -> Answer:
-    """Where the record with an offset is; `Unreadable` for an unknown partition."""
+    """Where the record with an offset is, in the data directory or the archive; `Unreadable` for an unknown partition."""
     try:
         partition = logs.partition(stream, number)
     except KeyError:
         return Unreadable(0, f"there is no stream {stream} with a partition {number}")
     found = _segment_of(partition.view, offset)
-    return InSegment(partition.directory / found.file, found) if isinstance(found, Segment) else found
+    if isinstance(found, Segment):
+        return InSegment(partition.directory / found.file, found)
+    # The archive is asked behind the view: then one of the two has each record.
+    if isinstance(found, Moved) and found.expired and partition.archive.current.segments:
+        return _in_archive(logs, stream, partition, offset, found)
+    return found
+
+
+def log_start(partition: Partition) -> int:
+    """The first offset of a partition that is in the data directory or the archive."""
+    start = partition.view.log_start_offset
+    archive = partition.archive.current
+    return min(start, archive.start) if archive.segments else start
+
+
+def _in_archive(logs: StreamLogs, stream: str, partition: Partition, offset: int, local: Moved) -> Answer:
+    """Where a record is that comes before those of the data directory, which begin at ``local``."""
+    try:
+        found = partition.archive.between(offset, local.offset, 1)
+    except SegmentError as error:
+        return Unreadable(0, f"{INDEX_FILE}: {error}")
+    except OSError as error:
+        return failure(INDEX_FILE, error)
+    if not found:
+        return local
+    segment = found[0]
+    if offset < segment.first_offset:
+        return Moved(segment.first_offset, True)
+    location = logs.archive_location(stream)
+    return InArchive(location, parse_location(location).path(stream, str(partition.number), segment.file), segment)
 
 
 def _segment_of(view: PartitionView, offset: int) -> Union[Segment, Moved, Nothing]:

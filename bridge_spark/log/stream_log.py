@@ -467,6 +467,10 @@ class StreamLogs:
             sum(len(partition.unarchived()) for partition in partitions),
         )
 
+    def archive_location(self, name: str) -> str:
+        """Where the archive of a stream is.  Raises `KeyError` if it never had one."""
+        return self._archives[name][0]
+
     def archive_owner(self, name: str) -> str:
         """The id that the archive has of this stream."""
         return self._archives[name][1]

@@ -172,6 +172,8 @@ class Limits:
     max_stream_groups: int = _key(Integer(1, 1_000_000), 1000)
     stream_chunk_bytes: int = _key(Size("4KiB", "16MiB"), "256KiB")
     max_total_stream_chunk_bytes: int = _key(Size("64KiB", "1TiB"), "64MiB")
+    sealed_reader_cache_bytes: int = _key(Size("1MiB", "1TiB"), "128MiB")
+    sealed_reader_nice: int = _key(Integer(0, 19), 10)
     max_pending_write_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     max_unapplied_bytes: int = _key(Size("1KiB", "1TiB"), "64MiB")
     route_cache_size: int = _key(Integer(1, 100_000_000), 100_000)

@@ -133,6 +133,8 @@ class BrokerTerms:
         self.stream_chunk_bytes = 0
         self.max_stream_groups = 0
         self.max_total_stream_chunk_bytes = 0
+        self.sealed_reader_cache_bytes = 0
+        self.sealed_reader_nice = 0
         self.durability = ""
         self.reveal_denials = True
         # A topic name in which the levels %c and %u stand for the client id and the user name.

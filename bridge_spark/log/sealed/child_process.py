@@ -15,13 +15,13 @@ _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from {} import main; main(
 class ChildProcess:
     """Runs ``main(nice)`` of a module, which must end when its stdin is closed, so that it never outlives this process.
 
-    ``nice`` is its priority, 0 that of this process. `kill` may be called from any thread, the rest from one.
+    ``nice`` is the priority of the next process that is started, 0 that of this process. `kill` may be called from any thread, the rest from one.
     """
 
     def __init__(self, module: str, nice: int) -> None:
         self.process: Optional[subprocess.Popen[bytes]] = None
         self._program = _PROGRAM.format(module)
-        self._nice = nice
+        self.nice = nice
 
     def start(self) -> None:
         """Start the process if it does not run. Raises `OSError`."""
@@ -29,7 +29,7 @@ class ChildProcess:
             return
         self.close()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", self._program, str(Path(__file__).resolve().parents[3]), str(self._nice)],
+            [sys.executable, "-P", "-c", self._program, str(Path(__file__).resolve().parents[3]), str(self.nice)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

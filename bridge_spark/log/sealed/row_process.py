@@ -1,6 +1,7 @@
 """A process that reads sealed segments for the broker, which loads no Arrow.
 
-A request is a line of JSON on stdin: path, length of the file, offset and size. The answer is a line of JSON on stdout,
+A request is a line of JSON on stdin: location of the archive ("" = a file of this machine), path, length of the file,
+offset, size, and how many bytes of decoded row groups the process may keep. The answer is a line of JSON on stdout,
 {"bytes": n, "end": offset, "reason": text, "errno": code}, and n bytes: a record batch (`SealedRows.read`).
 """
 
@@ -10,12 +11,16 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
+from bridge_spark.log.archive.files import ArchiveError
 from bridge_spark.log.sealed.child_process import ChildProcess
 
-LOW_PRIORITY = 10
-CACHE_BYTES = 128 * 1024 * 1024  # of decoded row groups in the process
+_ARCHIVE_ERROR = -1  # in place of the `errno` of an answer
+
+
+class ProcessEnded(OSError):
+    """The process has ended without an answer."""
 
 
 class SealedBatch(NamedTuple):
@@ -27,28 +32,48 @@ class SealedBatch(NamedTuple):
 
 
 class RowProcess:
-    """The process, started by the first read. `kill` may be called from any thread, the rest from one."""
+    """The process, started by the first read. `kill` may be called from any thread, the rest from one.
 
-    def __init__(self, nice: int = LOW_PRIORITY) -> None:
+    ``nice`` is the priority, below this process's, of the next process that is started; each keeps up to ``cache_bytes`` of
+    decoded row groups, at least one group.
+    """
+
+    def __init__(self, nice: int = 10, cache_bytes: int = 128 * 1024 * 1024) -> None:
+        self.nice = nice
+        self.cache_bytes = cache_bytes
         self._child = ChildProcess("bridge_spark.log.sealed.row_process", nice)
 
     @property
     def running(self) -> bool:
         return self._child.process is not None
 
-    def read(self, path: Path, length: int, offset: int, size: int) -> SealedBatch:
-        """A batch of about `size` bytes. Raises `OSError`."""
+    def read(self, path: Union[Path, str], length: int, offset: int, size: int, location: str = "") -> SealedBatch:
+        """A batch of about `size` bytes of a file, in the archive at `location` if that is not "".
+
+        Raises `OSError`, `ProcessEnded` among them, and `ArchiveError`.
+        """
         child = self._child
+        child.nice = self.nice
         child.start()
+        request = {
+            "location": location,
+            "path": str(path),
+            "length": length,
+            "offset": offset,
+            "size": size,
+            "cache_bytes": self.cache_bytes,
+        }
         try:
-            head = child.ask({"path": str(path), "length": length, "offset": offset, "size": size})
+            head = child.ask(request)
             answer: Any = json.loads(head) if head.endswith(b"\n") else {"bytes": -1}
             data = child.read(answer["bytes"]) if answer["bytes"] > 0 else b""
         except (OSError, ValueError, KeyError):
             answer, data = {"bytes": -1}, b""
         if answer["bytes"] != len(data):
             child.close()
-            raise OSError("the process that reads sealed segments has ended")
+            raise ProcessEnded("the process that reads sealed segments has ended")
+        if answer["errno"] == _ARCHIVE_ERROR:
+            raise ArchiveError(answer["reason"])
         if answer["errno"]:
             raise OSError(answer["errno"], answer["reason"])
         return SealedBatch(data, answer["end"], answer["reason"])
@@ -75,8 +100,13 @@ def main(nice: int) -> None:
                 # Imported here, so that without pyarrow each read fails with that reason.
                 from bridge_spark.log.sealed.rows import SealedRows
 
-                rows = SealedRows(CACHE_BYTES)
-            data, end, reason = rows.read(request["path"], request["length"], request["offset"], request["size"])
+                rows = SealedRows(request["cache_bytes"])
+            rows.cache_bytes = request["cache_bytes"]
+            data, end, reason = rows.read(
+                request["path"], request["length"], request["offset"], request["size"], request["location"]
+            )
+        except ArchiveError as error:
+            errno, reason = _ARCHIVE_ERROR, str(error)
         except OSError as error:
             errno, reason = error.errno or 5, error.strerror or str(error)
         except Exception as error:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import os
 from array import array
 from collections import OrderedDict
+from functools import partial
 from typing import Any, NamedTuple, Optional
 
+from bridge_spark.log.archive.files import ArchiveFiles, open_files
+from bridge_spark.log.archive.location import parse_location
 from bridge_spark.log.record_batch import SegmentError, encode_lost, encode_rows
 from bridge_spark.log.sealed.footer import RowGroup
 from bridge_spark.log.sealed.reader import SealedFile
@@ -87,17 +90,19 @@ class SealedRows:
     """Rows of any sealed segments; decoded row groups take up to about `cache_bytes`."""
 
     def __init__(self, cache_bytes: int) -> None:
-        self._cache_bytes = cache_bytes
-        self._files: OrderedDict[tuple[str, int], tuple[int, SealedFile]] = OrderedDict()  # with their descriptors
+        self.cache_bytes = cache_bytes
+        # With their descriptors; -1 of a file in an archive.
+        self._files: OrderedDict[tuple[str, int], tuple[int, SealedFile]] = OrderedDict()
+        self._archives: dict[str, ArchiveFiles] = {}  # by location
         self._groups: OrderedDict[tuple[str, int, int], _Group] = OrderedDict()
 
-    def read(self, path: str, length: int, offset: int, size: int) -> Found:
+    def read(self, path: str, length: int, offset: int, size: int, location: str = "") -> Found:
         """The rows from `offset` on of the file with so many bytes, in a batch of about `size` bytes.
 
-        Raises `OSError`.
+        With a `location`, the file is in that archive. Raises `OSError` and `ArchiveError`.
         """
         try:
-            file = self._file(path, length)
+            file = self._file(path, length, location)
         except SegmentError as error:
             return Found(b"", 0, str(error))
         group = next((each for each in file.footer.groups if offset < each.end_offset), None)
@@ -114,23 +119,33 @@ class SealedRows:
         except SegmentError as error:
             return Found(b"", group.end_offset, str(error))
 
-    def _file(self, path: str, length: int) -> SealedFile:
+    def _file(self, path: str, length: int, location: str) -> SealedFile:
         key = path, length
         known = self._files.get(key)
         if known is not None:
             self._files.move_to_end(key)
             return known[1]
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            file = SealedFile(lambda position, count: os.pread(descriptor, count, position), length)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        if location:
+            descriptor, file = -1, SealedFile(partial(self._archive(location).read, path), length)
+        else:
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                file = SealedFile(lambda position, count: os.pread(descriptor, count, position), length)
+            except BaseException:
+                os.close(descriptor)
+                raise
         self._files[key] = descriptor, file
         if len(self._files) > OPEN_FILES:
             _, (oldest, _) = self._files.popitem(last=False)
-            os.close(oldest)
+            if oldest >= 0:
+                os.close(oldest)
         return file
+
+    def _archive(self, location: str) -> ArchiveFiles:
+        files = self._archives.get(location)
+        if files is None:
+            files = self._archives[location] = open_files(parse_location(location))
+        return files
 
     def _group(self, path: str, length: int, file: SealedFile, group: RowGroup) -> _Group:
         key = path, length, group.first_offset
@@ -142,6 +157,6 @@ class SealedRows:
         parts = file.rows(COLUMNS, group.first_offset, group.end_offset, with_removed=True)
         rows = next(each for _, _, each in parts if each is not None)
         decoded = self._groups[key] = _Group(group.first_offset, rows)
-        while len(self._groups) > 1 and sum(each.size for each in self._groups.values()) > self._cache_bytes:
+        while len(self._groups) > 1 and sum(each.size for each in self._groups.values()) > self.cache_bytes:
             self._groups.popitem(last=False)
         return decoded

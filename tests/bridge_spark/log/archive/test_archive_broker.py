@@ -26,6 +26,7 @@ from support.spark_session import spark
 from bridge_spark.datasource import MqttDataSource, explain
 from bridge_spark.source.option_values import OptionError
 from bridge_spark.source.table_options import GivenOptions
+from mqttbroker.codec.properties import Properties
 from mqttbroker.config.load import ConfigError, load_settings
 
 pytestmark = pytest.mark.one_build
@@ -94,10 +95,34 @@ class Publisher:
         assert sorted(int(row["payload"]) for row in found) == list(range(self.count))
 
 
+def by_mqtt(broker: BrokerProcess, start: str, wanted: set[tuple[int, int]]) -> dict[tuple[int, int], bytes]:
+    """The payloads of the records from a start on, until all wanted ones are there, by partition and offset."""
+    found: dict[tuple[int, int], bytes] = {}
+    with RawClient(broker.port) as client:
+        client.connect()
+        properties = Properties()
+        properties.user_properties = [("stream-offset", start)]
+        suback = client.subscribe("$stream/s", options=0, properties=properties)
+        assert suback.reason_codes == [0] and not suback.properties.user_properties
+        last = {0: -1, 1: -1}
+        while not wanted <= found.keys():
+            message = client.take(20)
+            place = dict(message.properties.user_properties)
+            number, offset = int(place["partition"]), int(place["offset"])
+            assert offset == last[number] + 1 or last[number] < 0, f"offset {offset} after {last[number]}"
+            last[number] = offset
+            found[number, offset] = message.payload
+    return found
+
+
 def read_everywhere(broker: BrokerProcess, publisher: Publisher, **options: str) -> None:
     by_url, by_path = rows(url=broker.url, **options), rows(path=str(broker.data_dir), **options)
     publisher.check(by_url)
     assert by_path == by_url
+    stored = {(number, offset): payload for number, offset, payload in places(by_url)}
+    assert by_mqtt(broker, "earliest", set(stored)) == stored
+    behind = {place: payload for place, payload in stored.items() if place[1] >= 20}
+    assert by_mqtt(broker, "offset:20", set(behind)) == behind
     parts = manifest(broker)["partitions"]
     oldest = min(row["timestamp"] for row in by_url if row["partition"] == 0 and row["offset"] == 30)
     micros = int(oldest.timestamp()) * 1_000_000 + oldest.microsecond
@@ -106,6 +131,8 @@ def read_everywhere(broker: BrokerProcess, publisher: Publisher, **options: str)
     assert all(expected[part["partition"]] < part["segments"][0]["first_offset"] for part in parts)
     answer = json.loads(broker.get(f"/streams/s/offsets?timestamp={micros}"))["partitions"]
     assert {part["partition"]: part["offset"] for part in answer} == expected
+    behind = {place: payload for place, payload in stored.items() if place[1] >= expected[place[0]]}
+    assert by_mqtt(broker, str(micros), set(behind)) == behind
     since = oldest.isoformat()
     for where in ({"url": broker.url}, {"path": str(broker.data_dir)}):
         found = rows(**where, **options, startingTimestamp=since)
@@ -166,6 +193,9 @@ def test_history_in_a_directory(start_broker: StartBroker, tmp_path: Path, spark
     assert b"archive of stream s: " in broker.get("/readyz")
     with pytest.raises(Exception, match="the archive .* cannot be read: .*archive is not a directory"):
         rows(url=broker.url)
+    with pytest.raises(ConnectionError):
+        by_mqtt(broker, "earliest", {(0, 0)})
+    broker.wait_for_log("event=stream_failed .* reason=.archive of stream s: .*archive is not a directory")
     publisher.check(rows(url=broker.url, **{"archive.location": str(tmp_path / "elsewhere")}))
     waiting = [line for line in broker.get("/metrics").decode().splitlines() if "archive_waiting_segments{" in line]
     assert sum(float(line.split()[-1]) for line in waiting) > 0

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge_spark.log.archive.files import ArchiveError
 from bridge_spark.log.record_batch import decode_messages, read_batch
 from bridge_spark.log.sealed.row_process import RowProcess
 from bridge_spark.log.sealed.rows import SealedRows
@@ -65,6 +66,25 @@ def test_damage_is_named(sealed: tuple[Path, int]) -> None:
     path.write_bytes(data)
     found = SealedRows(1 << 20).read(str(path), length, 0, 4096)
     assert not found.data and found.reason and found.end == COUNT
+
+
+def test_rows_of_an_archive_in_a_directory(sealed: tuple[Path, int], tmp_path: Path) -> None:
+    path, length = sealed
+    rows = SealedRows(1 << 20)
+    here = rows.read(str(path), length, 7, 4096)
+    archived = tmp_path / "archive" / "s" / "0" / "x.parquet"
+    archived.parent.mkdir(parents=True)
+    archived.write_bytes(path.read_bytes())
+    assert rows.read(str(archived), length, 7, 4096, str(tmp_path / "archive")) == here
+    process = RowProcess()
+    try:
+        assert process.read(str(archived), length, 7, 4096, str(tmp_path / "archive")) == here
+        with pytest.raises(FileNotFoundError):
+            process.read(str(archived.with_name("missing")), length, 7, 4096, str(tmp_path / "archive"))
+        with pytest.raises(ArchiveError, match="is not a directory"):
+            process.read(str(tmp_path / "none" / "s" / "0" / "x"), length, 7, 4096, str(tmp_path / "none"))
+    finally:
+        process.close()
 
 
 def test_the_process_answers_the_same_and_is_started_again(sealed: tuple[Path, int]) -> None:
