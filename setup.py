@@ -61,6 +61,7 @@ COMPILED = [
     "mqttbroker/core/topic_aliases.py",
     "mqttbroker/core/incomplete_packets.py",
     "mqttbroker/core/memory_stage.py",
+    "mqttbroker/core/line_limit.py",
     "mqttbroker/core/denials.py",
     "mqttbroker/core/rates.py",
     "mqttbroker/core/outbox.py",

@@ -10,6 +10,7 @@ import logging
 from typing import Dict, List, Optional, cast
 
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED, TOPIC_FILTER_INVALID, MQTTError
+from mqttbroker.core.line_limit import LineLimit
 from mqttbroker.core.partition_reader import PartitionReader
 from mqttbroker.core.route import StreamRule
 from mqttbroker.core.stream_consumer import StreamConsumer
@@ -68,8 +69,9 @@ class GroupEvents(AssignmentEvents):
 class StreamGroup(InFlightOwner):
     """One group: its offsets, its members, and which of them reads which partition."""
 
-    def __init__(self, stored: StoredReader, counters: Counters) -> None:
+    def __init__(self, stored: StoredReader, counters: Counters, lines: LineLimit) -> None:
         self.stored = stored
+        self._lines = lines
         self.members: Dict[Session, Member] = {}
         self.redelivered = 0  # messages that were handed over again since the start of the broker
         self.refusals = 0  # negative acknowledgements
@@ -106,6 +108,8 @@ class StreamGroup(InFlightOwner):
         self._log("leave", session)
 
     def _log(self, action: str, session: Session) -> None:
+        if not self._lines.permits():
+            return
         row = self.stored.row
         log.info(
             "event=group_changed action=%s group=%s stream=%s client=%s user=%s members=%d",
@@ -218,6 +222,7 @@ class StreamGroups:
         self._terms = terms
         self._counters = counters
         self._clock = clock
+        self._lines = LineLimit(clock, log.name, "group_changes_not_logged")
 
     def find(self, name: str, stream: str) -> Optional[StreamGroup]:
         stored = self.readers.group(name, stream)
@@ -225,7 +230,7 @@ class StreamGroups:
             return None
         group = self.all.get(stored.row.reader_id)
         if group is None:
-            group = self.all[stored.row.reader_id] = StreamGroup(stored, self._counters)
+            group = self.all[stored.row.reader_id] = StreamGroup(stored, self._counters, self._lines)
         return group
 
     def check(self, name: str, rule: StreamRule, topic_filter: str) -> None:
@@ -246,7 +251,7 @@ class StreamGroups:
         stored = self.readers.create(
             GROUP_READER, 0, name, rule.name, topic_filter, start, 0, self._clock.now, positions
         )
-        group = self.all[stored.row.reader_id] = StreamGroup(stored, self._counters)
+        group = self.all[stored.row.reader_id] = StreamGroup(stored, self._counters, self._lines)
         return group
 
     def delete(self, group: StreamGroup) -> None:

@@ -1,0 +1,35 @@
+"""A limit of the lines that a log gets per second, for events of which clients can cause any number."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from mypy_extensions import i64
+
+from sessions.context import Clock
+
+MAX_LINES: Final = 100  # per second
+_SECOND: Final = 1_000_000
+
+
+class LineLimit:
+    """Permits `MAX_LINES` lines per second; those beyond are counted in one line, the event ``excess`` of ``logger``."""
+
+    def __init__(self, clock: Clock, logger: str, excess: str) -> None:
+        self._clock = clock
+        self._log = logging.getLogger(logger)
+        self._excess = excess
+        self._ends: i64 = 0
+        self._count: i64 = 0
+
+    def permits(self) -> bool:
+        """Count an event; return whether it may have a line."""
+        now: i64 = self._clock.now
+        if now >= self._ends:
+            if self._count > MAX_LINES:
+                self._log.info("event=%s count=%d", self._excess, self._count - MAX_LINES)
+            self._ends = now + _SECOND
+            self._count = 0
+        self._count += 1
+        return self._count <= MAX_LINES
